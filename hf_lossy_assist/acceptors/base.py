@@ -1,0 +1,113 @@
+"""What every acceptance rule shares."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import LossyValueError
+from ..messages import Decision, Verification
+
+
+@dataclass(frozen=True)
+class DroppedHeads:
+    """A request for ``num_paths`` passes of the LM head over inputs dropped with probability ``dropout``."""
+
+    num_paths: int
+    dropout: float
+
+
+@dataclass(frozen=True)
+class Acceptor(ABC):
+    """A published acceptance rule; its fields are the rule's hyper-parameters.
+
+    A rule answers two questions: which drafted tokens it keeps, each judged on its own, and from which law
+    the token is taken that replaces the first one it does not keep.
+
+    Attributes
+    ----------
+    name
+        The value of ``lossy_mode`` that selects the rule.
+    paper
+        Where the rule comes from.
+    lossless_at
+        A setting at which the rule is lossless; empty for a rule that always is.
+    lossless_when_sampling
+        Whether that setting is lossless for sampling too, or only for greedy decoding.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    lossless_at: ClassVar[Mapping[str, Any]] = {}
+    lossless_when_sampling: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the rule reads besides the target's logits: ``"draft_probs"``, ``"hidden"``, ``"dropped_heads"``."""
+        return frozenset()
+
+    @property
+    def dropped_heads(self) -> DroppedHeads | None:
+        """The dropped heads that the rule reads, for a rule that needs them."""
+        return None
+
+    def is_lossless(self, do_sample: bool) -> bool:
+        """Tell whether the rule, as configured, leaves the output's law as it is."""
+        setting = {key: getattr(self, key) for key in self.lossless_at}
+        return (self.lossless_when_sampling or not do_sample) and setting == dict(self.lossless_at)
+
+    @abstractmethod
+    def keep(self, v: Verification) -> Tensor:
+        """Return ``(B, n)`` whether each drafted token is kept, given that all before it are."""
+
+    def correction(self, v: Verification, at: Tensor) -> Tensor:
+        """Return the law ``(B, V)`` of the token that replaces the drafted one at position ``at`` of each row.
+
+        Weights to draw from when sampling, scores to maximise when greedy.
+        """
+        return v.residual_law(at)
+
+    def credits(self, v: Verification) -> dict[str, Tensor]:
+        """Return which rule keeps which token; a token is credited to one rule only."""
+        return {self.name: self.keep(v)}
+
+    def check_mode(self, do_sample: bool) -> str | None:
+        """Return a warning for a combination of rule and mode that does nothing, or None."""
+        return None
+
+
+def decide(acceptor: Acceptor, v: Verification) -> Decision:
+    """Apply a rule to one round: keep a prefix of the draft, then choose the token that follows it."""
+    n = len(v)
+    last = torch.full((v.tokens.shape[0],), n, device=v.logits.device)
+    if n == 0:
+        none = v.tokens.bool()
+        return Decision(none, last, v.choose(v.target_law(last)), none, {})
+    credits = acceptor.credits(v)
+    keep = torch.stack(list(credits.values())).any(0)
+    n_accepted = keep.long().cumprod(-1).sum(-1)
+    replaced = acceptor.correction(v, n_accepted.clamp(max=n - 1))
+    law = torch.where((n_accepted < n)[:, None], replaced, v.target_law(last))
+    return Decision(keep, n_accepted, v.choose(law), v.lossless, credits)
+
+
+def check_number(
+    rule: str, name: str, value: Any, low: float, high: float = float("inf"), *, integer: bool = False
+) -> None:
+    """Raise unless ``value`` is a number in ``[low, high]``, naming the argument, the rule and the value."""
+    kind = "an int" if integer else "a number"
+    bounds = f">= {low:g}" + (f" and <= {high:g}" if high != float("inf") else "")
+    wanted = int if integer else int | float
+    if isinstance(value, bool) or not isinstance(value, wanted) or not low <= value <= high:
+        raise LossyValueError(f"`{name}` of the rule {rule!r} has to be {kind} {bounds}, but is {value!r}")
+
+
+def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise LossyValueError(f"`{name}` of the rule {rule!r} has to be one of {list(choices)}, but is {value!r}")

@@ -1,0 +1,74 @@
+"""Rules made of rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import LossyValueError
+from ..messages import Verification
+from .base import Acceptor, DroppedHeads
+
+
+@dataclass(frozen=True)
+class _Composed(Acceptor):
+    rules: tuple[Acceptor, ...]
+
+    paper: ClassVar[str] = "composition"
+
+    def __post_init__(self) -> None:
+        heads = {rule.dropped_heads for rule in self.rules} - {None}
+        if len(heads) > 1:
+            raise LossyValueError(f"rules of one list have to share one set of dropped heads, but ask for {heads}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset().union(*(rule.needs for rule in self.rules))
+
+    @property
+    def dropped_heads(self) -> DroppedHeads | None:
+        return next((rule.dropped_heads for rule in self.rules if rule.dropped_heads), None)
+
+    def is_lossless(self, do_sample: bool) -> bool:
+        return all(rule.is_lossless(do_sample) for rule in self.rules)
+
+    def correction(self, v: Verification, at: Tensor) -> Tensor:
+        return self.rules[-1].correction(v, at)
+
+    def check_mode(self, do_sample: bool) -> str | None:
+        return next(filter(None, (rule.check_mode(do_sample) for rule in self.rules)), None)
+
+
+@dataclass(frozen=True)
+class AnyOf(_Composed):
+    """Keep x iff any of the rules keeps it; the correction is that of the last rule.
+
+    A token is credited to the first rule of the list that keeps it.
+    """
+
+    name: ClassVar[str] = "any_of"
+
+    def keep(self, v: Verification) -> Tensor:
+        return torch.stack([rule.keep(v) for rule in self.rules]).any(0)
+
+    def credits(self, v: Verification) -> dict[str, Tensor]:
+        credits: dict[str, Tensor] = {}
+        kept = torch.zeros_like(v.tokens, dtype=torch.bool)
+        for rule in self.rules:
+            mask = rule.keep(v)
+            credits[rule.name] = mask & ~kept
+            kept = kept | mask
+        return credits
+
+
+@dataclass(frozen=True)
+class AllOf(_Composed):
+    """Keep x iff every one of the rules keeps it; the correction is that of the last rule."""
+
+    name: ClassVar[str] = "all_of"
+
+    def keep(self, v: Verification) -> Tensor:
+        return torch.stack([rule.keep(v) for rule in self.rules]).all(0)

@@ -1,0 +1,37 @@
+"""Lossless: the target's own distribution, exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..messages import Verification
+from .base import Acceptor
+
+
+@dataclass(frozen=True)
+class Lossless(Acceptor):
+    """Keep x iff ``u <= p(x) / q(x)``; greedy, iff ``x = argmax p``. Correction ~ ``norm([p - q]+)``.
+
+    Leviathan et al. 2023 (section 2.3) and Chen et al. 2023. A drafter without a distribution counts as one
+    that was certain of its token. If every position is kept with probability α, a round yields
+    ``(1 - α^(γ+1)) / (1 - α)`` tokens.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hf_lossy_assist.acceptors import Lossless
+    >>> from hf_lossy_assist.messages import Verification
+    >>> v = Verification(tokens=torch.tensor([[2, 0]]), logits=torch.eye(3)[None, [2, 1, 0]])
+    >>> Lossless().keep(v)
+    tensor([[ True, False]])
+    """
+
+    name: ClassVar[str] = "lossless"
+    paper: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
+    lossless_when_sampling: ClassVar[bool] = True
+
+    def keep(self, v: Verification) -> Tensor:
+        return v.lossless & v.allowed

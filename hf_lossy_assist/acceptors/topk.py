@@ -1,0 +1,57 @@
+"""Top-K: any of the target's K likeliest tokens will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..messages import Verification
+from .base import Acceptor, check_number
+
+
+def rank(v: Verification) -> Tensor:
+    """Return ``(B, n)`` how many tokens stand before x when p is sorted; ties go to the lower token id."""
+    logits, x = v.logits[:, :-1], v.logit_x[..., None]
+    earlier = torch.arange(logits.shape[-1], device=logits.device) < v.tokens[..., None]
+    return ((logits > x) | ((logits == x) & earlier)).sum(-1)
+
+
+@dataclass(frozen=True)
+class TopK(Acceptor):
+    """Keep x iff it is among the K likeliest of p and ``log p(x) >= log max p - tolerance``. Correction: lossless.
+
+    The baseline of AutoJudge (Garipov et al. 2025, section 4); `verifier_accept_k` and `accept_tolerance` of
+    the speculators library.
+
+    Parameters
+    ----------
+    k
+        How many tokens are good enough; 1 is lossless greedy decoding.
+    tolerance
+        How far below the best token, in nats, x may be; infinite by default.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist.acceptors import TopK
+    >>> TopK(k=3)
+    TopK(k=3, tolerance=inf)
+    """
+
+    k: int = 2
+    tolerance: float = float("inf")
+
+    name: ClassVar[str] = "topk"
+    paper: ClassVar[str] = "Garipov et al. 2025 (baseline)"
+    lossless_at: ClassVar[Mapping[str, Any]] = {"k": 1}
+
+    def __post_init__(self) -> None:
+        check_number(self.name, "k", self.k, 1, integer=True)
+        check_number(self.name, "tolerance", self.tolerance, 0)
+
+    def keep(self, v: Verification) -> Tensor:
+        near = v.logit_x >= v.logits[:, :-1].amax(-1) - self.tolerance
+        return (rank(v) < self.k) & near & v.allowed

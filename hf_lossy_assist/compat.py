@@ -1,0 +1,177 @@
+"""Everything this package knows about transformers' versions and private names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
+from transformers.generation import candidate_generator as _candidates
+from transformers.generation import logits_process as _processors
+from transformers.generation.candidate_generator import CandidateGenerator
+
+DECODING_METHODS = ("_sample", "_assisted_decoding")
+"""The methods of `GenerationMixin` that `generate()` ends in for one sequence per prompt."""
+
+DRAFTERS_WITHOUT_LOGITS = (_candidates.PromptLookupCandidateGenerator,)
+
+# Functions of one position's logits alone: all positions of a round can go through them at once.
+PREFIX_FREE_PROCESSORS = tuple(
+    getattr(_processors, name)
+    for name in (
+        "TemperatureLogitsWarper",
+        "TopPLogitsWarper",
+        "TopKLogitsWarper",
+        "MinPLogitsWarper",
+        "TypicalLogitsWarper",
+        "EpsilonLogitsWarper",
+        "EtaLogitsWarper",
+        "SuppressTokensLogitsProcessor",
+        "InfNanRemoveLogitsProcessor",
+        "LogitNormalization",
+    )
+    if hasattr(_processors, name)
+)
+
+# These carry a cache or a context of their own from call to call, so asking twice about one prefix corrupts them.
+STATEFUL_PROCESSORS = (
+    _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+    _processors.SynthIDTextWatermarkLogitsProcessor,
+)
+
+_SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
+
+
+def new_cache(model: PreTrainedModel) -> DynamicCache:
+    """Return an empty cache for ``model`` that can be rolled back."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache.activate_past_recording()
+    return cache
+
+
+@contextmanager
+def recording(cache: DynamicCache) -> Iterator[None]:
+    """Let ``cache`` be rolled back inside the block; afterwards it behaves as it did before."""
+    recorded = [getattr(layer, "record_past", None) for layer in cache.layers]
+    cache.activate_past_recording()
+    try:
+        yield
+    finally:
+        for i, layer in enumerate(cache.layers):
+            if hasattr(layer, "record_past"):
+                layer.record_past = recorded[i] if i < len(recorded) else False
+
+
+def rollback(cache: DynamicCache, tokens: int) -> None:
+    """Forget the last ``tokens`` tokens. Recording layers also shrink to their window, so call it with 0 too."""
+    if tokens > 0 or _SLIDING_LAYERS_ROLL_BACK:
+        cache.crop(-tokens)
+
+
+def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
+    """Say why ``cache`` can't be rolled back, or None where it can."""
+    if model._is_stateful:
+        return f"{type(model).__name__} keeps a recurrent state, which can't be rolled back"
+    if isinstance(cache, StaticCache | QuantizedCache):
+        return f"a {type(cache).__name__} can't be rolled back (yet); use a dynamic cache"
+    if not isinstance(cache, DynamicCache):
+        return f"a {type(cache).__name__} is not a DynamicCache"
+    if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
+        return "this version of transformers can't roll back a sliding window; upgrade to 5.17 or newer"
+    return None
+
+
+def replaces_decoding(model: PreTrainedModel) -> bool:
+    """Tell whether the model's class has a decoding loop of its own instead of transformers'."""
+    return any(
+        getattr(type(model), name) is not getattr(GenerationMixin, name)
+        for name in DECODING_METHODS
+        if hasattr(GenerationMixin, name)
+    )
+
+
+def prepare_candidate_inputs(
+    model: PreTrainedModel,
+    candidate_ids: torch.LongTensor,
+    model_kwargs: dict[str, Any],
+    drafted: int,
+    new_tokens: int | None,
+    first: bool,
+) -> dict[str, Any]:
+    """Return the inputs of one target forward over ``drafted`` tokens and the committed ones before them.
+
+    ``new_tokens`` is the number of tokens to send, None for all; logits are asked for at the last
+    ``drafted + 1`` positions.
+    """
+    kwargs = dict(model_kwargs)
+    if (mask := kwargs.get("attention_mask")) is not None:
+        kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + drafted, False)
+    if (types := kwargs.get("token_type_ids")) is not None:
+        kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + drafted)
+    if (positions := kwargs.get("position_ids")) is not None:
+        kwargs = _candidates._prepare_position_ids(kwargs, positions.shape[-1] + drafted, False)
+    inputs = model.prepare_inputs_for_generation(
+        candidate_ids, next_sequence_length=new_tokens, is_first_iteration=first, **kwargs
+    )
+    if "logits_to_keep" in inputs:
+        inputs["logits_to_keep"] = drafted + 1
+    return inputs
+
+
+def stock_drafter(
+    model: PreTrainedModel, generation_config: GenerationConfig, input_ids: Any, processors: Any, model_kwargs: Any
+) -> CandidateGenerator:
+    """Return the drafter that stock assisted generation would build from the configuration alone."""
+    return model._get_candidate_generator(
+        generation_config=generation_config,
+        input_ids=input_ids,
+        inputs_tensor=input_ids,
+        logits_processor=processors,
+        model_kwargs=model_kwargs,
+    )
+
+
+def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
+    """Return how many of ``input_ids`` a cache passed in by the user lacks; None where all are to be sent."""
+    past = model_kwargs["past_key_values"].get_seq_length()
+    mask = model_kwargs.get("attention_mask")
+    covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
+    # A mask longer than the ids says that the ids are only what is new.
+    return input_ids.shape[1] - past if past and covered == input_ids.shape[1] else None
+
+
+def advance_inputs(
+    model: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any], committed: int
+) -> dict[str, Any]:
+    """Return the model's inputs after ``committed`` more tokens: longer mask and positions, newest cache."""
+    return model._update_model_kwargs_for_generation(
+        outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=committed
+    )
+
+
+def forward_accepts(model: PreTrainedModel, name: str) -> bool:
+    """Tell whether the model's ``forward`` has a parameter called ``name``."""
+    return name in inspect.signature(model.forward).parameters
+
+
+__all__ = [
+    "DECODING_METHODS",
+    "DRAFTERS_WITHOUT_LOGITS",
+    "PREFIX_FREE_PROCESSORS",
+    "STATEFUL_PROCESSORS",
+    "CandidateGenerator",
+    "advance_inputs",
+    "forward_accepts",
+    "new_cache",
+    "prepare_candidate_inputs",
+    "recording",
+    "refusal_of_cache",
+    "replaces_decoding",
+    "rollback",
+    "stock_drafter",
+    "unseen_tokens",
+]

@@ -1,0 +1,178 @@
+"""The loop: draft → verify → accept → commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from . import drafting
+from .acceptors import Acceptor, decide
+from .compat import CandidateGenerator, advance_inputs, recording, rollback
+from .messages import Decision, Draft, Verification
+from .output import GenerateLossyOutput, OutputRecorder
+from .sampling import Randomness
+from .stats import LossyStats, StatsRecorder
+from .stopping import Stopping
+from .verification import Verifier
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Everything that stays the same over one call.
+
+    Attributes
+    ----------
+    model
+        The target.
+    drafter
+        Any candidate generator.
+    acceptor
+        The rule.
+    processors, stopping_criteria, config, streamer
+        As ``generate()`` prepared them.
+    randomness
+        The source of every random number.
+    """
+
+    model: PreTrainedModel
+    drafter: CandidateGenerator
+    acceptor: Acceptor
+    processors: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    config: GenerationConfig
+    streamer: BaseStreamer | None
+    randomness: Randomness
+
+
+class Decoding:
+    """One sequence in the making.
+
+    Parameters
+    ----------
+    run
+        Models, rule and settings.
+    ids
+        ``(1, L)`` prompt.
+    inputs
+        What ``generate()`` prepared for the target's forward; holds the cache.
+    unseen
+        How many tokens of the prompt the cache lacks; None where the whole prompt is to be sent.
+    """
+
+    def __init__(self, run: Run, ids: Tensor, inputs: dict[str, Any], unseen: int | None) -> None:
+        self.run = run
+        self.ids = ids
+        self.inputs = inputs
+        self.unseen = unseen
+        self.outputs: Any = None
+        self.raw: Tensor | None = None
+        self.n_accepted = 0
+        self.done = False
+        self.record = OutputRecorder(run.config)
+        self.stats = StatsRecorder(run.acceptor.is_lossless(run.config.do_sample))
+        self.stopping = Stopping(run.config, run.stopping_criteria)
+        self.verifier = Verifier(
+            run.model,
+            run.processors,
+            run.acceptor,
+            run.config.do_sample,
+            run.randomness,
+            self.record.wants("logits"),
+        )
+
+    def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
+        """Run rounds until the sequence ends; return what ``generate()`` is to return, and the statistics."""
+        with recording(self.inputs["past_key_values"]):
+            while not self.done:
+                draft = self.draft()
+                verification = self.verify(draft)
+                decision = self.accept(verification)
+                self.commit(draft, verification, decision)
+        return self.finish()
+
+    def draft(self) -> Draft:
+        with self.stats.timed("drafting"):
+            context = {}
+            if self.run.drafter.requires_model_outputs:
+                context = {
+                    "model_kwargs": self.inputs,
+                    "model_outputs": self.outputs,
+                    "is_first_iteration": self.outputs is None,
+                    "n_last_matches": self.n_accepted,
+                }
+            room = self.stopping.room(self.ids) - 1  # the target adds a token of its own
+            return drafting.draft(self.run.drafter, self.ids, room, self.run.acceptor, **context)
+
+    def verify(self, draft: Draft) -> Verification:
+        with self.stats.timed("verifying"):
+            drafter = self.run.drafter
+            verification, self.outputs, self.raw = self.verifier.verify(
+                self.ids,
+                draft,
+                self.inputs,
+                first=self.outputs is None,
+                new_tokens=self.unseen,
+                overrides=drafter.model_kwargs_overrides if drafter.requires_model_outputs else {},
+            )
+            self.stats.target_calls += 1
+            return verification
+
+    def accept(self, verification: Verification) -> Decision:
+        with self.stats.timed("deciding"):
+            return decide(self.run.acceptor, verification)
+
+    def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
+        with self.stats.timed("deciding"):
+            outcome = _Outcome.fetch(draft, decision)
+        self.n_accepted = outcome.n_accepted
+        extended = torch.cat([self.ids, draft.tokens[:, : outcome.n_accepted], decision.next_token[:, None]], dim=-1)
+        scores = self.record.scores_with(verification.logits, len(outcome.tokens))
+        committed, self.done = self.stopping.cut(extended, outcome.tokens, scores)
+        self.ids = extended[:, : self.ids.shape[1] + committed]
+        # The newest token is never in the cache: it is the first input of the next forward.
+        rollback(self.inputs["past_key_values"], len(draft) - (committed - 1))
+        self.inputs = advance_inputs(self.run.model, self.outputs, self.inputs, committed)
+        self.unseen = 1
+        self.record.record(self.outputs, verification.logits, self.raw, committed, len(draft))
+        self.stats.round(len(draft), outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
+        self.run.drafter.update_candidate_strategy(self.ids, verification.logits, outcome.n_accepted)
+        if self.run.streamer is not None:
+            self.run.streamer.put(self.ids[:, -committed:].cpu())
+
+    def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
+        if self.run.streamer is not None:
+            self.run.streamer.end()
+        self.stats.draft_calls = getattr(self.run.drafter, "calls", 0)
+        stats = self.stats.finish()
+        if not self.run.config.return_dict_in_generate:
+            return self.ids, stats
+        return self.record.finish(self.ids, self.inputs["past_key_values"], stats), stats
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A round's decision on the host."""
+
+    n_accepted: int
+    tokens: list[int]
+    lossless: list[bool]
+    kept_by: dict[str, list[bool]]
+
+    @classmethod
+    def fetch(cls, draft: Draft, decision: Decision) -> _Outcome:
+        """Bring everything that the host needs over in one transfer: the round's only synchronisation."""
+        parts = [draft.tokens[0], decision.lossless[0], *(mask[0] for mask in decision.kept_by.values())]
+        packed = torch.cat([decision.n_accepted, decision.next_token, *(part.long() for part in parts)]).tolist()
+        n_accepted, next_token, *rest = packed
+        tokens, lossless, *masks = ([*rest[i * len(draft) : (i + 1) * len(draft)]] for i in range(len(parts)))
+        return cls(
+            n_accepted=n_accepted,
+            tokens=[*tokens[:n_accepted], next_token],
+            lossless=[bool(x) for x in lossless],
+            kept_by={rule: [bool(x) for x in mask] for rule, mask in zip(decision.kept_by, masks, strict=True)},
+        )

@@ -1,0 +1,116 @@
+"""Drafting with an assistant model that shares the target's tokenizer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from ..compat import CandidateGenerator, forward_accepts, new_cache, rollback
+from ..processing import process
+from ..sampling import Randomness
+
+
+class ModelDrafter(CandidateGenerator):
+    """Proposes tokens with the draft model's own forward and cache.
+
+    Calls the model directly, without a nested ``generate()``: nothing is validated, copied or written to a
+    configuration between rounds. Tokens are drawn from the very distribution q that is reported.
+
+    Parameters
+    ----------
+    model
+        The draft model.
+    num_tokens
+        γ, drafted tokens per round.
+    processors
+        The user's logits processors; they act on q as they do on p.
+    do_sample
+        Whether tokens are drawn from q, or are its argmax.
+    max_length
+        Length that no candidate exceeds, leaving room for the token that the target adds.
+    attention_mask
+        ``(B, L)`` mask of the prompt, where it is padded.
+    randomness
+        The source of the draws.
+    keep_logits
+        Whether the processed logits of q are returned with the tokens.
+    confidence
+        Stop drafting after a token whose probability q(x) is below this.
+    schedule
+        ``"constant"``, or ``"heuristic"``: two more tokens after a fully accepted draft, one less otherwise.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_tokens: int,
+        *,
+        processors: LogitsProcessorList | None = None,
+        do_sample: bool = False,
+        max_length: int = 2**31,
+        attention_mask: Tensor | None = None,
+        randomness: Randomness | None = None,
+        keep_logits: bool = True,
+        confidence: float | None = None,
+        schedule: str = "constant",
+    ) -> None:
+        self.model = model
+        self.num_tokens = num_tokens
+        self.processors = LogitsProcessorList() if processors is None else processors
+        self.do_sample = do_sample
+        self.max_length = max_length
+        self.randomness = Randomness() if randomness is None else randomness
+        self.keep_logits = keep_logits
+        self.confidence = confidence
+        self.schedule = schedule
+        self.calls = 0
+        self._cache = new_cache(model)
+        self._cached = 0
+        self._mask = None if attention_mask is None else attention_mask.to(model.device)
+        self._positions = self._mask is not None and forward_accepts(model, "position_ids")
+        self._extra = {"logits_to_keep": 1} if forward_accepts(model, "logits_to_keep") else {}
+
+    def get_candidates(self, input_ids: Tensor, **kwargs) -> tuple[Tensor, Tensor | None]:
+        """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``."""
+        length = input_ids.shape[1]
+        n = min(self.num_tokens, self.max_length - length - 1)
+        if n <= 0:
+            return input_ids, None
+        # All but the newest committed token were drafted here, so a longer cache only holds rejected ones.
+        stale = max(0, self._cached - (length - 1))
+        rollback(self._cache, stale)
+        self._cached -= stale
+
+        candidate, scores = input_ids, []
+        for _ in range(n):
+            logits = process(self.processors, candidate, self._forward(candidate).to(input_ids.device))
+            law = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
+            token = self.randomness.categorical(law) if self.do_sample else logits.argmax(-1)
+            candidate = torch.cat([candidate, token], dim=-1)
+            if self.keep_logits:
+                scores.append(logits)
+            if self.confidence is not None and law.gather(-1, token[..., None]).item() < self.confidence:
+                break
+        return candidate, torch.cat(scores, dim=1) if self.keep_logits else None
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        """Adapt γ to the last round, where the schedule says so."""
+        if self.schedule.startswith("heuristic"):
+            complete = num_matches == scores.shape[1] - 1
+            self.num_tokens = self.num_tokens + 2 if complete else max(1, self.num_tokens - 1)
+
+    def _forward(self, candidate: Tensor) -> Tensor:
+        """Run the model over what its cache lacks and return the last position's logits ``(B, 1, V)``."""
+        new = candidate[:, self._cached :].to(self.model.device)
+        inputs = dict(self._extra)
+        if self._mask is not None:
+            grown = candidate.shape[1] - self._mask.shape[1]
+            self._mask = torch.nn.functional.pad(self._mask[:, : candidate.shape[1]], (0, max(0, grown)), value=1)
+            inputs["attention_mask"] = self._mask
+        if self._positions:
+            inputs["position_ids"] = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, self._cached :]
+        outputs = self.model(input_ids=new, past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
+        self._cached = candidate.shape[1]
+        self.calls += 1
+        return outputs.logits[:, -1:].float()

@@ -1,0 +1,167 @@
+"""How ``generate()`` reaches this package, and how it stops doing so."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import nn
+from transformers import GenerationMixin
+
+from .calls import LossyCall
+from .compat import DECODING_METHODS
+from .errors import LossyValueError
+from .stats import LossyStats
+
+_lock = threading.RLock()
+_counts: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+_everywhere = 0
+_originals: dict[str, Callable[..., Any]] = {}
+_last: weakref.WeakKeyDictionary[nn.Module, LossyStats] = weakref.WeakKeyDictionary()
+# The call on its way through generate()'s preparations, in this thread.
+_pending: ContextVar[LossyCall | None] = ContextVar("pending lossy call", default=None)
+
+
+def enable(model: nn.Module | None = None) -> None:
+    """Let ``generate()`` understand ``lossy_mode``, for one model or for all.
+
+    Calls without a lossy field behave exactly as before. Counted: as many :func:`disable` calls undo it.
+
+    Parameters
+    ----------
+    model
+        A transformers model, or one wrapped by PEFT or ``torch.compile``; None for every model.
+
+    Raises
+    ------
+    LossyValueError
+        When ``model`` can't generate.
+
+    Examples
+    --------
+    >>> import hf_lossy_assist
+    >>> hf_lossy_assist.enable()
+    >>> hf_lossy_assist.disable()
+    """
+    global _everywhere
+    with _lock:
+        if model is None:
+            _everywhere += 1
+        else:
+            target = unwrap(model)
+            _counts[target] = _counts.get(target, 0) + 1
+        if not _originals:
+            _install()
+
+
+def disable(model: nn.Module | None = None) -> None:
+    """Undo one :func:`enable` of the same argument. Does nothing where there is none to undo."""
+    global _everywhere
+    with _lock:
+        if model is None:
+            _everywhere = max(0, _everywhere - 1)
+        else:
+            target = unwrap(model)
+            _counts[target] = _counts.get(target, 0) - 1
+            if _counts[target] <= 0:
+                del _counts[target]
+        if not _everywhere and not _counts:
+            _uninstall()
+
+
+@contextmanager
+def enabled(model: nn.Module | None = None) -> Iterator[None]:
+    """Enable inside a ``with`` block.
+
+    Examples
+    --------
+    >>> import hf_lossy_assist
+    >>> with hf_lossy_assist.enabled():
+    ...     pass
+    """
+    enable(model)
+    try:
+        yield
+    finally:
+        disable(model)
+
+
+def last_stats(model: nn.Module) -> LossyStats | None:
+    """Return the statistics of the last completed lossy call on ``model``, from any thread, or None."""
+    return _last.get(unwrap(model))
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the transformers model inside PEFT's and ``torch.compile``'s wrappers."""
+    inner = getattr(model, "_orig_mod", model)
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    if not isinstance(inner, GenerationMixin):
+        raise LossyValueError(
+            f"`model` has to be a transformers model that can generate, but is a {type(model).__name__}"
+        )
+    return inner
+
+
+def _is_enabled(model: nn.Module) -> bool:
+    return _everywhere > 0 or model in _counts
+
+
+def _install() -> None:
+    # generate() prepares inputs, cache, processors and criteria; the decoding method at its end is replaced for
+    # calls that ask for it. Both stay class attributes, so copies and subclasses of a model need no patch of their own.
+    _originals["generate"] = GenerationMixin.generate
+    GenerationMixin.generate = _wrap_generate(GenerationMixin.generate)
+    for name in DECODING_METHODS:
+        _originals[name] = getattr(GenerationMixin, name)
+        setattr(GenerationMixin, name, _wrap_decoding(_originals[name]))
+
+
+def _uninstall() -> None:
+    for name, original in _originals.items():
+        setattr(GenerationMixin, name, original)
+    _originals.clear()
+
+
+def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Drafters of transformers call generate() with copies of our caller's configuration.
+        is_assistant = getattr(kwargs.get("generation_config"), "is_assistant", False)
+        if not _is_enabled(self) or is_assistant or kwargs.get("custom_generate") is not None:
+            return original(self, *args, **kwargs)
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        arguments.pop("self")
+        arguments |= arguments.pop("kwargs", {})
+        call = LossyCall.take(self, arguments)
+        if call is None:
+            return original(self, **arguments)
+        token = _pending.set(call)
+        try:
+            return original(self, **arguments)
+        finally:
+            _pending.reset(token)
+
+    return generate
+
+
+def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def decoding(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = _pending.get()
+        if call is None or call.model is not self:
+            return original(self, *args, **kwargs)
+        _pending.set(None)  # what the drafter generates inside is an ordinary call
+        result, stats = call.decode(*args, **kwargs)
+        _last[self] = stats
+        return result
+
+    return decoding

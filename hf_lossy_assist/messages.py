@@ -1,0 +1,173 @@
+"""What the stages hand to each other. Every tensor has a batch dimension first.
+
+Notation: ``B`` rows, ``n`` drafted tokens, ``V`` vocabulary, ``p`` the target, ``q`` the draft, both after
+the user's logits processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .sampling import Randomness, residual
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """Drafting → verification: the proposed tokens.
+
+    Attributes
+    ----------
+    tokens
+        ``(B, n)``; n may be 0.
+    logits
+        ``(B, n, V)`` processed logits of q, or None where the drafter has no distribution.
+    """
+
+    tokens: Tensor
+    logits: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.tokens.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Verification:
+    """Verification → acceptor: what the target says about a draft.
+
+    Attributes
+    ----------
+    tokens
+        ``(B, n)`` drafted tokens x.
+    logits
+        ``(B, n + 1, V)`` processed float32 logits of p; the last position is the bonus token's.
+    draft_logits
+        ``(B, n, V)`` processed logits of q, or None.
+    do_sample
+        Whether tokens are drawn, or chosen greedily.
+    randomness
+        The run's source of random numbers.
+    hidden
+        ``(B, n + 1, d)`` inputs of the target's LM head, when a rule asked for them.
+    dropped_logits
+        ``(B, K, n, V)`` processed logits of the target's K dropped heads, when a rule asked for them.
+    centroid_logits
+        ``(B, n, V)`` processed mean of the raw logits of the K dropped heads.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    draft_logits: Tensor | None = None
+    do_sample: bool = False
+    randomness: Randomness = field(default_factory=Randomness)
+    hidden: Tensor | None = None
+    dropped_logits: Tensor | None = None
+    centroid_logits: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.tokens.shape[1]
+
+    @cached_property
+    def p(self) -> Tensor:
+        """``(B, n + 1, V)`` probabilities of the target."""
+        return self.logits.softmax(-1)
+
+    @cached_property
+    def q(self) -> Tensor:
+        """``(B, n, V)`` probabilities of the draft; a drafter without any was certain of its tokens."""
+        if self.draft_logits is None:
+            return torch.nn.functional.one_hot(self.tokens, self.logits.shape[-1]).to(self.logits.dtype)
+        return self.draft_logits.softmax(-1)
+
+    @cached_property
+    def logit_x(self) -> Tensor:
+        """``(B, n)`` processed target logits of the drafted tokens."""
+        return self._at_tokens(self.logits[:, :-1])
+
+    @cached_property
+    def p_x(self) -> Tensor:
+        """``(B, n)`` target probabilities of the drafted tokens."""
+        return self._at_tokens(self.p[:, :-1])
+
+    @cached_property
+    def q_x(self) -> Tensor:
+        """``(B, n)`` draft probabilities of the drafted tokens."""
+        return torch.ones_like(self.p_x) if self.draft_logits is None else self._at_tokens(self.q)
+
+    @cached_property
+    def max_p(self) -> Tensor:
+        """``(B, n)`` probability of the target's likeliest token at the drafted positions."""
+        return self.p[:, :-1].amax(-1)
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        """``(B, n)`` p(x) / q(x)."""
+        return self.p_x / self.q_x.clamp(min=1e-10)
+
+    @cached_property
+    def u(self) -> Tensor:
+        """``(B, n)`` draws from U[0, 1): one per position, shared by all rules of a round."""
+        return self.randomness.uniform(tuple(self.tokens.shape), self.logits.device)
+
+    @cached_property
+    def best(self) -> Tensor:
+        """``(B, n + 1)`` the target's likeliest tokens."""
+        return self.logits.argmax(-1)
+
+    @cached_property
+    def allowed(self) -> Tensor:
+        """``(B, n)`` False where the user's processors forbid the drafted token."""
+        return self.logit_x > -torch.inf
+
+    @cached_property
+    def lossless(self) -> Tensor:
+        """``(B, n)`` what the lossless rule would keep with the same random numbers."""
+        return (self.u <= self.ratio) if self.do_sample else (self.tokens == self.best[:, :-1])
+
+    def target_law(self, at: Tensor) -> Tensor:
+        """Return p at one position per row, ``(B, V)``: probabilities to draw from, or scores to maximise."""
+        rows = torch.arange(len(at), device=at.device)
+        return self.p[rows, at] if self.do_sample else self.logits[rows, at]
+
+    def residual_law(self, at: Tensor) -> Tensor:
+        """Return the lossless correction at one drafted position per row, ``(B, V)``."""
+        if not self.do_sample:
+            return self.target_law(at)
+        rows = torch.arange(len(at), device=at.device)
+        return residual(self.p[rows, at], self.q[rows, at])
+
+    def choose(self, law: Tensor) -> Tensor:
+        """Pick one token per row of a law of shape ``(..., V)``: a draw when sampling, else the maximum."""
+        return self.randomness.categorical(law) if self.do_sample else law.argmax(-1)
+
+    def _at_tokens(self, values: Tensor) -> Tensor:
+        return values.gather(-1, self.tokens[..., None]).squeeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """Acceptor → commit: which drafted tokens stay, and the token that follows them.
+
+    Attributes
+    ----------
+    keep
+        ``(B, n)`` whether the rule keeps each drafted token on its own.
+    n_accepted
+        ``(B,)`` length of the kept prefix.
+    next_token
+        ``(B,)`` the correction at position ``n_accepted``, or the bonus token when all were kept.
+    lossless
+        ``(B, n)`` which tokens the lossless rule would have kept.
+    kept_by
+        For every rule, ``(B, n)`` the tokens credited to it.
+    """
+
+    keep: Tensor
+    n_accepted: Tensor
+    next_token: Tensor
+    lossless: Tensor
+    kept_by: Mapping[str, Tensor]

@@ -1,0 +1,118 @@
+"""Train the bundled pair from a seed, on a CPU, resumably."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from .recipe import ModelRecipe, batches, build_model
+
+
+def learning_rate(recipe: ModelRecipe, step: int) -> float:
+    """One cycle: a linear warm-up to the peak, then a cosine down to a hundredth of it."""
+    warm = max(1, int(recipe.warmup * recipe.steps))
+    if step < warm:
+        return recipe.peak_lr * (step + 1) / warm
+    done = (step - warm) / max(1, recipe.steps - warm)
+    return recipe.peak_lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def _save_checkpoint(path: Path, step: int, model, optimizer, recipe: ModelRecipe) -> None:
+    tensors = {f"model.{k}": v for k, v in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{key}.{name}"] = value
+    partial = path.with_suffix(".partial")
+    save_file(
+        {k: v.detach().contiguous() for k, v in tensors.items()},
+        partial,
+        {"step": str(step), "recipe": repr(recipe)},
+    )
+    os.replace(partial, path)
+
+
+def _load_checkpoint(path: Path, model, optimizer, recipe: ModelRecipe) -> int:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    if metadata["recipe"] != repr(recipe):
+        return 0
+    tensors = load_file(path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"model.{name}"])
+            optimizer.state[parameter] = {
+                key: tensors[f"optimizer.{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+    return int(metadata["step"])
+
+
+def train_model(
+    recipe: ModelRecipe,
+    tokenizer,
+    checkpoint: Path,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+    checkpoint_every: int = 100,
+):
+    """Train one model of the pair; continue from ``checkpoint`` where it holds the same recipe.
+
+    Parameters
+    ----------
+    recipe
+        Size and schedule. Every step's batch follows from the recipe's seed and the step alone.
+    tokenizer
+        The pair's tokenizer.
+    checkpoint
+        A safetensors file with weights and optimizer state, rewritten every ``checkpoint_every`` steps.
+    on_step
+        Called with the number of finished steps and the last loss.
+
+    Returns
+    -------
+    LlamaForCausalLM
+        The trained model, in float32 and evaluation mode.
+    """
+    model = build_model(recipe, tokenizer).train()
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.98))
+    first = _load_checkpoint(checkpoint, model, optimizer, recipe) if checkpoint.exists() else 0
+    on_step(first, float("nan"))
+    for step, (ids, labels) in enumerate(batches(recipe, tokenizer, first), start=first):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, step)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+            answers = labels[:, 1:] != -100
+            logits = model.lm_head(hidden[answers])
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][answers])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % checkpoint_every == 0:
+            _save_checkpoint(checkpoint, step + 1, model, optimizer, recipe)
+        on_step(step + 1, loss.item())
+    return model.eval()
+
+
+def save_model(model, tokenizer, folder: Path) -> None:
+    """Write a model as bfloat16 safetensors together with its tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generation_config = model.generation_config
+    generation_config.max_length = None
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_figures(folder: Path, figures: dict) -> None:
+    """Keep measured figures beside the weights, where the model card and the tests read them."""
+    (folder / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")

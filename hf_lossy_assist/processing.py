@@ -1,0 +1,32 @@
+"""The user's logits processors, applied to all positions of a round."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from .compat import PREFIX_FREE_PROCESSORS
+
+
+def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor) -> Tensor:
+    """Return the processed logits of the last positions of a sequence.
+
+    Parameters
+    ----------
+    processors
+        The user's processors; they see the prefix of each position, as in plain ``generate()``.
+    ids
+        ``(B, L)`` the prompt, everything committed, and the tokens up to the last position.
+    logits
+        ``(B, m, V)`` float32; ``logits[:, -1]`` follows ``ids``, ``logits[:, 0]`` follows ``ids[:, : L-m+1]``.
+        May be overwritten.
+    """
+    if not processors or logits.shape[1] == 0:
+        return logits
+    batch, positions, vocabulary = logits.shape
+    if all(isinstance(processor, PREFIX_FREE_PROCESSORS) for processor in processors):
+        flat = logits.reshape(batch * positions, vocabulary)
+        return processors(ids[:, -1:].expand(batch, positions).reshape(-1, 1), flat).view_as(logits)
+    start = ids.shape[1] - positions + 1
+    return torch.stack([processors(ids[:, : start + i], logits[:, i]) for i in range(positions)], dim=1)

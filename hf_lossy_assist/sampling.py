@@ -1,0 +1,57 @@
+"""Draws: seeded generators, categorical samples, residual laws."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Randomness:
+    """The source of every random number of one run.
+
+    Parameters
+    ----------
+    seed
+        With a seed, generators of the run's own (one per device), so equal seeds give equal runs; without,
+        torch's global generator.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def generator(self, device: torch.device) -> torch.Generator | None:
+        if self.seed is None:
+            return None
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self.seed)
+        return self._generators[device]
+
+    def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Return draws from U[0, 1)."""
+        return torch.rand(shape, device=device, generator=self.generator(device))
+
+    def categorical(self, weights: Tensor) -> Tensor:
+        """Draw one index per row of non-negative ``weights`` of shape ``(..., V)``; returns shape ``(...)``."""
+        flat = weights.reshape(-1, weights.shape[-1])
+        drawn = torch.multinomial(flat, 1, generator=self.generator(weights.device))
+        return drawn.reshape(weights.shape[:-1])
+
+    def keep_mask(self, shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+        """Return an inverted-dropout mask: 0 with probability ``rate``, else ``1 / (1 - rate)``."""
+        mask = torch.empty(shape, device=like.device, dtype=like.dtype)
+        return mask.bernoulli_(1 - rate, generator=self.generator(like.device)).div_(1 - rate)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """Return weights proportional to ``[p - q]+``, or ``p`` where that vanishes.
+
+    The law of the correction in speculative sampling (Leviathan et al. 2023, section 2.3).
+
+    Parameters
+    ----------
+    p, q
+        Probabilities of shape ``(..., V)``.
+    """
+    rest = (p - q).clamp_(min=0)
+    return torch.where(rest.sum(-1, keepdim=True) > torch.finfo(rest.dtype).tiny, rest, p)

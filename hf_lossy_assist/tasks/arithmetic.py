@@ -1,0 +1,176 @@
+"""Word problems with a chain-of-thought answer that can be checked.
+
+Two kinds of question: one person's running total over three to five steps, and two people's totals that
+are added or compared at the end. A problem's *numbers and operations* decide its split, so no seed can
+make a training problem turn up in a test.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from dataclasses import dataclass
+
+from ..errors import LossyValueError
+from . import wordings as w
+from .base import Example, Task
+
+MAX_TOTAL = 900
+_ANSWER = re.compile(r"answer is\s*(-?[\d,]*\d)")
+# Of 20 buckets of problems, one is the test split, one the validation split, the rest training.
+_BUCKETS = {"test": range(0, 1), "validation": range(1, 2), "train": range(2, 20)}
+
+
+@dataclass(frozen=True)
+class Step:
+    """``before op operand = after`` for the person ``who`` (0 or 1)."""
+
+    who: int
+    op: str
+    operand: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The numbers of one problem, without any wording."""
+
+    kind: str
+    starts: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        totals = list(self.starts)
+        for step in self.steps:
+            totals[step.who] = step.after
+        return tuple(totals)
+
+    @property
+    def answer(self) -> int:
+        totals = self.totals
+        return {"total": totals[0], "together": sum(totals), "difference": totals[0] - totals[-1]}[self.kind]
+
+    @property
+    def split(self) -> str:
+        events = ";".join(f"{s.who}{s.op}{s.operand}" for s in self.steps)
+        bucket = zlib.crc32(f"{self.kind}|{self.starts}|{events}".encode()) % 20
+        return next(split for split, buckets in _BUCKETS.items() if bucket in buckets)
+
+
+def _draw_step(rng: random.Random, who: int, before: int) -> Step:
+    ops = ["+", "+", "-", "-"]
+    if before > 99:
+        ops += ["-"]
+    if 2 <= before <= 200:
+        ops += ["x"]
+    op = rng.choice(ops)
+    if op == "x":
+        operand = rng.randint(2, 4)
+        after = before * operand
+    elif op == "-" and before >= 3:
+        operand = rng.randint(2, min(99, before - 1))
+        after = before - operand
+    else:
+        op, operand = "+", rng.randint(2, 99)
+        after = before + operand
+    return Step(who, op, operand, before, after)
+
+
+def draw_problem(rng: random.Random) -> Problem:
+    """Draw the numbers of one problem: three to five calculations, every running total at most 900."""
+    while True:
+        kind = rng.choices(("total", "together", "difference"), (0.7, 0.15, 0.15))[0]
+        people = 1 if kind == "total" else 2
+        n_events = rng.randint(3, 5) if people == 1 else rng.randint(2, 4)
+        starts = tuple(rng.randint(5, 90) for _ in range(people))
+        totals, steps = list(starts), []
+        owners = sorted(rng.randrange(people) for _ in range(n_events))
+        for who in owners:
+            steps.append(_draw_step(rng, who, totals[who]))
+            totals[who] = steps[-1].after
+        problem = Problem(kind, starts, tuple(steps))
+        if max(totals) <= MAX_TOTAL and 0 < problem.answer <= MAX_TOTAL:
+            return problem
+
+
+def word_problem(problem: Problem, rng: random.Random) -> Example:
+    """Put a problem into words: a question, and one of its many equally right solutions."""
+    names = rng.sample(w.NAMES, 3)
+    things, other_things = rng.sample(w.THINGS, 2)
+
+    def say(templates: tuple[str, ...], who: int = 0, **values: int) -> str:
+        return rng.choice(templates).format(
+            name=names[who], other=names[1], things=things, place=rng.choice(w.PLACES), **values
+        )
+
+    question, solution, started = [], [], set()
+    for who, start in enumerate(problem.starts):
+        question.append(say(w.START, who, n=start))
+    for step in problem.steps:
+        question.append(say(w.EVENTS[step.op], step.who, k=step.operand))
+    if rng.random() < 0.35:
+        distractor = rng.choice(w.DISTRACTORS).format(
+            other=names[2], other_things=other_things, place=rng.choice(w.PLACES), n=rng.randint(2, 99)
+        )
+        question.insert(rng.randint(len(problem.starts), len(question)), distractor)
+    question.append(say(w.QUESTIONS[problem.kind]))
+
+    for who, start in enumerate(problem.starts):
+        solution.append(say(w.SOLUTION_START, who, n=start))
+        for step in (s for s in problem.steps if s.who == who):
+            solution.append(say(w.SOLUTION_STEPS[step.op], who, a=step.before, k=step.operand, b=step.after))
+    if problem.kind != "total":
+        a, k = problem.totals
+        solution.append(say(w.SOLUTION_COMBINE[problem.kind], a=a, k=k, b=problem.answer))
+    solution.append(w.CLOSING.format(answer=problem.answer))
+    return Example(
+        prompt=f"Question: {' '.join(question)}\nAnswer:",
+        answer=str(problem.answer),
+        solution=" " + " ".join(solution),
+    )
+
+
+class Arithmetic(Task):
+    """Seeded word problems of + − × whose last sentence is "The answer is N."
+
+    Parameters
+    ----------
+    seed
+        Every seed gives other problems; the splits stay disjoint across seeds.
+
+    Examples
+    --------
+    >>> task = Arithmetic()
+    >>> example = task.examples("test", 1)[0]
+    >>> task.equivalent(task.extract_answer(example.solution), example.answer)
+    True
+    """
+
+    name = "arithmetic"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        return self.draw(split, n, random.Random(f"{self.seed}/{split}"))
+
+    def draw(self, split: str, n: int, rng: random.Random) -> list[Example]:
+        """Draw ``n`` examples of ``split`` from a generator of the caller's."""
+        if split not in self.splits:
+            raise LossyValueError(f"`split` has to be one of {list(self.splits)}, but is {split!r}")
+        examples = []
+        while len(examples) < n:
+            problem = draw_problem(rng)
+            if problem.split == split:
+                examples.append(word_problem(problem, rng))
+        return examples
+
+    def extract_answer(self, text: str) -> str | None:
+        found = _ANSWER.findall(text)
+        return str(int(found[-1].replace(",", ""))) if found else None
+
+    def equivalent(self, a: str | None, b: str | None) -> bool:
+        return a is not None and a == b
