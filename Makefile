@@ -1,0 +1,45 @@
+# `make demo` and `make test` are each enough on a fresh machine with Python >= 3.10, make and a package index.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The first Python on the PATH that is new enough and can make virtual environments.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
+	if $$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; \
+	then echo $$p; break; fi; done)
+
+# For example: make demo PIP_ARGS=--extra-index-url=https://download.pytorch.org/whl/cpu
+PIP_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format
+
+help:
+	@echo 'make demo     answer the same questions with the target alone, losslessly and by lossy rules'
+	@echo 'make test     run the tests'
+	@echo 'make lint     check style and formatting'
+	@echo 'make format   format the code'
+	@echo 'make venv     make $(VENV) and install the package into it'
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/lossy-assist demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
