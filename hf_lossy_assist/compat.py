@@ -68,7 +68,7 @@ def recording(cache: DynamicCache) -> Iterator[None]:
 
 def rollback(cache: DynamicCache, tokens: int) -> None:
     """Forget the last ``tokens`` tokens. Recording layers also shrink to their window, so call it with 0 too."""
-    if tokens > 0 or _SLIDING_LAYERS_ROLL_BACK:
+    if tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
         cache.crop(-tokens)
 
 

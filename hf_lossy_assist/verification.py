@@ -67,7 +67,8 @@ class HeadTap:
         """Split the forward's logits into clean ``(B, n+1, V)`` and dropped ``(B, K, n, V)`` ones."""
         if self.hidden is None:
             raise LossyUnsupportedError(
-                "the model does not call its output embeddings as a module, so rules that read the LM head's input can't be used with it; use a rule that reads logits only, e.g. 'topk'"
+                "the model does not call its output embeddings as a module, so rules that read the LM head's input "
+                "can't be used with it; use a rule that reads logits only, e.g. 'topk'"
             )
         if self.dropped is None:
             return logits[:, -(drafted + 1) :], None

@@ -106,7 +106,7 @@ def word_problem(problem: Problem, rng: random.Random) -> Example:
             name=names[who], other=names[1], things=things, place=rng.choice(w.PLACES), **values
         )
 
-    question, solution, started = [], [], set()
+    question, solution = [], []
     for who, start in enumerate(problem.starts):
         question.append(say(w.START, who, n=start))
     for step in problem.steps:

@@ -1,0 +1,160 @@
+"""One row per rule: what it should do, computed without any code of the package.
+
+The oracles are NumPy: closed forms where there is one, else a simulation of the published rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Law:
+    """The situation at one position: target p, draft q, and the target's head ``softmax(weight @ h)``."""
+
+    p: Array
+    q: Array
+    weight: Array
+    h: Array
+    do_sample: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rule at a lossy setting.
+
+    Attributes
+    ----------
+    mode
+        ``lossy_mode``.
+    config
+        ``lossy_config``.
+    acceptance
+        From a law to the probability that each token is kept, if drafted.
+    correction
+        From a law to the law of the correction after a rejected x; one row per x.
+    """
+
+    mode: str
+    config: dict[str, Any]
+    acceptance: Callable[[Law, dict[str, Any]], Array]
+    correction: Callable[[Law], Array] = field(default=lambda law: residual(law))
+
+
+def softmax(z: Array) -> Array:
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def one_hot(i: int, size: int) -> Array:
+    return np.eye(size)[i]
+
+
+def residual(law: Law) -> Array:
+    if not law.do_sample:
+        return one_hot(law.p.argmax(), len(law.p))
+    rest = np.maximum(law.p - law.q, 0)
+    return rest / rest.sum() if rest.sum() > 0 else law.p
+
+
+def from_target(law: Law) -> Array:
+    return law.p if law.do_sample else one_hot(law.p.argmax(), len(law.p))
+
+
+def lossless(law: Law, config: dict[str, Any]) -> Array:
+    if not law.do_sample:
+        return one_hot(law.p.argmax(), len(law.p))
+    return np.minimum(1, law.p / law.q)
+
+
+def ears(law: Law, config: dict[str, Any]) -> Array:
+    if not law.do_sample:
+        return lossless(law, config)
+    return np.minimum(1, law.p / law.q + config["beta"] * (1 - law.p.max()))
+
+
+def topk(law: Law, config: dict[str, Any]) -> Array:
+    kth = np.sort(law.p)[-config["k"]]
+    return (law.p >= kth) & (np.log(law.p) >= np.log(law.p.max()) - config["tolerance"])
+
+
+def typical(law: Law, config: dict[str, Any]) -> Array:
+    entropy = -(law.p * np.log(law.p)).sum()
+    return law.p > min(config["epsilon"], config["delta"] * np.exp(-entropy))
+
+
+def relaxed(law: Law, config: dict[str, Any]) -> Array:
+    nth = np.sort(law.p)[-config["top_n"]]
+    return (law.p >= nth) & (law.p >= law.p.max() - config["delta"])
+
+
+def ensemble(law: Law, config: dict[str, Any]) -> Array:
+    w = config["weight"]
+    if not law.do_sample:
+        return one_hot((w * law.p + (1 - w) * law.q).argmax(), len(law.p))
+    return np.minimum(1, 1 - w + w * law.p / law.q)
+
+
+def ensemble_correction(weight: float) -> Callable[[Law], Array]:
+    def correction(law: Law) -> Array:
+        if law.do_sample:
+            return residual(law)
+        return one_hot((weight * law.p + (1 - weight) * law.q).argmax(), len(law.p))
+
+    return correction
+
+
+def _paths(law: Law, config: dict[str, Any], rng: np.random.Generator, n: int) -> Array:
+    """Logits of the dropped heads: (n, K, V)."""
+    keep = rng.random((n, config["num_paths"], len(law.h))) >= config["dropout"]
+    return (keep * law.h / (1 - config["dropout"])) @ law.weight.T
+
+
+def _choices(z: Array, do_sample: bool, rng: np.random.Generator) -> Array:
+    if not do_sample:
+        return z.argmax(-1)
+    return (z + rng.gumbel(size=z.shape)).argmax(-1)
+
+
+def dropmatch_naive(law: Law, config: dict[str, Any]) -> Array:
+    rng = np.random.default_rng(0)
+    y = _choices(_paths(law, config, rng, 40_000), law.do_sample, rng)
+    return np.array([(y == x).any(1).mean() for x in range(len(law.p))])
+
+
+def _js(a: Array, b: Array) -> Array:
+    m = (a + b) / 2
+    return 0.5 * (a * np.log(a / m)).sum(-1) + 0.5 * (b * np.log(b / m)).sum(-1)
+
+
+def dropmatch_js(law: Law, config: dict[str, Any]) -> Array:
+    rng = np.random.default_rng(0)
+    z = _paths(law, config, rng, 40_000)
+    y = _choices(z, law.do_sample, rng)
+    centroid = softmax(z.mean(1))
+    inside = _js(law.q[None], centroid) <= _js(softmax(z), centroid[:, None]).max(1)
+    votes = np.stack([(y == x).sum(1) for x in range(len(law.p))], -1)
+    majority = (votes + 0.5 * centroid).argmax(-1)  # half a vote at most: only ties are broken
+    return np.array([(inside | (majority == x)).mean() for x in range(len(law.p))])
+
+
+ROWS = [
+    Row("lossless", {}, lossless),
+    Row("ears", {"beta": 0.2}, ears),
+    Row("topk", {"k": 3, "tolerance": 0.9}, topk),
+    Row("typical", {"epsilon": 0.15, "delta": 0.5}, typical, from_target),
+    Row("relaxed", {"top_n": 3, "delta": 0.2}, relaxed, lambda law: one_hot(law.p.argmax(), len(law.p))),
+    Row("ensemble", {"weight": 0.6}, ensemble, ensemble_correction(0.6)),
+    Row("dropmatch", {"criterion": "naive", "num_paths": 3, "dropout": 0.2}, dropmatch_naive),
+    Row("dropmatch", {"criterion": "js", "num_paths": 3, "dropout": 0.2}, dropmatch_js),
+]
+
+
+def row_id(row: Row) -> str:
+    return "-".join([row.mode, *(v for v in row.config.values() if isinstance(v, str))])

@@ -1,0 +1,204 @@
+"""Every rule accepts and corrects as published, through the real loop and on its own.
+
+Statistical tests use fixed seeds and a threshold of 4.5 standard errors, or a chi-square p-value of 1e-5: the
+sample sizes catch an acceptance probability that is off by 0.02, and an output law that is off by 0.01 in any
+token.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from hf_lossy_assist.acceptors import REGISTRY, decide
+from hf_lossy_assist.config import build_rule, parse
+from hf_lossy_assist.messages import Verification
+from hf_lossy_assist.sampling import Randomness
+from tests.acceptors.table import ROWS, Law, Row, row_id
+from tests.models import constant, noisy_copy, prompt, tiny
+
+P = [0.34, 0.26, 0.17, 0.12, 0.08, 0.03]
+Q = [0.22, 0.36, 0.06, 0.16, 0.05, 0.15]
+EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
+SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
+
+
+def law_of(do_sample: bool) -> tuple[Law, torch.nn.Module]:
+    target = constant(P)
+    weight, h = (t.detach().double().numpy() for t in (target.lm_head.weight, target.h))
+    return Law(np.array(P), np.array(Q), weight, h, do_sample), target
+
+
+def generate(target, draft, tokens, row_or_mode, config, do_sample, gamma=4):
+    return target.generate(
+        input_ids=torch.tensor([[1]]),
+        attention_mask=torch.tensor([[1]]),
+        assistant_model=draft,
+        num_assistant_tokens=gamma,
+        lossy_mode=row_or_mode,
+        lossy_config={"seed": 3, **config},
+        do_sample=do_sample,
+        top_k=0,
+        max_new_tokens=tokens,
+        return_dict_in_generate=True,
+    )
+
+
+def chi_square_p(counts: np.ndarray, law: np.ndarray) -> float:
+    possible = law > 1e-12
+    assert counts[~possible].sum() == 0, "a token of probability zero came out"
+    if possible.sum() == 1:
+        return 1.0
+    return stats.chisquare(counts[possible], counts.sum() * law[possible] / law[possible].sum()).pvalue
+
+
+def test_every_rule_has_a_row():
+    assert {row.mode for row in ROWS} == set(REGISTRY)
+
+
+@SAMPLING
+@EVERY_ROW
+def test_acceptance_through_the_loop(row: Row, do_sample: bool):
+    law, target = law_of(do_sample)
+    run = generate(target, constant(Q, seed=5), 3000, row.mode, row.config, do_sample).lossy_stats
+    kept = row.acceptance(law, row.config).astype(float)
+    expected = (law.q * kept).sum() if do_sample else kept[law.q.argmax()]
+    trials = run.accepted + run.corrected
+    error = math.sqrt(expected * (1 - expected) / trials + 0.25 / 40_000 * ("dropout" in row.config))
+    assert abs(run.accepted / trials - expected) <= 4.5 * error + 1e-9
+
+
+@SAMPLING
+@EVERY_ROW
+def test_output_law_of_one_position(row: Row, do_sample: bool):
+    """The token that leaves position 1 has the law ``q·a + (1 - Σ q·a)·correction``."""
+    law, target = law_of(do_sample)
+    rule = build_rule(row.mode, row.config)
+    rows, randomness = 60_000, Randomness(7)
+    p, q = torch.tensor(P).log(), torch.tensor(Q).log()
+    draws = randomness.categorical(torch.tensor(Q).expand(rows, -1))[:, None]
+    tokens = draws if do_sample else torch.full((rows, 1), int(q.argmax()))
+    paths = centroid = None
+    if rule.dropped_heads:
+        shape = (rows, rule.num_paths, target.h.numel())
+        dropped = target.h * randomness.keep_mask(shape, rule.dropout, target.h)
+        paths = (dropped @ target.lm_head.weight.T).detach()[:, :, None]
+        centroid = paths.mean(1)
+    v = Verification(
+        tokens=tokens,
+        logits=p.expand(rows, 2, -1),
+        draft_logits=q.expand(rows, 1, -1),
+        do_sample=do_sample,
+        randomness=randomness,
+        dropped_logits=paths,
+        centroid_logits=centroid,
+    )
+    decision = decide(rule, v)
+    out = torch.where(decision.n_accepted == 1, tokens[:, 0], decision.next_token)
+    kept = row.acceptance(law, row.config).astype(float)
+    drafted = law.q if do_sample else np.eye(len(P))[law.q.argmax()]
+    expected = drafted * kept + (1 - (drafted * kept).sum()) * row.correction(law)
+    if rule.dropped_heads:  # the oracle is itself a simulation: compare within both errors
+        share = np.bincount(out, minlength=len(P)) / rows
+        assert np.abs(share - expected).max() < 4.5 * math.sqrt(0.25 / rows + 0.25 / 40_000)
+    else:
+        assert chi_square_p(np.bincount(out, minlength=len(P)), expected) > 1e-5
+
+
+def test_lossless_sampling_is_the_target_s_law():
+    out = generate(constant(P), constant(Q, seed=5), 6000, "lossless", {}, True)
+    counts = np.bincount(out.sequences[0, 1:], minlength=len(P))
+    assert chi_square_p(counts, np.array(P)) > 1e-5
+    assert chi_square_p(counts, np.array(Q)) < 1e-9, "the test can tell p from q"
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 7])
+def test_lossless_tokens_per_round_match_the_closed_form(gamma: int):
+    alpha = np.minimum(P, Q).sum()
+    run = generate(constant(P), constant(Q, seed=5), 4000, "lossless", {}, True, gamma).lossy_stats
+    expected = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    # A round's length is at most gamma + 1, so its standard deviation is at most half of that.
+    assert abs(run.tokens_per_round - expected) < 4.5 * (gamma + 1) / 2 / math.sqrt(run.rounds)
+
+
+@pytest.mark.parametrize("mode", REGISTRY)
+def test_lossless_setting_equals_lossless_greedily(mode: str):
+    target = tiny()
+    setting = dict(REGISTRY[mode].lossless_at)
+    kwargs = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "num_assistant_tokens": 5}
+    kwargs |= {"input_ids": prompt(), "assistant_model": noisy_copy(target), "return_dict_in_generate": True}
+    lossless = target.generate(**kwargs, lossy_mode="lossless")
+    out = target.generate(**kwargs, lossy_mode=mode, lossy_config=setting or None)
+    assert out.sequences.tolist() == lossless.sequences.tolist()
+    assert out.lossy_stats.lossless
+    assert out.lossy_stats.accepted_lossy == 0
+
+
+@pytest.mark.parametrize("mode", [name for name, rule in REGISTRY.items() if rule.lossless_when_sampling])
+def test_lossless_setting_samples_the_target_s_law(mode: str):
+    out = generate(constant(P), constant(Q, seed=5), 4000, mode, dict(REGISTRY[mode].lossless_at), True)
+    assert chi_square_p(np.bincount(out.sequences[0, 1:], minlength=len(P)), np.array(P)) > 1e-5
+    assert out.lossy_stats.lossless
+
+
+@EVERY_ROW
+def test_a_lossy_setting_is_reported_as_such(row: Row):
+    rule = build_rule(row.mode, row.config)
+    assert rule.is_lossless(do_sample=True) == (row.mode == "lossless")
+
+
+@SAMPLING
+@pytest.mark.parametrize("row", [row for row in ROWS if row.mode != "ensemble"], ids=row_id)
+def test_forbidden_tokens_are_never_kept(row: Row, do_sample: bool):
+    """The draft insists on one token, which a processor forbids the target (but the test's draft ignores)."""
+    rule = build_rule(row.mode, row.config)
+    logits = torch.zeros(1, 4, 6)
+    logits[..., 2] = -torch.inf
+    draft_logits = torch.full((1, 3, 6), -20.0)
+    draft_logits[..., 2] = 0.0
+    v = Verification(
+        tokens=torch.full((1, 3), 2),
+        logits=logits,
+        draft_logits=draft_logits,
+        do_sample=do_sample,
+        randomness=Randomness(0),
+        dropped_logits=torch.zeros(1, 3, 3, 6),
+        centroid_logits=torch.zeros(1, 3, 6),
+    )
+    decision = decide(rule, v)
+    assert decision.n_accepted.item() == 0
+    assert decision.next_token.item() != 2
+
+
+@EVERY_ROW
+@SAMPLING
+def test_a_seed_makes_a_run_reproducible(row: Row, do_sample: bool):
+    target, draft = constant(P), constant(Q, seed=5)
+    before = torch.random.get_rng_state()
+    runs = [generate(target, draft, 60, row.mode, row.config, do_sample) for _ in range(2)]
+    assert runs[0].sequences.tolist() == runs[1].sequences.tolist()
+    assert torch.equal(before, torch.random.get_rng_state()), "torch's global generator is left alone"
+
+
+def test_rules_of_a_list_share_the_work():
+    run = generate(constant(P), constant(Q, seed=5), 600, ["ears", "topk"], {"topk": {"k": 1}}, True).lossy_stats
+    assert set(run.accepted_by) == {"ears", "topk"}
+    assert sum(run.accepted_by.values()) == run.accepted
+    both = parse({"all_of": ["ears", "topk"]}, {"topk": {"k": 1}}).acceptor
+    either = parse(["ears", "topk"], {"topk": {"k": 1}}).acceptor
+    rows = 2000
+    v = Verification(
+        tokens=Randomness(0).categorical(torch.tensor(Q).expand(rows, -1))[:, None],
+        logits=torch.tensor(P).log().expand(rows, 2, -1),
+        draft_logits=torch.tensor(Q).log().expand(rows, 1, -1),
+        do_sample=True,
+        randomness=Randomness(1),
+    )
+    ears, top = (rule.keep(v) for rule in either.rules)
+    assert torch.equal(either.keep(v), ears | top)
+    assert torch.equal(both.keep(v), ears & top)
+    assert (ears ^ top).any()

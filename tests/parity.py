@@ -1,0 +1,24 @@
+"""What it means that two greedy texts are the same."""
+
+from __future__ import annotations
+
+import torch
+
+TIE = 1e-4
+
+
+def assert_same_text(ours: torch.Tensor, plain) -> None:
+    """Compare with plain ``generate()`` token by token.
+
+    A difference is excused only where plain's two best logits are closer than ``TIE``: there the order of
+    floating-point sums decides. After such a tie the texts may go separate ways.
+    """
+    start = plain.sequences.shape[1] - len(plain.logits)
+    for i, logits in enumerate(plain.logits):
+        position = start + i
+        if position < ours.shape[1] and ours[0, position] == plain.sequences[0, position]:
+            continue
+        best = logits[0].topk(2).values
+        assert best[0] - best[1] < TIE, f"token {i} differs: {ours[0, start:]} != {plain.sequences[0, start:]}"
+        return
+    assert ours.shape == plain.sequences.shape
