@@ -8,14 +8,14 @@ NAMES = (
     "Ada Ben Cora Dan Eva Finn Gina Hugo Ida Jack Kim Leo Mia Noah Olga Paul Quinn Rosa Sam Tara Uma Vera "
     "Will Xena Yara Zoe Amir Bela Chen Dora Emil Fay Gus Hana Ivan Jade Karl Lily Max Nora Omar Pia Ravi "
     "Sara Tom Ugo Vic Wendy"
-).split()  # noqa: SIM905
+).split()
 
 THINGS = (
     "apples books coins cards shells stamps pens beads cups plates stones marbles stickers flowers pears "
     "plums nuts eggs cakes tickets boxes buttons keys lamps hats socks ropes bricks tiles nails screws "
     "toys balls kites drums maps letters photos candles spoons forks bottles jars bags ribbons badges "
     "seeds leaves"
-).split()  # noqa: SIM905
+).split()
 
 PLACES = ("at home", "in the shop", "at school", "in the garden", "by the lake", "in the yard", "at work", "in town")
 

@@ -1,0 +1,29 @@
+"""The ``lossy-assist`` command, one module per subcommand."""
+
+from __future__ import annotations
+
+import typer
+
+from . import demo, evaluate_pair, generate, train_pair
+from .console import CleanErrors
+
+app = typer.Typer(
+    name="lossy-assist",
+    help="Lossy speculative decoding for Hugging Face Transformers.",
+    cls=CleanErrors,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("demo")(demo.demo)
+app.command("generate")(generate.generate)
+app.command("train-pair")(train_pair.train_pair)
+app.command("evaluate-pair")(evaluate_pair.evaluate_pair)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+__all__ = ["app", "main"]

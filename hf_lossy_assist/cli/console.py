@@ -1,0 +1,42 @@
+"""Where the command line writes, and how it reports errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typer.core import TyperGroup
+
+from ..errors import LossyError
+
+
+class CleanErrors(TyperGroup):
+    """Prints errors of this package as one line, and exits with status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LossyError as error:
+            Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+            raise typer.Exit(2) from None
+
+
+def console() -> Console:
+    """Return a console on the standard output of this moment."""
+    return Console()
+
+
+def progress(out: Console) -> Progress:
+    """Return a progress bar with a description, a count and the time that is left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=out,
+        transient=True,
+    )

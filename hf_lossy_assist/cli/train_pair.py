@@ -1,0 +1,70 @@
+"""``lossy-assist train-pair``: make the bundled pair again, from a seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from ..pairs.recipe import RECIPES, ModelRecipe, build_tokenizer
+from .console import console, progress
+from .evaluate_pair import evaluate_role, roles_of
+
+# Enough to see every stage work; such a model answers nothing.
+_QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "steps": 20, "batch": 4}
+_REPORT_EVERY = 100
+
+
+def train_pair(
+    out: Annotated[Path, typer.Option(help="Folder for `target` and `draft`.")] = Path("arithmetic-pair"),
+    role: Annotated[Literal["target", "draft", "both"], typer.Option(help="Which model to train.")] = "both",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Test problems for the final measurement.")] = 1000,
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps of tiny models, to try the command out.")] = False,
+) -> None:
+    """Train the bundled pair from its seed, measure it, and write weights, figures and model cards.
+
+    Interrupted runs continue from OUT/.checkpoints when the command is repeated.
+    """
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    screen = console()
+    tokenizer = build_tokenizer()
+    for name in roles_of(role):
+        recipe = dataclasses.replace(RECIPES[name], **_QUICK) if quick else RECIPES[name]
+        _train(name, recipe, tokenizer, out, screen)
+        evaluate_role(name, recipe, out, 20 if quick else problems, screen)
+
+
+def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, out: Path, screen: Console) -> None:
+    from ..pairs.training import save_model, train_model
+
+    checkpoint = out / ".checkpoints" / f"{role}.safetensors"
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    with progress(screen) as bar:
+        task = bar.add_task(f"{role}: training", total=recipe.steps, start=False)
+        recent: list[float] = []
+
+        def on_step(step: int, loss: float) -> None:
+            if not bar.tasks[task].started:
+                # The first call tells where the run begins; a resumed one must not count old steps as fast ones.
+                bar.reset(task, completed=step)
+                if step:
+                    screen.print(f"{role}: continuing after step {step} of {recipe.steps}")
+                return
+            recent.append(loss)
+            mean = sum(recent[-25:]) / len(recent[-25:])
+            bar.update(task, completed=step, description=f"{role}: training, loss {mean:.4f}")
+            if not screen.is_terminal and (step % _REPORT_EVERY == 0 or step == recipe.steps):
+                left = bar.tasks[task].time_remaining
+                eta = "" if left is None else f", {left / 60:.0f} minutes left"
+                screen.print(f"{role}: step {step} of {recipe.steps}, loss {mean:.4f}{eta}")
+
+        model = train_model(recipe, tokenizer, checkpoint, on_step)
+    save_model(model, tokenizer, out / role)

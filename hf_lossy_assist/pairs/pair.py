@@ -1,0 +1,113 @@
+"""Loading a bundled pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import LossyValueError
+from ..tasks import Arithmetic, Task
+
+NAMES: Mapping[str, type[Task]] = {"arithmetic": Arithmetic}
+"""The bundled pairs, each with the task that judges its answers."""
+
+ROLES = ("target", "draft")
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A target, a draft for it, and a task that tells right answers from wrong ones.
+
+    Attributes
+    ----------
+    target, draft
+        Models with one tokenizer, in evaluation mode.
+    tokenizer
+        Pads on the left and begins a prompt with BOS.
+    task
+        Prompts, and what "the same answer" means.
+    heads
+        Trained heads by name.
+    """
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    task: Task
+    heads: Mapping[str, nn.Module] = field(default_factory=dict)
+
+
+def load(
+    name: str = "arithmetic",
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    folder: str | Path | None = None,
+) -> Pair:
+    """Load a bundled pair.
+
+    Parameters
+    ----------
+    name
+        The pair's name.
+    dtype
+        The weights are stored in bfloat16, where near ties make even lossless decoding differ from plain
+        ``generate()``; float32 has none of that.
+    device
+        Where to put both models; the CPU by default.
+    folder
+        A folder with ``target`` and ``draft`` in it, as ``lossy-assist train-pair`` writes it, to be used
+        instead of the bundled weights.
+
+    Raises
+    ------
+    LossyValueError
+        When there is no such pair, or no weights.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import pairs
+    >>> pair = pairs.load("arithmetic")
+    >>> pair.task.name
+    'arithmetic'
+    """
+    task = task_of(name)
+    root = bundled_folder(name) if folder is None else Path(folder)
+    return Pair(
+        target=load_model(root / "target", dtype=dtype, device=device),
+        draft=load_model(root / "draft", dtype=dtype, device=device),
+        tokenizer=AutoTokenizer.from_pretrained(root / "target"),
+        task=task,
+    )
+
+
+def load_model(
+    folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> PreTrainedModel:
+    """Load one model of a pair from its folder, in evaluation mode."""
+    if not (folder / "model.safetensors").is_file():
+        raise LossyValueError(
+            f"`folder` has to hold 'target' and 'draft', each with a model.safetensors, but {str(folder)!r} has none; "
+            "make them with `lossy-assist train-pair`"
+        )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    return model.to(device if device is not None else "cpu").eval()
+
+
+def task_of(name: str) -> Task:
+    """Return the task of a pair."""
+    if name not in NAMES:
+        from ..config import nearest
+
+        raise LossyValueError(f"`name` has to be one of {list(NAMES)}, but is {name!r}{nearest(name, NAMES)}")
+    return NAMES[name]()
+
+
+def bundled_folder(name: str) -> Path:
+    """Return where the package keeps a pair's weights."""
+    return Path(__file__).parent / name

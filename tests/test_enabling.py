@@ -1,0 +1,344 @@
+"""enable() reaches generate(), touches nothing else, and can be undone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import operator
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, TextIteratorStreamer, pipeline
+from transformers.generation.streamers import BaseStreamer
+
+import hf_lossy_assist
+from hf_lossy_assist import GenerateLossyOutput, disable, enable, enabled, last_stats
+from hf_lossy_assist.pairs.recipe import build_tokenizer
+from tests.models import noisy_copy, prompt, tiny
+
+ORIGINALS = {}
+KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False}
+
+
+@pytest.fixture(autouse=True)
+def _not_enabled(_enabled_and_undone):
+    """These tests enable for themselves."""
+    disable()
+    yield
+    enable()
+
+
+def patched() -> list[str]:
+    return [
+        name
+        for name in ("generate", "_sample", "_assisted_decoding")
+        if hasattr(getattr(GenerationMixin, name), "__wrapped__")
+        and "hf_lossy_assist" in getattr(GenerationMixin, name).__code__.co_filename
+    ]
+
+
+def test_importing_changes_nothing():
+    code = (
+        "from transformers import GenerationMixin as G; before = dict(vars(G));"
+        "import hf_lossy_assist, sys; assert dict(vars(G)) == before;"
+        "assert not {'matplotlib', 'sklearn', 'datasets', 'typer'} & set(sys.modules), 'heavy imports'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_enable_is_counted_and_undone():
+    target = tiny()
+    assert not patched()
+    with enabled(target):
+        enable()
+        with enabled(target):
+            assert len(patched()) == 3
+        disable()
+        assert len(patched()) == 3
+    assert not patched()
+    disable()
+    disable(target)
+    assert not patched()
+
+
+def test_a_model_that_went_away_does_not_stay_enabled():
+    target = tiny()
+    enable(target)
+    del target
+    gc.collect()
+    enable()
+    disable()
+    assert not patched()
+
+
+def test_only_enabled_models_take_a_mode():
+    target, other = tiny(), tiny()
+    with enabled(target):
+        target.generate(input_ids=prompt(), assistant_model=other, lossy_mode="lossless", **KWARGS)
+        with pytest.raises(ValueError, match="lossy_mode"):
+            other.generate(input_ids=prompt(), assistant_model=target, lossy_mode="lossless", **KWARGS)
+        with pytest.raises(ValueError, match="lossy_mode"):
+            copy.deepcopy(target).generate(input_ids=prompt(), lossy_mode="lossless", **KWARGS)
+    with pytest.raises(ValueError, match="lossy_mode"):
+        target.generate(input_ids=prompt(), lossy_mode="lossless", **KWARGS)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"do_sample": True},
+        {"num_beams": 2},
+        {"assistant_model": noisy_copy(tiny())},
+        {"prompt_lookup_num_tokens": 3},
+        {"lossy_mode": None},
+    ],
+    ids=str,
+)
+def test_calls_without_a_mode_are_what_they_were(kwargs):
+    target, texts = tiny(), []
+    plain_kwargs = {key: value for key, value in kwargs.items() if key != "lossy_mode"}
+    for active in (False, True):
+        torch.manual_seed(0)
+        if active:
+            with enabled():
+                texts.append(target.generate(prompt(), **(KWARGS | kwargs)))
+        else:
+            texts.append(target.generate(prompt(), **(KWARGS | plain_kwargs)))
+    assert torch.equal(*texts)
+    assert last_stats(target) is None
+
+
+def test_fields_of_a_generation_config_round_trip(tmp_path):
+    target = tiny()
+    target.generation_config.eos_token_id = None
+    draft = noisy_copy(target)
+    config = GenerationConfig(lossy_mode="topk", lossy_config={"k": 3, "seed": 1}, **KWARGS)
+    config.save_pretrained(tmp_path)
+    loaded = GenerationConfig.from_pretrained(tmp_path)
+    assert (loaded.lossy_mode, loaded.lossy_config) == ("topk", {"k": 3, "seed": 1})
+    with enabled(target):
+        keyword = target.generate(prompt(), assistant_model=draft, lossy_mode="topk", lossy_config={"k": 3}, **KWARGS)
+        given = target.generate(prompt(), assistant_model=draft, generation_config=loaded)
+        assert given.tolist() == keyword.tolist()
+        target.generation_config.lossy_mode = "topk"
+        target.generation_config.lossy_config = {"k": 3}
+        before = target.generation_config.to_dict()
+        default = target.generate(prompt(), assistant_model=draft, **KWARGS)
+        assert default.tolist() == keyword.tolist()
+        assert last_stats(target).accepted_by.keys() == {"topk"}
+        # keyword > argument > model, and None switches the model's default off
+        target.generate(prompt(), assistant_model=draft, lossy_mode="typical", lossy_config={}, **KWARGS)
+        assert last_stats(target).accepted_by.keys() == {"typical"}
+        stock = target.generate(prompt(), assistant_model=draft, lossy_mode=None, **KWARGS)
+        assert last_stats(target).accepted_by.keys() == {"typical"}
+        assert target.generation_config.to_dict() == before
+    assert stock.tolist() == tiny().generate(prompt(), **KWARGS).tolist()
+    target.save_pretrained(tmp_path / "model")
+    reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert reloaded.generation_config.lossy_mode == "topk"
+
+
+@pytest.mark.parametrize("where", ["keyword", "argument", "model", "assistant", "nowhere"])
+def test_gamma_counts_wherever_it_is_set(where):
+    target = tiny()
+    draft = copy.deepcopy(target)
+    kwargs, expected = dict(KWARGS), 5 if where == "nowhere" else 3
+    if where == "keyword":
+        kwargs["num_assistant_tokens"] = 3
+        target.generation_config.num_assistant_tokens = 7
+    elif where == "argument":
+        kwargs = {"generation_config": GenerationConfig(num_assistant_tokens=3, **KWARGS)}
+        target.generation_config.num_assistant_tokens = 7
+    elif where == "model":
+        target.generation_config.num_assistant_tokens = 3
+        draft.generation_config.num_assistant_tokens = 7
+    elif where == "assistant":
+        draft.generation_config.num_assistant_tokens = 3
+    before = [model.generation_config.to_dict() for model in (target, draft)]
+    with enabled(target):
+        target.generate(prompt(), assistant_model=draft, lossy_mode="lossless", **kwargs)
+    assert last_stats(target).accepted_histogram[-1] >= 1
+    assert len(last_stats(target).accepted_histogram) == expected + 1
+    assert before == [model.generation_config.to_dict() for model in (target, draft)]
+
+
+def test_the_heuristic_schedule_changes_gamma_but_no_configuration():
+    target = tiny()
+    draft = copy.deepcopy(target)
+    draft.generation_config.num_assistant_tokens_schedule = "heuristic"
+    draft.generation_config.num_assistant_tokens = 1
+    before = draft.generation_config.to_dict()
+    with enabled(target):
+        target.generate(prompt(), assistant_model=draft, lossy_mode="lossless", **(KWARGS | {"max_new_tokens": 30}))
+    assert last_stats(target).accepted_histogram[:6] == (0, 1, 0, 1, 0, 1), "1, 3, 5, … after complete drafts"
+    assert draft.generation_config.to_dict() == before
+
+
+def test_the_confidence_threshold_counts_only_where_set():
+    target = tiny()
+    draft = noisy_copy(target)
+    rounds = []
+    with enabled(target):
+        for threshold in (None, 0.999):
+            target.generate(
+                prompt(),
+                assistant_model=draft,
+                lossy_mode="lossless",
+                num_assistant_tokens=6,
+                **KWARGS,
+                **({} if threshold is None else {"assistant_confidence_threshold": threshold}),
+            )
+            rounds.append(last_stats(target).drafted / last_stats(target).rounds)
+    assert rounds[0] > 3
+    assert rounds[1] == pytest.approx(1, abs=0.2)
+
+
+def test_wrapped_models():
+    peft = pytest.importorskip("peft")
+    target = tiny()
+    draft = noisy_copy(target)
+    plain = target.generate(prompt(), **KWARGS)
+    adapted = peft.get_peft_model(target, peft.LoraConfig(target_modules=["q_proj"], r=2))
+    with enabled(adapted):
+        out = adapted.generate(input_ids=prompt(), assistant_model=draft, lossy_mode="lossless", **KWARGS)
+        assert last_stats(adapted) is last_stats(target)
+    assert out.tolist() == plain.tolist()
+
+
+def test_a_compiled_wrapper_is_looked_through():
+    target = tiny()
+    compiled = torch.compile(target, backend="eager")
+    with enabled(compiled):
+        target.generate(prompt(), assistant_model=noisy_copy(target), lossy_mode="lossless", **KWARGS)
+    assert last_stats(compiled).rounds > 0
+
+
+def test_the_output_carries_the_statistics():
+    target = tiny()
+    with enabled(target):
+        out = target.generate(
+            prompt(), assistant_model=noisy_copy(target), lossy_mode="topk", return_dict_in_generate=True, **KWARGS
+        )
+    stats = out.lossy_stats
+    assert isinstance(out, GenerateLossyOutput)
+    assert stats is last_stats(target)
+    assert out.scores is None
+    assert out.hidden_states is None
+    assert stats.accepted + stats.corrected + stats.bonus == len(stats.trace) == 12
+    assert sum(stats.accepted_histogram) == stats.rounds == stats.target_calls
+    assert sum(i * n for i, n in enumerate(stats.accepted_histogram)) == stats.accepted
+    assert stats.mean_accepted == stats.accepted / stats.rounds
+    assert stats.tokens_per_round == 12 / stats.rounds
+    assert stats.acceptance_rate == stats.accepted / stats.drafted
+    assert stats.draft_calls == stats.drafted
+    assert stats.seconds["total"] >= sum(v for k, v in stats.seconds.items() if k != "total")
+
+
+def test_pipeline_takes_the_mode_as_a_keyword():
+    tokenizer = build_tokenizer(200)
+    target = tiny()
+    target.resize_token_embeddings(len(tokenizer))
+    draft = noisy_copy(target, 0.01)
+    pipe = pipeline("text-generation", model=target, assistant_model=draft, tokenizer=tokenizer)
+    question = "Question: How many"
+    with enabled(pipe.model):
+        lossy = pipe(question, lossy_mode="lossless", max_new_tokens=12, do_sample=False)
+        assert last_stats(pipe.model).rounds > 0
+        other = pipe(question, lossy_mode="dropmatch", lossy_config={"seed": 0}, max_new_tokens=12, do_sample=False)
+        assert last_stats(pipe.model).accepted_by.keys() == {"dropmatch"}
+    plain = pipeline("text-generation", model=target, tokenizer=tokenizer)(question, max_new_tokens=12, do_sample=False)
+    assert lossy == plain
+    assert other[0]["generated_text"].startswith(question)
+
+
+class Recorder(BaseStreamer):
+    def __init__(self):
+        self.chunks, self.ended = [], 0
+
+    def put(self, value):
+        assert not self.ended
+        self.chunks.append(value.flatten().tolist())
+
+    def end(self):
+        self.ended += 1
+
+
+def test_streamers_get_every_token_once():
+    target, streamer = tiny(), Recorder()
+    with enabled(target):
+        out = target.generate(
+            prompt(), assistant_model=noisy_copy(target), lossy_mode="topk", streamer=streamer, **KWARGS
+        )
+    assert functools.reduce(operator.iadd, streamer.chunks, []) == out[0].tolist()
+    assert streamer.chunks[0] == prompt()[0].tolist()
+    assert len(streamer.chunks) > 2
+    assert streamer.ended == 1
+
+
+def test_a_streamer_in_another_thread():
+    tokenizer = build_tokenizer(200)
+    target = tiny()
+    target.resize_token_embeddings(len(tokenizer))
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
+    kwargs = {"assistant_model": noisy_copy(target), "lossy_mode": "typical", "streamer": streamer, **KWARGS}
+    ids = tokenizer("Question: How many", return_tensors="pt").input_ids
+    with enabled(target):
+        worker = threading.Thread(target=target.generate, args=(ids,), kwargs=kwargs)
+        worker.start()
+        text = "".join(streamer)
+        worker.join()
+    assert text
+    assert last_stats(target).accepted_by.keys() == {"typical"}
+
+
+def test_two_threads_do_not_see_each_other():
+    targets = [tiny(seed=0), tiny(seed=1)]
+    alone = [t.generate(prompt(), **(KWARGS | {"max_new_tokens": 40})) for t in targets]
+    results = {}
+
+    def work(i):
+        for mode in ("lossless", "dropmatch"):
+            config = {"dropout": 0.0} if mode == "dropmatch" else None
+            results[i, mode] = targets[i].generate(
+                prompt(),
+                assistant_model=noisy_copy(targets[i]),
+                lossy_mode=mode,
+                lossy_config=config,
+                **(KWARGS | {"max_new_tokens": 40}),
+            )
+
+    with enabled():
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert len(results) == 4
+    for (i, _), text in results.items():
+        assert text.tolist() == alone[i].tolist()
+
+
+def test_a_candidate_generator_instance_or_factory():
+    from hf_lossy_assist.drafting import ModelDrafter
+
+    target = tiny()
+    draft = noisy_copy(target)
+    plain = target.generate(prompt(), **KWARGS)
+    made = []
+
+    def factory(input_ids, generation_config, logits_processor, model_kwargs):
+        made.append(generation_config.max_length)
+        return ModelDrafter(draft, 4, processors=logits_processor, max_length=generation_config.max_length)
+
+    with enabled(target):
+        for drafter in (factory, ModelDrafter(draft, 4)):
+            out = target.generate(prompt(), candidate_generator=drafter, lossy_mode="lossless", **KWARGS)
+            assert out.tolist() == plain.tolist()
+            assert last_stats(target).drafted > 0
+    assert made == [7 + 12]
+    assert hf_lossy_assist.last_stats(draft) is None
