@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -21,6 +22,12 @@ class CleanErrors(TyperGroup):
         except LossyError as error:
             Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(2) from None
+
+
+def limit_threads(threads: int | None) -> None:
+    """Let torch use ``threads`` CPU threads; None leaves its own choice."""
+    if threads is not None:
+        torch.set_num_threads(threads)
 
 
 def console() -> Console:

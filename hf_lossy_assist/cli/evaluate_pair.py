@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from ..pairs import ROLES
-from ..pairs.recipe import RECIPES, ModelRecipe
-from .console import console, progress
+from ..pairs import ROLES, cards
+from ..pairs.pair import bundled_folder
+from ..pairs.recipe import ModelRecipe
+from .console import console, limit_threads, progress
 
 
 def evaluate_pair(
@@ -23,15 +24,11 @@ def evaluate_pair(
     write: Annotated[bool, typer.Option("--write", help="Write figures.json and the model card.")] = False,
 ) -> None:
     """Measure the exact-answer accuracy of each model of a pair alone, greedily."""
-    import torch
-
-    from ..pairs.pair import bundled_folder
-
-    if threads is not None:
-        torch.set_num_threads(threads)
+    limit_threads(threads)
     root = bundled_folder("arithmetic") if folder is None else folder
     for name in roles_of(role):
-        evaluate_role(name, RECIPES[name] if write else None, root, problems, console())
+        recipe = cards.recorded_recipe(root / name, name)
+        evaluate_role(name, recipe, root / name, problems, console(), write=write)
 
 
 def roles_of(role: str) -> tuple[str, ...]:
@@ -39,25 +36,16 @@ def roles_of(role: str) -> tuple[str, ...]:
     return ROLES if role == "both" else (role,)
 
 
-def evaluate_role(role: str, recipe: ModelRecipe | None, folder: Path, problems: int, screen: Console) -> None:
-    """Measure one model and print its accuracy; with a recipe, write figures and card too."""
-    from transformers import AutoTokenizer
-
-    from ..pairs import cards
-    from ..pairs.evaluation import evaluate
-    from ..pairs.pair import load_model, task_of
-
+def evaluate_role(role: str, recipe: ModelRecipe, folder: Path, problems: int, screen: Console, *, write: bool) -> None:
+    """Measure one model and print its accuracy."""
     with progress(screen) as bar:
         task = bar.add_task(f"{role}: answering", total=problems)
-
-        def on_batch(done: int) -> None:
-            bar.update(task, completed=done)
-
-        if recipe is not None:
-            figures = cards.measure(folder / role, role, recipe, problems=problems, on_batch=on_batch)
-            correct = figures["correct"]
-        else:
-            model = load_model(folder / role)
-            tokenizer = AutoTokenizer.from_pretrained(folder / role)
-            correct = evaluate(model, tokenizer, task_of("arithmetic"), problems, on_batch=on_batch).correct
-    screen.print(f"{role}: {correct} of {problems} answers right ({100 * correct / problems:.1f} %)")
+        figures = cards.measure(
+            folder, role, recipe, problems=problems, on_batch=lambda done: bar.update(task, completed=done)
+        )
+    if write:
+        cards.write(folder, figures)
+    screen.print(
+        f"{role}: {figures['correct']} of {problems} answers right ({100 * figures['accuracy']:.1f} %), "
+        f"{figures['parameters']:,} parameters"
+    )

@@ -11,7 +11,8 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from ..pairs.recipe import RECIPES, ModelRecipe, build_tokenizer
-from .console import console, progress
+from ..pairs.training import save_model, train_model
+from .console import console, limit_threads, progress
 from .evaluate_pair import evaluate_role, roles_of
 
 # Enough to see every stage work; such a model answers nothing.
@@ -30,21 +31,16 @@ def train_pair(
 
     Interrupted runs continue from OUT/.checkpoints when the command is repeated.
     """
-    import torch
-
-    if threads is not None:
-        torch.set_num_threads(threads)
+    limit_threads(threads)
     screen = console()
     tokenizer = build_tokenizer()
     for name in roles_of(role):
         recipe = dataclasses.replace(RECIPES[name], **_QUICK) if quick else RECIPES[name]
         _train(name, recipe, tokenizer, out, screen)
-        evaluate_role(name, recipe, out, 20 if quick else problems, screen)
+        evaluate_role(name, recipe, out / name, 20 if quick else problems, screen, write=True)
 
 
 def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, out: Path, screen: Console) -> None:
-    from ..pairs.training import save_model, train_model
-
     checkpoint = out / ".checkpoints" / f"{role}.safetensors"
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     with progress(screen) as bar:

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from .. import __version__
 from .evaluation import evaluate
 from .pair import load_model, task_of
-from .recipe import ModelRecipe
+from .recipe import RECIPES, ModelRecipe
 from .training import write_figures
 
 _TEMPLATE = Path(__file__).parent / "card_template.md"
@@ -32,12 +32,12 @@ def measure(
     problems: int = 1000,
     on_batch: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Measure a stored model and write ``figures.json`` and its model card beside the weights.
+    """Measure a stored model, as users get it: upcast to float32.
 
     Parameters
     ----------
     folder
-        The model's folder. It is measured as users get it: from the stored weights, upcast to float32.
+        The model's folder.
     role
         ``"target"`` or ``"draft"``.
     recipe
@@ -52,12 +52,12 @@ def measure(
     Returns
     -------
     dict
-        The figures.
+        Figures for :func:`write`.
     """
     model = load_model(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     evaluation = evaluate(model, tokenizer, task_of(pair), problems, split="test", on_batch=on_batch)
-    figures = {
+    return {
         "pair": pair,
         "role": role,
         "accuracy": evaluation.accuracy,
@@ -75,19 +75,18 @@ def measure(
         },
         "command": f"lossy-assist evaluate-pair --role {role} --problems {problems}",
     }
+
+
+def write(folder: Path, figures: dict[str, Any]) -> None:
+    """Write ``figures.json`` and the model card beside the weights."""
     write_figures(folder, figures)
-    write_card(folder, figures)
-    return figures
-
-
-def read_figures(folder: Path) -> dict[str, Any]:
-    """Return the figures that :func:`measure` left beside the weights."""
-    return json.loads((folder / "figures.json").read_text())
-
-
-def write_card(folder: Path, figures: dict[str, Any]) -> None:
-    """Write a model's card from its figures."""
     (folder / "README.md").write_text(render_card(figures))
+
+
+def recorded_recipe(folder: Path, role: str) -> ModelRecipe:
+    """Return the recipe in a model's figures, or the published one where it has no figures yet."""
+    path = folder / "figures.json"
+    return ModelRecipe(**json.loads(path.read_text())["recipe"]) if path.exists() else RECIPES[role]
 
 
 def render_card(figures: dict[str, Any]) -> str:

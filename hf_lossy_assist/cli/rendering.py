@@ -1,0 +1,80 @@
+"""Statistics and acceptance traces, as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from ..stats import LossyStats
+
+LOSSY_STYLE = "bold black on yellow"
+# What marks the same tokens where a console has no colours.
+OPEN, CLOSE = "«", "»"
+
+
+def stats_table(stats: LossyStats) -> Table:
+    """Return a table of one call's statistics."""
+    table = Table("statistic", "value", title="Statistics" + (" (lossless)" if stats.lossless else " (lossy)"))
+    rows = {
+        "tokens": f"{len(stats.trace)}",
+        "rounds": f"{stats.rounds}",
+        "tokens per round": f"{stats.tokens_per_round:.2f}",
+        "mean accepted": f"{stats.mean_accepted:.2f}",
+        "drafted": f"{stats.drafted}",
+        "accepted": f"{stats.accepted} ({100 * stats.acceptance_rate:.1f} % of drafted)",
+        "accepted only by the lossy rule": f"{stats.accepted_lossy}",
+        "corrected": f"{stats.corrected}",
+        "bonus": f"{stats.bonus}",
+        "target calls": f"{stats.target_calls}",
+        "draft calls": f"{stats.draft_calls}",
+        "accepted by": ", ".join(f"{rule} {count}" for rule, count in stats.accepted_by.items()),
+        "rounds by tokens accepted": " ".join(f"{n}:{count}" for n, count in enumerate(stats.accepted_histogram)),
+    }
+    rows |= {f"seconds, {stage}": f"{seconds:.3f}" for stage, seconds in stats.seconds.items()}
+    if total := stats.seconds.get("total"):
+        rows["tokens per second"] = f"{len(stats.trace) / total:.1f}"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def marked(text: str, *, colour: bool) -> Text:
+    """Return text that stands out."""
+    return Text(text, style=LOSSY_STYLE) if colour else Text(f"{OPEN}{text}{CLOSE}")
+
+
+def traced_text(
+    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], trace: Sequence[str], *, colour: bool
+) -> Text:
+    """Return generated text in which the tokens that only a lossy rule let through stand out.
+
+    Parameters
+    ----------
+    tokenizer
+        Decodes the tokens.
+    tokens, trace
+        The generated tokens, and what became of each; an empty trace for text that no rule was applied to.
+    colour
+        Mark by a style; otherwise by « and ».
+    """
+    text = Text()
+    shown = ""
+    pending = False
+    for end, kind in enumerate(trace or ("",) * len(tokens), 1):
+        # A token may hold half a character, or be a space only after another: decode prefixes, show increments.
+        prefix = tokenizer.decode(tokens[:end], skip_special_tokens=True)
+        pending = pending or kind == "accepted_lossy"
+        if prefix.endswith("\N{REPLACEMENT CHARACTER}") and end < len(tokens):
+            continue
+        added, shown = prefix[len(shown) :], prefix
+        if pending and added:
+            body = added.lstrip()
+            text.append(added[: len(added) - len(body)])
+            text.append(marked(body, colour=colour))
+        else:
+            text.append(added)
+        pending = False
+    return text
