@@ -8,6 +8,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers.utils.logging import disable_progress_bar
 from typer.core import TyperGroup
 
 from ..errors import LossyError
@@ -24,8 +25,9 @@ class CleanErrors(TyperGroup):
             raise typer.Exit(2) from None
 
 
-def limit_threads(threads: int | None) -> None:
-    """Let torch use ``threads`` CPU threads; None leaves its own choice."""
+def prepare_torch(threads: int | None) -> None:
+    """Let torch use ``threads`` CPU threads, None for its own choice; small models need no bars of their own."""
+    disable_progress_bar()
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -46,4 +48,5 @@ def progress(out: Console) -> Progress:
         TimeRemainingColumn(),
         console=out,
         transient=True,
+        disable=not out.is_terminal,
     )

@@ -12,7 +12,7 @@ from rich.text import Text
 from .. import enabled, pairs
 from ..pairs import Pair
 from ..tasks import Example
-from .console import console, limit_threads, progress
+from .console import console, prepare_torch, progress
 from .contest import CONTENDERS, SHOWN, Answer, Contender, Tally, answer
 from .rendering import marked, traced_text
 
@@ -24,7 +24,7 @@ def demo(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
 ) -> None:
     """Answer the same questions with every mode on the bundled pair, and compare quality and speed."""
-    limit_threads(threads)
+    prepare_torch(threads)
     screen = console()
     pair = pairs.load("arithmetic")
     tallies = {contender: Tally() for contender in CONTENDERS}

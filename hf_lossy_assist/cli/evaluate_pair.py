@@ -11,7 +11,7 @@ from rich.console import Console
 from ..pairs import ROLES, cards
 from ..pairs.pair import bundled_folder
 from ..pairs.recipe import ModelRecipe
-from .console import console, limit_threads, progress
+from .console import console, prepare_torch, progress
 
 
 def evaluate_pair(
@@ -24,7 +24,7 @@ def evaluate_pair(
     write: Annotated[bool, typer.Option("--write", help="Write figures.json and the model card.")] = False,
 ) -> None:
     """Measure the exact-answer accuracy of each model of a pair alone, greedily."""
-    limit_threads(threads)
+    prepare_torch(threads)
     root = bundled_folder("arithmetic") if folder is None else folder
     for name in roles_of(role):
         recipe = cards.recorded_recipe(root / name, name)

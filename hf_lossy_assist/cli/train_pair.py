@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..pairs.recipe import RECIPES, ModelRecipe, build_tokenizer
 from ..pairs.training import save_model, train_model
-from .console import console, limit_threads, progress
+from .console import console, prepare_torch, progress
 from .evaluate_pair import evaluate_role, roles_of
 
 # Enough to see every stage work; such a model answers nothing.
@@ -31,7 +31,7 @@ def train_pair(
 
     Interrupted runs continue from OUT/.checkpoints when the command is repeated.
     """
-    limit_threads(threads)
+    prepare_torch(threads)
     screen = console()
     tokenizer = build_tokenizer()
     for name in roles_of(role):

@@ -110,6 +110,7 @@ def save_model(model, tokenizer, folder: Path) -> None:
     generation_config = model.generation_config
     generation_config.max_length = None
     model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # safetensors keeps it from everyone else
     tokenizer.save_pretrained(folder)
 
 
