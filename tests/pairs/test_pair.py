@@ -1,0 +1,69 @@
+"""Loading pairs, and what the bundled one promises."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from hf_lossy_assist import LossyValueError, pairs
+from hf_lossy_assist.pairs import cards
+from hf_lossy_assist.pairs.evaluation import evaluate
+from hf_lossy_assist.pairs.pair import bundled_folder
+from tests.tiny_pair import needs_bundled_weights
+
+ARITHMETIC = bundled_folder("arithmetic")
+
+
+def test_a_pair_is_ready_to_use(tiny_pair_folder):
+    pair = pairs.load("arithmetic", folder=tiny_pair_folder)
+    for model in (pair.target, pair.draft):
+        assert model.dtype == torch.float32
+        assert not model.training
+        assert model.config.vocab_size == len(pair.tokenizer)
+    assert pair.tokenizer.padding_side == "left"
+    assert pair.task.name == "arithmetic"
+    assert pair.heads == {}
+    assert not torch.equal(pair.target.lm_head.weight, pair.draft.lm_head.weight)
+
+
+def test_a_pair_is_loaded_in_the_dtype_asked_for(tiny_pair_folder):
+    pair = pairs.load("arithmetic", folder=tiny_pair_folder, dtype=torch.bfloat16, device="cpu")
+    assert pair.target.dtype == pair.draft.dtype == torch.bfloat16
+
+
+def test_an_unknown_pair_is_an_error_with_the_nearest_name():
+    with pytest.raises(
+        LossyValueError, match=r"`name` .*\['arithmetic'\], but is 'aritmetic'; did you mean 'arithmetic'"
+    ):
+        pairs.load("aritmetic")
+
+
+def test_a_folder_without_weights_is_an_error_that_says_how_to_make_them(tmp_path):
+    with pytest.raises(LossyValueError, match=r"`folder` .* has none; .*train-pair"):
+        pairs.load("arithmetic", folder=tmp_path)
+
+
+@needs_bundled_weights
+def test_the_bundled_pair_keeps_its_promises():
+    target, draft = (json.loads((ARITHMETIC / role / "figures.json").read_text()) for role in pairs.ROLES)
+    assert target["problems"] == draft["problems"] == 1000
+    assert target["accuracy"] >= 0.95
+    assert 0.40 <= draft["accuracy"] <= 0.75
+    assert target["parameters"] >= 8 * draft["parameters"]
+    assert sum(file.stat().st_size for file in ARITHMETIC.rglob("*") if file.is_file()) <= 16 * 2**20
+
+
+@needs_bundled_weights
+@pytest.mark.parametrize("role", pairs.ROLES)
+def test_the_bundled_figures_and_cards_belong_to_the_weights(role):
+    figures = json.loads((ARITHMETIC / role / "figures.json").read_text())
+    assert (ARITHMETIC / role / "README.md").read_text() == cards.render_card(figures)
+    pair = pairs.load("arithmetic")
+    model = getattr(pair, role)
+    assert model.num_parameters() == figures["parameters"]
+    # 100 of the 1,000 problems: three standard deviations of a binomial either way.
+    accuracy = evaluate(model, pair.tokenizer, pair.task, 100).accuracy
+    spread = (figures["accuracy"] * (1 - figures["accuracy"]) / 100) ** 0.5
+    assert abs(accuracy - figures["accuracy"]) <= 3 * spread + 0.02

@@ -1,0 +1,124 @@
+"""The arithmetic task: its problems, its splits, and what counts as an answer."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.tasks import Arithmetic, arithmetic
+from hf_lossy_assist.tasks.base import Example
+
+OPERATIONS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "x": lambda a, b: a * b}
+EQUATION = re.compile(r"(\d+) ([-+x]) (\d+) = (\d+)")
+
+
+def numbers_of(example: Example) -> tuple[str, ...]:
+    """Return the numbers and operations of an example's solution, whatever its wording."""
+    return tuple(re.findall(r"\d+| [-+x] ", example.solution))
+
+
+def test_the_same_call_gives_the_same_examples():
+    assert Arithmetic(3).examples("test", 20) == Arithmetic(3).examples("test", 20)
+    assert Arithmetic(3).examples("test", 5) == Arithmetic(3).examples("test", 20)[:5]
+
+
+def test_another_seed_gives_other_examples():
+    assert Arithmetic(0).examples("test", 20) != Arithmetic(1).examples("test", 20)
+
+
+def test_examples_of_a_split_differ_from_each_other():
+    prompts = [example.prompt for example in Arithmetic().examples("train", 500)]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_splits_share_no_problem_whatever_the_seed(monkeypatch):
+    # Drawn from 300 problems, every one turns up many times: with splits by chance they would overlap.
+    rng = random.Random(0)
+    few = [arithmetic.draw_problem(rng) for _ in range(300)]
+    monkeypatch.setattr(arithmetic, "draw_problem", lambda rng: rng.choice(few))
+    drawn = {
+        split: {numbers_of(example) for seed in range(3) for example in Arithmetic(seed).examples(split, 300)}
+        for split in Arithmetic.splits
+    }
+    assert sum(map(len, drawn.values())) > 250
+    for a, b in (("train", "test"), ("train", "validation"), ("validation", "test")):
+        assert not drawn[a] & drawn[b]
+
+
+def test_test_and_validation_take_a_twentieth_each():
+    rng = random.Random(1)
+    splits = [arithmetic.draw_problem(rng).split for _ in range(4000)]
+    for split in ("test", "validation"):
+        assert 0.04 < splits.count(split) / len(splits) < 0.06
+
+
+@pytest.mark.parametrize("split", Arithmetic.splits)
+def test_solutions_state_the_answer(split):
+    task = Arithmetic()
+    for example in task.examples(split, 300):
+        assert task.equivalent(task.extract_answer(example.solution), example.answer)
+
+
+def test_every_calculation_is_right():
+    for example in Arithmetic().examples("validation", 300):
+        equations = EQUATION.findall(example.solution)
+        assert 3 <= len(equations) <= 5
+        for a, op, b, result in equations:
+            assert OPERATIONS[op](int(a), int(b)) == int(result) <= arithmetic.MAX_TOTAL
+        assert equations[-1][-1] == example.answer
+
+
+def test_a_problem_s_answer_follows_from_its_steps():
+    rng = random.Random(2)
+    kinds = set()
+    for _ in range(300):
+        problem = arithmetic.draw_problem(rng)
+        totals = list(problem.starts)
+        for step in problem.steps:
+            assert step.before == totals[step.who]
+            totals[step.who] = OPERATIONS[step.op](totals[step.who], step.operand)
+        expected = {"total": totals[0], "together": sum(totals), "difference": totals[0] - totals[-1]}
+        assert problem.answer == expected[problem.kind]
+        kinds.add(problem.kind)
+    assert kinds == {"total", "together", "difference"}
+
+
+def test_the_question_names_every_number_but_not_the_way():
+    for example in Arithmetic().examples("test", 200):
+        asked = re.findall(r"\d+", example.prompt)
+        for _, _, operand, _ in EQUATION.findall(example.solution)[:-1]:
+            assert operand in asked
+        assert " = " not in example.prompt
+        assert example.prompt.endswith("\nAnswer:")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is 42.", "42"),
+        ("so the answer is 1,234", "1234"),
+        ("The answer is -7.", "-7"),
+        ("The answer is 007.", "7"),
+        ("The answer is 3. No: the answer is 4.", "4"),
+        ("It is 42.", None),
+        ("The answer is", None),
+        ("", None),
+    ],
+)
+def test_extract_answer(text, answer):
+    assert Arithmetic().extract_answer(text) == answer
+
+
+def test_equivalence_needs_an_answer():
+    task = Arithmetic()
+    assert task.equivalent("4", "4")
+    assert not task.equivalent("4", "40")
+    assert not task.equivalent(None, None)
+
+
+def test_an_unknown_split_is_named():
+    with pytest.raises(LossyValueError, match=r"`split` has to be one of .*'test'.*, but is 'tests'"):
+        Arithmetic().examples("tests", 1)

@@ -1,0 +1,27 @@
+"""A pair of untrained models in a folder of the bundled pair's layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs.recipe import ModelRecipe, build_model, build_tokenizer
+from hf_lossy_assist.pairs.training import save_model
+
+TINY = ModelRecipe(layers=1, hidden=16, heads=2, intermediate=24, steps=6, batch=2)
+
+needs_bundled_weights = pytest.mark.skipif(
+    not (bundled_folder("arithmetic") / "target" / "model.safetensors").exists(),
+    reason="the bundled weights are not there yet",
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = build_tokenizer(100)
+    for seed, role in enumerate(("target", "draft")):
+        save_model(build_model(ModelRecipe(**{**vars(TINY), "seed": seed}), tokenizer), tokenizer, folder / role)
+    return folder
