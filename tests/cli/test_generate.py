@@ -1,0 +1,156 @@
+"""``lossy-assist generate``."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hf_lossy_assist import LossyValueError, pairs
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.cli.generate import ConsoleStreamer, parse_config, parse_mode
+
+PROMPT = "Question: Ada has 5 apples.\nAnswer:"
+
+
+@pytest.fixture
+def models(tiny_pair_folder):
+    return ["--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft")]
+
+
+@pytest.fixture
+def bundled(tiny_pair_folder, monkeypatch):
+    monkeypatch.setattr(pairs, "load", functools.partial(pairs.load, folder=tiny_pair_folder))
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["generate", *arguments], env={"COLUMNS": "160"})
+
+
+def run_pair(*arguments: str) -> str:
+    """Return what the command prints for twelve tokens of the pair."""
+    result = run("--pair", "arithmetic", "--max-new-tokens", "12", *arguments, PROMPT)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def continuation(folder, prompt: str = PROMPT, dtype: torch.dtype = torch.float32) -> str:
+    """Return what the target alone says."""
+    pair = pairs.load("arithmetic", folder=folder, dtype=dtype)
+    inputs = pair.tokenizer(prompt, return_tensors="pt")
+    ids = pair.target.generate(**inputs, do_sample=False, max_new_tokens=12)
+    return pair.tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_lossless_prints_what_the_target_alone_would_say(models, tiny_pair_folder):
+    result = run(*models, "--max-new-tokens", "12", PROMPT)
+    assert result.exit_code == 0, result.output
+    # The models in the folder are in bfloat16, and the command takes them as they are.
+    assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+
+
+def test_the_pair_needs_no_models_and_no_prompt(bundled, tiny_pair_folder):
+    question = pairs.load("arithmetic").task.examples("test", 1)[0].prompt
+    result = run("--pair", "arithmetic", "--max-new-tokens", "12")
+    assert result.exit_code == 0, result.output
+    assert question in result.stdout
+    assert continuation(tiny_pair_folder, question) in result.stdout
+
+    assert run_pair() == continuation(tiny_pair_folder) + "\n"
+
+
+def test_text_arrives_in_pieces(tiny_pair_folder):
+    pieces = []
+
+    class File(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.append(text)
+            return super().write(text)
+
+    pair = pairs.load("arithmetic", folder=tiny_pair_folder)
+    streamer = ConsoleStreamer(pair.tokenizer, Console(file=File(), width=20), None)
+    answer = " First, Ada has 5 apples [b]and[/b] more of them. The answer is 5."
+    prompt, rest = (pair.tokenizer(text, return_tensors="pt")["input_ids"] for text in (PROMPT, answer))
+    streamer.put(prompt)
+    assert not pieces
+    streamer.put(rest[0, 1:9])
+    assert pieces
+    streamer.put(rest[0, 9:])
+    streamer.end()
+    assert "".join(pieces) == answer + "\n"
+    assert streamer.text == answer
+
+
+def test_statistics_are_printed_on_request(bundled):
+    printed = run_pair("--stats", "--mode", "topk", "--config", "k=2")
+    for name in ("tokens per round", "mean accepted", "accepted only by the lossy rule", "seconds, drafting"):
+        assert name in printed
+    assert "(lossy)" in printed
+    assert "(lossless)" in run_pair("--stats")
+    assert "Statistics" not in run_pair()
+
+
+def test_settings_reach_the_rule(bundled):
+    # An untrained draft is hardly ever the target's first choice, but always among all its choices.
+    marks = {k: run_pair("--show-acceptance", "--mode", "topk", "--config", f"k={k}").count("«") for k in (1, 9999)}
+    assert marks[1] == 0
+    assert marks[9999] > 5
+
+
+def test_a_seed_makes_samples_repeat(bundled):
+    def sampled(seed: str) -> str:
+        return run_pair("--mode", "ears", "--sample", "--temperature", "0.9", "--seed", seed)
+
+    assert sampled("1") == sampled("1") != sampled("2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pair", "arithmetic", "--mode", "topkk"], r"`lossy_mode` has to be one of"),
+        (["--pair", "arithmetic", "--mode", "ears", "--config", "beta=2"], r"beta"),
+        (["--pair", "arithmetic", "--mode", "ears", "--config", "bta=0.1"], r"did you mean 'beta'"),
+        (["--pair", "arithmetic", "--config", "beta"], r"`--config` has to be KEY=VALUE"),
+        (["--pair", "aritmetic"], r"did you mean 'arithmetic'"),
+        (["--pair", "arithmetic", "--model", "x"], r"`--pair` 'arithmetic' brings its own models"),
+        (["--temperature", "0.7", "--pair", "arithmetic"], r"`--temperature` counts only with `--sample`"),
+        (["--model", "x"], r"`--assistant` and `PROMPT` has to be given"),
+        (["--model", "/no/such", "--assistant", "/no/such", "p"], r"`--model` has to be .*'/no/such'"),
+    ],
+)
+def test_bad_input_is_one_clean_line(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+    assert not result.stdout
+    assert re.search(message, result.stderr)
+
+
+def test_modes_are_one_or_several():
+    assert parse_mode("ears") == "ears"
+    assert parse_mode("topk, dropmatch") == ["topk", "dropmatch"]
+
+
+def test_settings_are_json_where_they_can_be():
+    items = ["beta=0.2", "criterion=naive", "seed=3", "require_lossless=true", "topk.k=2", "x=a=b"]
+    assert parse_config(items) == {
+        "beta": 0.2,
+        "criterion": "naive",
+        "seed": 3,
+        "require_lossless": True,
+        "topk": {"k": 2},
+        "x": "a=b",
+    }
+
+
+@pytest.mark.parametrize("item", ["beta", "=1", "a.b.c=1", "topk.=1"])
+def test_settings_without_a_key_are_an_error(item):
+    with pytest.raises(LossyValueError, match=r"`--config` has to be KEY=VALUE"):
+        parse_config([item])
