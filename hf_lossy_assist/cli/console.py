@@ -8,7 +8,6 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers.utils.logging import disable_progress_bar
 from typer.core import TyperGroup
 
 from ..errors import LossyError
@@ -25,9 +24,8 @@ class CleanErrors(TyperGroup):
             raise typer.Exit(2) from None
 
 
-def prepare_torch(threads: int | None) -> None:
-    """Let torch use ``threads`` CPU threads, None for its own choice; small models need no bars of their own."""
-    disable_progress_bar()
+def limit_threads(threads: int | None) -> None:
+    """Let torch use ``threads`` CPU threads; None leaves its own choice."""
     if threads is not None:
         torch.set_num_threads(threads)
 

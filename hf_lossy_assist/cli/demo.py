@@ -8,11 +8,12 @@ import typer
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from transformers.utils.logging import disable_progress_bar
 
 from .. import enabled, pairs
 from ..pairs import Pair
 from ..tasks import Example
-from .console import console, prepare_torch, progress
+from .console import console, limit_threads, progress
 from .contest import CONTENDERS, SHOWN, Answer, Contender, Tally, answer
 from .rendering import marked, traced_text
 
@@ -24,7 +25,8 @@ def demo(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
 ) -> None:
     """Answer the same questions with every mode on the bundled pair, and compare quality and speed."""
-    prepare_torch(threads)
+    limit_threads(threads)
+    disable_progress_bar()
     screen = console()
     pair = pairs.load("arithmetic")
     tallies = {contender: Tally() for contender in CONTENDERS}

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
 
 from ..pairs import ROLES, cards
 from ..pairs.pair import bundled_folder
 from ..pairs.recipe import ModelRecipe
-from .console import console, prepare_torch, progress
+from .console import console, limit_threads, progress
 
 
 def evaluate_pair(
@@ -24,7 +25,8 @@ def evaluate_pair(
     write: Annotated[bool, typer.Option("--write", help="Write figures.json and the model card.")] = False,
 ) -> None:
     """Measure the exact-answer accuracy of each model of a pair alone, greedily."""
-    prepare_torch(threads)
+    limit_threads(threads)
+    disable_progress_bar()
     root = bundled_folder("arithmetic") if folder is None else folder
     for name in roles_of(role):
         recipe = cards.recorded_recipe(root / name, name)

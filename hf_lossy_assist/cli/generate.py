@@ -20,6 +20,7 @@ from transformers import (
     TextStreamer,
     set_seed,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from .. import enabled, pairs
 from ..config import parse
@@ -149,6 +150,7 @@ def _cast(model: str | None, assistant: str | None, pair: str | None, prompt: st
             raise LossyValueError(
                 f"`--pair` {pair!r} brings its own models; leave out `--model` {model!r} `--assistant` {assistant!r}"
             )
+        disable_progress_bar()
         bundled = pairs.load(pair)
         question = bundled.task.examples("test", 1)[0].prompt if prompt is None else prompt
         return Cast(bundled.target, bundled.draft, bundled.tokenizer, question)

@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from ..pairs.recipe import RECIPES, ModelRecipe, build_tokenizer
 from ..pairs.training import save_model, train_model
-from .console import console, prepare_torch, progress
+from .console import console, limit_threads, progress
 from .evaluate_pair import evaluate_role, roles_of
 
 # Enough to see every stage work; such a model answers nothing.
@@ -31,7 +32,8 @@ def train_pair(
 
     Interrupted runs continue from OUT/.checkpoints when the command is repeated.
     """
-    prepare_torch(threads)
+    limit_threads(threads)
+    disable_progress_bar()
     screen = console()
     tokenizer = build_tokenizer()
     for name in roles_of(role):
