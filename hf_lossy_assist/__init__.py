@@ -3,8 +3,14 @@
 Importing this package changes nothing; :func:`enable` makes ``generate()`` understand ``lossy_mode``.
 """
 
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
 from .enabling import disable, enable, enabled, last_stats
 from .errors import LossyError, LossyUnsupportedError, LossyValueError
+from .hook import LossyVerification
 from .output import GenerateLossyOutput
 from .stats import LossyStats
 
@@ -16,8 +22,18 @@ __all__ = [
     "LossyStats",
     "LossyUnsupportedError",
     "LossyValueError",
+    "LossyVerification",
     "disable",
     "enable",
     "enabled",
     "last_stats",
 ]
+
+_SUBMODULES = ("pairs", "tasks")
+
+
+def __getattr__(name: str) -> ModuleType:
+    # `hf_lossy_assist.pairs.load(...)` works after a plain import, which need not pay for it.
+    if name in _SUBMODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,13 +15,12 @@ from . import compat
 from .compat import CandidateGenerator
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
-from .drafting import ModelDrafter
+from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter
 from .errors import LossyUnsupportedError, LossyValueError
 from .output import GenerateLossyOutput
 from .sampling import Randomness
 from .stats import LossyStats
 
-DEFAULT_NUM_ASSISTANT_TOKENS = 5
 DrafterFactory = Callable[..., CandidateGenerator]
 
 
@@ -92,7 +91,7 @@ class LossyCall:
             config=config,
             assistant_model=assistant,
             candidate_generator=given.get("candidate_generator"),
-            num_assistant_tokens=DEFAULT_NUM_ASSISTANT_TOKENS if gamma is None else gamma,
+            num_assistant_tokens=DEFAULT_NUM_TOKENS if gamma is None else gamma,
             confidence=explicit("assistant_confidence_threshold", assistant_config),
             schedule=explicit("num_assistant_tokens_schedule", assistant_config) or "constant",
         )

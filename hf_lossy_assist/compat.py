@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,6 +136,29 @@ def stock_drafter(
     )
 
 
+@contextmanager
+def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., CandidateGenerator]) -> Iterator[None]:
+    """Inside the block, ask ``intercept(build, **kwargs)`` whenever stock assisted generation wants a drafter.
+
+    ``build(**kwargs)`` returns the drafter that it would have used, and ``kwargs`` are its own arguments. Other
+    threads are not affected.
+    """
+    thread, build = threading.get_ident(), model._get_candidate_generator
+
+    def choose(**kwargs: Any) -> CandidateGenerator:
+        return intercept(build, **kwargs) if threading.get_ident() == thread else build(**kwargs)
+
+    outer = vars(model).get("_get_candidate_generator")
+    model._get_candidate_generator = choose
+    try:
+        yield
+    finally:
+        if outer is None:
+            del model._get_candidate_generator
+        else:
+            model._get_candidate_generator = outer
+
+
 def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
     """Return how many of ``input_ids`` a cache passed in by the user lacks; None where all are to be sent."""
     past = model_kwargs["past_key_values"].get_seq_length()
@@ -166,6 +190,7 @@ __all__ = [
     "CandidateGenerator",
     "advance_inputs",
     "forward_accepts",
+    "intercepted_drafter",
     "new_cache",
     "prepare_candidate_inputs",
     "recording",

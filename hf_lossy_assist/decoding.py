@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from . import drafting
 from .acceptors import Acceptor, decide
 from .compat import CandidateGenerator, advance_inputs, recording, rollback
-from .messages import Decision, Draft, Verification
+from .messages import Decision, Draft, Outcome, Verification
 from .output import GenerateLossyOutput, OutputRecorder
 from .sampling import Randomness
 from .stats import LossyStats, StatsRecorder
@@ -128,7 +128,7 @@ class Decoding:
 
     def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
         with self.stats.timed("deciding"):
-            outcome = _Outcome.fetch(draft, decision)
+            outcome = Outcome.fetch(draft, decision)
         self.n_accepted = outcome.n_accepted
         extended = torch.cat([self.ids, draft.tokens[:, : outcome.n_accepted], decision.next_token[:, None]], dim=-1)
         scores = self.record.scores_with(verification.logits, len(outcome.tokens))
@@ -152,27 +152,3 @@ class Decoding:
         if not self.run.config.return_dict_in_generate:
             return self.ids, stats
         return self.record.finish(self.ids, self.inputs["past_key_values"], stats), stats
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """A round's decision on the host."""
-
-    n_accepted: int
-    tokens: list[int]
-    lossless: list[bool]
-    kept_by: dict[str, list[bool]]
-
-    @classmethod
-    def fetch(cls, draft: Draft, decision: Decision) -> _Outcome:
-        """Bring everything that the host needs over in one transfer: the round's only synchronisation."""
-        parts = [draft.tokens[0], decision.lossless[0], *(mask[0] for mask in decision.kept_by.values())]
-        packed = torch.cat([decision.n_accepted, decision.next_token, *(part.long() for part in parts)]).tolist()
-        n_accepted, next_token, *rest = packed
-        tokens, lossless, *masks = ([*rest[i * len(draft) : (i + 1) * len(draft)]] for i in range(len(parts)))
-        return cls(
-            n_accepted=n_accepted,
-            tokens=[*tokens[:n_accepted], next_token],
-            lossless=[bool(x) for x in lossless],
-            kept_by={rule: [bool(x) for x in mask] for rule, mask in zip(decision.kept_by, masks, strict=True)},
-        )

@@ -171,3 +171,37 @@ class Decision:
     next_token: Tensor
     lossless: Tensor
     kept_by: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A round's decision on the host.
+
+    Attributes
+    ----------
+    n_accepted
+        Length of the kept prefix.
+    tokens
+        The kept tokens and the one that follows them.
+    lossless, kept_by
+        As in :class:`Decision`.
+    """
+
+    n_accepted: int
+    tokens: list[int]
+    lossless: list[bool]
+    kept_by: dict[str, list[bool]]
+
+    @classmethod
+    def fetch(cls, draft: Draft, decision: Decision) -> Outcome:
+        """Bring everything that the host needs over in one transfer: the round's only synchronisation."""
+        parts = [draft.tokens[0], decision.lossless[0], *(mask[0] for mask in decision.kept_by.values())]
+        packed = torch.cat([decision.n_accepted, decision.next_token, *(part.long() for part in parts)]).tolist()
+        n_accepted, next_token, *rest = packed
+        tokens, lossless, *masks = ([*rest[i * len(draft) : (i + 1) * len(draft)]] for i in range(len(parts)))
+        return cls(
+            n_accepted=n_accepted,
+            tokens=[*tokens[:n_accepted], next_token],
+            lossless=[bool(x) for x in lossless],
+            kept_by={rule: [bool(x) for x in mask] for rule, mask in zip(decision.kept_by, masks, strict=True)},
+        )

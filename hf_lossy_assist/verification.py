@@ -113,6 +113,11 @@ class Verifier:
     def __post_init__(self) -> None:
         if self.acceptor.needs & {"hidden", "dropped_heads"}:
             head = self.model.get_output_embeddings()
+            if head is None:
+                raise LossyUnsupportedError(
+                    f"the rule {self.acceptor.name!r} reads the input of the LM head, but {type(self.model).__name__} "
+                    "names none; use a rule that reads logits only, e.g. 'topk'"
+                )
             self.tap = HeadTap(head, self.acceptor.dropped_heads, self.randomness)
 
     def verify(
@@ -160,13 +165,29 @@ class Verifier:
             with self.tap.over(n):
                 outputs = self.model(**inputs, return_dict=True)
             clean, dropped = self.tap.split(outputs.logits, n)
-        # A copy when processors may overwrite it: the raw logits belong to the caller.
-        raw = clean.to(device=ids.device, dtype=torch.float32, copy=bool(self.processors) and self.keep_raw)
-        logits = process(self.processors, candidate, raw.clone() if self.keep_raw else raw)
-        paths, centroid = self._process_dropped(candidate[:, :-1], dropped, ids.device)
-        verification = Verification(
+        raw = clean.to(device=ids.device, dtype=torch.float32)
+        # Processors may overwrite what they are given, and the raw logits belong to the caller.
+        verification = self.judge(candidate, draft, raw.clone() if self.keep_raw else raw, dropped)
+        return verification, outputs, raw if self.keep_raw else None
+
+    def judge(self, candidate: Tensor, draft: Draft, logits: Tensor, dropped: Tensor | None) -> Verification:
+        """Process a forward's logits into what acceptors read.
+
+        Parameters
+        ----------
+        candidate
+            ``(B, L + n)`` committed and drafted tokens.
+        draft
+            The proposal.
+        logits
+            ``(B, n + 1, V)`` float32 logits of the target; may be overwritten.
+        dropped
+            ``(B, K, n, V)`` logits of its dropped heads, or None.
+        """
+        paths, centroid = self._process_dropped(candidate[:, :-1], dropped, logits.device)
+        return Verification(
             tokens=draft.tokens,
-            logits=logits,
+            logits=process(self.processors, candidate, logits),
             draft_logits=draft.logits,
             do_sample=self.do_sample,
             randomness=self.randomness,
@@ -174,7 +195,6 @@ class Verifier:
             dropped_logits=paths,
             centroid_logits=centroid,
         )
-        return verification, outputs, raw if self.keep_raw else None
 
     def _process_dropped(
         self, prefix: Tensor, dropped: Tensor | None, device: torch.device

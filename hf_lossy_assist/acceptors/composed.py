@@ -18,6 +18,11 @@ class _Composed(Acceptor):
     rules: tuple[Acceptor, ...]
 
     paper: ClassVar[str] = "composition"
+    conjunction: ClassVar[str]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return f" {self.conjunction} ".join(rule.name for rule in self.rules)
 
     def __post_init__(self) -> None:
         heads = {rule.dropped_heads for rule in self.rules} - {None}
@@ -49,7 +54,7 @@ class AnyOf(_Composed):
     A token is credited to the first rule of the list that keeps it.
     """
 
-    name: ClassVar[str] = "any_of"
+    conjunction: ClassVar[str] = "or"
 
     def keep(self, v: Verification) -> Tensor:
         return torch.stack([rule.keep(v) for rule in self.rules]).any(0)
@@ -68,7 +73,7 @@ class AnyOf(_Composed):
 class AllOf(_Composed):
     """Keep x iff every one of the rules keeps it; the correction is that of the last rule."""
 
-    name: ClassVar[str] = "all_of"
+    conjunction: ClassVar[str] = "and"
 
     def keep(self, v: Verification) -> Tensor:
         return torch.stack([rule.keep(v) for rule in self.rules]).all(0)

@@ -10,6 +10,8 @@ from ..compat import CandidateGenerator, forward_accepts, new_cache, rollback
 from ..processing import process
 from ..sampling import Randomness
 
+DEFAULT_NUM_TOKENS = 5
+
 
 class ModelDrafter(CandidateGenerator):
     """Proposes tokens with the draft model's own forward and cache.

@@ -33,7 +33,7 @@ class ModelRecipe:
 
 RECIPES = {
     "target": ModelRecipe(layers=4, hidden=256, heads=8, intermediate=768, steps=2600),
-    "draft": ModelRecipe(layers=2, hidden=96, heads=4, intermediate=256, steps=2000, seed=1),
+    "draft": ModelRecipe(layers=2, hidden=128, heads=4, intermediate=256, steps=2000, seed=1),
 }
 
 

@@ -1,0 +1,1 @@
+"""Measurements: what a rule keeps, and what that costs. Nothing here is needed to generate."""

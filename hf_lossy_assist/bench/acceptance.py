@@ -1,0 +1,168 @@
+"""How much of a draft each rule keeps, and how likely the target finds the text that comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..config import parse
+from ..stats import LossyStats
+from .runs import Response, Setting, pool, respond
+
+RULES: tuple[tuple[Any, Mapping[str, Any]], ...] = (
+    ("lossless", {}),
+    ("dropmatch", {"criterion": "js"}),
+    ("dropmatch", {"criterion": "naive"}),
+    ("ears", {"beta": 0.1}),
+    ("topk", {"k": 2}),
+    ("topk", {"k": 5, "tolerance": 1.0}),
+    ("typical", {}),
+    ("relaxed", {"top_n": 10, "delta": 0.6}),
+    ("ensemble", {"weight": 0.8}),
+)
+"""Every rule at a published or usual setting."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """One setting over all prompts.
+
+    Attributes
+    ----------
+    mode, config
+        The rule and its settings; ``"target alone"`` and ``"draft alone"`` are plain generation.
+    temperature
+        None for greedy decoding.
+    prompts, tokens
+        How many responses, and how many tokens in all of them.
+    mean_accepted, tokens_per_round
+        Drafted tokens kept, and tokens emitted, per round; None for plain generation, as the next two.
+    acceptance_rate
+        Share of the drafted tokens that were kept.
+    accepted_lossy
+        Share of the kept tokens that the lossless rule would have rejected.
+    log_likelihood
+        Mean log p per generated token, in nats, under the target without any warper.
+    likeliest
+        Share of the generated tokens that are the target's likeliest one after the text before them.
+    greedy_prefix
+        How far the response runs along with the target's own greedy one before the first difference, as a share
+        of the latter's length; mean over the prompts.
+    """
+
+    mode: Any
+    config: Mapping[str, Any]
+    temperature: float | None
+    prompts: int
+    tokens: int
+    mean_accepted: float | None
+    tokens_per_round: float | None
+    acceptance_rate: float | None
+    accepted_lossy: float | None
+    log_likelihood: float
+    likeliest: float
+    greedy_prefix: float
+
+
+def settings(temperatures: Iterable[float | None] = (None, 0.9)) -> list[Setting]:
+    """Return every rule at every temperature, except where a lossy one could not differ from ``lossless``."""
+    return [
+        Setting(mode, config, temperature)
+        for temperature in temperatures
+        for mode, config in RULES
+        if mode == "lossless" or not parse(mode, dict(config)).acceptor.is_lossless(temperature is not None)
+    ]
+
+
+def measure(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    prompts: Sequence[Tensor],
+    wanted: Sequence[Setting],
+    *,
+    gamma: int = 5,
+    max_new_tokens: int = 100,
+    seed: int = 0,
+) -> Iterator[Acceptance]:
+    """Run every setting over every prompt; at each temperature, target and draft alone come first.
+
+    Parameters
+    ----------
+    target, draft
+        Models with one tokenizer.
+    prompts
+        Token ids ``(L,)``.
+    wanted
+        The settings.
+    gamma, max_new_tokens
+        Drafted tokens per round, and the longest response.
+    seed
+        Prompt ``i`` is continued with ``seed + i``, under every setting.
+    """
+    length = {"max_new_tokens": max_new_tokens}
+    greedy = [respond(target, None, prompt, Setting(), **length) for prompt in prompts]
+
+    def row(mode: Any, setting: Setting, model: PreTrainedModel) -> Acceptance:
+        responses = [
+            respond(model, draft, prompt, setting, gamma=gamma, seed=seed + i, **length)
+            for i, prompt in enumerate(prompts)
+        ]
+        stats = None if setting.mode is None else pool(response.stats for response in responses)
+        return _row(mode, setting, stats, responses, greedy, target)
+
+    for temperature in dict.fromkeys(setting.temperature for setting in wanted):
+        yield row("target alone", Setting(temperature=temperature), target)
+        yield row("draft alone", Setting(temperature=temperature), draft)
+        for setting in wanted:
+            if setting.temperature == temperature:
+                yield row(setting.mode, setting, target)
+
+
+@torch.inference_mode()
+def judge_text(target: PreTrainedModel, response: Response) -> tuple[Tensor, Tensor]:
+    """Return ``(n,)`` the target's log p of each generated token, and whether it is the likeliest one."""
+    ids = torch.cat([response.prompt, response.tokens]).to(target.device)
+    logits = target(input_ids=ids[None, :-1], use_cache=False).logits[0, len(response.prompt) - 1 :].float()
+    tokens = ids[len(response.prompt) :]
+    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], logits.argmax(-1) == tokens
+
+
+def common_prefix(a: Tensor, b: Tensor) -> int:
+    """Return how many tokens two texts share from the beginning."""
+    n = min(len(a), len(b))
+    return int((a[:n] == b[:n]).long().cumprod(0).sum())
+
+
+def _row(
+    mode: Any,
+    setting: Setting,
+    stats: LossyStats | None,
+    responses: Sequence[Response],
+    greedy: Sequence[Response],
+    target: PreTrainedModel,
+) -> Acceptance:
+    judged = [judge_text(target, response) for response in responses]
+    log_p = torch.cat([log_p for log_p, _ in judged])
+    prefixes = [
+        common_prefix(response.tokens.to(own.tokens.device), own.tokens) / len(own.tokens)
+        for response, own in zip(responses, greedy, strict=True)
+    ]
+    return Acceptance(
+        mode=mode,
+        config=dict(setting.config),
+        temperature=setting.temperature,
+        prompts=len(responses),
+        tokens=len(log_p),
+        mean_accepted=stats and stats.mean_accepted,
+        tokens_per_round=stats and stats.tokens_per_round,
+        acceptance_rate=stats and stats.acceptance_rate,
+        accepted_lossy=stats and stats.accepted_lossy / max(1, stats.accepted),
+        log_likelihood=log_p.double().mean().item(),
+        likeliest=torch.cat([likeliest for _, likeliest in judged]).double().mean().item(),
+        greedy_prefix=sum(prefixes) / len(prefixes),
+    )

@@ -1,0 +1,160 @@
+"""``lossy-assist dropout-tables``: what DropMatch's dropped heads say on a bundled pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import Progress
+from rich.table import Table
+
+from .. import pairs
+from ..bench import records
+from ..bench.dropout_choice import DROPOUTS, DropoutChoice, dropout_choices
+from ..bench.dropped_heads import Agreement, Divergence, PathAccuracy, agreements, divergences, path_accuracies
+from ..bench.runs import respond_greedily
+from ..pairs import Pair, evaluation
+from .console import console, limit_threads, progress
+from .options import numbers
+
+
+class Part(str, Enum):
+    """What can be measured."""
+
+    accuracy = "accuracy"
+    agreement = "agreement"
+    divergence = "divergence"
+    choice = "choice"
+
+
+def dropout_tables(
+    pair: Annotated[str, typer.Option(help="The bundled pair.")] = "arithmetic",
+    folder: Annotated[Path | None, typer.Option(help="Folder with `target` and `draft` to use instead.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Test problems for the tables.")] = 200,
+    choice_problems: Annotated[int, typer.Option(min=1, help="Validation problems for the choice of ρ.")] = 100,
+    dropouts: Annotated[str, typer.Option(help="Values of ρ for the tables.")] = "0.1,0.2,0.3,0.4,0.5",
+    choice_dropouts: Annotated[str, typer.Option(help="Values of ρ to choose from.")] = ",".join(map(str, DROPOUTS)),
+    paths: Annotated[int, typer.Option(min=1, help="K, the number of dropped heads.")] = 5,
+    gamma: Annotated[int, typer.Option(min=1, help="Drafted tokens per round, for the choice of ρ.")] = 8,
+    part: Annotated[list[Part] | None, typer.Option(help="Measure only this; may be given several times.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the dropout masks.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
+) -> None:
+    """Measure tables 1 to 3 of the DropMatch paper on a bundled pair, and how ρ trades accuracy for kept tokens."""
+    limit_threads(threads)
+    loaded = pairs.load(pair, folder=folder)
+    parts = part or list(Part)
+    screen = console()
+    rows: list[Any] = []
+    origin = records.provenance(loaded.target.device, problems=problems, choice_problems=choice_problems, seed=seed)
+    values = numbers("--dropouts", dropouts, float)
+    with progress(screen) as bar:
+        if Part.accuracy in parts:
+            rows += _show(bar, path_table, _accuracies(bar, loaded, values, paths, problems, seed))
+        if {Part.agreement, Part.divergence} & set(parts):
+            rows += _along_responses(bar, loaded, parts, values, paths, problems, seed)
+        if Part.choice in parts:
+            choices = numbers("--choice-dropouts", choice_dropouts, float)
+            rows += _show(bar, choice_table, _choices(bar, loaded, choices, paths, choice_problems, gamma, seed))
+    if out is not None:
+        records.write_rows(out, origin, rows)
+
+
+def _accuracies(
+    bar: Progress, pair: Pair, dropouts: Sequence[float], paths: int, problems: int, seed: int
+) -> list[PathAccuracy]:
+    runs = path_accuracies(pair, dropouts, num_paths=paths, problems=problems, seed=seed)
+    return list(bar.track(runs, total=1 + len(dropouts) * paths, description="each path alone"))
+
+
+def _along_responses(
+    bar: Progress, pair: Pair, parts: Iterable[Part], dropouts: Sequence[float], paths: int, problems: int, seed: int
+) -> list[Any]:
+    prompts = [example.prompt for example in pair.task.examples("test", problems)]
+    task = bar.add_task("the target's own responses", total=1)
+    responses = respond_greedily(pair.target, pair.tokenizer, prompts, max_new_tokens=evaluation.MAX_NEW_TOKENS)
+    bar.remove_task(task)
+    rows: list[Any] = []
+    common = {"num_paths": paths, "seed": seed}
+    if Part.agreement in parts:
+        steps = bar.track(dropouts, description="agreement")
+        found = [row for rho in steps for row in agreements(pair.target, responses, rho, **common)]
+        rows += _show(bar, agreement_table, found)
+    if Part.divergence in parts:
+        steps = bar.track(dropouts, description="divergence")
+        found = [row for rho in steps for row in divergences(pair.target, pair.draft, responses, rho, **common)]
+        rows += _show(bar, divergence_table, found)
+    return rows
+
+
+def _choices(
+    bar: Progress, pair: Pair, dropouts: Sequence[float], paths: int, problems: int, gamma: int, seed: int
+) -> list[DropoutChoice]:
+    runs = dropout_choices(pair, dropouts, num_paths=paths, problems=problems, gamma=gamma, seed=seed)
+    return list(bar.track(runs, total=1 + 2 * len(dropouts), description="end to end"))
+
+
+def _show(bar: Progress, table: Any, rows: list[Any]) -> list[Any]:
+    bar.console.print(table(rows))
+    return rows
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def path_table(rows: Sequence[PathAccuracy]) -> Table:
+    """Lay out table 1 as in the paper: a row for each ρ, a column for each path."""
+    plain, *dropped = rows
+    paths = sorted({row.path for row in dropped})
+    table = Table("ρ", *(f"path {path}" for path in paths), "mean", title="Accuracy (%) of each path alone")
+    table.add_row("0 (undropped)", *[""] * len(paths), _percent(plain.accuracy))
+    for dropout in dict.fromkeys(row.dropout for row in dropped):
+        values = [row.accuracy for row in dropped if row.dropout == dropout]
+        table.add_row(f"{dropout:g}", *map(_percent, values), _percent(sum(values) / len(values)))
+    return table
+
+
+def agreement_table(rows: Sequence[Agreement]) -> Table:
+    """Lay out table 2: shares of positions, and the target's mean probability below."""
+    votes = sorted({row.votes for row in rows})
+    table = Table("ρ", "", *map(str, votes), title="How many paths agree on the majority token")
+    for dropout in dict.fromkeys(row.dropout for row in rows):
+        group = [row for row in rows if row.dropout == dropout]
+        table.add_row(f"{dropout:g}", "share (%)", *(f"{100 * row.share:.2f}" for row in group))
+        probabilities = ("–" if row.mean_probability is None else f"{row.mean_probability:.3f}" for row in group)
+        table.add_row("", "mean p", *probabilities)
+    return table
+
+
+def divergence_table(rows: Sequence[Divergence]) -> Table:
+    """Lay out table 3."""
+    table = Table("ρ", "positions", "share (%)", "JS(q ‖ P̄)", "max JS(Pₖ ‖ P̄)", title="Divergence by criterion (nats)")
+    for row in rows:
+        share = f"{100 * row.share:.2f}"
+        table.add_row(f"{row.dropout:g}", row.case, share, _number(row.draft_js), _number(row.path_js))
+    return table
+
+
+def choice_table(rows: Sequence[DropoutChoice]) -> Table:
+    """Lay out accuracy and kept tokens over ρ."""
+    columns = ("criterion", "ρ", "accuracy (%)", "mean accepted", "tokens per round", "accepted lossy (%)")
+    table = Table(*columns, title="DropMatch end to end, validation problems")
+    for row in rows:
+        table.add_row(
+            row.criterion if row.dropout else "lossless",
+            f"{row.dropout:g}",
+            _percent(row.accuracy),
+            f"{row.mean_accepted:.2f}",
+            f"{row.tokens_per_round:.2f}",
+            _percent(row.accepted_lossy),
+        )
+    return table

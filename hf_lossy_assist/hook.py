@@ -1,0 +1,265 @@
+"""Lossy rules inside transformers' own assisted generation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from . import compat
+from .acceptors import decide
+from .compat import CandidateGenerator
+from .config import parse
+from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter
+from .errors import LossyUnsupportedError, LossyValueError
+from .messages import Draft, Outcome
+from .sampling import Randomness
+from .stats import LossyStats, StatsRecorder
+from .verification import Verifier
+
+
+class LossyVerification(LogitsProcessor):
+    """A rule as a logits processor: stock ``generate()`` keeps what the rule keeps.
+
+    All positions of a round are decided at once, by the same acceptors as in our own loop, when stock asks
+    for the first of them; each position's logits are then rewritten so that stock selects the decided token.
+
+    Parameters
+    ----------
+    mode
+        The rule, or rules, as in ``lossy_mode``.
+    target
+        The model whose ``generate()`` is called inside the ``with`` block, in the same thread.
+    assistant_model
+        Draft with this model through our own drafter, which reports the distribution q that it drew from.
+        Needed by rules that read q. Without it stock's drafter is used, whichever it is.
+    num_assistant_tokens
+        γ of our own drafter; by default the assistant's, or 5.
+    **config
+        The rule's settings, as in ``lossy_config``.
+
+    Raises
+    ------
+    LossyValueError
+        For a bad mode or setting, and for a rule that needs q without ``assistant_model``.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import LossyVerification, pairs
+    >>> pair = pairs.load("arithmetic")
+    >>> inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
+    >>> with LossyVerification("topk", pair.target, k=3) as hook:
+    ...     ids = pair.target.generate(**inputs, assistant_model=pair.draft, logits_processor=[hook])
+    >>> hook.stats.rounds > 0
+    True
+    """
+
+    def __init__(
+        self,
+        mode: Any,
+        target: PreTrainedModel,
+        *,
+        assistant_model: PreTrainedModel | None = None,
+        num_assistant_tokens: int | None = None,
+        **config: Any,
+    ) -> None:
+        self.config = parse(mode, config)
+        self.target = target
+        self.assistant_model = assistant_model
+        own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
+        self.num_assistant_tokens = num_assistant_tokens or own or DEFAULT_NUM_TOKENS
+        self._rounds: _Rounds | None = None
+        self._exit = ExitStack()
+        self._thread = 0
+        if "draft_probs" in self.config.acceptor.needs and assistant_model is None:
+            raise LossyValueError(
+                f"the rule {self.config.acceptor.name!r} needs the draft's distribution, and stock's drafter is not "
+                "known to draw from the one it reports; pass `assistant_model` to LossyVerification too"
+            )
+
+    @property
+    def stats(self) -> LossyStats | None:
+        """Statistics of the last ``generate()`` call, also of one that did not finish."""
+        return None if self._rounds is None else self._rounds.stats.finish()
+
+    def __enter__(self) -> LossyVerification:
+        with ExitStack() as stack:
+            stack.enter_context(compat.intercepted_drafter(self.target, self._intercept))
+            stack.callback(self.target.register_forward_pre_hook(self._before).remove)
+            stack.callback(self.target.register_forward_hook(self._after).remove)
+            self._exit = stack.pop_all()
+        self._thread = threading.get_ident()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._rounds is not None:
+            self._rounds.abort()
+        self._exit.close()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self._rounds is None:
+            raise LossyValueError(
+                "`logits_processor` holds a LossyVerification, but no tokens are drafted; call generate() inside its "
+                "`with` block and with an `assistant_model` (or `prompt_lookup_num_tokens`)"
+            )
+        return self._rounds.rewrite(input_ids, scores)
+
+    def _intercept(
+        self,
+        build: Callable[..., CandidateGenerator],
+        *,
+        generation_config: GenerationConfig,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        model_kwargs: dict[str, Any],
+        **kwargs: Any,
+    ) -> CandidateGenerator:
+        """Take note of one generation's settings and hand out its drafter, watched."""
+        others = LogitsProcessorList(processor for processor in logits_processor if processor is not self)
+        if len(others) == len(logits_processor):
+            raise LossyValueError(
+                "generate() was called inside a LossyVerification block without it; pass `logits_processor=[hook]`"
+            )
+        for processor in others:
+            if isinstance(processor, compat.STATEFUL_PROCESSORS):
+                raise LossyUnsupportedError(
+                    f"LossyVerification can't be used with {type(processor).__name__}, which keeps a state of its own "
+                    "from token to token; leave it out"
+                )
+        randomness = Randomness(self.config.seed)
+        if self.assistant_model is None:
+            drafter = build(
+                generation_config=generation_config,
+                input_ids=input_ids,
+                logits_processor=others,
+                model_kwargs=model_kwargs,
+                **kwargs,
+            )
+        else:
+            drafter = ModelDrafter(
+                self.assistant_model,
+                self.num_assistant_tokens,
+                processors=others,
+                do_sample=generation_config.do_sample,
+                max_length=generation_config.max_length,
+                attention_mask=model_kwargs.get("attention_mask"),
+                randomness=randomness,
+            )
+        acceptor = self.config.acceptor
+        verifier = Verifier(self.target, others, acceptor, generation_config.do_sample, randomness)
+        self._rounds = _Rounds(drafter, verifier)
+        return self._rounds
+
+    def _before(self, module: Any, args: Any) -> None:
+        if self._rounds is not None and threading.get_ident() == self._thread:
+            self._rounds.enter_forward()
+
+    def _after(self, module: Any, args: Any, outputs: Any) -> None:
+        if self._rounds is not None and threading.get_ident() == self._thread:
+            self._rounds.leave_forward(outputs)
+
+
+class _Rounds(CandidateGenerator):
+    """Stands between stock's loop and its drafter, and knows where in a round the loop is.
+
+    Stock asks for candidates, runs the target's forward over them, asks the processors once per position, and
+    reports what it committed; each of these is one step here.
+    """
+
+    def __init__(self, drafter: CandidateGenerator, verifier: Verifier) -> None:
+        self.drafter = drafter
+        self.verifier = verifier
+        self.requires_model_outputs = drafter.requires_model_outputs
+        self.stats = StatsRecorder(verifier.acceptor.is_lossless(verifier.do_sample))
+        self.committed = 0
+        self.candidate: Tensor | None = None
+        self.draft: Draft | None = None
+        self.logits: tuple[Tensor, Tensor | None] | None = None
+        self.selected: Tensor | None = None
+        self.outcome: Outcome | None = None
+        self._forward = ExitStack()
+
+    @property
+    def model_kwargs_overrides(self) -> dict[str, Any]:
+        return self.drafter.model_kwargs_overrides
+
+    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        """Start a round."""
+        self.draft = self.logits = self.outcome = None
+        with self.stats.timed("drafting"):
+            candidate, logits = self.drafter.get_candidates(input_ids, **kwargs)
+        # A copy of our own: see `rewrite`.
+        self.candidate = candidate.to(self.verifier.model.device, copy=True)
+        self.committed = input_ids.shape[1]
+        self.draft = Draft(
+            self.candidate[:, self.committed :].clone(), None if logits is None else logits.to(candidate.device).float()
+        )
+        return self.candidate, logits
+
+    def enter_forward(self) -> None:
+        """Watch the LM head in the target's forward over the draft, if the rule wants to."""
+        if self.draft is not None and self.logits is None:
+            self._forward.enter_context(self.stats.timed("verifying"))
+            if self.verifier.tap is not None:
+                self._forward.enter_context(self.verifier.tap.over(len(self.draft)))
+
+    def leave_forward(self, outputs: Any) -> None:
+        """Take the forward's logits, and leave stock those that it expects."""
+        if self.draft is None or self.logits is not None:
+            return
+        self._forward.close()
+        self.stats.target_calls += 1
+        n = len(self.draft)
+        if self.verifier.tap is None:
+            self.logits = outputs.logits[:, -(n + 1) :], None
+        else:
+            self.logits = self.verifier.tap.split(outputs.logits, n)
+            outputs.logits = self.logits[0]
+
+    def rewrite(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores of one position such that stock selects the decided token."""
+        if self.outcome is None:
+            self._decide(scores.device)
+        position = input_ids.shape[1] - self.committed
+        n_accepted, n = self.outcome.n_accepted, len(self.draft)
+        if position == n and n_accepted < n:
+            # Stock compares its selection with the candidate. Where a rule rejects a token and its correction
+            # picks the same one, that would count as a match, so the rejected candidate gives way to another token.
+            self.candidate[:, self.committed + n_accepted] = (self.outcome.tokens[-1] + 1) % scores.shape[-1]
+        if position > n_accepted:
+            return scores
+        token = self.selected[:, position, None]
+        certain = torch.full_like(scores, -torch.inf).scatter_(-1, token, 0.0)
+        if self.verifier.do_sample:
+            return certain
+        return torch.where(scores.argmax(-1, keepdim=True) == token, scores, certain)
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        """Finish a round: stock has committed its tokens."""
+        outcome, n = self.outcome, len(self.draft)
+        committed = input_ids.shape[1] - self.committed
+        self.stats.round(n, outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
+        self.stats.draft_calls = getattr(self.drafter, "calls", 0)
+        self.drafter.update_candidate_strategy(input_ids, scores, num_matches)
+        self.draft = None
+
+    def abort(self) -> None:
+        """Stop watching, wherever in a round the loop was left."""
+        self._forward.close()
+        self.draft = None
+
+    def _decide(self, device: torch.device) -> None:
+        with self.stats.timed("deciding"):
+            clean, dropped = self.logits
+            logits = clean.to(device=device, dtype=torch.float32, copy=True)
+            verification = self.verifier.judge(self.candidate, self.draft, logits, dropped)
+            decision = decide(self.verifier.acceptor, verification)
+            self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
+            self.selected[:, :-1] = self.draft.tokens
+            self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
+            self.outcome = Outcome.fetch(self.draft, decision)

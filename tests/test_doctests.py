@@ -1,0 +1,21 @@
+"""Every example in a docstring runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import hf_lossy_assist
+
+MODULES = [
+    m.name for m in pkgutil.walk_packages(hf_lossy_assist.__path__, "hf_lossy_assist.") if "__main__" not in m.name
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name: str):
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
