@@ -6,7 +6,8 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,22 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
     }
 
 
-def write_rows(path: Path, origin: dict[str, Any], rows: Iterable[Any]) -> None:
-    """Write JSON lines: ``origin`` first, then each row (a dataclass) with its class as ``"table"``."""
+@contextmanager
+def written(path: Path | None, origin: dict[str, Any]) -> Iterator[Callable[[Any], None]]:
+    """Give a function that writes one row (a dataclass) as a JSON line, its class as ``"table"``.
+
+    ``origin`` is the first line. Every line is on disk before the next row is measured. Without a path nothing is
+    written.
+    """
+    if path is None:
+        yield lambda row: None
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        for record in [{"table": "provenance", **origin}, *map(_record, rows)]:
+
+        def write(record: dict[str, Any]) -> None:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.flush()
 
-
-def _record(row: Any) -> dict[str, Any]:
-    return {"table": type(row).__name__, **dataclasses.asdict(row)}
+        write({"table": "provenance", **origin})
+        yield lambda row: write({"table": type(row).__name__, **dataclasses.asdict(row)})

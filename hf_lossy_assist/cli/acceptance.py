@@ -65,23 +65,17 @@ def acceptance(
     wanted = settings([None] if temperature == 0 else [None, temperature])
     plain = 2 * len({setting.temperature for setting in wanted})
     screen = console()
-    with progress(screen) as bar:
-        rows = measure(
-            target,
-            draft,
-            tokenize(tokenizer, texts, target.device),
-            wanted,
-            gamma=gamma,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-        )
-        measured = list(bar.track(rows, total=len(wanted) + plain, description="rules"))
+    origin = records.provenance(device, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed, prompts=texts)
+    ids = tokenize(tokenizer, texts, target.device)
+    rows = measure(target, draft, ids, wanted, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed)
+    measured = []
+    with progress(screen) as bar, records.written(out, origin) as write:
+        for row in bar.track(rows, total=len(wanted) + plain, description="rules"):
+            write(row)
+            measured.append(row)
     for one in dict.fromkeys(row.temperature for row in measured):
         screen.print(acceptance_table(measured, one))
     screen.print(_LEGEND, style="dim")
-    if out is not None:
-        origin = records.provenance(device, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed, prompts=texts)
-        records.write_rows(out, origin, measured)
 
 
 def _load(
@@ -99,6 +93,7 @@ def _load(
         raise LossyValueError("either `--model` or `--pair` has to be given, and not both")
     if len(given) > 1 or (model is not None and not given):
         raise LossyValueError(f"one of {list(drafts)} has to be given with `--model`, but got {given or 'none'}")
+    layers = None if draft_layers is None else numbers("--draft-layers", draft_layers, int)
     if pair is not None:
         loaded = pairs.load(pair, device=device)
         target, draft, tokenizer = loaded.target, loaded.draft, loaded.tokenizer
@@ -108,8 +103,8 @@ def _load(
         tokenizer, texts = pretrained("--model", model, AutoTokenizer), STORY_OPENINGS
     if assistant is not None:
         draft = _model("--assistant", assistant, device)
-    if draft_layers is not None:
-        draft = drop_layers(target, numbers("--draft-layers", draft_layers, int))
+    if layers is not None:
+        draft = drop_layers(target, layers)
     if draft_bits is not None:
         draft = round_weights(target, draft_bits)
     return target, draft, tokenizer, texts

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
 from .. import pairs
 from ..bench import records
 from ..bench.dropout_choice import DROPOUTS, DropoutChoice, dropout_choices
-from ..bench.dropped_heads import Agreement, Divergence, PathAccuracy, agreements, divergences, path_accuracies
-from ..bench.runs import respond_greedily
+from ..bench.dropped_heads import CASES, Agreement, Divergence, PathAccuracy, agreements, divergences, path_accuracies
+from ..bench.runs import Response, respond_greedily
 from ..pairs import Pair, evaluation
 from .console import console, limit_threads, progress
 from .options import numbers
@@ -46,61 +45,38 @@ def dropout_tables(
 ) -> None:
     """Measure tables 1 to 3 of the DropMatch paper on a bundled pair, and how ρ trades accuracy for kept tokens."""
     limit_threads(threads)
+    rhos, choices = numbers("--dropouts", dropouts, float), numbers("--choice-dropouts", choice_dropouts, float)
     loaded = pairs.load(pair, folder=folder)
-    parts = part or list(Part)
+    target, parts, heads = loaded.target, set(part or Part), {"num_paths": paths, "seed": seed}
     screen = console()
-    rows: list[Any] = []
-    origin = records.provenance(loaded.target.device, problems=problems, choice_problems=choice_problems, seed=seed)
-    values = numbers("--dropouts", dropouts, float)
-    with progress(screen) as bar:
+    origin = records.provenance(target.device, problems=problems, choice_problems=choice_problems, seed=seed)
+    with progress(screen) as bar, records.written(out, origin) as write:
+
+        def show(layout: Callable[[list[Any]], Table], rows: Iterable[Any], total: int, description: str) -> None:
+            shown = []
+            for row in bar.track(rows, total=total, description=description):
+                write(row)
+                shown.append(row)
+            screen.print(layout(shown))
+
         if Part.accuracy in parts:
-            rows += _show(bar, path_table, _accuracies(bar, loaded, values, paths, problems, seed))
-        if {Part.agreement, Part.divergence} & set(parts):
-            rows += _along_responses(bar, loaded, parts, values, paths, problems, seed)
+            alone = path_accuracies(loaded, rhos, problems=problems, **heads)
+            show(path_table, alone, 1 + len(rhos) * paths, "each path alone")
+        own = _responses(loaded, problems) if {Part.agreement, Part.divergence} & parts else []
+        if Part.agreement in parts:
+            votes = (row for rho in rhos for row in agreements(target, own, rho, **heads))
+            show(agreement_table, votes, len(rhos) * paths, "agreement")
+        if Part.divergence in parts:
+            cases = (row for rho in rhos for row in divergences(target, loaded.draft, own, rho, **heads))
+            show(divergence_table, cases, len(rhos) * len(CASES), "divergence")
         if Part.choice in parts:
-            choices = numbers("--choice-dropouts", choice_dropouts, float)
-            rows += _show(bar, choice_table, _choices(bar, loaded, choices, paths, choice_problems, gamma, seed))
-    if out is not None:
-        records.write_rows(out, origin, rows)
+            runs = dropout_choices(loaded, choices, problems=choice_problems, gamma=gamma, **heads)
+            show(choice_table, runs, 1 + 2 * len(choices), "end to end")
 
 
-def _accuracies(
-    bar: Progress, pair: Pair, dropouts: Sequence[float], paths: int, problems: int, seed: int
-) -> list[PathAccuracy]:
-    runs = path_accuracies(pair, dropouts, num_paths=paths, problems=problems, seed=seed)
-    return list(bar.track(runs, total=1 + len(dropouts) * paths, description="each path alone"))
-
-
-def _along_responses(
-    bar: Progress, pair: Pair, parts: Iterable[Part], dropouts: Sequence[float], paths: int, problems: int, seed: int
-) -> list[Any]:
+def _responses(pair: Pair, problems: int) -> list[Response]:
     prompts = [example.prompt for example in pair.task.examples("test", problems)]
-    task = bar.add_task("the target's own responses", total=1)
-    responses = respond_greedily(pair.target, pair.tokenizer, prompts, max_new_tokens=evaluation.MAX_NEW_TOKENS)
-    bar.remove_task(task)
-    rows: list[Any] = []
-    common = {"num_paths": paths, "seed": seed}
-    if Part.agreement in parts:
-        steps = bar.track(dropouts, description="agreement")
-        found = [row for rho in steps for row in agreements(pair.target, responses, rho, **common)]
-        rows += _show(bar, agreement_table, found)
-    if Part.divergence in parts:
-        steps = bar.track(dropouts, description="divergence")
-        found = [row for rho in steps for row in divergences(pair.target, pair.draft, responses, rho, **common)]
-        rows += _show(bar, divergence_table, found)
-    return rows
-
-
-def _choices(
-    bar: Progress, pair: Pair, dropouts: Sequence[float], paths: int, problems: int, gamma: int, seed: int
-) -> list[DropoutChoice]:
-    runs = dropout_choices(pair, dropouts, num_paths=paths, problems=problems, gamma=gamma, seed=seed)
-    return list(bar.track(runs, total=1 + 2 * len(dropouts), description="end to end"))
-
-
-def _show(bar: Progress, table: Any, rows: list[Any]) -> list[Any]:
-    bar.console.print(table(rows))
-    return rows
+    return respond_greedily(pair.target, pair.tokenizer, prompts, max_new_tokens=evaluation.MAX_NEW_TOKENS)
 
 
 def _percent(share: float) -> str:

@@ -104,7 +104,12 @@ def test_pooled_rounds_count_alike():
 def test_rows_are_written_with_their_origin(models, tmp_path):
     rows = rows_of(models, Setting("lossless"), prompts=1)
     file = tmp_path / "deep" / "rows.jsonl"
-    records.write_rows(file, records.provenance("cpu", gamma=4), rows)
+    with records.written(file, records.provenance("cpu", gamma=4)) as write:
+        for count, row in enumerate(rows, 2):
+            write(row)
+            assert len(file.read_text().splitlines()) == count, "a row is on disk before the next one is measured"
+    with records.written(None, {}) as write:
+        write(rows[0])
     origin, *read = (json.loads(line) for line in file.read_text().splitlines())
     assert origin["table"] == "provenance"
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
