@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs.pair import ROLES, bundled_folder
 from hf_lossy_assist.pairs.recipe import ModelRecipe, build_model, build_tokenizer
 from hf_lossy_assist.pairs.training import save_model
 
 TINY = ModelRecipe(layers=1, hidden=16, heads=2, intermediate=24, steps=6, batch=2)
 
 needs_bundled_weights = pytest.mark.skipif(
-    not (bundled_folder("arithmetic") / "target" / "model.safetensors").exists(),
+    not all((bundled_folder("arithmetic") / role / "model.safetensors").exists() for role in ROLES),
     reason="the bundled weights are not there yet",
 )
 
