@@ -59,9 +59,11 @@ def test_greedy_text_with_stock_s_drafter(row: Row):
     target = tiny()
     draft = noisy_copy(target)
     draft.generation_config.update(num_assistant_tokens=5, assistant_confidence_threshold=0.0, eos_token_id=None)
-    mine = ours(target, draft, row, 5, **GREEDY)
+    # Stock's drafter takes a generated padding token for padding.
+    kwargs = GREEDY | {"suppress_tokens": [0]}
+    mine = ours(target, draft, row, 5, **kwargs)
     hook = LossyVerification(row.mode, target, seed=1, **row.config)
-    assert stock(hook, draft, **GREEDY).tolist() == mine.sequences.tolist()
+    assert stock(hook, draft, **kwargs).tolist() == mine.sequences.tolist()
     assert hook.stats.accepted_histogram == mine.lossy_stats.accepted_histogram
 
 
@@ -76,8 +78,10 @@ def test_prompt_lookup(row: Row):
     mine = ours(target, None, row, 5, ids, prompt_lookup_num_tokens=6, **GREEDY)
     out = stock(hook, None, ids, prompt_lookup_num_tokens=6, **GREEDY)
     assert out.tolist() == mine.sequences.tolist()
-    assert counts(hook.stats) == counts(mine.lossy_stats)
-    assert hook.stats.drafted > 0
+    theirs, own = counts(hook.stats), counts(mine.lossy_stats)
+    # Our loop does not draft beyond the length that fits; stock's prompt lookup does, to no avail.
+    assert theirs.pop("drafted") >= own.pop("drafted") > 0
+    assert theirs == own
 
 
 @EVERY_ROW

@@ -11,13 +11,13 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from ..pairs.recipe import RECIPES, ModelRecipe, build_tokenizer
+from ..pairs.recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
 from ..pairs.training import save_model, train_model
 from .console import console, limit_threads, progress
 from .evaluate_pair import evaluate_role, roles_of
 
 # Enough to see every stage work; such a model answers nothing.
-_QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "steps": 20, "batch": 4}
+_QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "batch": 4, "cycles": (Cycle(15), Cycle(5))}
 _REPORT_EVERY = 100
 
 

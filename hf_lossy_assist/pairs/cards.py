@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from .. import __version__
 from .evaluation import evaluate
 from .pair import load_model, task_of
-from .recipe import RECIPES, ModelRecipe
+from .recipe import RECIPES, Cycle, ModelRecipe
 from .training import write_figures
 
 _TEMPLATE = Path(__file__).parent / "card_template.md"
@@ -86,7 +86,7 @@ def write(folder: Path, figures: dict[str, Any]) -> None:
 def recorded_recipe(folder: Path, role: str) -> ModelRecipe:
     """Return the recipe in a model's figures, or the published one where it has no figures yet."""
     path = folder / "figures.json"
-    return ModelRecipe(**json.loads(path.read_text())["recipe"]) if path.exists() else RECIPES[role]
+    return ModelRecipe.from_dict(json.loads(path.read_text())["recipe"]) if path.exists() else RECIPES[role]
 
 
 def render_card(figures: dict[str, Any]) -> str:
@@ -111,7 +111,10 @@ def render_card(figures: dict[str, Any]) -> str:
         tags=["hf_lossy_assist", "speculative-decoding", "assisted-generation", pair, role],
         eval_results=[result],
     )
+    recipe = ModelRecipe.from_dict(figures["recipe"])
     values = figures["recipe"] | {
+        "steps": recipe.steps,
+        "cycles": "; ".join(_describe(cycle) for cycle in recipe.cycles),
         "metadata": metadata.to_yaml(),
         "title": title,
         "pair": pair,
@@ -128,3 +131,12 @@ def render_card(figures: dict[str, Any]) -> str:
         "versions": ", ".join(f"{name} {version}" for name, version in figures["versions"].items()),
     }
     return Template(_TEMPLATE.read_text()).substitute(values)
+
+
+def _describe(cycle: Cycle) -> str:
+    text = f"{cycle.steps} steps with peak {cycle.peak_lr:g}"
+    if cycle.number_weight != 1:
+        text += f", numbers counting {cycle.number_weight:g} times"
+    if cycle.interleaved:
+        text += ", the events of two people interleaved (harder than the task)"
+    return text

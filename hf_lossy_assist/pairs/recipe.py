@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ..tasks.arithmetic import Arithmetic
 
@@ -16,6 +17,27 @@ POOL = 8
 
 
 @dataclass(frozen=True)
+class Cycle:
+    """One warm-up and cool-down of the learning rate.
+
+    Attributes
+    ----------
+    steps, peak_lr
+        Its length and its highest learning rate.
+    number_weight
+        How much positions inside or right before a number count in the loss. It depends on the token before a
+        position only, so the law to be learned stays the same.
+    interleaved
+        Train on the harder order of questions about two people, in which only names tell whose event is whose.
+    """
+
+    steps: int
+    peak_lr: float = 1.5e-3
+    number_weight: float = 1.0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
 class ModelRecipe:
     """One model of the pair and its training schedule."""
 
@@ -23,17 +45,50 @@ class ModelRecipe:
     hidden: int
     heads: int
     intermediate: int
-    steps: int
+    cycles: tuple[Cycle, ...]
     batch: int = 48
-    peak_lr: float = 1.5e-3
     weight_decay: float = 0.01
     warmup: float = 0.06
     seed: int = 0
 
+    @property
+    def steps(self) -> int:
+        return sum(cycle.steps for cycle in self.cycles)
+
+    def cycle_at(self, step: int) -> tuple[Cycle, int]:
+        """Return the cycle that a step belongs to, and how many of its steps come before."""
+        for cycle in self.cycles[:-1]:
+            if step < cycle.steps:
+                return cycle, step
+            step -= cycle.steps
+        return self.cycles[-1], step
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelRecipe:
+        """Undo ``dataclasses.asdict``."""
+        return cls(**values | {"cycles": tuple(Cycle(**cycle) for cycle in values["cycles"])})
+
 
 RECIPES = {
-    "target": ModelRecipe(layers=4, hidden=256, heads=8, intermediate=768, steps=2600),
-    "draft": ModelRecipe(layers=2, hidden=128, heads=4, intermediate=256, steps=2000, seed=1),
+    "target": ModelRecipe(
+        layers=4,
+        hidden=256,
+        heads=8,
+        intermediate=768,
+        cycles=(
+            Cycle(2600, interleaved=True),
+            Cycle(1200, 1e-3, number_weight=4.0, interleaved=True),
+            Cycle(400, 8e-4, number_weight=2.0),
+        ),
+    ),
+    "draft": ModelRecipe(
+        layers=2,
+        hidden=128,
+        heads=4,
+        intermediate=256,
+        cycles=(Cycle(2000, interleaved=True), Cycle(500, 1e-3)),
+        seed=1,
+    ),
 }
 
 
@@ -53,7 +108,7 @@ def build_tokenizer(problems: int = 6000):
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    examples = Arithmetic().examples("train", problems)
+    examples = Arithmetic().draw("train", problems, random.Random("0/train"), interleaved=True)
     tokenizer.train_from_iterator((e.prompt + e.solution for e in examples), trainer)
     bos = tokenizer.token_to_id(BOS)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -102,7 +157,8 @@ def batches(recipe: ModelRecipe, tokenizer, first_step: int) -> Iterator[tuple]:
 
 def _pool(recipe: ModelRecipe, tokenizer, pool: int) -> list[list[tuple[list[int], list[int]]]]:
     rng = random.Random(f"{recipe.seed}/{pool}")
-    examples = Arithmetic().draw("train", POOL * recipe.batch, rng)
+    interleaved = recipe.cycle_at(pool * POOL)[0].interleaved
+    examples = Arithmetic().draw("train", POOL * recipe.batch, rng, interleaved=interleaved)
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     answers = tokenizer([e.solution + EOS for e in examples], add_special_tokens=False)["input_ids"]
     rows = sorted(zip(prompts, answers, strict=True), key=lambda row: len(row[0]) + len(row[1]))

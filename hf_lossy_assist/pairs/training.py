@@ -15,12 +15,21 @@ from .recipe import ModelRecipe, batches, build_model
 
 
 def learning_rate(recipe: ModelRecipe, step: int) -> float:
-    """One cycle: a linear warm-up to the peak, then a cosine down to a hundredth of it."""
-    warm = max(1, int(recipe.warmup * recipe.steps))
+    """Each cycle: a linear warm-up to its peak, then a cosine down to a hundredth of it."""
+    cycle, step = recipe.cycle_at(step)
+    warm = max(1, int(recipe.warmup * cycle.steps))
     if step < warm:
-        return recipe.peak_lr * (step + 1) / warm
-    done = (step - warm) / max(1, recipe.steps - warm)
-    return recipe.peak_lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+        return cycle.peak_lr * (step + 1) / warm
+    done = (step - warm) / max(1, cycle.steps - warm)
+    return cycle.peak_lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def position_weights(recipe: ModelRecipe, step: int, before: torch.Tensor, numeric: torch.Tensor) -> torch.Tensor:
+    """Return how much each position counts in the loss, from the token ``before`` it.
+
+    ``numeric`` holds the ids of the digits and of the space that precedes a number.
+    """
+    return torch.where(torch.isin(before, numeric), recipe.cycle_at(step)[0].number_weight, 1.0)
 
 
 def _save_checkpoint(path: Path, step: int, model, optimizer, recipe: ModelRecipe) -> None:
@@ -83,8 +92,9 @@ def train_model(
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.peak_lr, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     first = _load_checkpoint(checkpoint, model, optimizer, recipe) if checkpoint.exists() else 0
+    numeric = torch.tensor(tokenizer.convert_tokens_to_ids([*"0123456789", "Ġ"]))
     on_step(first, float("nan"))
     for step, (ids, labels) in enumerate(batches(recipe, tokenizer, first), start=first):
         for group in optimizer.param_groups:
@@ -93,14 +103,16 @@ def train_model(
             hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
             answers = labels[:, 1:] != -100
             logits = model.lm_head(hidden[answers])
-        loss = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][answers])
+        losses = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][answers], reduction="none")
+        weights = position_weights(recipe, step, ids[:, :-1][answers], numeric)
+        loss = (losses * weights).sum() / weights.sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if (step + 1) % checkpoint_every == 0:
             _save_checkpoint(checkpoint, step + 1, model, optimizer, recipe)
-        on_step(step + 1, loss.item())
+        on_step(step + 1, losses.mean().item())
     return model.eval()
 
 

@@ -96,8 +96,12 @@ def draw_problem(rng: random.Random) -> Problem:
             return problem
 
 
-def word_problem(problem: Problem, rng: random.Random) -> Example:
-    """Put a problem into words: a question, and one of its many equally right solutions."""
+def word_problem(problem: Problem, rng: random.Random, *, interleaved: bool = False) -> Example:
+    """Put a problem into words: a question, and one of its many equally right solutions.
+
+    With ``interleaved``, a question about two people first says what both have, so that only names tell whose
+    event is whose; otherwise each person's events follow what that person has.
+    """
     names = rng.sample(w.NAMES, 3)
     things, other_things = rng.sample(w.THINGS, 2)
 
@@ -107,10 +111,13 @@ def word_problem(problem: Problem, rng: random.Random) -> Example:
         )
 
     question, solution = [], []
-    for who, start in enumerate(problem.starts):
-        question.append(say(w.START, who, n=start))
-    for step in problem.steps:
-        question.append(say(w.EVENTS[step.op], step.who, k=step.operand))
+    starts = [say(w.START, who, n=start) for who, start in enumerate(problem.starts)]
+    events = [(step.who, say(w.EVENTS[step.op], step.who, k=step.operand)) for step in problem.steps]
+    if interleaved:
+        question = [*starts, *(event for _, event in events)]
+    else:
+        for who, start in enumerate(starts):
+            question += [start, *(event for owner, event in events if owner == who)]
     if rng.random() < 0.35:
         distractor = rng.choice(w.DISTRACTORS).format(
             other=names[2], other_things=other_things, place=rng.choice(w.PLACES), n=rng.randint(2, 99)
@@ -157,15 +164,15 @@ class Arithmetic(Task):
     def examples(self, split: str, n: int) -> list[Example]:
         return self.draw(split, n, random.Random(f"{self.seed}/{split}"))
 
-    def draw(self, split: str, n: int, rng: random.Random) -> list[Example]:
-        """Draw ``n`` examples of ``split`` from a generator of the caller's."""
+    def draw(self, split: str, n: int, rng: random.Random, *, interleaved: bool = False) -> list[Example]:
+        """Draw ``n`` examples of ``split`` from a generator of the caller's; see :func:`word_problem`."""
         if split not in self.splits:
             raise LossyValueError(f"`split` has to be one of {list(self.splits)}, but is {split!r}")
         examples = []
         while len(examples) < n:
             problem = draw_problem(rng)
             if problem.split == split:
-                examples.append(word_problem(problem, rng))
+                examples.append(word_problem(problem, rng, interleaved=interleaved))
         return examples
 
     def extract_answer(self, text: str) -> str | None:

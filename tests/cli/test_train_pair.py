@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app, train_pair
 from hf_lossy_assist.pairs import evaluation
+from hf_lossy_assist.pairs.recipe import Cycle
 from tests.tiny_pair import TINY
 
 
@@ -29,7 +30,7 @@ def test_a_pair_is_trained_measured_and_described(tmp_path):
     for role in pairs.ROLES:
         assert f"{role}: 0 of 20 answers right" in printed
         figures = json.loads((tmp_path / role / "figures.json").read_text())
-        assert figures["recipe"]["steps"] == 20
+        assert sum(cycle["steps"] for cycle in figures["recipe"]["cycles"]) == 20
         assert "(0 of 20 test problems" in (tmp_path / role / "README.md").read_text()
     pair = pairs.load("arithmetic", folder=tmp_path)
     assert pair.target.config.num_hidden_layers == 1
@@ -39,7 +40,7 @@ def test_a_pair_is_trained_measured_and_described(tmp_path):
 
 
 def test_an_interrupted_run_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr(train_pair, "_QUICK", vars(TINY) | {"steps": 100})
+    monkeypatch.setattr(train_pair, "_QUICK", vars(TINY) | {"cycles": (Cycle(100),)})
     whole = run("train-pair", "--quick", "--out", str(tmp_path), "--role", "draft")
     assert "draft: step 100 of 100, loss" in whole
     weights = (tmp_path / "draft" / "model.safetensors").read_bytes()

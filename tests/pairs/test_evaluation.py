@@ -77,7 +77,7 @@ def test_a_card_states_what_was_measured_and_how():
     assert "**43.2 %** (432 of 1,000 test problems" in card.text
     assert "254,000" in card.text
     assert FIGURES["command"] in card.text
-    assert "2000 steps of 48 problems" in card.text
+    assert f"{RECIPES['draft'].steps} steps of 48 problems" in card.text
     assert "$" not in card.text
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from hf_lossy_assist.pairs.recipe import POOL, batches, build_model, build_tokenizer
+from hf_lossy_assist.pairs.recipe import POOL, Cycle, batches, build_model, build_tokenizer
 from hf_lossy_assist.tasks import Arithmetic
 from tests.tiny_pair import TINY
 
@@ -39,7 +39,7 @@ def test_the_tokenizer_is_the_same_every_time(tokenizer):
 
 
 def test_batches_are_the_same_from_any_step_on(tokenizer):
-    recipe = dataclasses.replace(TINY, steps=2 * POOL + 3)
+    recipe = dataclasses.replace(TINY, cycles=(Cycle(2 * POOL + 3),))
     everything = list(batches(recipe, tokenizer, 0))
     assert len(everything) == recipe.steps
     for first in (1, POOL, POOL + 2):

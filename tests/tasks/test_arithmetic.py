@@ -122,3 +122,16 @@ def test_equivalence_needs_an_answer():
 def test_an_unknown_split_is_named():
     with pytest.raises(LossyValueError, match=r"`split` has to be one of .*'test'.*, but is 'tests'"):
         Arithmetic().examples("tests", 1)
+
+
+def test_the_order_of_events_is_all_that_interleaving_changes():
+    problems = [arithmetic.draw_problem(random.Random(seed)) for seed in range(60)]
+    orders = [
+        [arithmetic.word_problem(p, random.Random(i), interleaved=interleaved) for i, p in enumerate(problems)]
+        for interleaved in (False, True)
+    ]
+    for problem, grouped, interleaved in zip(problems, *orders, strict=True):
+        assert sorted(grouped.prompt.split(". ")) == sorted(interleaved.prompt.split(". "))
+        assert grouped.solution == interleaved.solution
+        assert problem.kind != "total" or grouped == interleaved
+    assert orders[0] != orders[1]

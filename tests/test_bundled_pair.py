@@ -1,0 +1,76 @@
+"""The rules on models that were really trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_lossy_assist import LossyVerification, pairs
+from tests.acceptors.table import ROWS, Row, row_id
+from tests.parity import assert_same_text
+
+GREEDY = {"do_sample": False, "max_new_tokens": 160, "return_dict_in_generate": True}
+
+
+@pytest.fixture(scope="module")
+def pair() -> pairs.Pair:
+    return pairs.load("arithmetic")
+
+
+def inputs(pair: pairs.Pair, n: int) -> list[dict[str, torch.Tensor]]:
+    return [pair.tokenizer(e.prompt, return_tensors="pt") for e in pair.task.examples("test", n)]
+
+
+def test_lossless_text_is_plain_text_on_100_problems(pair: pairs.Pair):
+    for i, prompt in enumerate(inputs(pair, 100)):
+        plain = pair.target.generate(**prompt, output_logits=True, **GREEDY)
+        ours = pair.target.generate(
+            **prompt,
+            assistant_model=pair.draft,
+            lossy_mode="lossless",
+            num_assistant_tokens=(1, 5, 16)[i % 3],
+            **GREEDY,
+        )
+        assert_same_text(ours.sequences, plain)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+def test_the_hook_does_in_stock_s_loop_what_ours_does(pair: pairs.Pair, row: Row):
+    hook = LossyVerification(
+        row.mode, pair.target, assistant_model=pair.draft, num_assistant_tokens=8, seed=0, **row.config
+    )
+    for prompt in inputs(pair, 6):
+        ours = pair.target.generate(
+            **prompt,
+            assistant_model=pair.draft,
+            lossy_mode=row.mode,
+            lossy_config={"seed": 0, **row.config},
+            num_assistant_tokens=8,
+            **GREEDY,
+        )
+        with hook:
+            theirs = pair.target.generate(**prompt, assistant_model=pair.draft, logits_processor=[hook], **GREEDY)
+        assert theirs.sequences.tolist() == ours.sequences.tolist()
+        assert hook.stats.trace == ours.lossy_stats.trace
+        assert hook.stats.accepted_histogram == ours.lossy_stats.accepted_histogram
+
+
+@pytest.mark.parametrize(
+    ("mode", "config"), [("dropmatch", {"seed": 0}), ("topk", {"k": 2}), ("relaxed", {"top_n": 10, "delta": 0.6})]
+)
+def test_lossy_rules_keep_more_than_lossless(pair: pairs.Pair, mode: str, config: dict):
+    kept = {}
+    for name, settings in (("lossless", None), (mode, config)):
+        runs = [
+            pair.target.generate(
+                **prompt,
+                assistant_model=pair.draft,
+                lossy_mode=name,
+                lossy_config=settings,
+                num_assistant_tokens=8,
+                **GREEDY,
+            ).lossy_stats
+            for prompt in inputs(pair, 12)
+        ]
+        kept[name] = sum(run.accepted for run in runs) / sum(run.rounds for run in runs)
+    assert kept[mode] > kept["lossless"] + 0.2
