@@ -15,7 +15,7 @@ from . import compat
 from .compat import CandidateGenerator
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
-from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter
+from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens
 from .errors import LossyUnsupportedError, LossyValueError
 from .output import GenerateLossyOutput
 from .sampling import Randomness
@@ -67,8 +67,12 @@ class LossyCall:
             values = [kwargs.get(name), *(getattr(config, name, None) for config in (*configs, *more))]
             return next((value for value in values if value is not None), None)
 
+        # Where the mode comes from: settings of a lower level belong to another mode.
+        sources = [given, *map(_lossy_fields, configs)]
+        level = next((i for i, source in enumerate(sources) if "lossy_mode" in source), len(sources))
+
         def field(name: str) -> Any:
-            return given[name] if name in given else explicit(name)
+            return next((source[name] for source in sources[: level + 1] if name in source), None)
 
         mode = field("lossy_mode")
         if mode is None:
@@ -113,8 +117,7 @@ class LossyCall:
             model_kwargs.pop(name, None)
         acceptor = self.config.acceptor
         self._check_prepared(input_ids, logits_processor, generation_config, synced_gpus, model_kwargs)
-        if (warning := acceptor.check_mode(generation_config.do_sample)) is not None:
-            _warn_once(warning)
+        check_mode(self.config, generation_config.do_sample)
         randomness = Randomness(self.config.seed)
         drafter = self._drafter(input_ids, logits_processor, generation_config, model_kwargs, randomness)
         if "draft_probs" in acceptor.needs and isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS):
@@ -143,10 +146,8 @@ class LossyCall:
         model_kwargs: dict[str, Any],
         randomness: Randomness,
     ) -> CandidateGenerator:
-        if isinstance(self.candidate_generator, CandidateGenerator):
-            return self.candidate_generator
         if self.candidate_generator is not None:
-            return self.candidate_generator(
+            return self._own_drafter(
                 input_ids=input_ids, generation_config=config, logits_processor=processors, model_kwargs=model_kwargs
             )
         if self.assistant_model is None:
@@ -165,13 +166,29 @@ class LossyCall:
             schedule=self.schedule,
         )
 
+    def _own_drafter(self, **context: Any) -> CandidateGenerator:
+        drafter = self.candidate_generator
+        if not _is_drafter(drafter):
+            drafter = drafter(**context)
+            if not _is_drafter(drafter):
+                raise LossyValueError(
+                    f"`candidate_generator` has to return a CandidateGenerator, but returned {drafter!r}"
+                )
+        if isinstance(drafter, ModelDrafter):
+            drafter.reset()  # it may have drafted for another prompt
+        return drafter
+
     def _check_drafter(self, explicit: Callable[..., Any], assistant_tokenizer: Any) -> None:
         name = self.config.acceptor.name
-        gamma = self.num_assistant_tokens
-        if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 1:
-            raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1, but is {gamma!r}")
+        check_num_tokens(self.num_assistant_tokens)
+        for option in ("assistant_early_exit", "use_mtp", "speculation_type"):
+            if value := explicit(option):
+                raise LossyUnsupportedError(
+                    f"`{option}` {value!r} is not supported with `lossy_mode` {name!r} yet; leave it out and pass an "
+                    "`assistant_model`, `prompt_lookup_num_tokens` or `candidate_generator`"
+                )
         if self.candidate_generator is not None:
-            if not callable(getattr(self.candidate_generator, "get_candidates", self.candidate_generator)):
+            if not _is_drafter(self.candidate_generator) and not callable(self.candidate_generator):
                 raise LossyValueError(
                     "`candidate_generator` has to be a CandidateGenerator or a callable that returns one, but is "
                     f"{self.candidate_generator!r}"
@@ -189,16 +206,7 @@ class LossyCall:
                 "`assistant_tokenizer` (a draft with another tokenizer) is not supported yet; leave it out and use "
                 "an `assistant_model` with the target's tokenizer"
             )
-        sizes = [model.config.get_text_config().vocab_size for model in (self.model, self.assistant_model)]
-        if sizes[0] != sizes[1]:
-            raise LossyValueError(
-                f"`assistant_model` has to have the target's vocabulary of {sizes[0]} tokens, but has {sizes[1]}"
-            )
-        if self.assistant_model.config.is_encoder_decoder or self.assistant_model._is_stateful:
-            raise LossyUnsupportedError(
-                f"`assistant_model` has to be a decoder-only model whose cache can be rolled back, but is a "
-                f"{type(self.assistant_model).__name__}"
-            )
+        check_draft_model(self.model, self.assistant_model)
 
     def _check_prepared(
         self,
@@ -209,11 +217,6 @@ class LossyCall:
         model_kwargs: dict[str, Any],
     ) -> None:
         mode = self.config.acceptor.name
-        if self.config.require_lossless and not self.config.acceptor.is_lossless(config.do_sample):
-            raise LossyValueError(
-                f"`require_lossless` is set in `lossy_config`, but {self.config.acceptor!r} is lossy"
-                + (" when sampling" if config.do_sample else " when decoding greedily")
-            )
         if self.model.config.is_encoder_decoder:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} does not support encoder-decoder models yet")
         if input_ids.shape[0] != 1:
@@ -221,8 +224,10 @@ class LossyCall:
                 f"`lossy_mode` {mode!r} supports a batch of 1 so far, but the batch has {input_ids.shape[0]} rows "
                 "(prompts × `num_return_sequences`); call generate() for one prompt at a time"
             )
-        if input_ids.shape[1] == 0:
-            raise LossyUnsupportedError(f"`lossy_mode` {mode!r} needs `input_ids`, but the prompt has no tokens")
+        if input_ids.shape[1] == 0 or model_kwargs.get("inputs_embeds") is not None:
+            raise LossyUnsupportedError(
+                f"`lossy_mode` {mode!r} needs the prompt as `input_ids`, but got `inputs_embeds` or no tokens"
+            )
         if not model_kwargs.get("use_cache", True):
             raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False")
         if synced_gpus:
@@ -237,6 +242,26 @@ class LossyCall:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
 
 
+def _is_drafter(value: Any) -> bool:
+    return isinstance(value, CandidateGenerator)
+
+
+def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:
+    values = {name: getattr(config, name, None) for name in FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def check_mode(config: RunConfig, do_sample: bool) -> None:
+    """Refuse a lossy setting where it must not be, and warn once of one that does nothing."""
+    if config.require_lossless and not config.acceptor.is_lossless(do_sample):
+        raise LossyValueError(
+            f"`require_lossless` is set in `lossy_config`, but {config.acceptor!r} is lossy"
+            + (" when sampling" if do_sample else " when decoding greedily")
+        )
+    if (warning := config.acceptor.check_mode(do_sample)) is not None:
+        warn_once(warning)
+
+
 @functools.cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=2)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
 from transformers.generation import candidate_generator as _candidates
 from transformers.generation import logits_process as _processors
 from transformers.generation.candidate_generator import CandidateGenerator
+
+from .errors import LossyValueError
 
 DECODING_METHODS = ("_sample", "_assisted_decoding")
 """The methods of `GenerationMixin` that `generate()` ends in for one sequence per prompt."""
@@ -44,12 +48,23 @@ STATEFUL_PROCESSORS = (
     _processors.SynthIDTextWatermarkLogitsProcessor,
 )
 
+# Who wants to choose a model's drafter, in every thread. One attribute serves all of them, whoever leaves first.
+_intercepts: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, list[Callable[..., CandidateGenerator]]]] = (
+    weakref.WeakKeyDictionary()
+)
+_intercepts_lock = threading.Lock()
+
 _SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """Return an empty cache for ``model`` that can be rolled back."""
+    """Return an empty cache for ``model`` that can be rolled back after any number of forwards.
+
+    Layers of a sliding window keep everything: not every version can roll those back over several forwards, and
+    the attention mask sees to the window.
+    """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    cache.layers = [DynamicLayer() if isinstance(x, DynamicSlidingWindowLayer) else x for x in cache.layers]
     cache.activate_past_recording()
     return cache
 
@@ -84,6 +99,18 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
     if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
         return "this version of transformers can't roll back a sliding window; upgrade to 5.17 or newer"
     return None
+
+
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """Return the transformers model inside PEFT's and ``torch.compile``'s wrappers."""
+    inner = getattr(model, "_orig_mod", model)
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    if not isinstance(inner, GenerationMixin):
+        raise LossyValueError(
+            f"`model` has to be a transformers model that can generate, but is a {type(model).__name__}"
+        )
+    return inner
 
 
 def replaces_decoding(model: PreTrainedModel) -> bool:
@@ -143,20 +170,27 @@ def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., Candida
     ``build(**kwargs)`` returns the drafter that it would have used, and ``kwargs`` are its own arguments. Other
     threads are not affected.
     """
-    thread, build = threading.get_ident(), model._get_candidate_generator
+    thread = threading.get_ident()
+    with _intercepts_lock:
+        by_thread = _intercepts.setdefault(model, {})
+        if not by_thread:
+            build = model._get_candidate_generator
 
-    def choose(**kwargs: Any) -> CandidateGenerator:
-        return intercept(build, **kwargs) if threading.get_ident() == thread else build(**kwargs)
+            def choose(**kwargs: Any) -> CandidateGenerator:
+                stack = by_thread.get(threading.get_ident())
+                return stack[-1](build, **kwargs) if stack else build(**kwargs)
 
-    outer = vars(model).get("_get_candidate_generator")
-    model._get_candidate_generator = choose
+            model._get_candidate_generator = choose
+        by_thread.setdefault(thread, []).append(intercept)
     try:
         yield
     finally:
-        if outer is None:
-            del model._get_candidate_generator
-        else:
-            model._get_candidate_generator = outer
+        with _intercepts_lock:
+            by_thread[thread].remove(intercept)
+            if not by_thread[thread]:
+                del by_thread[thread]
+            if not by_thread:
+                del model._get_candidate_generator
 
 
 def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
@@ -199,4 +233,5 @@ __all__ = [
     "rollback",
     "stock_drafter",
     "unseen_tokens",
+    "unwrap",
 ]

@@ -15,8 +15,7 @@ from torch import nn
 from transformers import GenerationMixin
 
 from .calls import LossyCall
-from .compat import DECODING_METHODS
-from .errors import LossyValueError
+from .compat import DECODING_METHODS, unwrap
 from .stats import LossyStats
 
 _lock = threading.RLock()
@@ -95,18 +94,6 @@ def enabled(model: nn.Module | None = None) -> Iterator[None]:
 def last_stats(model: nn.Module) -> LossyStats | None:
     """Return the statistics of the last completed lossy call on ``model``, from any thread, or None."""
     return _last.get(unwrap(model))
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the transformers model inside PEFT's and ``torch.compile``'s wrappers."""
-    inner = getattr(model, "_orig_mod", model)
-    if hasattr(inner, "get_base_model"):
-        inner = inner.get_base_model()
-    if not isinstance(inner, GenerationMixin):
-        raise LossyValueError(
-            f"`model` has to be a transformers model that can generate, but is a {type(model).__name__}"
-        )
-    return inner
 
 
 def _is_enabled(model: nn.Module) -> bool:

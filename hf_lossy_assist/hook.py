@@ -13,9 +13,10 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from . import compat
 from .acceptors import decide
+from .calls import check_mode
 from .compat import CandidateGenerator
 from .config import parse
-from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter
+from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens
 from .errors import LossyUnsupportedError, LossyValueError
 from .messages import Draft, Outcome
 from .sampling import Randomness
@@ -69,10 +70,14 @@ class LossyVerification(LogitsProcessor):
         **config: Any,
     ) -> None:
         self.config = parse(mode, config)
-        self.target = target
+        self.target = compat.unwrap(target)
         self.assistant_model = assistant_model
         own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
-        self.num_assistant_tokens = num_assistant_tokens or own or DEFAULT_NUM_TOKENS
+        chosen = own if num_assistant_tokens is None else num_assistant_tokens
+        self.num_assistant_tokens = DEFAULT_NUM_TOKENS if chosen is None else chosen
+        check_num_tokens(self.num_assistant_tokens)
+        if assistant_model is not None:
+            check_draft_model(self.target, assistant_model)
         self._rounds: _Rounds | None = None
         self._exit = ExitStack()
         self._thread = 0
@@ -102,7 +107,7 @@ class LossyVerification(LogitsProcessor):
         self._exit.close()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self._rounds is None:
+        if self._rounds is None or self._rounds.draft is None:
             raise LossyValueError(
                 "`logits_processor` holds a LossyVerification, but no tokens are drafted; call generate() inside its "
                 "`with` block and with an `assistant_model` (or `prompt_lookup_num_tokens`)"
@@ -131,6 +136,7 @@ class LossyVerification(LogitsProcessor):
                     f"LossyVerification can't be used with {type(processor).__name__}, which keeps a state of its own "
                     "from token to token; leave it out"
                 )
+        check_mode(self.config, generation_config.do_sample)
         randomness = Randomness(self.config.seed)
         if self.assistant_model is None:
             drafter = build(
@@ -196,10 +202,11 @@ class _Rounds(CandidateGenerator):
         # A copy of our own: see `rewrite`.
         self.candidate = candidate.to(self.verifier.model.device, copy=True)
         self.committed = input_ids.shape[1]
-        self.draft = Draft(
-            self.candidate[:, self.committed :].clone(), None if logits is None else logits.to(candidate.device).float()
-        )
-        return self.candidate, logits
+        if logits is not None:
+            logits = logits.to(device=self.candidate.device, dtype=torch.float32)
+        self.draft = Draft(self.candidate[:, self.committed :].clone(), logits)
+        # Everything is drawn here: without q, stock compares its selection with the candidate and draws nothing.
+        return self.candidate, None
 
     def enter_forward(self) -> None:
         """Watch the LM head in the target's forward over the draft, if the rule wants to."""
@@ -216,10 +223,12 @@ class _Rounds(CandidateGenerator):
         self.stats.target_calls += 1
         n = len(self.draft)
         if self.verifier.tap is None:
-            self.logits = outputs.logits[:, -(n + 1) :], None
+            clean, dropped = outputs.logits[:, -(n + 1) :], None
         else:
-            self.logits = self.verifier.tap.split(outputs.logits, n)
-            outputs.logits = self.logits[0]
+            clean, dropped = self.verifier.tap.split(outputs.logits, n)
+            outputs.logits = clean
+        # Other processors may write into stock's logits before the first position is asked for.
+        self.logits = clean.clone(), dropped
 
     def rewrite(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores of one position such that stock selects the decided token."""
@@ -246,6 +255,7 @@ class _Rounds(CandidateGenerator):
         self.stats.round(n, outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
         self.stats.draft_calls = getattr(self.drafter, "calls", 0)
         self.drafter.update_candidate_strategy(input_ids, scores, num_matches)
+        self.stats.stop()
         self.draft = None
 
     def abort(self) -> None:
@@ -256,7 +266,7 @@ class _Rounds(CandidateGenerator):
     def _decide(self, device: torch.device) -> None:
         with self.stats.timed("deciding"):
             clean, dropped = self.logits
-            logits = clean.to(device=device, dtype=torch.float32, copy=True)
+            logits = clean.to(device=device, dtype=torch.float32)
             verification = self.verifier.judge(self.candidate, self.draft, logits, dropped)
             decision = decide(self.verifier.acceptor, verification)
             self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)

@@ -25,7 +25,7 @@ def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor) -> Ten
     if not processors or logits.shape[1] == 0:
         return logits
     batch, positions, vocabulary = logits.shape
-    if all(isinstance(processor, PREFIX_FREE_PROCESSORS) for processor in processors):
+    if all(type(processor) in PREFIX_FREE_PROCESSORS for processor in processors):
         flat = logits.reshape(batch * positions, vocabulary)
         return processors(ids[:, -1:].expand(batch, positions).reshape(-1, 1), flat).view_as(logits)
     start = ids.shape[1] - positions + 1

@@ -80,6 +80,7 @@ class StatsRecorder:
         self.trace: list[str] = []
         self.seconds = dict.fromkeys(("drafting", "verifying", "deciding"), 0.0)
         self._started = time.perf_counter()
+        self._stopped: float | None = None
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -104,6 +105,10 @@ class StatsRecorder:
         for rule, mask in kept_by.items():
             self.accepted_by[rule] = self.accepted_by.get(rule, 0) + sum(mask[:kept])
 
+    def stop(self) -> None:
+        """Note that the run may be over: reading the statistics later must not make it longer."""
+        self._stopped = time.perf_counter()
+
     def finish(self) -> LossyStats:
         """Return the statistics of everything counted so far."""
         count = self.trace.count
@@ -119,7 +124,7 @@ class StatsRecorder:
             draft_calls=self.draft_calls,
             accepted_histogram=tuple(self.histogram.get(i, 0) for i in range(longest + 1)),
             accepted_by=dict(self.accepted_by),
-            seconds={"total": time.perf_counter() - self._started, **self.seconds},
+            seconds={"total": (self._stopped or time.perf_counter()) - self._started, **self.seconds},
             lossless=self.lossless,
             trace=tuple(self.trace),
         )

@@ -75,6 +75,15 @@ CASES = {
         {"lossy_mode": "ears", "assistant_model": None, "prompt_lookup_num_tokens": 3},
         ["'ears'", "distribution", "PromptLookupCandidateGenerator", "assistant_model"],
     ),
+    "drafter chosen by configuration": (
+        {"assistant_model": None, "assistant_early_exit": 1},
+        ["assistant_early_exit", "1", "'lossless'", "assistant_model"],
+    ),
+    "factory of something else": (
+        {"assistant_model": None, "candidate_generator": lambda **context: 7},
+        ["candidate_generator", "7"],
+    ),
+    "prompt as embeddings": ({"inputs_embeds": torch.zeros(1, 7, 32)}, ["input_ids", "inputs_embeds"]),
     "own drafter without q": (
         {"lossy_mode": "ensemble", "assistant_model": None, "candidate_generator": NoDistribution()},
         ["'ensemble'", "distribution", "NoDistribution"],
@@ -159,7 +168,7 @@ def test_a_head_that_is_never_called_is_reported():
 
 
 def test_ears_warns_once_that_greedy_decoding_has_no_threshold():
-    calls._warn_once.cache_clear()
+    calls.warn_once.cache_clear()
     kwargs = {"input_ids": prompt(), "assistant_model": DRAFT, "lossy_mode": "ears", "max_new_tokens": 4}
     with pytest.warns(UserWarning, match=r"ears.*greedy"):
         TARGET.generate(**kwargs, do_sample=False)

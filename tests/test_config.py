@@ -46,3 +46,10 @@ def test_a_rule_of_ones_own_is_registered_once():
             register(Other)
     finally:
         REGISTRY.pop("mine", None)
+
+
+def test_a_list_never_claims_to_sample_losslessly():
+    nothing = {"typical": {"epsilon": 1.0, "delta": 1e9}}
+    rule = parse(["lossless", "typical"], nothing).acceptor
+    assert rule.is_lossless(do_sample=False)
+    assert not rule.is_lossless(do_sample=True), "p/q acceptance with a correction from p is not p"

@@ -345,3 +345,25 @@ def test_a_candidate_generator_instance_or_factory():
             assert last_stats(target).drafted > 0
     assert made == [7 + 12]
     assert hf_lossy_assist.last_stats(draft) is None
+
+
+def test_settings_of_another_mode_are_not_inherited():
+    target = tiny()
+    target.generation_config = GenerationConfig(lossy_mode="topk", lossy_config={"k": 3}, pad_token_id=0)
+    draft = noisy_copy(target)
+    with enabled(target):
+        target.generate(prompt(), assistant_model=draft, lossy_mode="lossless", **KWARGS)
+        assert last_stats(target).accepted_by.keys() == {"lossless"}
+        target.generate(prompt(), assistant_model=draft, lossy_config={"k": 1}, **KWARGS)
+        assert last_stats(target).lossless, "settings alone go with the default mode"
+
+
+def test_a_drafter_used_for_another_prompt_starts_afresh():
+    from hf_lossy_assist.drafting import ModelDrafter
+
+    target = tiny()
+    drafter = ModelDrafter(copy.deepcopy(target), 4)
+    with enabled(target):
+        for seed in (0, 1):
+            target.generate(prompt(seed=seed), candidate_generator=drafter, lossy_mode="lossless", **KWARGS)
+            assert last_stats(target).acceptance_rate == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -264,3 +266,85 @@ def test_dropped_heads_leave_stock_its_own_logits(architecture: str):
     assert out.sequences.tolist() == plain.sequences.tolist()
     for a, b in zip(out.logits, plain.logits, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+class RaiseOne(LogitsProcessor):
+    """Writes into what it is given, as some processors do."""
+
+    def __call__(self, input_ids, scores):
+        scores[:, 7] += 0.6
+        return scores
+
+
+def test_processors_that_write_in_place_count_once():
+    target = tiny()
+    draft = noisy_copy(target)
+    plain = target.generate(prompt(), logits_processor=[RaiseOne()], **GREEDY)
+    hook = LossyVerification("lossless", target)
+    with hook:
+        out = target.generate(prompt(), assistant_model=draft, logits_processor=[RaiseOne(), hook], **GREEDY)
+    assert out.tolist() == plain.tolist()
+
+
+def test_a_draft_that_is_certain_breaks_nothing():
+    """Rejected by a bar that nothing clears, the token is often drawn again from p."""
+    target, draft = constant([0.6, 0.4]), constant([1 - 1e-9, 1e-9], seed=5)
+    ids = torch.tensor([[1]])
+    hook = LossyVerification("typical", target, assistant_model=draft, epsilon=1.0, delta=1e9, seed=0)
+    out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=1500)
+    assert hook.stats.accepted == 0
+    assert chi_square_p(np.bincount(out[0, 1:], minlength=2), np.array([0.6, 0.4])) > 1e-5
+
+
+def test_blocks_of_two_threads_do_not_disturb_each_other():
+    target = tiny()
+    draft = noisy_copy(target)
+    first, second = (LossyVerification("topk", target, k=k) for k in (2, 3))
+    texts, entered, left = {}, threading.Event(), threading.Event()
+
+    def other():
+        with second:
+            entered.set()
+            left.wait(30)
+            texts["other"] = target.generate(prompt(), assistant_model=draft, logits_processor=[second], **GREEDY)
+
+    worker = threading.Thread(target=other)
+    with first:
+        worker.start()
+        entered.wait(30)
+        texts["own"] = target.generate(prompt(), assistant_model=draft, logits_processor=[first], **GREEDY)
+    left.set()
+    worker.join()
+    assert "_get_candidate_generator" not in vars(target)
+    for name, k in (("own", 2), ("other", 3)):
+        alone = stock(LossyVerification("topk", target, k=k), draft, **GREEDY)
+        assert texts[name].tolist() == alone.tolist()
+
+
+def test_statistics_read_later_are_the_same():
+    target = tiny()
+    hook = LossyVerification("topk", target)
+    stock(hook, noisy_copy(target), **GREEDY)
+    assert hook.stats == hook.stats
+
+
+def test_require_lossless_counts_in_stock_s_loop_too():
+    target = tiny()
+    hook = LossyVerification("topk", target, k=5, require_lossless=True)
+    with pytest.raises(LossyError, match="require_lossless"):
+        stock(hook, noisy_copy(target), **GREEDY)
+    with pytest.raises(LossyError, match=r"num_assistant_tokens.*0"):
+        LossyVerification("topk", target, num_assistant_tokens=0)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # asked for by peft
+def test_a_peft_model_as_target():
+    import peft
+
+    target = tiny()
+    draft = noisy_copy(target)
+    adapted = peft.get_peft_model(target, peft.LoraConfig(target_modules=["q_proj"], r=2))
+    with LossyVerification("lossless", adapted) as hook:
+        out = adapted.generate(input_ids=prompt(), assistant_model=draft, logits_processor=[hook], **GREEDY)
+    assert hook.stats.rounds > 0
+    assert out.tolist() == adapted.generate(input_ids=prompt(), **GREEDY).tolist()

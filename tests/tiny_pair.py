@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hf_lossy_assist.pairs.pair import ROLES, bundled_folder
 from hf_lossy_assist.pairs.recipe import Cycle, ModelRecipe, build_model, build_tokenizer
 from hf_lossy_assist.pairs.training import save_model
 
 TINY = ModelRecipe(layers=1, hidden=16, heads=2, intermediate=24, cycles=(Cycle(6),), batch=2)
-
-needs_bundled_weights = pytest.mark.skipif(
-    not all((bundled_folder("arithmetic") / role / "model.safetensors").exists() for role in ROLES),
-    reason="the bundled weights are not there yet",
-)
 
 
 @pytest.fixture(scope="session")

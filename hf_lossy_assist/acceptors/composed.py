@@ -38,7 +38,8 @@ class _Composed(Acceptor):
         return next((rule.dropped_heads for rule in self.rules if rule.dropped_heads), None)
 
     def is_lossless(self, do_sample: bool) -> bool:
-        return all(rule.is_lossless(do_sample) for rule in self.rules)
+        # When sampling, one rule's acceptance with another's correction need not add up to p.
+        return not do_sample and all(rule.is_lossless(do_sample) for rule in self.rules)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return self.rules[-1].correction(v, at)

@@ -22,7 +22,7 @@ def js_divergence(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DropMatch(Acceptor):
-    """Keep x iff it fits K passes of the LM head over dropped inputs. Correction: lossless, undropped head.
+    """Keep x iff it fits K passes of the LM head over dropped inputs. Correction: p of the undropped head.
 
     "Training-free Dropout Sampling for Semantic Token Acceptance in Speculative Decoding" (section 3). With
     ``P_k`` the K dropped heads' laws, ``P̄`` the law of their mean logits, and ``y_k`` the argmax of (greedy)
@@ -77,6 +77,9 @@ class DropMatch(Acceptor):
         centroid = v.centroid_logits.softmax(-1)
         inside = js_divergence(v.q, centroid) <= js_divergence(paths, centroid[:, None]).amax(1)
         return (inside | (v.tokens == majority(y, centroid))) & v.allowed
+
+    def correction(self, v: Verification, at: Tensor) -> Tensor:
+        return v.target_law(at)
 
 
 def majority(y: Tensor, centroid: Tensor) -> Tensor:

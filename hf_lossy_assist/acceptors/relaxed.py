@@ -25,7 +25,8 @@ class Relaxed(Acceptor):
     top_n
         How many tokens are eligible.
     delta
-        How much less probable than the best token x may be. ``top_n=1`` or ``delta=0`` is lossless greedy.
+        How much less probable than the best token x may be. ``top_n=1`` is lossless greedy; so is ``delta=0``,
+        but for ties.
 
     Examples
     --------
@@ -46,7 +47,7 @@ class Relaxed(Acceptor):
         check_number(self.name, "delta", self.delta, 0, 1)
 
     def is_lossless(self, do_sample: bool) -> bool:
-        return not do_sample and (self.top_n == 1 or self.delta == 0)
+        return not do_sample and self.top_n == 1
 
     def keep(self, v: Verification) -> Tensor:
         return (rank(v) < self.top_n) & (v.p_x >= v.max_p - self.delta) & v.allowed

@@ -11,7 +11,7 @@ from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
 from ..errors import LossyValueError
 from ..messages import Draft
-from .model import DEFAULT_NUM_TOKENS, ModelDrafter
+from .model import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens
 
 
 def draft(generator: CandidateGenerator, ids: Tensor, room: int, acceptor: Acceptor, **context: Any) -> Draft:
@@ -45,4 +45,11 @@ def draft(generator: CandidateGenerator, ids: Tensor, room: int, acceptor: Accep
     return Draft(tokens, logits[:, : tokens.shape[1]].to(device=ids.device, dtype=torch.float32))
 
 
-__all__ = ["DEFAULT_NUM_TOKENS", "CandidateGenerator", "ModelDrafter", "draft"]
+__all__ = [
+    "DEFAULT_NUM_TOKENS",
+    "CandidateGenerator",
+    "ModelDrafter",
+    "check_draft_model",
+    "check_num_tokens",
+    "draft",
+]

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..compat import CandidateGenerator, forward_accepts, new_cache, rollback
+from ..errors import LossyUnsupportedError, LossyValueError
 from ..processing import process
 from ..sampling import Randomness
 
 DEFAULT_NUM_TOKENS = 5
+
+
+def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
+    """Raise unless ``draft`` can draft for ``target`` through :class:`ModelDrafter`."""
+    sizes = [model.config.get_text_config().vocab_size for model in (target, draft)]
+    if sizes[0] != sizes[1]:
+        raise LossyValueError(
+            f"`assistant_model` has to have the target's vocabulary of {sizes[0]} tokens, but has {sizes[1]}; use a "
+            "draft of the same family"
+        )
+    if draft.config.is_encoder_decoder or draft._is_stateful:
+        raise LossyUnsupportedError(
+            "`assistant_model` has to be a decoder-only model whose cache can be rolled back, but is a "
+            f"{type(draft).__name__}"
+        )
+
+
+def check_num_tokens(value: Any) -> None:
+    """Raise unless ``value`` can be γ."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1, but is {value!r}")
 
 
 class ModelDrafter(CandidateGenerator):
@@ -66,12 +90,16 @@ class ModelDrafter(CandidateGenerator):
         self.keep_logits = keep_logits
         self.confidence = confidence
         self.schedule = schedule
-        self.calls = 0
-        self._cache = new_cache(model)
-        self._cached = 0
+        self.reset()
         self._mask = None if attention_mask is None else attention_mask.to(model.device)
         self._positions = self._mask is not None and forward_accepts(model, "position_ids")
         self._extra = {"logits_to_keep": 1} if forward_accepts(model, "logits_to_keep") else {}
+
+    def reset(self) -> None:
+        """Forget everything seen, to draft for another prompt."""
+        self.calls = 0
+        self._cache = new_cache(self.model)
+        self._cached = 0
 
     def get_candidates(self, input_ids: Tensor, **kwargs) -> tuple[Tensor, Tensor | None]:
         """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``."""

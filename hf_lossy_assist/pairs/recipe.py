@@ -170,7 +170,8 @@ def _pool(recipe: ModelRecipe, tokenizer, pool: int) -> list[list[tuple[list[int
 def _collate(rows: list[tuple[list[int], list[int]]], tokenizer) -> tuple:
     import torch
 
-    length = max(len(prompt) + len(answer) for prompt, answer in rows)
+    # Few different shapes: kernels in reduced precision keep memory for each shape they have met.
+    length = -(-max(len(prompt) + len(answer) for prompt, answer in rows) // 32) * 32
     ids = torch.full((len(rows), length), tokenizer.pad_token_id)
     labels = torch.full((len(rows), length), -100)
     for row, (prompt, answer) in enumerate(rows):

@@ -100,10 +100,9 @@ def train_model(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step)
         with torch.autocast("cpu", torch.bfloat16):
-            hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
-            answers = labels[:, 1:] != -100
-            logits = model.lm_head(hidden[answers])
-        losses = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][answers], reduction="none")
+            logits = model(input_ids=ids).logits[:, :-1]
+        answers = labels[:, 1:] != -100
+        losses = torch.nn.functional.cross_entropy(logits[answers].float(), labels[:, 1:][answers], reduction="none")
         weights = position_weights(recipe, step, ids[:, :-1][answers], numeric)
         loss = (losses * weights).sum() / weights.sum()
         optimizer.zero_grad(set_to_none=True)

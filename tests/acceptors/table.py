@@ -151,8 +151,8 @@ ROWS = [
     Row("typical", {"epsilon": 0.15, "delta": 0.5}, typical, from_target),
     Row("relaxed", {"top_n": 3, "delta": 0.2}, relaxed, lambda law: one_hot(law.p.argmax(), len(law.p))),
     Row("ensemble", {"weight": 0.6}, ensemble, ensemble_correction(0.6)),
-    Row("dropmatch", {"criterion": "naive", "num_paths": 3, "dropout": 0.2}, dropmatch_naive),
-    Row("dropmatch", {"criterion": "js", "num_paths": 3, "dropout": 0.2}, dropmatch_js),
+    Row("dropmatch", {"criterion": "naive", "num_paths": 3, "dropout": 0.2}, dropmatch_naive, from_target),
+    Row("dropmatch", {"criterion": "js", "num_paths": 3, "dropout": 0.2}, dropmatch_js, from_target),
 ]
 
 

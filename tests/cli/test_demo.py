@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app, contest
 from hf_lossy_assist.cli.contest import CONTENDERS, Answer, Contender, Tally, answer
-from tests.tiny_pair import needs_bundled_weights
 
 MODES = (
     "target alone",
@@ -53,7 +52,6 @@ def test_every_mode_is_compared(tiny_pair_folder, monkeypatch):
     assert pairs.load("arithmetic").task.examples("test", 1)[0].prompt.split("\n")[0][:60] in printed
 
 
-@needs_bundled_weights
 def test_the_bundled_pair_shows_what_lossy_rules_do():
     rows = rows_of(run("--problems", "4"))
     assert rows["lossless"]["accuracy"] == rows["target alone"]["accuracy"]

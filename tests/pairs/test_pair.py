@@ -11,7 +11,6 @@ from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.pairs import cards
 from hf_lossy_assist.pairs.evaluation import evaluate
 from hf_lossy_assist.pairs.pair import bundled_folder
-from tests.tiny_pair import needs_bundled_weights
 
 ARITHMETIC = bundled_folder("arithmetic")
 
@@ -45,7 +44,6 @@ def test_a_folder_without_weights_is_an_error_that_says_how_to_make_them(tmp_pat
         pairs.load("arithmetic", folder=tmp_path)
 
 
-@needs_bundled_weights
 def test_the_bundled_pair_keeps_its_promises():
     target, draft = (json.loads((ARITHMETIC / role / "figures.json").read_text()) for role in pairs.ROLES)
     assert target["problems"] == draft["problems"] == 1000
@@ -55,7 +53,6 @@ def test_the_bundled_pair_keeps_its_promises():
     assert sum(file.stat().st_size for file in ARITHMETIC.rglob("*") if file.is_file()) <= 16 * 2**20
 
 
-@needs_bundled_weights
 @pytest.mark.parametrize("role", pairs.ROLES)
 def test_the_bundled_figures_and_cards_belong_to_the_weights(role):
     figures = json.loads((ARITHMETIC / role / "figures.json").read_text())
