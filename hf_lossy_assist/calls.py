@@ -116,6 +116,7 @@ class LossyCall:
         for name in ("inputs_tensor", "assistant_model", "tokenizer", "assistant_tokenizer"):
             model_kwargs.pop(name, None)
         acceptor = self.config.acceptor
+        compat.ready_for_rollback(model_kwargs.get("past_key_values"))
         self._check_prepared(input_ids, logits_processor, generation_config, synced_gpus, model_kwargs)
         check_mode(self.config, generation_config.do_sample)
         randomness = Randomness(self.config.seed)

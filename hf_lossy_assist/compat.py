@@ -64,9 +64,20 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
     the attention mask sees to the window.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    cache.layers = [DynamicLayer() if isinstance(x, DynamicSlidingWindowLayer) else x for x in cache.layers]
+    _keep_everything(cache)
     cache.activate_past_recording()
     return cache
+
+
+def _keep_everything(cache: DynamicCache) -> None:
+    cache.layers = [DynamicLayer() if isinstance(x, DynamicSlidingWindowLayer) else x for x in cache.layers]
+
+
+def ready_for_rollback(cache: Any) -> None:
+    """Let the empty cache that ``generate()`` has just made keep what this version can't roll back otherwise."""
+    fresh = type(cache) is DynamicCache and not getattr(cache, "_is_user_defined", False)
+    if fresh and not _SLIDING_LAYERS_ROLL_BACK:
+        _keep_everything(cache)
 
 
 @contextmanager
@@ -227,6 +238,7 @@ __all__ = [
     "intercepted_drafter",
     "new_cache",
     "prepare_candidate_inputs",
+    "ready_for_rollback",
     "recording",
     "refusal_of_cache",
     "replaces_decoding",
