@@ -72,7 +72,7 @@ def _side_by_side(pair: Pair, example: Example, answers: dict[Contender, Answer]
 def _results(tallies: dict[Contender, Tally], problems: int, gamma: int) -> Table:
     table = Table(title=f"{problems} problems, {gamma} drafted tokens per round, one at a time")
     table.add_column("mode", overflow="fold")
-    for heading in ("accuracy", "mean accepted", "tokens per round", "tokens/s", "× lossless", "× target alone"):
+    for heading in ("accuracy", "mean\naccepted", "tokens\nper\nround", "tokens\n/s", "×\nlossless", "×\ntarget"):
         table.add_column(heading, justify="right")
     speeds = {(c.mode, c.sample): tally.tokens_per_second for c, tally in tallies.items()}
     for contender, tally in tallies.items():
