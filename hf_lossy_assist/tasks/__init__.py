@@ -2,5 +2,6 @@
 
 from .arithmetic import Arithmetic
 from .base import Example, Task
+from .loading import load
 
-__all__ = ["Arithmetic", "Example", "Task"]
+__all__ = ["Arithmetic", "Example", "Task", "load"]

@@ -12,7 +12,6 @@ import re
 import zlib
 from dataclasses import dataclass
 
-from ..errors import LossyValueError
 from . import wordings as w
 from .base import Example, Task
 
@@ -166,8 +165,7 @@ class Arithmetic(Task):
 
     def draw(self, split: str, n: int, rng: random.Random, *, interleaved: bool = False) -> list[Example]:
         """Draw ``n`` examples of ``split`` from a generator of the caller's; see :func:`word_problem`."""
-        if split not in self.splits:
-            raise LossyValueError(f"`split` has to be one of {list(self.splits)}, but is {split!r}")
+        self.check_split(split)
         examples = []
         while len(examples) < n:
             problem = draw_problem(rng)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import LossyValueError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,7 @@ class Example:
     prompt
         The text a model is asked to continue.
     answer
-        The reference answer, in the form that :meth:`Task.extract_answer` returns.
+        The reference answer, in the form that :meth:`Task.answer` returns.
     solution
         A full reference response, where the task has one (empty otherwise).
     """
@@ -28,12 +34,32 @@ class Example:
 class Task(ABC):
     """A source of prompts whose responses can be judged right or wrong.
 
+    Three methods have to be written: :meth:`examples`, :meth:`extract_answer` and :meth:`equivalent`. The others
+    follow from them and are there to be overridden by tasks whose answer is not a piece of the response: one that
+    runs a program (:meth:`answer`), or one that asks a judge which of two responses is better
+    (:meth:`keeps_answer`).
+
     Attributes
     ----------
     name
         The task's registered name.
     splits
         The splits that :meth:`examples` accepts.
+
+    Examples
+    --------
+    >>> class Shout(Task):
+    ...     name = "shout"
+    ...     splits = ("test",)
+    ...     def examples(self, split, n):
+    ...         return [Example("Say yes!", "YES")][:n]
+    ...     def extract_answer(self, text):
+    ...         return text.strip().upper() or None
+    ...     def equivalent(self, a, b):
+    ...         return a is not None and a == b
+    >>> task = Shout()
+    >>> task.correct(task.examples("test", 1)[0], " yes ")
+    True
     """
 
     name: str
@@ -41,7 +67,7 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, split: str, n: int) -> list[Example]:
-        """Return the first ``n`` examples of ``split``, always the same ones."""
+        """Return the first ``n`` examples of ``split``, always the same ones; fewer where there are fewer."""
 
     @abstractmethod
     def extract_answer(self, text: str) -> str | None:
@@ -49,4 +75,40 @@ class Task(ABC):
 
     @abstractmethod
     def equivalent(self, a: str | None, b: str | None) -> bool:
-        """Tell whether two extracted answers mean the same."""
+        """Tell whether two extracted answers mean the same; no answer (None) means the same as nothing else."""
+
+    def check_split(self, split: str) -> None:
+        """Refuse a split that this task does not have."""
+        if split not in self.splits:
+            raise LossyValueError(f"`split` has to be one of {list(self.splits)}, but is {split!r}")
+
+    def render(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
+        """Return the text that the model sees: one user turn in the tokenizer's chat template, if it has one."""
+        if not tokenizer.chat_template:
+            return example.prompt
+        turn = {"role": "user", "content": example.prompt}
+        return tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+
+    def encode(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Return the token ids of :meth:`render`.
+
+        A chat template writes its special tokens itself; only without one does the tokenizer add them.
+        """
+        text = self.render(example, tokenizer)
+        return tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
+
+    def answer(self, example: Example, response: str) -> str | None:
+        """Return the answer that ``response`` gives to ``example``."""
+        return self.extract_answer(response)
+
+    def keeps_answer(self, example: Example, current_response: str, new_response: str) -> bool:
+        """Tell whether ``new_response`` is as good an answer as ``current_response``.
+
+        AutoJudge (Algorithm 1) asks this for every token in which draft and target differ: a change that keeps the
+        answer is unimportant.
+        """
+        return self.equivalent(self.answer(example, current_response), self.answer(example, new_response))
+
+    def correct(self, example: Example, response: str) -> bool:
+        """Tell whether ``response`` gives the reference answer."""
+        return self.equivalent(self.answer(example, response), example.answer)

@@ -1,0 +1,100 @@
+"""Tasks by name: those shipped here, and a user's own by dotted path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import LossyValueError
+from .base import Task
+
+# Imported when asked for: most callers need one of them.
+SHIPPED = {
+    "arithmetic": f"{__package__}.arithmetic:Arithmetic",
+}
+_TEXT = ("str", "str | None", str, str | None)
+
+
+def load(spec: str, data: str | None = None, **options: Any) -> Task:
+    """Return a task by name or by dotted path.
+
+    Parameters
+    ----------
+    spec
+        The name of a shipped task, or ``"package.module:Name"`` for a class or function of your own that returns a
+        :class:`Task`. The current directory is searched too.
+    data
+        A file for the task to read, passed on as its ``data`` argument where given.
+    **options
+        Further arguments of the task. Strings, as a command line has them, are read as JSON where they are JSON
+        (``"3"``, ``"true"``, ``"[1, 2]"``), unless the parameter is annotated as a string.
+
+    Raises
+    ------
+    LossyValueError
+        If there is no such task, if it can't be imported, if it does not take an argument, or if it is no task.
+
+    Examples
+    --------
+    >>> load("arithmetic", seed="3").seed
+    3
+    >>> load("hf_lossy_assist.tasks.arithmetic:Arithmetic").name
+    'arithmetic'
+    """
+    factory = _find(SHIPPED.get(spec, spec), spec)
+    given = options if data is None else {"data": data, **options}
+    task = factory(**_typed(factory, given, spec))
+    if not isinstance(task, Task):
+        raise LossyValueError(
+            f"`spec` has to name a subclass of hf_lossy_assist.tasks.Task or a function that returns one, but {spec!r} "
+            f"gives a {type(task).__name__}"
+        )
+    return task
+
+
+def _find(path: str, spec: str) -> Callable[..., Any]:
+    module_name, separator, attribute = path.partition(":")
+    if not (separator and module_name and attribute):
+        raise LossyValueError(
+            f"`spec` has to be one of {sorted(SHIPPED)} or a dotted path 'package.module:Name', but is {spec!r}"
+        )
+    if not {"", os.getcwd()} & set(sys.path):
+        # A console script, unlike `python -m`, does not look for modules where the user stands.
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise LossyValueError(f"`spec` is {spec!r}, but importing {module_name!r} failed: {error}") from error
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        missing = "has no" if factory is None else "has, but can't call,"
+        raise LossyValueError(f"`spec` is {spec!r}, but the module {module_name!r} {missing} {attribute!r}")
+    return factory
+
+
+def _typed(factory: Callable[..., Any], options: dict[str, Any], spec: str) -> dict[str, Any]:
+    parameters = inspect.signature(factory).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [] if takes_any else [name for name in options if name not in names]
+    if unknown:
+        raise LossyValueError(f"the task {spec!r} takes no `{unknown[0]}`; it takes {names}")
+    needed = [name for name in names if parameters[name].default is inspect.Parameter.empty and name not in options]
+    if needed:
+        raise LossyValueError(f"the task {spec!r} needs `{needed[0]}`, which is not given")
+    annotations = {name: parameters[name].annotation if name in parameters else None for name in options}
+    return {name: value if annotations[name] in _TEXT else _from_json(value) for name, value in options.items()}
+
+
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
