@@ -10,6 +10,7 @@ from types import ModuleType
 
 from .enabling import disable, enable, enabled, last_stats
 from .errors import LossyError, LossyUnsupportedError, LossyValueError
+from .heads import JudgeHead, VerifierHead
 from .hook import LossyVerification
 from .output import GenerateLossyOutput
 from .stats import LossyStats
@@ -18,11 +19,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GenerateLossyOutput",
+    "JudgeHead",
     "LossyError",
     "LossyStats",
     "LossyUnsupportedError",
     "LossyValueError",
     "LossyVerification",
+    "VerifierHead",
     "disable",
     "enable",
     "enabled",

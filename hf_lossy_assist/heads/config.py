@@ -1,0 +1,123 @@
+"""What every head's ``config.json`` holds, and how it is read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, ClassVar, TypeVar
+
+from ..errors import LossyValueError
+from .identity import ModelIdentity
+
+LIBRARY = "hf_lossy_assist"
+FORMAT_VERSION = 1
+"""Goes up when an older version of this package could misread a head."""
+
+_C = TypeVar("_C", bound="HeadConfig")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """What the heads of all kinds have in common.
+
+    Parameters
+    ----------
+    target, draft
+        The models that the head was trained for.
+    task
+        The name of the task whose prompts it was trained on. Heads transfer badly between tasks.
+    threshold
+        The probability at which the head decides, between 0 and 1.
+    thresholds
+        Other thresholds, and what each of them would do on validation data.
+    metrics
+        Figures by name, such as the validation ``auc``.
+    results
+        Rows of the model card's table of accuracy and speed on a test split, one mapping each, all with the same
+        keys.
+    provenance
+        How the head came about: versions, command line, seeds.
+    """
+
+    target: ModelIdentity
+    draft: ModelIdentity
+    task: str
+    threshold: float
+    thresholds: tuple[Any, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    results: tuple[Mapping[str, Any], ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    kind: ClassVar[str]
+    row: ClassVar[type]
+
+    def __post_init__(self) -> None:
+        check_probability("threshold", self.threshold)
+
+    @property
+    def width(self) -> int:
+        """How many numbers the head reads per token."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as it stands in ``config.json``."""
+        header = {"library_name": LIBRARY, "format_version": FORMAT_VERSION, "type": self.kind}
+        return header | asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[_C], values: Any, where: str = "config.json") -> _C:
+        """Return the configuration in ``values``, which came from ``where``.
+
+        Raises
+        ------
+        LossyValueError
+            When it is the configuration of something else, comes from a newer format, or lacks a field.
+        """
+        values = _checked_header(cls.kind, values, where)
+        known = known_fields(cls, values, where)
+        for role in ("target", "draft"):
+            identity = known_fields(ModelIdentity, known[role], f"`{role}` in {where}")
+            known[role] = ModelIdentity.from_dict(identity)
+        rows = known.get("thresholds", ())
+        known["thresholds"] = tuple(cls.row(**known_fields(cls.row, row, f"`thresholds` in {where}")) for row in rows)
+        known["results"] = tuple(known.get("results", ()))
+        return cls(**known)
+
+
+def check_probability(argument: str, value: Any) -> None:
+    """Raise where ``value`` is no number between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise LossyValueError(f"`{argument}` has to be a number between 0 and 1, but is {value!r}")
+
+
+def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:
+    """Return the entries of ``values`` that ``cls`` has fields for; warn of others, and refuse if one is missing."""
+    if not isinstance(values, Mapping):
+        raise LossyValueError(f"{where} has to be an object of {cls.__name__}'s fields, but is {values!r}")
+    names = {f.name for f in fields(cls)}
+    required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    if missing := sorted(required - set(values)):
+        raise LossyValueError(f"{where} lacks {missing}; save the head again with `save_pretrained`")
+    if unknown := sorted(set(values) - names):
+        warnings.warn(
+            f"{where} has keys that this version of {LIBRARY} does not know, {unknown}: they are ignored. "
+            f"Upgrade {LIBRARY} if the head came from a newer version.",
+            stacklevel=2,
+        )
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _checked_header(kind: str, values: Any, where: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping) or values.get("library_name") != LIBRARY:
+        found = values.get("library_name") or values.get("model_type") if isinstance(values, Mapping) else values
+        raise LossyValueError(f"{where} is not the configuration of a head of {LIBRARY}, but of {found!r}")
+    if values.get("type") != kind:
+        raise LossyValueError(f"{where} is that of a {values.get('type')!r} head, but a {kind!r} head is wanted")
+    if values.get("format_version", 0) > FORMAT_VERSION:
+        raise LossyValueError(
+            f"{where} has format version {values['format_version']}, but this version of {LIBRARY} reads up to "
+            f"{FORMAT_VERSION}; upgrade {LIBRARY}"
+        )
+    return {k: v for k, v in values.items() if k not in ("library_name", "format_version", "type", "weights_sha256")}

@@ -1,0 +1,148 @@
+"""What a head remembers of a model, so that it can tell whether it belongs to the one at hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..compat import unwrap
+from ..errors import LossyValueError
+
+FINGERPRINT_ROWS = 8
+FINGERPRINT_TOLERANCE = 0.02
+"""Half precision and quantisation move the norm of a row by less than this; another model moves it by more."""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """A model, as far as a head that reads its hidden states has to know it.
+
+    Parameters
+    ----------
+    name
+        The id on the Hub; of a model from a local folder the folder's name alone.
+    revision
+        The commit that it was loaded from, if it came from the Hub.
+    architecture
+        The name of its class.
+    hidden_size
+        Width of the state that enters the LM head.
+    vocab_size
+        Rows of the LM head.
+    fingerprint
+        L2 norms of 8 rows of the LM head, evenly spread over the vocabulary; empty where they can't be read.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import pairs
+    >>> identity = ModelIdentity.of(pairs.load("arithmetic").draft)
+    >>> identity.name, identity.architecture, identity.hidden_size
+    ('draft', 'LlamaForCausalLM', 128)
+    >>> identity.differences(pairs.load("arithmetic").target)[0]
+    'the hidden size is 256, not 128'
+    """
+
+    name: str
+    revision: str | None
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    fingerprint: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelIdentity:
+        """Return the identity of a transformers model, also of one inside PEFT's or ``torch.compile``'s wrapper.
+
+        Raises
+        ------
+        LossyValueError
+            When it is no model that generates text, or has no LM head.
+        """
+        inner = unwrap(model)
+        head = inner.get_output_embeddings()
+        if head is None:
+            raise LossyValueError(f"`model` has to have an LM head, but {type(inner).__name__} has none")
+        config = inner.config.get_text_config(decoder=True)
+        vocab_size, hidden_size = config.vocab_size, config.hidden_size
+        if _is_plain(head.weight):
+            # Some models project the hidden state, or pad the vocabulary, on the way to the head.
+            vocab_size, hidden_size = head.weight.shape
+        return cls(
+            name=_name(inner.config._name_or_path),
+            revision=getattr(inner.config, "_commit_hash", None),
+            architecture=type(inner).__name__,
+            hidden_size=hidden_size,
+            vocab_size=vocab_size,
+            fingerprint=_fingerprint(head),
+        )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelIdentity:
+        """Return the identity in a configuration that was read from JSON."""
+        return cls(**{**values, "fingerprint": tuple(values.get("fingerprint", ()))})
+
+    def differences(self, model: nn.Module) -> list[str]:
+        """Return what distinguishes ``model`` from the one remembered, one sentence each; nothing if it is the same.
+
+        Names count only where both are ids on the Hub, norms only where both could be read. dtype, device and
+        quantisation don't matter.
+        """
+        other = ModelIdentity.of(model)
+        found = []
+        if self.name != other.name and _HUB_ID.fullmatch(self.name) and _HUB_ID.fullmatch(other.name):
+            found.append(f"the model is {other.name!r}, not {self.name!r}")
+        if self.architecture not in {cls.__name__ for cls in type(unwrap(model)).__mro__}:
+            found.append(f"the architecture is {other.architecture}, not {self.architecture}")
+        if self.hidden_size != other.hidden_size:
+            found.append(f"the hidden size is {other.hidden_size}, not {self.hidden_size}")
+        if self.vocab_size != other.vocab_size:
+            found.append(f"the vocabulary has {other.vocab_size} tokens, not {self.vocab_size}")
+        if not found and not _same_norms(self.fingerprint, other.fingerprint):
+            found.append("the weights of the LM head are other ones")
+        return found
+
+
+def _name(path: str) -> str:
+    if _HUB_ID.fullmatch(path) and not Path(path).is_dir():
+        return path
+    return Path(path).name
+
+
+def _is_plain(weight: Tensor) -> bool:
+    # Packed 4-bit weights are neither.
+    return weight.dim() == 2 and weight.is_floating_point()
+
+
+def _fingerprint(head: nn.Module) -> tuple[float, ...]:
+    with _at_hand(head):
+        weight = head.weight
+        if not _is_plain(weight) or weight.is_meta:
+            return ()
+        rows = [(2 * i + 1) * len(weight) // (2 * FINGERPRINT_ROWS) for i in range(FINGERPRINT_ROWS)]
+        norms = weight.detach()[rows].float().norm(dim=-1)
+    return tuple(float(f"{norm:.6g}") for norm in norms.tolist())
+
+
+def _at_hand(head: nn.Module) -> Any:
+    # accelerate keeps offloaded weights elsewhere, and brings them only for a forward.
+    if not hasattr(head, "_hf_hook"):
+        return nullcontext()
+    from accelerate.utils import align_module_device
+
+    return align_module_device(head)
+
+
+def _same_norms(ours: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
+    if not ours or not theirs:
+        return True
+    a, b = torch.tensor(ours), torch.tensor(theirs)
+    return len(a) == len(b) and bool(((a - b).abs() <= FINGERPRINT_TOLERANCE * torch.maximum(a, b)).all())

@@ -1,0 +1,74 @@
+"""Heads by name, each loaded once."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ..errors import LossyValueError
+from .base import Head
+from .repository import CONFIG, WEIGHTS
+
+_H = TypeVar("_H", bound=Head)
+
+_HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>.+))?")
+
+
+def load_head(
+    cls: type[_H],
+    source: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> _H:
+    """Load a head, or return the one that was loaded before.
+
+    Parameters
+    ----------
+    cls
+        :class:`JudgeHead` or :class:`VerifierHead`.
+    source
+        ``"org/name"``, ``"org/name@revision"`` or a folder. A repository is asked for once per process; a folder
+        whose files have changed since is read again.
+    device, dtype
+        Where the weights are wanted, and how. Folding in a standardisation leaves weights that want float32,
+        whatever the models have.
+
+    Raises
+    ------
+    LossyValueError
+        When there is no such head, or it is damaged.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import JudgeHead
+    >>> load_head(JudgeHead, "./no/such/folder")
+    Traceback (most recent call last):
+        ...
+    hf_lossy_assist.errors.LossyValueError: `lossy_head` is './no/such/folder', but there is no such folder
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        # The time of the files stands for the revision.
+        stamps = tuple(path.stat().st_mtime_ns for name in (CONFIG, WEIGHTS) if (path := folder / name).exists())
+        return _load(cls, str(folder.resolve()), None, stamps, torch.device(device), dtype)
+    match = _HUB_ID.fullmatch(str(source))
+    if match is None:
+        raise LossyValueError(f"`lossy_head` is {str(source)!r}, but there is no such folder")
+    return _load(cls, match["id"], match["revision"], (), torch.device(device), dtype)
+
+
+@lru_cache(maxsize=64)
+def _load(
+    cls: type[_H],
+    source: str,
+    revision: str | None,
+    stamps: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> _H:
+    return cls.from_pretrained(source, revision=revision).to(device, dtype).eval()

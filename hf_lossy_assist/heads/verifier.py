@@ -1,0 +1,97 @@
+"""Verifier heads: does the draft's token need the target's check?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..errors import LossyValueError
+from .base import Head
+from .config import HeadConfig
+
+POSITIONS = ("previous", "token")
+"""``previous``: the draft's state that predicted the token; ``token``: the one that has read it."""
+
+
+@dataclass(frozen=True)
+class VerifierRow:
+    """What a verifier does at one threshold, measured on validation data.
+
+    Parameters
+    ----------
+    threshold
+        Tokens whose probability of being acceptable is above it are committed.
+    tpr
+        Share of the acceptable tokens that are.
+    fpr
+        Share of the other tokens that are, too.
+    """
+
+    threshold: float
+    tpr: float
+    fpr: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierConfig(HeadConfig):
+    """The configuration of a verifier head (SPRINTER).
+
+    Parameters
+    ----------
+    position
+        Which of the draft's states it reads: ``"previous"`` or ``"token"``.
+    ratio
+        λ: a token x is acceptable iff ``q(x) / p(x) <= ratio``, with q the draft and p the target; 1 or more.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist.heads import ModelIdentity
+    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=64, vocab_size=1000)
+    >>> VerifierConfig(target=identity, draft=identity, task="gsm8k", position="previous", ratio=1.2).width
+    64
+    """
+
+    threshold: float = 0.5
+    position: str = "previous"
+    ratio: float = 1.0
+
+    kind: ClassVar[str] = "verifier"
+    row: ClassVar[type] = VerifierRow
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.position not in POSITIONS:
+            raise LossyValueError(f"`position` has to be one of {list(POSITIONS)}, but is {self.position!r}")
+        if not isinstance(self.ratio, int | float) or not self.ratio >= 1:
+            raise LossyValueError(f"`ratio` has to be a number of at least 1, but is {self.ratio!r}")
+
+    @property
+    def width(self) -> int:
+        return self.draft.hidden_size
+
+
+class VerifierHead(Head):
+    """``P(acceptable)`` of a token that the draft has just sampled; committed unseen iff it is above the threshold.
+
+    SPRINTER, section 3.
+
+    Parameters
+    ----------
+    config
+        What the head reads, and which models and task it belongs to.
+    weight, bias
+        ``(d,)`` and ``()``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hf_lossy_assist.heads import ModelIdentity
+    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=2, vocab_size=1000)
+    >>> config = VerifierConfig(target=identity, draft=identity, task="gsm8k", position="previous", ratio=1.2)
+    >>> head = VerifierHead(config, weight=torch.tensor([1.0, -1.0]), bias=0.0)
+    >>> head.probability(torch.tensor([[1.0, 0.0], [0.0, 5.0]])) > head.config.threshold
+    tensor([ True, False])
+    """
+
+    config_class: ClassVar[type[HeadConfig]] = VerifierConfig
+    config: VerifierConfig
