@@ -82,11 +82,15 @@ class Task(ABC):
         if split not in self.splits:
             raise LossyValueError(f"`split` has to be one of {list(self.splits)}, but is {split!r}")
 
+    def user_turn(self, example: Example) -> str:
+        """Return what a user would say to a chat model to have ``example`` answered; by default its prompt."""
+        return example.prompt
+
     def render(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return the text that the model sees: one user turn in the tokenizer's chat template, if it has one."""
+        """Return the text that the model sees: :meth:`user_turn` in the tokenizer's chat template, if it has one."""
         if not tokenizer.chat_template:
             return example.prompt
-        turn = {"role": "user", "content": example.prompt}
+        turn = {"role": "user", "content": self.user_turn(example)}
         return tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
 
     def encode(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -16,6 +16,7 @@ from .base import Task
 # Imported when asked for: most callers need one of them.
 SHIPPED = {
     "arithmetic": f"{__package__}.arithmetic:Arithmetic",
+    "gsm8k": f"{__package__}.gsm8k:GSM8K",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

@@ -1,0 +1,132 @@
+"""Grade-school word problems (Cobbe et al., 2021)."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from ..errors import LossyValueError
+from .base import Example, Task
+from .numbers import final_number
+from .rows import Row, from_hub, read_jsonl, share
+
+_FIELDS = ("question", "answer")
+_CALCULATION = re.compile(r"<<[^>]*>>")
+_NEXT_QUESTION = "\nQuestion:"
+_VALIDATION_SHARE = 0.05
+_CHAT = (
+    "Given the following problem, reason step by step and give a final answer.\n"
+    "Problem: {question}\n"
+    'End your response with "The final answer is N.", where N is a number.'
+)
+
+
+class GSM8K(Task):
+    """Word problems whose answer is one number: the task that AutoJudge is mined on (its section 4.1).
+
+    A problem belongs to the validation split if a hash of its question says so, one in twenty of the training file;
+    so no order of the rows and no seed moves a problem from one split to another.
+
+    Parameters
+    ----------
+    data
+        A JSONL file with the fields ``question`` and ``answer`` (which ends in "#### N"), or a folder with
+        ``train.jsonl`` and ``test.jsonl`` or only one of them. Without it, ``openai/gsm8k`` on the Hub.
+    split
+        What a single file holds, "train" or "test". By default its name tells: "test" where the name has "test" in
+        it, else "train".
+    shots
+        How many worked problems of the training file come before each question, for models without a chat template.
+        They belong to no split then.
+
+    Raises
+    ------
+    LossyValueError
+        If a file is missing or malformed, or a split is asked for that the data does not have.
+
+    Examples
+    --------
+    >>> import json, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "test.jsonl"
+    >>> _ = path.write_text(json.dumps({"question": "What are 2 dozen?", "answer": "12*2=<<12*2=24>>24\\n#### 24"}))
+    >>> task = GSM8K(data=str(path))
+    >>> task.examples("test", 1)
+    [Example(prompt='Question: What are 2 dozen?\\nAnswer:', answer='24', solution=' 12*2=24\\n#### 24')]
+    >>> task.equivalent(task.extract_answer("That makes $24.00."), "24")
+    True
+    """
+
+    name = "gsm8k"
+
+    def __init__(self, data: str | None = None, split: str | None = None, shots: int = 0) -> None:
+        self._files = _files(data, split)
+        self.splits = _splits(set(self._files)) if data is not None else Task.splits
+        self.shots = shots
+        if shots and "train" not in self.splits:
+            raise LossyValueError(f"`shots` is {shots}, but `data` has no training split to take them from")
+        self._loaded: dict[str, list[Example]] = {}
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        self.check_split(split)
+        return [self._with_shots(example) for example in islice(self._split(split), n)]
+
+    def extract_answer(self, text: str) -> str | None:
+        # A model that was not trained to stop goes on with a question of its own, whose numbers do not count.
+        return final_number(text.split(_NEXT_QUESTION)[0])
+
+    def equivalent(self, a: str | None, b: str | None) -> bool:
+        return a is not None and a == b
+
+    def user_turn(self, example: Example) -> str:
+        question = example.prompt.removeprefix(self._preamble).removeprefix("Question: ").removesuffix("\nAnswer:")
+        return _CHAT.format(question=question)
+
+    @cached_property
+    def _preamble(self) -> str:
+        worked = self._read("train")[: self.shots] if self.shots else []
+        return "".join(f"{example.prompt}{example.solution}\n\n" for example in worked)
+
+    def _with_shots(self, example: Example) -> Example:
+        return Example(self._preamble + example.prompt, example.answer, example.solution)
+
+    def _split(self, split: str) -> list[Example]:
+        if split == "test":
+            return self._read("test")
+        wanted = split == "validation"
+        # The worked problems leave the split: a prompt must not hold its own answer.
+        return [e for e in self._read("train")[self.shots :] if (share(e.prompt) < _VALIDATION_SHARE) == wanted]
+
+    def _read(self, source: str) -> list[Example]:
+        if source not in self._loaded:
+            path = self._files.get(source)
+            rows = from_hub("openai/gsm8k", "main", source) if path is None else read_jsonl(path, _FIELDS)
+            self._loaded[source] = [_example(row) for row in rows]
+        return self._loaded[source]
+
+
+def _example(row: Row) -> Example:
+    solution = _CALCULATION.sub("", row["answer"])
+    answer = final_number(solution)
+    if answer is None:
+        raise LossyValueError(f"the answer of a row in `data` has to end in '#### N', but is {row['answer'][-80:]!r}")
+    return Example(prompt=f"Question: {row['question']}\nAnswer:", answer=answer, solution=f" {solution}")
+
+
+def _files(data: str | None, split: str | None) -> dict[str, Path]:
+    if split not in (None, "train", "test"):
+        raise LossyValueError(f"`split` has to be 'train' or 'test', but is {split!r}")
+    if data is None:
+        return {}
+    path = Path(data)
+    if not path.is_dir():
+        return {split or ("test" if "test" in path.name else "train"): path}
+    found = {name: path / f"{name}.jsonl" for name in ("train", "test") if (path / f"{name}.jsonl").is_file()}
+    if not found:
+        raise LossyValueError(f"`data` ({path}) has to hold train.jsonl or test.jsonl, but has neither")
+    return found
+
+
+def _splits(sources: set[str]) -> tuple[str, ...]:
+    return tuple(split for split in Task.splits if ("test" if split == "test" else "train") in sources)
