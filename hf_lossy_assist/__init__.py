@@ -32,7 +32,7 @@ __all__ = [
     "last_stats",
 ]
 
-_SUBMODULES = ("pairs", "tasks")
+_SUBMODULES = ("pairs", "tasks", "theory")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -1,0 +1,73 @@
+"""``lossy-assist theory``: what to expect from a verifier, and from a number of drafted tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..theory import best_gamma, expected_speedup, sprinter_expected_run_length
+from .console import console
+from .options import numbers
+
+_TPRS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+
+
+def theory(
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for run_length.png and speedup.png.")] = Path(
+        "theory"
+    ),
+    r: Annotated[int, typer.Option(min=0, help="Acceptable tokens at the beginning of a SPRINTER run.")] = 5,
+    fpr: Annotated[str, typer.Option(help="False-positive rates of its verifier.")] = "0.1,0.5",
+    max_draft: Annotated[int | None, typer.Option(min=1, help="Bound on a SPRINTER run; none by default.")] = None,
+    alpha: Annotated[str, typer.Option(help="Probabilities that a drafted token is kept.")] = "0.5,0.7,0.8,0.9",
+    t_draft: Annotated[float, typer.Option(help="Time of a draft forward; any unit, the same for all times.")] = 0.05,
+    t_target: Annotated[float, typer.Option(help="Time of a target forward, without what its tokens add.")] = 1.0,
+    t_token: Annotated[float, typer.Option(help="Time that every token adds to a target forward.")] = 0.0,
+    t_head: Annotated[float, typer.Option(help="Time that the rule adds to a round.")] = 0.0,
+    max_gamma: Annotated[int, typer.Option(min=1, help="The largest number of drafted tokens per round.")] = 16,
+) -> None:
+    """Tabulate and plot SPRINTER's expected run length by TPR, and the expected speedup by drafted tokens per round."""
+    fprs, alphas = numbers("--fpr", fpr, float), numbers("--alpha", alpha, float)
+    times = (t_draft, (t_target, t_token), t_head)
+    tables = (run_length_table(r, fprs, max_draft), speedup_table(alphas, times, max_gamma))
+    screen = console()
+    screen.print(*tables)
+
+    from ..theory import plots  # matplotlib takes a second to import
+
+    out.mkdir(parents=True, exist_ok=True)
+    figures = {
+        "run_length.png": plots.run_length_figure(r, fprs, max_draft),
+        "speedup.png": plots.speedup_figure(alphas, *times, highest=max_gamma),
+    }
+    for name, figure in figures.items():
+        figure.savefig(out / name)
+        screen.print(f"wrote {out / name}", highlight=False)
+
+
+def run_length_table(r: int, fprs: Sequence[float], max_draft: int | None) -> Table:
+    """Lay out SPRINTER's expected run length, one row for each TPR."""
+    bound = "" if max_draft is None else f", at most {max_draft}"
+    table = Table(title=f"Tokens committed per run, {r} acceptable ones first{bound}")
+    for name in ("TPR", *(f"FPR {fpr:g}" for fpr in fprs)):
+        table.add_column(name, justify="right")
+    for tpr in _TPRS:
+        lengths = (sprinter_expected_run_length(tpr, fpr, r, max_draft) for fpr in fprs)
+        table.add_row(f"{tpr:g}", *(f"{length:.2f}" for length in lengths))
+    return table
+
+
+def speedup_table(alphas: Sequence[float], times: tuple[float, tuple[float, float], float], max_gamma: int) -> Table:
+    """Lay out the expected speedup, one row for each γ, and the best γ at the end."""
+    table = Table(title="Expected speedup over the target alone", show_footer=True)
+    table.add_column("γ", "best γ", justify="right")
+    for alpha in alphas:
+        best = str(best_gamma(alpha, times[0], times[1], times[2], highest=max_gamma))
+        table.add_column(f"α = {alpha:g}", best, justify="right")
+    for gamma in range(1, max_gamma + 1):
+        table.add_row(str(gamma), *(f"{expected_speedup(alpha, gamma, *times):.2f}" for alpha in alphas))
+    return table
