@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import ClassVar
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub import ModelHubMixin
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ..errors import LossyValueError
+from ..hub import CARD, upload
 from . import cards
 from .config import LIBRARY, HeadConfig
-from .repository import CARD, CONFIG, local_files, read_config, read_weights, write_weights
+from .repository import CONFIG, local_files, publication, read_config, read_weights, write_weights
 
 
 class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
@@ -130,13 +132,81 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         config = cls.config_class.from_dict(values, str(folder / CONFIG))
         return cls(config, **read_weights(folder, cls._shapes(config), values.get("weights_sha256")))
 
-    def _save_pretrained(self, save_directory: Path) -> None:
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        branch: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Commit configuration, weights and card to the Hub; the repository is created where it does not exist.
+
+        Figures lie in a head's folder rather than in the head, so ``lossy-assist publish FOLDER`` sends them, too.
+
+        Parameters
+        ----------
+        repo_id
+            ``"org/name"``.
+        private, token, branch, create_pr
+            As everywhere in ``huggingface_hub``.
+
+        Returns
+        -------
+        str
+            The address of the commit.
+
+        Raises
+        ------
+        LossyValueError
+            When the Hub can't be reached or refuses.
+        """
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            files = publication(Path(folder), f"{self.config.kind} head")
+            return upload(files, repo_id, private=private, revision=branch, token=token, create_pr=create_pr)
+
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        **push_to_hub_kwargs: Any,
+    ) -> str | None:
+        """Write configuration, weights and model card into a folder.
+
+        The card follows from the configuration, and replaces an earlier one.
+
+        Parameters
+        ----------
+        save_directory
+            The folder, made if need be. A ``roc.png`` that is already in it is shown in the card.
+        repo_id, push_to_hub, push_to_hub_kwargs
+            As everywhere in ``huggingface_hub``: :meth:`push_to_hub`, under the folder's name by default.
+
+        Returns
+        -------
+        str or None
+            The address of the commit, if there was one.
+
+        Raises
+        ------
+        LossyValueError
+            When the head was never trained; nothing is written then.
+        """
         if not (self.weight.isfinite().all() and self.bias.isfinite()):
             raise LossyValueError("`weight` and `bias` have to be finite; a head that was never trained can't be saved")
+        super().save_pretrained(save_directory)
+        if not push_to_hub:
+            return None
+        return self.push_to_hub(repo_id or Path(save_directory).name, **push_to_hub_kwargs)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
         digest = write_weights(save_directory, {"weight": self.weight, "bias": self.bias})
         text = json.dumps(self.config.to_dict() | {"weights_sha256": digest}, indent=2, ensure_ascii=False)
         (save_directory / CONFIG).write_text(text + "\n", encoding="utf-8")
-        # The card follows from the configuration; one from an earlier head would state wrong figures.
         (save_directory / CARD).write_text(cards.render(self.config, save_directory), encoding="utf-8")
 
     def extra_repr(self) -> str:

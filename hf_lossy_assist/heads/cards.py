@@ -1,12 +1,112 @@
-"""Model cards of heads."""
+"""Model cards of heads, rendered from their configuration."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from .config import HeadConfig
+from huggingface_hub import EvalResult, ModelCardData
+
+from ..hub import PLACEHOLDER_ID
+from .config import LIBRARY, HeadConfig
+from .identity import ModelIdentity
+from .repository import ROC
+
+_TEMPLATE = "card_template.md"
+_MODES = {"judge": "judge", "verifier": "sprinter"}
+_LABELS = {
+    "auc": "ROC-AUC, validation",
+    "recall": "Recall of tokens that matter, validation",
+    "skipped": "Mismatches let pass, validation",
+    "tpr": "TPR, validation",
+    "fpr": "FPR, validation",
+}
 
 
-def render(config: HeadConfig, folder: Path) -> str:
-    """Return the model card of a head in Markdown."""
-    return f"# A {config.kind} head\n"
+def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> str:
+    """Return the model card of a head in Markdown, with its metadata on top.
+
+    Parameters
+    ----------
+    config
+        Everything the card says. Of ``provenance`` it uses, where they are there, ``command``, ``versions`` (a
+        mapping), ``pair`` (the bundled pair that the models are), ``datasets`` and ``license`` (as the Hub calls
+        them).
+    folder
+        The head's folder: a ``roc.png`` in it is shown.
+    repo_id
+        The repository that the card will be in.
+    """
+    import jinja2  # comes with torch and is wanted for cards only
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["asdict"] = asdict
+    return environment.get_template(_TEMPLATE).render(
+        card_data=metadata(config).to_yaml(),
+        title=_title(config),
+        config=config,
+        target=_link(config.target),
+        draft=_link(config.draft),
+        reads=config.reads,
+        labels=_LABELS,
+        pair=config.provenance.get("pair"),
+        mode=_MODES[config.kind],
+        repo_id=repo_id,
+        table=_table,
+        figure=ROC if (folder / ROC).is_file() else None,
+    )
+
+
+def metadata(config: HeadConfig) -> ModelCardData:
+    """Return the card's metadata; models and datasets that are not on the Hub have no place in it."""
+    bases = [identity.name for identity in (config.target, config.draft) if identity.is_on_hub]
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=config.task,
+            dataset_name=config.task,
+            dataset_split="validation",
+            metric_type="roc_auc",
+            metric_name="ROC-AUC",
+            metric_value=config.metrics["auc"],
+        )
+        for _ in range("auc" in config.metrics)
+    ]
+    return ModelCardData(
+        model_name=_title(config),
+        library_name=LIBRARY,
+        license=config.provenance.get("license"),
+        pipeline_tag="text-generation",
+        base_model=list(dict.fromkeys(bases)) or None,
+        datasets=config.provenance.get("datasets"),
+        tags=[LIBRARY, "speculative-decoding", "assisted-generation", f"{config.kind}-head", config.task],
+        metrics=["roc_auc"] if results else None,
+        eval_results=results or None,
+    )
+
+
+def _title(config: HeadConfig) -> str:
+    return f"{config.target.name.split('/')[-1]} {config.kind} head for {config.task}"
+
+
+def _link(identity: ModelIdentity) -> str:
+    if not identity.is_on_hub:
+        return f"{identity.name} ({identity.architecture})"
+    at = f" at `{identity.revision[:12]}`" if identity.revision else ""
+    return f"[{identity.name}](https://huggingface.co/{identity.name}){at} ({identity.architecture})"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    header = list(rows[0])
+    lines = [header, ["---"] * len(header), *([_cell(row[name]) for name in header] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -55,10 +55,17 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         check_probability("threshold", self.threshold)
+        if len({tuple(row) for row in self.results}) > 1:
+            raise LossyValueError("`results` has to have the same columns in every row")
 
     @property
     def width(self) -> int:
         """How many numbers the head reads per token."""
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> str:
+        """What the head reads, in words."""
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:

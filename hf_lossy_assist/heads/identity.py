@@ -29,7 +29,7 @@ class ModelIdentity:
     Parameters
     ----------
     name
-        The id on the Hub; of a model from a local folder the folder's name alone.
+        The id on the Hub; of a model from a local folder the folder's name alone; of any other its class's name.
     revision
         The commit that it was loaded from, if it came from the Hub.
     architecture
@@ -77,13 +77,18 @@ class ModelIdentity:
             # Some models project the hidden state, or pad the vocabulary, on the way to the head.
             vocab_size, hidden_size = head.weight.shape
         return cls(
-            name=_name(inner.config._name_or_path),
+            name=_name(inner.config._name_or_path) or type(inner).__name__,
             revision=getattr(inner.config, "_commit_hash", None),
             architecture=type(inner).__name__,
             hidden_size=hidden_size,
             vocab_size=vocab_size,
             fingerprint=_fingerprint(head),
         )
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether the name is an id on the Hub."""
+        return _HUB_ID.fullmatch(self.name) is not None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelIdentity:
@@ -98,7 +103,7 @@ class ModelIdentity:
         """
         other = ModelIdentity.of(model)
         found = []
-        if self.name != other.name and _HUB_ID.fullmatch(self.name) and _HUB_ID.fullmatch(other.name):
+        if self.name != other.name and self.is_on_hub and other.is_on_hub:
             found.append(f"the model is {other.name!r}, not {self.name!r}")
         if self.architecture not in {cls.__name__ for cls in type(unwrap(model)).__mro__}:
             found.append(f"the architecture is {other.architecture}, not {self.architecture}")

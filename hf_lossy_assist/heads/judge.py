@@ -10,6 +10,11 @@ from .base import Head
 from .config import HeadConfig, check_probability
 from .features import columns
 
+_STATES = {
+    "previous": "the final hidden state that predicted the token",
+    "draft": "the final hidden state that has read the drafted token",
+}
+
 
 @dataclass(frozen=True)
 class ThresholdRow:
@@ -64,6 +69,11 @@ class JudgeConfig(HeadConfig):
     def columns(self) -> list[str]:
         """The features in the order of the weight."""
         return columns(self.models, self.positions)
+
+    @property
+    def reads(self) -> str:
+        names = (name.split("_") for name in self.columns)
+        return "; ".join(f"{_STATES[position]}, of the {model}" for model, position in names)
 
     @property
     def width(self) -> int:

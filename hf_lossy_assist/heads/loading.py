@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,12 @@ import torch
 
 from ..errors import LossyValueError
 from .base import Head
-from .repository import CONFIG, WEIGHTS
+from .judge import JudgeHead
+from .repository import CONFIG, WEIGHTS, read_config
+from .verifier import VerifierHead
+
+HEADS: Mapping[str, type[Head]] = {"judge": JudgeHead, "verifier": VerifierHead}
+"""The heads by the ``type`` in their configuration."""
 
 _H = TypeVar("_H", bound=Head)
 
@@ -72,3 +78,19 @@ def _load(
     dtype: torch.dtype,
 ) -> _H:
     return cls.from_pretrained(source, revision=revision).to(device, dtype).eval()
+
+
+def load_folder(folder: Path) -> Head:
+    """Load the head in a folder, of whichever kind it is.
+
+    Raises
+    ------
+    LossyValueError
+        When the folder holds no head, or a damaged one.
+    """
+    if not folder.is_dir():
+        raise LossyValueError(f"{str(folder)!r} is not a folder")
+    values = read_config(folder)
+    kind = values.get("type") if isinstance(values, dict) else None
+    # A configuration of something else is refused by any head, with what it is.
+    return HEADS.get(kind, JudgeHead).from_pretrained(folder)

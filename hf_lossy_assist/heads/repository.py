@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import LossyValueError
+from ..hub import CARD, Publication, hub_errors
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-
-# The most special ones first: a gated repository counts as one that was not found, too.
-_REMEDIES: tuple[tuple[type[Exception], str], ...] = (
-    (GatedRepoError, "access to it is granted on its page on the Hub; then pass `token` or run `hf auth login`"),
-    (RevisionNotFoundError, "it has no such revision"),
-    (RepositoryNotFoundError, "no such repository, or a private one; for that, pass `token` or run `hf auth login`"),
-    (LocalEntryNotFoundError, "it is not in the cache, and the Hub can't be reached"),
-    (EntryNotFoundError, "a file is missing"),
-    (HFValidationError, "neither a folder nor an id of the form 'org/name' or 'org/name@revision'"),
-    (OSError, "the transfer failed"),
-)
+CONFIG, WEIGHTS, ROC = "config.json", "model.safetensors", "roc.png"
 
 
 def local_files(source: str | Path, *, revision: str | None = None, **download: Any) -> Path:
@@ -49,21 +29,6 @@ def local_files(source: str | Path, *, revision: str | None = None, **download: 
         return Path(source)
     with hub_errors(source, revision):
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=[CONFIG, WEIGHTS], **download))
-
-
-@contextmanager
-def hub_errors(source: str | Path, revision: str | None = None) -> Iterator[None]:
-    """Let what the Hub's client raises inside the block come out as an error that names ``source`` and a remedy."""
-    try:
-        yield
-    except tuple(cls for cls, _ in _REMEDIES) as error:
-        what = f"{str(source)!r}" + (f" at revision {revision!r}" if revision else "")
-        remedy = next(text for cls, text in _REMEDIES if isinstance(error, cls))
-        raise LossyValueError(f"can't use {what}: {remedy} ({_first_line(error)})") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -109,3 +74,11 @@ def read_weights(folder: Path, shapes: dict[str, tuple[int, ...]], sha256: str |
         if not x.isfinite().all():
             raise LossyValueError(f"`{name}` in {str(path)!r} has values that are not finite; train the head again")
     return tensors
+
+
+def publication(folder: Path, title: str) -> Publication:
+    """Return the files of a head's folder that belong on the Hub: configuration, weights, card and figures."""
+    names = [CONFIG, WEIGHTS, CARD, *sorted(path.name for path in folder.glob("*.png"))]
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise LossyValueError(f"{str(folder)!r} lacks {missing}; save the head again with `save_pretrained`")
+    return Publication(title, {name: folder / name for name in names})

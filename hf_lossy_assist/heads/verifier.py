@@ -12,6 +12,11 @@ from .config import HeadConfig
 POSITIONS = ("previous", "token")
 """``previous``: the draft's state that predicted the token; ``token``: the one that has read it."""
 
+_STATES = {
+    "previous": "the final hidden state that predicted the token",
+    "token": "the final hidden state that has read the token",
+}
+
 
 @dataclass(frozen=True)
 class VerifierRow:
@@ -64,6 +69,10 @@ class VerifierConfig(HeadConfig):
             raise LossyValueError(f"`position` has to be one of {list(POSITIONS)}, but is {self.position!r}")
         if not isinstance(self.ratio, int | float) or not self.ratio >= 1:
             raise LossyValueError(f"`ratio` has to be a number of at least 1, but is {self.ratio!r}")
+
+    @property
+    def reads(self) -> str:
+        return f"{_STATES[self.position]}, of the draft"
 
     @property
     def width(self) -> int:
