@@ -1,0 +1,1 @@
+"""Heads from labelled hidden states: mined ones, or ones that people have marked."""

@@ -1,0 +1,142 @@
+"""Classifiers of hidden states, and how well they rank tokens that they have not seen."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from ..heads.folding import fold
+from .examples import Examples
+
+STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
+"""The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
+
+# Appendix B of the AutoJudge paper gives these numbers; what it does not mention is scikit-learn's default.
+MAX_ITER = 500
+TREES, MIN_SAMPLES_LEAF = 128, 0.001
+HIDDEN_UNITS = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted classifier.
+
+    Attributes
+    ----------
+    classifier
+        A scikit-learn pipeline: a standardisation, then a classifier.
+    label
+        What it is, for tables.
+    columns
+        The states that it reads, in order.
+    train, validation
+        Probabilities of the True class ``(N,)`` on both sets.
+    train_auc, validation_auc
+        Areas under the ROC curves.
+    seconds
+        How long fitting took.
+    """
+
+    classifier: Pipeline
+    label: str
+    columns: tuple[str, ...]
+    train: NDArray[np.floating]
+    validation: NDArray[np.floating]
+    train_auc: float
+    validation_auc: float
+    seconds: float
+
+
+def fit(classifier: Any, label: str, columns: Sequence[str], train: Examples, validation: Examples) -> Fit:
+    """Fit a classifier behind a standardisation, and score it on both sets."""
+    pipeline = make_pipeline(StandardScaler(), classifier)
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        # The paper's limit of iterations. A fit that stops there is validated like any other.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        pipeline.fit(train.features(columns), train.labels)
+    seconds = time.perf_counter() - start
+    seen, unseen = (pipeline.predict_proba(side.features(columns))[:, 1] for side in (train, validation))
+    return Fit(
+        classifier=pipeline,
+        label=label,
+        columns=tuple(columns),
+        train=seen,
+        validation=unseen,
+        train_auc=float(roc_auc_score(train.labels, seen)),
+        validation_auc=float(roc_auc_score(validation.labels, unseen)),
+        seconds=seconds,
+    )
+
+
+def fit_logistic(
+    columns: Sequence[str],
+    train: Examples,
+    validation: Examples,
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    on_fit: Callable[[Fit], None] = lambda fit: None,
+) -> list[Fit]:
+    """Fit a logistic regression with L2 regularisation for each strength.
+
+    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B.
+
+    Parameters
+    ----------
+    columns
+        The states to read.
+    train, validation
+        Sets that share no prompt.
+    strengths
+        Values of scikit-learn's ``C``.
+    on_fit
+        Called after each.
+
+    Returns
+    -------
+    list
+        One fit for each strength; :func:`best` chooses among them.
+    """
+    fits = []
+    for strength in strengths:
+        regression = LogisticRegression(C=strength, max_iter=MAX_ITER)
+        fits.append(fit(regression, f"logistic regression, C = {strength:g}", columns, train, validation))
+        on_fit(fits[-1])
+    return fits
+
+
+def best(fits: Sequence[Fit]) -> Fit:
+    """Return the fit with the highest validation AUC, the first among equals."""
+    return max(fits, key=lambda fit: fit.validation_auc)
+
+
+def fit_forest(columns: Sequence[str], train: Examples, validation: Examples, seed: int = 0) -> Fit:
+    """Fit the paper's random forest: 128 trees, each leaf with 0.1 % of the tokens or more."""
+    forest = RandomForestClassifier(TREES, min_samples_leaf=MIN_SAMPLES_LEAF, random_state=seed)
+    return fit(forest, f"random forest, {TREES} trees", columns, train, validation)
+
+
+def fit_mlp(columns: Sequence[str], train: Examples, validation: Examples, seed: int = 0) -> Fit:
+    """Fit the paper's perceptron: one hidden layer of 128 ReLU units, stopped early on a tenth of the training set."""
+    mlp = MLPClassifier((HIDDEN_UNITS,), early_stopping=True, random_state=seed)
+    return fit(mlp, f"MLP, {HIDDEN_UNITS} hidden units", columns, train, validation)
+
+
+def folded(chosen: Fit) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weight ``(d,)`` and bias ``()`` that a fitted logistic regression is on raw states."""
+    scaler, regression = chosen.classifier[0], chosen.classifier[-1]
+    return fold(scaler.mean_, scaler.scale_, regression.coef_, regression.intercept_)

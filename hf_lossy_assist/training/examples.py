@@ -1,0 +1,96 @@
+"""Labelled hidden states, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import LossyValueError
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Hidden states of N tokens, each with a label and the prompt that it comes from.
+
+    Attributes
+    ----------
+    states
+        ``(N, d)`` float32 arrays by name.
+    labels
+        ``(N,)`` bool; True for the class whose probability the head is to give.
+    prompts
+        ``(N,)`` integers. Tokens of one prompt are never on both sides of a split.
+    classes
+        What a False and a True label mean, for messages.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> states = {"target_draft": np.ones((3, 2), "f4"), "draft_draft": np.zeros((3, 1), "f4")}
+    >>> examples = Examples(states, np.array([True, False, False]), np.array([0, 0, 1]))
+    >>> len(examples), examples.features(["target_draft", "draft_draft"]).shape
+    (3, (3, 3))
+    """
+
+    states: Mapping[str, NDArray[np.float32]]
+    labels: NDArray[np.bool_]
+    prompts: NDArray[np.int64]
+    classes: tuple[str, str] = ("unimportant", "important")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def features(self, columns: Sequence[str]) -> NDArray[np.float32]:
+        """Return ``(N, d)`` chosen states side by side."""
+        if len(columns) == 1:
+            return self.states[columns[0]]
+        return np.concatenate([self.states[name] for name in columns], axis=1)
+
+    def only(self, columns: Sequence[str]) -> Examples:
+        """Return the examples without the other states."""
+        return replace(self, states={name: self.states[name] for name in columns})
+
+    def where(self, mask: NDArray[np.bool_]) -> Examples:
+        """Return the examples of a boolean mask ``(N,)``."""
+        states = {name: state[mask] for name, state in self.states.items()}
+        return Examples(states, self.labels[mask], self.prompts[mask], self.classes)
+
+    def counts(self) -> dict[str, float]:
+        """Return how many prompts and tokens there are, and the share of the True class."""
+        return {
+            "prompts": len(np.unique(self.prompts)),
+            "tokens": len(self),
+            f"{self.classes[1]}_share": float(self.labels.mean()),
+        }
+
+
+def check(examples: Examples) -> None:
+    """Refuse what no head can be learnt from.
+
+    Raises
+    ------
+    LossyValueError
+        For no tokens at all, labels of one class only, tokens of one prompt only, or states that are not finite.
+    """
+    if len(examples) == 0:
+        raise LossyValueError("`data` has to hold labelled tokens, but has none; mine more prompts")
+    if examples.labels.all() or not examples.labels.any():
+        only = examples.classes[int(examples.labels[0])]
+        raise LossyValueError(
+            f"`data` has to hold {' and '.join(examples.classes)} tokens, but all of its {len(examples)} tokens are "
+            f"{only}; mine more prompts, or prompts on which the models disagree more"
+        )
+    if len(np.unique(examples.prompts)) < 2:
+        raise LossyValueError(
+            "`data` has to hold tokens of at least two prompts, to train on some and validate on others, but all "
+            f"{len(examples)} are of one"
+        )
+    for name, state in examples.states.items():
+        if broken := int((~np.isfinite(state)).any(axis=1).sum()):
+            raise LossyValueError(
+                f"`data` has to be finite, but the column {name!r} has NaN or infinite values in {broken} of "
+                f"{len(examples)} tokens; mine again, in float32 if half precision overflowed"
+            )
