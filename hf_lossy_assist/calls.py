@@ -15,10 +15,11 @@ from . import compat
 from .compat import CandidateGenerator
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
-from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens
+from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, RunningDrafter, check_draft_model, check_num_tokens
 from .errors import LossyUnsupportedError, LossyValueError
 from .output import GenerateLossyOutput
 from .sampling import Randomness
+from .sequential import SequentialDecoding
 from .stats import LossyStats
 
 DrafterFactory = Callable[..., CandidateGenerator]
@@ -80,7 +81,7 @@ class LossyCall:
             if orphan is not None and "lossy_mode" not in given:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
-        config = parse(mode, field("lossy_config"), field("lossy_head"))
+        config = parse(mode, field("lossy_config"), field("lossy_head"), device=model.device)
         if (beams := explicit("num_beams") or 1) > 1:
             raise LossyValueError(f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams}")
         if compat.replaces_decoding(model):
@@ -113,7 +114,8 @@ class LossyCall:
         **model_kwargs: Any,
     ) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run the loop on what ``generate()`` prepared."""
-        for name in ("inputs_tensor", "assistant_model", "tokenizer", "assistant_tokenizer"):
+        tokenizer = model_kwargs.pop("tokenizer", None)
+        for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer"):
             model_kwargs.pop(name, None)
         acceptor = self.config.acceptor
         compat.ready_for_rollback(model_kwargs.get("past_key_values"))
@@ -135,9 +137,11 @@ class LossyCall:
             config=generation_config,
             streamer=streamer,
             randomness=randomness,
+            limits=self.config.limits.bind(tokenizer),
         )
         unseen = compat.unseen_tokens(input_ids, model_kwargs, generation_config)
-        return Decoding(run, input_ids, model_kwargs, unseen).decode()
+        loop = Decoding if acceptor.run_ahead is None else SequentialDecoding
+        return loop(run, input_ids, model_kwargs, unseen).decode()
 
     def _drafter(
         self,
@@ -153,18 +157,25 @@ class LossyCall:
             )
         if self.assistant_model is None:
             return compat.stock_drafter(self.model, config, input_ids, processors, model_kwargs)
+        settings = {
+            "processors": processors,
+            "do_sample": config.do_sample,
+            "max_length": config.max_length,
+            "attention_mask": model_kwargs.get("attention_mask"),
+            "randomness": randomness,
+        }
+        acceptor = self.config.acceptor
+        if acceptor.run_ahead is not None:
+            return RunningDrafter.of(self.assistant_model, acceptor.run_ahead.head, **settings)
         return ModelDrafter(
             self.assistant_model,
             self.num_assistant_tokens,
-            processors=processors,
-            do_sample=config.do_sample,
-            max_length=config.max_length,
-            attention_mask=model_kwargs.get("attention_mask"),
-            randomness=randomness,
             # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
-            keep_logits=config.do_sample or "draft_probs" in self.config.acceptor.needs,
+            keep_logits=config.do_sample or "draft_probs" in acceptor.needs,
+            keep_hidden="draft_hidden" in acceptor.needs,
             confidence=self.confidence,
             schedule=self.schedule,
+            **settings,
         )
 
     def _own_drafter(self, **context: Any) -> CandidateGenerator:
@@ -188,6 +199,12 @@ class LossyCall:
                     f"`{option}` {value!r} is not supported with `lossy_mode` {name!r} yet; leave it out and pass an "
                     "`assistant_model`, `prompt_lookup_num_tokens` or `candidate_generator`"
                 )
+        if self.assistant_model is None and self.config.acceptor.run_ahead is not None:
+            raise LossyValueError(
+                f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model`, and no "
+                "`candidate_generator` or `prompt_lookup_num_tokens`"
+            )
+        self.config.acceptor.check_models(self.model, self.assistant_model)
         if self.candidate_generator is not None:
             if not _is_drafter(self.candidate_generator) and not callable(self.candidate_generator):
                 raise LossyValueError(
@@ -231,6 +248,12 @@ class LossyCall:
             )
         if not model_kwargs.get("use_cache", True):
             raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False")
+        for name in ("output_scores", "output_logits", "output_hidden_states", "output_attentions"):
+            if self.config.acceptor.run_ahead is not None and getattr(config, name, False):
+                raise LossyUnsupportedError(
+                    f"`{name}` can't be used with `lossy_mode` {mode!r}, which commits tokens that the target has not "
+                    "seen; leave it out"
+                )
         if synced_gpus:
             raise LossyUnsupportedError(f"`synced_gpus` is not supported with `lossy_mode` {mode!r} yet")
         for processor in processors:

@@ -140,19 +140,21 @@ def prepare_candidate_inputs(
     drafted: int,
     new_tokens: int | None,
     first: bool,
+    pending: int = 0,
 ) -> dict[str, Any]:
     """Return the inputs of one target forward over ``drafted`` tokens and the committed ones before them.
 
     ``new_tokens`` is the number of tokens to send, None for all; logits are asked for at the last
-    ``drafted + 1`` positions.
+    ``drafted + 1`` positions. ``pending`` committed tokens came after ``model_kwargs`` were prepared.
     """
     kwargs = dict(model_kwargs)
+    longer = drafted + pending
     if (mask := kwargs.get("attention_mask")) is not None:
-        kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + drafted, False)
+        kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + longer, False)
     if (types := kwargs.get("token_type_ids")) is not None:
-        kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + drafted)
+        kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + longer)
     if (positions := kwargs.get("position_ids")) is not None:
-        kwargs = _candidates._prepare_position_ids(kwargs, positions.shape[-1] + drafted, False)
+        kwargs = _candidates._prepare_position_ids(kwargs, positions.shape[-1] + longer, False)
     inputs = model.prepare_inputs_for_generation(
         candidate_ids, next_sequence_length=new_tokens, is_first_iteration=first, **kwargs
     )

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+import torch
 
 from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf
 from .errors import LossyUnsupportedError, LossyValueError
+from .heads import Head
+from .heads.loading import load_head
+from .limits import Limits
 
 FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
 
-LATER_KEYS = ("strict_first_n", "scope", "budget", "compile", "break_even")
+_LIMITS = tuple(x.name for x in fields(Limits))
+LATER_KEYS = ("compile", "break_even")
 
 
 @dataclass(frozen=True)
@@ -28,14 +35,21 @@ class RunConfig:
         Seed of the run's own random generators, or None for torch's global one.
     require_lossless
         Refuse to run where the rule could change the output's law.
+    limits
+        Where the run may be lossy.
     """
 
     acceptor: Acceptor
     seed: int | None = None
     require_lossless: bool = False
+    limits: Limits = field(default_factory=Limits)
+
+    def is_lossless(self, do_sample: bool) -> bool:
+        """Tell whether the run, as configured, leaves the output's law as it is."""
+        return self.acceptor.is_lossless(do_sample)
 
 
-def parse(mode: Any, config: Any = None, head: Any = None) -> RunConfig:
+def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.device | str = "cpu") -> RunConfig:
     """Turn ``lossy_mode``, ``lossy_config`` and ``lossy_head`` into a rule and run settings.
 
     Parameters
@@ -45,22 +59,24 @@ def parse(mode: Any, config: Any = None, head: Any = None) -> RunConfig:
     config
         The rule's settings, or for several rules a dict of them by name; the run's own keys beside them.
     head
-        A head's id or folder, for rules that use one.
+        For rules that use a trained head: its Hub id (``"org/name"``, ``"org/name@revision"``), a folder, or a
+        loaded head; for several such rules a dict of them by name.
+    device
+        Where heads are to be.
 
     Raises
     ------
     LossyValueError
-        For an unknown mode or key, a wrong type, or a value out of range.
+        For an unknown mode or key, a wrong type, a value out of range, or a head that is missing or can't be used.
 
     Examples
     --------
     >>> parse("ears", {"beta": 0.2, "seed": 0})
-    RunConfig(acceptor=Ears(beta=0.2), seed=0, require_lossless=False)
+    RunConfig(acceptor=Ears(beta=0.2), seed=0, require_lossless=False, limits=Limits(strict_first_n=0, ...))
     """
     names, compose = _names(mode)
     settings = _as_dict("lossy_config", config)
-    if head is not None:
-        raise LossyValueError(f"`lossy_head` is not used by `lossy_mode` {mode!r}; leave it out, but got {head!r}")
+    heads = _heads(names, head)
     for key in LATER_KEYS:
         if settings.pop(key, None) is not None:
             raise LossyUnsupportedError(f"`lossy_config` key {key!r} is not supported yet; leave it out")
@@ -70,6 +86,7 @@ def parse(mode: Any, config: Any = None, head: Any = None) -> RunConfig:
     seed = settings.pop("seed", None)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise LossyValueError(f"`seed` in `lossy_config` has to be an int >= 0 and < 2**63, but is {seed!r}")
+    limits = Limits(**{key: settings.pop(key) for key in _LIMITS if settings.get(key) is not None})
     per_rule = {names[0]: settings} if compose is None else settings
     unknown = [key for key in per_rule if key not in names]
     if unknown:
@@ -77,22 +94,73 @@ def parse(mode: Any, config: Any = None, head: Any = None) -> RunConfig:
             f"`lossy_config` for several rules is keyed by rule, one of {names}, but has the key {unknown[0]!r}"
             + nearest(unknown[0], names)
         )
-    rules = tuple(build_rule(name, _as_dict(f"lossy_config[{name!r}]", per_rule.get(name))) for name in names)
-    acceptor = rules[0] if compose is None else compose(rules)
-    return RunConfig(acceptor, seed, require_lossless)
+    for name in names:
+        # Settings are cheaper to check than a head is to load.
+        check_settings(name, _as_dict(f"lossy_config[{name!r}]", per_rule.get(name)))
+    loaded = {name: place_head(REGISTRY[name], source, device) for name, source in heads.items()}
+    rules = [build_rule(name, per_rule.get(name) or {}, loaded.get(name)) for name in names]
+    if compose is AnyOf:
+        rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
+    acceptor = rules[0] if compose is None else compose(tuple(rules))
+    return RunConfig(acceptor, seed, require_lossless, limits)
 
 
-def build_rule(name: str, settings: Mapping[str, Any]) -> Acceptor:
-    """Build one rule from its name and settings, with errors that name both."""
-    rule = REGISTRY[name]
-    keys = [field.name for field in fields(rule)]
+def check_settings(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise for a key that a rule does not have."""
+    keys = [x.name for x in fields(REGISTRY[name]) if not x.metadata]
     for key in settings:
         if key not in keys:
             raise LossyValueError(
                 f"`lossy_config` key {key!r} is unknown to the rule {name!r}, which has "
                 f"{keys or 'no keys of its own'}{nearest(key, keys)}"
             )
-    return rule(**settings)
+
+
+def build_rule(name: str, settings: Mapping[str, Any], head: Head | None = None) -> Acceptor:
+    """Build one rule from its name, its settings and its head, if it has one."""
+    check_settings(name, settings)
+    return REGISTRY[name](**settings, **({} if head is None else {"head": head}))
+
+
+def head_type(rule: type[Acceptor]) -> type[Head] | None:
+    """Return the kind of trained head that a rule uses, if any."""
+    return next((x.metadata["head"] for x in fields(rule) if "head" in x.metadata), None)
+
+
+def place_head(rule: type[Acceptor], source: Any, device: torch.device | str) -> Head:
+    """Return a rule's head on ``device``: a loaded one as it is or as a copy, any other from the Hub or a folder."""
+    wanted = head_type(rule)
+    if isinstance(source, str):
+        return load_head(wanted, source, device=device, dtype=torch.float32)
+    if not isinstance(source, wanted):
+        raise LossyValueError(
+            f"`lossy_head` of the rule {rule.name!r} has to be a Hub id, a folder or a {wanted.__name__}, but is "
+            f"{source!r}"
+        )
+    if not torch.isfinite(source.weight).all() or not torch.isfinite(source.bias):
+        raise LossyValueError(f"`lossy_head` of the rule {rule.name!r} has weights that are no numbers; train it first")
+    same = source.weight.device == torch.device(device) and source.weight.dtype == torch.float32
+    return source if same else copy.deepcopy(source).to(device=device, dtype=torch.float32)
+
+
+def _heads(names: list[str], head: Any) -> dict[str, Any]:
+    """Return each rule's head as the user gave it."""
+    users = [name for name in names if head_type(REGISTRY[name]) is not None]
+    given = head if isinstance(head, dict) else dict.fromkeys(users, head)
+    if head is not None and not users:
+        raise LossyValueError(f"`lossy_head` is not used by `lossy_mode` {names!r}; leave it out, but got {head!r}")
+    for name in given:
+        if name not in users:
+            raise LossyValueError(
+                f"`lossy_head` as a dict is keyed by the rules that use a head, {users}, but has the key {name!r}"
+                + nearest(name, users)
+            )
+    for name in users:
+        if given.get(name) is None:
+            raise LossyValueError(
+                f"`lossy_head` has to be given for the rule {name!r}: a Hub id, a folder or a loaded head"
+            )
+    return given
 
 
 def nearest(value: Any, names: Iterable[str]) -> str:

@@ -13,7 +13,8 @@ from transformers.generation.streamers import BaseStreamer
 from . import drafting
 from .acceptors import Acceptor, decide
 from .compat import CandidateGenerator, advance_inputs, recording, rollback
-from .messages import Decision, Draft, Outcome, Verification
+from .limits import BoundLimits
+from .messages import Decision, Draft, Outcome, Strictness, Verification
 from .output import GenerateLossyOutput, OutputRecorder
 from .sampling import Randomness
 from .stats import LossyStats, StatsRecorder
@@ -37,6 +38,8 @@ class Run:
         As ``generate()`` prepared them.
     randomness
         The source of every random number.
+    limits
+        Where the run may be lossy.
     """
 
     model: PreTrainedModel
@@ -47,6 +50,7 @@ class Run:
     config: GenerationConfig
     streamer: BaseStreamer | None
     randomness: Randomness
+    limits: BoundLimits
 
 
 class Decoding:
@@ -88,12 +92,15 @@ class Decoding:
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run rounds until the sequence ends; return what ``generate()`` is to return, and the statistics."""
         with recording(self.inputs["past_key_values"]):
-            while not self.done:
-                draft = self.draft()
-                verification = self.verify(draft)
-                decision = self.accept(verification)
-                self.commit(draft, verification, decision)
+            self.rounds()
         return self.finish()
+
+    def rounds(self) -> None:
+        while not self.done:
+            draft = self.draft()
+            verification = self.verify(draft)
+            decision = self.accept(verification, draft)
+            self.commit(draft, verification, decision)
 
     def draft(self) -> Draft:
         with self.stats.timed("drafting"):
@@ -119,12 +126,13 @@ class Decoding:
                 new_tokens=self.unseen,
                 overrides=drafter.model_kwargs_overrides if drafter.requires_model_outputs else {},
             )
-            self.stats.target_calls += 1
+            self.stats.target_call(self.verifier.sent)
             return verification
 
-    def accept(self, verification: Verification) -> Decision:
+    def accept(self, verification: Verification, draft: Draft) -> Decision:
         with self.stats.timed("deciding"):
-            return decide(self.run.acceptor, verification)
+            strictness = self.strictness(torch.cat([self.ids, draft.tokens], dim=-1), len(draft))
+            return decide(self.run.acceptor, verification, strictness)
 
     def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
         with self.stats.timed("deciding"):
@@ -134,20 +142,29 @@ class Decoding:
         scores = self.record.scores_with(verification.logits, len(outcome.tokens))
         committed, self.done = self.stopping.cut(extended, outcome.tokens, scores)
         self.ids = extended[:, : self.ids.shape[1] + committed]
-        # The newest token is never in the cache: it is the first input of the next forward.
-        rollback(self.inputs["past_key_values"], len(draft) - (committed - 1))
-        self.inputs = advance_inputs(self.run.model, self.outputs, self.inputs, committed)
-        self.unseen = 1
+        self.after_target(len(draft), committed)
         self.record.record(self.outputs, verification.logits, self.raw, committed, len(draft))
         self.stats.round(len(draft), outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
         self.run.drafter.update_candidate_strategy(self.ids, verification.logits, outcome.n_accepted)
         if self.run.streamer is not None:
             self.run.streamer.put(self.ids[:, -committed:].cpu())
 
+    def after_target(self, drafted: int, committed: int, pending: int = 0) -> None:
+        """Bring the target's inputs in line with what a forward over ``drafted`` tokens has led to."""
+        # The newest token is never in the cache: it is the first input of the next forward.
+        rollback(self.inputs["past_key_values"], drafted - (committed - 1))
+        self.inputs = advance_inputs(self.run.model, self.outputs, self.inputs, pending + committed)
+        self.unseen = 1
+
+    def strictness(self, candidate: Tensor, drafted: int) -> Strictness | None:
+        """Say where the last ``drafted`` tokens of ``candidate`` have to be lossless."""
+        return self.run.limits.strictness(candidate, drafted, [self.stats.generated], [self.stats.lossy])
+
     def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         if self.run.streamer is not None:
             self.run.streamer.end()
         self.stats.draft_calls = getattr(self.run.drafter, "calls", 0)
+        self.stats.draft_tokens = getattr(self.run.drafter, "tokens", 0)
         stats = self.stats.finish()
         if not self.run.config.return_dict_in_generate:
             return self.ids, stats

@@ -18,6 +18,7 @@ from .compat import CandidateGenerator
 from .config import parse
 from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens
 from .errors import LossyUnsupportedError, LossyValueError
+from .limits import BoundLimits
 from .messages import Draft, Outcome
 from .sampling import Randomness
 from .stats import LossyStats, StatsRecorder
@@ -41,6 +42,10 @@ class LossyVerification(LogitsProcessor):
         Needed by rules that read q. Without it stock's drafter is used, whichever it is.
     num_assistant_tokens
         γ of our own drafter; by default the assistant's, or 5.
+    lossy_head
+        The trained head of a rule that uses one, as for ``generate()``.
+    tokenizer
+        Needed by a ``scope`` whose markers are given as texts.
     **config
         The rule's settings, as in ``lossy_config``.
 
@@ -67,10 +72,13 @@ class LossyVerification(LogitsProcessor):
         *,
         assistant_model: PreTrainedModel | None = None,
         num_assistant_tokens: int | None = None,
+        lossy_head: Any = None,
+        tokenizer: Any = None,
         **config: Any,
     ) -> None:
-        self.config = parse(mode, config)
         self.target = compat.unwrap(target)
+        self.config = parse(mode, config, lossy_head, device=self.target.device)
+        self.limits = self.config.limits.bind(tokenizer)
         self.assistant_model = assistant_model
         own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
         chosen = own if num_assistant_tokens is None else num_assistant_tokens
@@ -81,11 +89,18 @@ class LossyVerification(LogitsProcessor):
         self._rounds: _Rounds | None = None
         self._exit = ExitStack()
         self._thread = 0
-        if "draft_probs" in self.config.acceptor.needs and assistant_model is None:
-            raise LossyValueError(
-                f"the rule {self.config.acceptor.name!r} needs the draft's distribution, and stock's drafter is not "
-                "known to draw from the one it reports; pass `assistant_model` to LossyVerification too"
+        acceptor = self.config.acceptor
+        if acceptor.run_ahead is not None:
+            raise LossyUnsupportedError(
+                f"the rule {acceptor.name!r} commits tokens without the target, which stock's loop can't do; use "
+                f"enable() and `lossy_mode` {acceptor.name!r}"
             )
+        if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
+            raise LossyValueError(
+                f"the rule {acceptor.name!r} needs the draft's distribution or states, and stock's drafter is not "
+                "known to draw from the law it reports; pass `assistant_model` to LossyVerification too"
+            )
+        acceptor.check_models(self.target, assistant_model)
 
     @property
     def stats(self) -> LossyStats | None:
@@ -95,7 +110,7 @@ class LossyVerification(LogitsProcessor):
     def __enter__(self) -> LossyVerification:
         with ExitStack() as stack:
             stack.enter_context(compat.intercepted_drafter(self.target, self._intercept))
-            stack.callback(self.target.register_forward_pre_hook(self._before).remove)
+            stack.callback(self.target.register_forward_pre_hook(self._before, with_kwargs=True).remove)
             stack.callback(self.target.register_forward_hook(self._after).remove)
             self._exit = stack.pop_all()
         self._thread = threading.get_ident()
@@ -155,15 +170,17 @@ class LossyVerification(LogitsProcessor):
                 max_length=generation_config.max_length,
                 attention_mask=model_kwargs.get("attention_mask"),
                 randomness=randomness,
+                keep_hidden="draft_hidden" in self.config.acceptor.needs,
             )
         acceptor = self.config.acceptor
         verifier = Verifier(self.target, others, acceptor, generation_config.do_sample, randomness)
-        self._rounds = _Rounds(drafter, verifier)
+        self._rounds = _Rounds(drafter, verifier, self.limits)
         return self._rounds
 
-    def _before(self, module: Any, args: Any) -> None:
+    def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if self._rounds is not None and threading.get_ident() == self._thread:
-            self._rounds.enter_forward()
+            ids = kwargs.get("input_ids")
+            self._rounds.enter_forward(0 if ids is None else ids.shape[1])
 
     def _after(self, module: Any, args: Any, outputs: Any) -> None:
         if self._rounds is not None and threading.get_ident() == self._thread:
@@ -177,9 +194,10 @@ class _Rounds(CandidateGenerator):
     reports what it committed; each of these is one step here.
     """
 
-    def __init__(self, drafter: CandidateGenerator, verifier: Verifier) -> None:
+    def __init__(self, drafter: CandidateGenerator, verifier: Verifier, limits: BoundLimits) -> None:
         self.drafter = drafter
         self.verifier = verifier
+        self.limits = limits
         self.requires_model_outputs = drafter.requires_model_outputs
         self.stats = StatsRecorder(verifier.acceptor.is_lossless(verifier.do_sample))
         self.committed = 0
@@ -188,6 +206,7 @@ class _Rounds(CandidateGenerator):
         self.logits: tuple[Tensor, Tensor | None] | None = None
         self.selected: Tensor | None = None
         self.outcome: Outcome | None = None
+        self.sent = 0
         self._forward = ExitStack()
 
     @property
@@ -204,12 +223,18 @@ class _Rounds(CandidateGenerator):
         self.committed = input_ids.shape[1]
         if logits is not None:
             logits = logits.to(device=self.candidate.device, dtype=torch.float32)
-        self.draft = Draft(self.candidate[:, self.committed :].clone(), logits)
+        hidden = getattr(self.drafter, "hidden", None)
+        self.draft = Draft(
+            self.candidate[:, self.committed :].clone(),
+            logits,
+            None if hidden is None else hidden.to(self.candidate.device),
+        )
         # Everything is drawn here: without q, stock compares its selection with the candidate and draws nothing.
         return self.candidate, None
 
-    def enter_forward(self) -> None:
+    def enter_forward(self, tokens: int) -> None:
         """Watch the LM head in the target's forward over the draft, if the rule wants to."""
+        self.sent = tokens
         if self.draft is not None and self.logits is None:
             self._forward.enter_context(self.stats.timed("verifying"))
             if self.verifier.tap is not None:
@@ -220,8 +245,8 @@ class _Rounds(CandidateGenerator):
         if self.draft is None or self.logits is not None:
             return
         self._forward.close()
-        self.stats.target_calls += 1
         n = len(self.draft)
+        self.stats.target_call(self.sent)
         if self.verifier.tap is None:
             clean, dropped = outputs.logits[:, -(n + 1) :], None
         else:
@@ -254,6 +279,7 @@ class _Rounds(CandidateGenerator):
         committed = input_ids.shape[1] - self.committed
         self.stats.round(n, outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
         self.stats.draft_calls = getattr(self.drafter, "calls", 0)
+        self.stats.draft_tokens = getattr(self.drafter, "tokens", 0)
         self.drafter.update_candidate_strategy(input_ids, scores, num_matches)
         self.stats.stop()
         self.draft = None
@@ -268,7 +294,10 @@ class _Rounds(CandidateGenerator):
             clean, dropped = self.logits
             logits = clean.to(device=device, dtype=torch.float32)
             verification = self.verifier.judge(self.candidate, self.draft, logits, dropped)
-            decision = decide(self.verifier.acceptor, verification)
+            strictness = self.limits.strictness(
+                self.candidate, len(self.draft), [self.stats.generated], [self.stats.lossy]
+            )
+            decision = decide(self.verifier.acceptor, verification, strictness)
             self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
             self.selected[:, :-1] = self.draft.tokens
             self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])

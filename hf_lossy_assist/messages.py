@@ -26,13 +26,44 @@ class Draft:
         ``(B, n)``; n may be 0.
     logits
         ``(B, n, V)`` processed logits of q, or None where the drafter has no distribution.
+    hidden
+        ``(B, n, d)`` the draft model's states that predicted the tokens, when a rule asked for them.
     """
 
     tokens: Tensor
     logits: Tensor | None = None
+    hidden: Tensor | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Strictness:
+    """Where a round has to be lossless, whatever the rule.
+
+    Attributes
+    ----------
+    positions
+        ``(B, n)`` drafted positions that the lossless rule decides.
+    allowance
+        ``(B, n)`` how many tokens up to each position the round may keep lossily, or None for any number.
+    """
+
+    positions: Tensor
+    allowance: Tensor | None = None
+
+    @property
+    def forbids_lossy(self) -> Tensor:
+        """``(B, n)`` where a token can't be kept lossily, even if none before it in the round is."""
+        return self.positions if self.allowance is None else self.positions | (self.allowance < 1)
+
+    def over(self, keep: Tensor, lossless: Tensor) -> Tensor:
+        """Return ``(B, n)`` the positions that the lossless rule decides, given what the rule would keep."""
+        if self.allowance is None:
+            return self.positions
+        lossy = keep & ~lossless & ~self.positions
+        return self.positions | (lossy & (lossy.cumsum(-1) > self.allowance))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +88,8 @@ class Verification:
         ``(B, K, n, V)`` processed logits of the target's K dropped heads, when a rule asked for them.
     centroid_logits
         ``(B, n, V)`` processed mean of the raw logits of the K dropped heads.
+    draft_hidden
+        ``(B, n, d)`` the draft model's states that predicted the drafted tokens, when a rule asked for them.
     """
 
     tokens: Tensor
@@ -67,6 +100,7 @@ class Verification:
     hidden: Tensor | None = None
     dropped_logits: Tensor | None = None
     centroid_logits: Tensor | None = None
+    draft_hidden: Tensor | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[1]

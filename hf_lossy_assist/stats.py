@@ -35,6 +35,17 @@ class LossyStats:
         stage's share includes waiting for earlier ones.
     lossless
         Whether the rule, as configured, could not change the output's law.
+    unverified
+        Accepted tokens that the target never judged, of a rule that runs ahead of it; they count as lossy.
+    run_histogram
+        ``run_histogram[i]`` runs committed i tokens before the target was asked.
+    target_tokens, draft_tokens
+        Tokens that went through each model's forward passes.
+    head_calls
+        Tokens that a head scored while drafting.
+    flops
+        For a rule that runs ahead: floating-point operations of all forwards, ``"actual"``, and by the paper's
+        accounting, ``"paper"``, in which the target reads one token a call.
     trace
         For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``.
     """
@@ -51,6 +62,12 @@ class LossyStats:
     accepted_by: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     lossless: bool = True
+    unverified: int = 0
+    run_histogram: tuple[int, ...] = ()
+    target_tokens: int = 0
+    draft_tokens: int = 0
+    head_calls: int = 0
+    flops: Mapping[str, float] = field(default_factory=dict)
     trace: tuple[str, ...] = field(default=(), repr=False)
 
     @property
@@ -64,6 +81,21 @@ class LossyStats:
         return len(self.trace) / self.rounds if self.rounds else 0.0
 
     @property
+    def runs(self) -> int:
+        """Runs of tokens committed ahead of the target."""
+        return sum(self.run_histogram)
+
+    @property
+    def mean_run(self) -> float:
+        """Tokens committed per run before the target was asked."""
+        return self.unverified / self.runs if self.runs else 0.0
+
+    @property
+    def target_calls_per_100_tokens(self) -> float:
+        """Forward passes of the target per 100 output tokens."""
+        return 100 * self.target_calls / len(self.trace) if self.trace else 0.0
+
+    @property
     def acceptance_rate(self) -> float:
         """Share of the drafted tokens that were kept."""
         return self.accepted / self.drafted if self.drafted else 0.0
@@ -75,7 +107,11 @@ class StatsRecorder:
     def __init__(self, lossless: bool) -> None:
         self.lossless = lossless
         self.rounds = self.drafted = self.target_calls = self.draft_calls = 0
+        self.generated = self.lossy = self.unverified = 0
+        self.target_tokens = self.draft_tokens = self.head_calls = 0
+        self.flops: dict[str, float] = {}
         self.histogram: dict[int, int] = {}
+        self.runs: dict[int, int] = {}
         self.accepted_by: dict[str, int] = {}
         self.trace: list[str] = []
         self.seconds = dict.fromkeys(("drafting", "verifying", "deciding"), 0.0)
@@ -97,6 +133,8 @@ class StatsRecorder:
         """Count one round of which ``committed`` tokens reached the output (stopping may cut a round short)."""
         kept = min(n_accepted, committed)
         self.rounds += 1
+        self.generated += committed
+        self.lossy += kept - sum(lossless[:kept])
         self.drafted += drafted
         self.histogram[kept] = self.histogram.get(kept, 0) + 1
         self.trace += ["accepted" if lossless[i] else "accepted_lossy" for i in range(kept)]
@@ -105,6 +143,24 @@ class StatsRecorder:
         for rule, mask in kept_by.items():
             self.accepted_by[rule] = self.accepted_by.get(rule, 0) + sum(mask[:kept])
 
+    def target_call(self, tokens: int) -> None:
+        """Count one forward of the target."""
+        self.target_calls += 1
+        self.target_tokens += tokens
+
+    def unseen(self, rule: str) -> None:
+        """Count one drafted token that went to the output without the target."""
+        self.generated += 1
+        self.lossy += 1
+        self.unverified += 1
+        self.drafted += 1
+        self.trace.append("accepted_lossy")
+        self.accepted_by[rule] = self.accepted_by.get(rule, 0) + 1
+
+    def run(self, length: int) -> None:
+        """Count one run of ``length`` tokens ahead of the target."""
+        self.runs[length] = self.runs.get(length, 0) + 1
+
     def stop(self) -> None:
         """Note that the run may be over: reading the statistics later must not make it longer."""
         self._stopped = time.perf_counter()
@@ -112,7 +168,6 @@ class StatsRecorder:
     def finish(self) -> LossyStats:
         """Return the statistics of everything counted so far."""
         count = self.trace.count
-        longest = max(self.histogram, default=-1)
         return LossyStats(
             rounds=self.rounds,
             drafted=self.drafted,
@@ -122,9 +177,19 @@ class StatsRecorder:
             bonus=count("bonus"),
             target_calls=self.target_calls,
             draft_calls=self.draft_calls,
-            accepted_histogram=tuple(self.histogram.get(i, 0) for i in range(longest + 1)),
+            accepted_histogram=_dense(self.histogram),
+            unverified=self.unverified,
+            run_histogram=_dense(self.runs),
+            target_tokens=self.target_tokens,
+            draft_tokens=self.draft_tokens,
+            head_calls=self.head_calls,
+            flops=dict(self.flops),
             accepted_by=dict(self.accepted_by),
             seconds={"total": (self._stopped or time.perf_counter()) - self._started, **self.seconds},
             lossless=self.lossless,
             trace=tuple(self.trace),
         )
+
+
+def _dense(histogram: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(histogram.get(i, 0) for i in range(max(histogram, default=-1) + 1))

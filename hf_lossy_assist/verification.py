@@ -2,84 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from .acceptors import Acceptor, DroppedHeads
+from .acceptors import Acceptor
 from .compat import prepare_candidate_inputs
-from .errors import LossyUnsupportedError
 from .messages import Draft, Verification
 from .processing import process
 from .sampling import Randomness
-
-
-class HeadTap:
-    """Looks at what enters an LM head, and sends dropped copies of it through the same call.
-
-    The head's weights are read once for clean and dropped rows, and whatever the model does to logits after
-    its head (soft-capping, scaling) happens to every path by itself.
-
-    Parameters
-    ----------
-    head
-        The model's output embeddings.
-    dropped
-        How many dropped copies of every drafted position to append, if any.
-    randomness
-        The source of the dropout masks.
-    """
-
-    def __init__(self, head: nn.Module, dropped: DroppedHeads | None, randomness: Randomness) -> None:
-        self.head = head
-        self.dropped = dropped
-        self.randomness = randomness
-        self.hidden: Tensor | None = None
-
-    @contextmanager
-    def over(self, drafted: int) -> Iterator[HeadTap]:
-        """Watch the head's calls of this thread inside the block, for a forward over ``drafted`` tokens."""
-        thread = threading.get_ident()
-        self.hidden = None
-
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if threading.get_ident() != thread:
-                return None
-            self.hidden = args[0][:, -(drafted + 1) :]
-            if self.dropped is None:
-                return None
-            return (torch.cat([self.hidden, self._drop(self.hidden[:, :-1])], dim=1), *args[1:])
-
-        handle = self.head.register_forward_pre_hook(hook)
-        try:
-            yield self
-        finally:
-            handle.remove()
-
-    def split(self, logits: Tensor, drafted: int) -> tuple[Tensor, Tensor | None]:
-        """Split the forward's logits into clean ``(B, n+1, V)`` and dropped ``(B, K, n, V)`` ones."""
-        if self.hidden is None:
-            raise LossyUnsupportedError(
-                "the model does not call its output embeddings as a module, so rules that read the LM head's input "
-                "can't be used with it; use a rule that reads logits only, e.g. 'topk'"
-            )
-        if self.dropped is None:
-            return logits[:, -(drafted + 1) :], None
-        clean, dropped = logits.split([drafted + 1, self.dropped.num_paths * drafted], dim=1)
-        return clean, dropped.unflatten(1, (self.dropped.num_paths, drafted))
-
-    def _drop(self, hidden: Tensor) -> Tensor:
-        batch, drafted, width = hidden.shape
-        paths = self.dropped.num_paths
-        mask = self.randomness.keep_mask((batch, paths, drafted, width), self.dropped.dropout, hidden)
-        return (hidden[:, None] * mask).flatten(1, 2)
+from .tapping import HeadTap, head_tap
 
 
 @dataclass(eq=False)
@@ -100,6 +37,10 @@ class Verifier:
         The run's source of random numbers.
     keep_raw
         Whether the logits before the processors are wanted in the output.
+    tap
+        Looks at the LM head's input, where the rule wants to.
+    sent
+        How many tokens the last forward was over.
     """
 
     model: PreTrainedModel
@@ -109,16 +50,11 @@ class Verifier:
     randomness: Randomness
     keep_raw: bool = False
     tap: HeadTap | None = None
+    sent: int = 0
 
     def __post_init__(self) -> None:
         if self.acceptor.needs & {"hidden", "dropped_heads"}:
-            head = self.model.get_output_embeddings()
-            if head is None:
-                raise LossyUnsupportedError(
-                    f"the rule {self.acceptor.name!r} reads the input of the LM head, but {type(self.model).__name__} "
-                    "names none; use a rule that reads logits only, e.g. 'topk'"
-                )
-            self.tap = HeadTap(head, self.acceptor.dropped_heads, self.randomness)
+            self.tap = head_tap(self.model, self.randomness, self.acceptor.dropped_heads)
 
     def verify(
         self,
@@ -128,6 +64,7 @@ class Verifier:
         *,
         first: bool,
         new_tokens: int | None,
+        pending: int = 0,
         overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[Verification, Any, Tensor | None]:
         """Run one forward over everything the target has not seen.
@@ -144,6 +81,8 @@ class Verifier:
             Whether this is the run's first forward.
         new_tokens
             How many committed tokens are not in the cache; None sends all of ``ids``.
+        pending
+            How many of them came after ``model_kwargs`` were prepared.
         overrides
             Inputs of the forward that the drafter insists on.
 
@@ -155,9 +94,10 @@ class Verifier:
         n = len(draft)
         candidate = torch.cat([ids, draft.tokens], dim=-1)
         inputs = prepare_candidate_inputs(
-            self.model, candidate, model_kwargs, n, None if new_tokens is None else new_tokens + n, first
+            self.model, candidate, model_kwargs, n, None if new_tokens is None else new_tokens + n, first, pending
         )
         inputs.update(overrides)
+        self.sent = candidate.shape[1] if new_tokens is None else new_tokens + n
         if self.tap is None:
             outputs = self.model(**inputs, return_dict=True)
             clean, dropped = outputs.logits[:, -(n + 1) :], None
@@ -191,9 +131,10 @@ class Verifier:
             draft_logits=draft.logits,
             do_sample=self.do_sample,
             randomness=self.randomness,
-            hidden=None if self.tap is None else self.tap.hidden,
+            hidden=None if self.tap is None else self.tap.hidden.to(logits.device),
             dropped_logits=paths,
             centroid_logits=centroid,
+            draft_hidden=draft.hidden,
         )
 
     def _process_dropped(

@@ -13,10 +13,14 @@ from transformers.generation.candidate_generator import CandidateGenerator
 import hf_lossy_assist
 from hf_lossy_assist import calls
 from hf_lossy_assist.errors import LossyError
+from hf_lossy_assist.heads import JudgeHead
+from tests.acceptors.table import judge_head
 from tests.models import LlamaConfig, LlamaForCausalLM, constant, noisy_copy, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET)
+JUDGE = judge_head(constant([0.5, 0.5]), constant([0.5, 0.5]))
+UNTRAINED = JudgeHead(JUDGE.config)
 OTHER_VOCABULARY = LlamaForCausalLM(
     LlamaConfig(vocab_size=99, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
 )
@@ -65,7 +69,24 @@ CASES = {
     "seed": ({"lossy_config": {"seed": -1}}, ["`seed`", "-1"]),
     "head for a rule without": ({"lossy_head": "org/head"}, ["lossy_head", "'org/head'", "'lossless'"]),
     "config without a mode": ({"lossy_mode": ..., "lossy_config": {"beta": 1}}, ["lossy_config", "lossy_mode"]),
-    "later key": ({"lossy_config": {"scope": "thinking"}}, ["'scope'", "not supported yet"]),
+    "later key": ({"lossy_config": {"compile": True}}, ["'compile'", "not supported yet"]),
+    "scope without a tokenizer": ({"lossy_config": {"scope": "thinking"}}, ["`scope`", "'<think>'", "`tokenizer=`"]),
+    "unknown scope": ({"lossy_config": {"scope": "dreaming"}}, ["`scope`", "'thinking'", "'dreaming'"]),
+    "budget": ({"lossy_config": {"budget": 1.5}}, ["`budget`", "1.5"]),
+    "strict_first_n": ({"lossy_config": {"strict_first_n": -1}}, ["`strict_first_n`", "-1"]),
+    "no head": ({"lossy_mode": "judge"}, ["`lossy_head`", "'judge'"]),
+    "no such head": ({"lossy_mode": "judge", "lossy_head": "./nowhere"}, ["`lossy_head`", "'./nowhere'"]),
+    "a head of a wrong type": ({"lossy_mode": "judge", "lossy_head": 3}, ["`lossy_head`", "JudgeHead", "3"]),
+    "a head for the wrong rule": (
+        {"lossy_mode": ["judge", "topk"], "lossy_head": {"topk": "org/head"}},
+        ["`lossy_head`", "'judge'", "'topk'"],
+    ),
+    "threshold and recall": (
+        {"lossy_mode": "judge", "lossy_head": JUDGE, "lossy_config": {"threshold": 0.1, "recall": 0.9}},
+        ["`threshold`", "`recall`", "'judge'"],
+    ),
+    "an untrained head": ({"lossy_mode": "judge", "lossy_head": UNTRAINED}, ["`lossy_head`", "no numbers"]),
+    "another model's head": ({"lossy_mode": "judge", "lossy_head": JUDGE}, ["head was trained for", "ConstantLM", "hidden size"]),
     "require_lossless": (
         {"lossy_mode": "topk", "lossy_config": {"require_lossless": True}},
         ["require_lossless", "TopK(k=2"],

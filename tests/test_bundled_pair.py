@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_lossy_assist import LossyVerification, pairs
+from hf_lossy_assist import pairs
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.parity import assert_same_text
 
@@ -36,15 +36,12 @@ def test_lossless_text_is_plain_text_on_100_problems(pair: pairs.Pair):
 
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
 def test_the_hook_does_in_stock_s_loop_what_ours_does(pair: pairs.Pair, row: Row):
-    hook = LossyVerification(
-        row.mode, pair.target, assistant_model=pair.draft, num_assistant_tokens=8, seed=0, **row.config
-    )
+    hook = row.hook(pair.target, pair.draft, num_assistant_tokens=8, seed=0)
     for prompt in inputs(pair, 6):
         ours = pair.target.generate(
             **prompt,
             assistant_model=pair.draft,
-            lossy_mode=row.mode,
-            lossy_config={"seed": 0, **row.config},
+            **row.keywords(pair.target, pair.draft, seed=0),
             num_assistant_tokens=8,
             **GREEDY,
         )

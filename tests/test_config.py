@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 from hf_lossy_assist.acceptors import REGISTRY, AllOf, AnyOf, DropMatch, Lossless, TopK, register
-from hf_lossy_assist.config import RunConfig, nearest, parse
+from hf_lossy_assist.config import RunConfig, head_type, nearest, parse
 from hf_lossy_assist.errors import LossyValueError
 
 
 def test_every_rule_can_be_named_without_settings():
     for name, rule in REGISTRY.items():
-        assert parse(name) == RunConfig(rule())
+        if head_type(rule) is None:
+            assert parse(name) == RunConfig(rule())
+        else:
+            with pytest.raises(LossyValueError, match=f"`lossy_head` has to be given for the rule '{name}'"):
+                parse(name)
 
 
 def test_lists_and_all_of():

@@ -36,8 +36,7 @@ def ours(target, draft, row: Row, gamma: int, ids=None, **kwargs):
     return target.generate(
         input_ids=prompt() if ids is None else ids,
         assistant_model=draft,
-        lossy_mode=row.mode,
-        lossy_config={"seed": 1, **row.config},
+        **row.keywords(target, draft, seed=1),
         num_assistant_tokens=gamma,
         return_dict_in_generate=True,
         **kwargs,
@@ -51,7 +50,7 @@ def test_greedy_text_and_counts_equal_our_loop_s(row: Row, architecture: str, ga
     target = tiny(architecture)
     draft = noisy_copy(target)
     mine = ours(target, draft, row, gamma, **GREEDY)
-    hook = LossyVerification(row.mode, target, assistant_model=draft, num_assistant_tokens=gamma, seed=1, **row.config)
+    hook = row.hook(target, draft, num_assistant_tokens=gamma, seed=1)
     assert stock(hook, draft, **GREEDY).tolist() == mine.sequences.tolist()
     assert counts(hook.stats) == counts(mine.lossy_stats)
 
@@ -64,7 +63,7 @@ def test_greedy_text_with_stock_s_drafter(row: Row):
     # Stock's drafter takes a generated padding token for padding.
     kwargs = GREEDY | {"suppress_tokens": [0]}
     mine = ours(target, draft, row, 5, **kwargs)
-    hook = LossyVerification(row.mode, target, seed=1, **row.config)
+    hook = row.hook(target, seed=1)
     assert stock(hook, draft, **kwargs).tolist() == mine.sequences.tolist()
     assert hook.stats.accepted_histogram == mine.lossy_stats.accepted_histogram
 
@@ -72,11 +71,11 @@ def test_greedy_text_with_stock_s_drafter(row: Row):
 @pytest.mark.parametrize("row", [row for row in ROWS if row.config.get("criterion") != "js"], ids=row_id)
 def test_prompt_lookup(row: Row):
     target, ids = tiny(), prompt(6).repeat(1, 4)
-    if row.mode in ("ears", "ensemble"):
+    if "draft_probs" in row.rule(target).needs:
         with pytest.raises(LossyError, match=f"'{row.mode}'.*assistant_model"):
-            LossyVerification(row.mode, target, **row.config)
+            row.hook(target)
         return
-    hook = LossyVerification(row.mode, target, seed=1, **row.config)
+    hook = row.hook(target, seed=1)
     mine = ours(target, None, row, 5, ids, prompt_lookup_num_tokens=6, **GREEDY)
     out = stock(hook, None, ids, prompt_lookup_num_tokens=6, **GREEDY)
     assert out.tolist() == mine.sequences.tolist()
@@ -90,7 +89,7 @@ def test_prompt_lookup(row: Row):
 def test_sampling_acceptance_through_stock(row: Row):
     law, target = law_of(do_sample=True)
     draft = constant(Q, seed=5)
-    hook = LossyVerification(row.mode, target, assistant_model=draft, num_assistant_tokens=4, seed=3, **row.config)
+    hook = row.hook(target, draft, num_assistant_tokens=4, seed=3)
     ids = torch.tensor([[1]])
     stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=2000)
     expected = (law.q * row.acceptance(law, row.config)).sum()

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from .base import Acceptor, DroppedHeads, decide
+from .base import Acceptor, DroppedHeads, RunAhead, decide
 from .composed import AllOf, AnyOf
 from .dropmatch import DropMatch
 from .ears import Ears
 from .ensemble import Ensemble
+from .fly import Fly
+from .fsd import Fsd
+from .judge import Judge
+from .lenience import Lenience
 from .lossless import Lossless
+from .near_top import NearTop
 from .relaxed import Relaxed
+from .sprinter import Sprinter
+from .thresholds import Thresholds
 from .topk import TopK
 from .typical import Typical
 
@@ -22,6 +29,13 @@ REGISTRY: dict[str, type[Acceptor]] = {
         Typical,
         Relaxed,
         Ensemble,
+        Judge,
+        Sprinter,
+        Thresholds,
+        NearTop,
+        Lenience,
+        Fsd,
+        Fly,
     )
 }
 
@@ -50,8 +64,16 @@ __all__ = [
     "DroppedHeads",
     "Ears",
     "Ensemble",
+    "Fly",
+    "Fsd",
+    "Judge",
+    "Lenience",
     "Lossless",
+    "NearTop",
     "Relaxed",
+    "RunAhead",
+    "Sprinter",
+    "Thresholds",
     "TopK",
     "Typical",
     "decide",

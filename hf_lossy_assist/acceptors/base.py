@@ -5,13 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
-from ..messages import Decision, Verification
+from ..messages import Decision, Strictness, Verification
+
+if TYPE_CHECKING:
+    from ..heads.verifier import VerifierHead
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,18 @@ class DroppedHeads:
 
     num_paths: int
     dropout: float
+
+
+@dataclass(frozen=True)
+class RunAhead:
+    """A request that the draft commit tokens without the target while ``head`` scores them above ``threshold``.
+
+    At most ``max_draft - 1`` in a row: the target decides the next one.
+    """
+
+    head: VerifierHead
+    threshold: float
+    max_draft: int
 
 
 @dataclass(frozen=True)
@@ -48,13 +64,29 @@ class Acceptor(ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the rule reads besides the target's logits: ``"draft_probs"``, ``"hidden"``, ``"dropped_heads"``."""
+        """What the rule reads besides the target's logits.
+
+        Of ``"draft_probs"``, ``"hidden"``, ``"draft_hidden"``, ``"dropped_heads"``.
+        """
         return frozenset()
 
     @property
     def dropped_heads(self) -> DroppedHeads | None:
         """The dropped heads that the rule reads, for a rule that needs them."""
         return None
+
+    @property
+    def run_ahead(self) -> RunAhead | None:
+        """How far the rule lets the draft run without the target, for a rule that does."""
+        return None
+
+    def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
+        """Raise where a trained head of the rule does not belong to the models."""
+        return
+
+    def without_base(self) -> Acceptor:
+        """Return the rule as it stands in a list above another, which then is its base."""
+        return self
 
     def is_lossless(self, do_sample: bool) -> bool:
         """Tell whether the rule, as configured, leaves the output's law as it is."""
@@ -81,8 +113,11 @@ class Acceptor(ABC):
         return None
 
 
-def decide(acceptor: Acceptor, v: Verification) -> Decision:
-    """Apply a rule to one round: keep a prefix of the draft, then choose the token that follows it."""
+def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = None) -> Decision:
+    """Apply a rule to one round: keep a prefix of the draft, then choose the token that follows it.
+
+    Where ``strictness`` says so, the lossless rule decides instead.
+    """
     n = len(v)
     last = torch.full((v.tokens.shape[0],), n, device=v.logits.device)
     if n == 0:
@@ -90,8 +125,16 @@ def decide(acceptor: Acceptor, v: Verification) -> Decision:
         return Decision(none, last, v.choose(v.target_law(last)), none, {})
     credits = acceptor.credits(v)
     keep = torch.stack(list(credits.values())).any(0)
+    strict = None if strictness is None else strictness.over(keep, v.lossless)
+    if strict is not None:
+        keep = torch.where(strict, v.lossless, keep)
+        credits = {rule: mask & ~strict for rule, mask in credits.items()}
+        credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
     n_accepted = keep.long().cumprod(-1).sum(-1)
-    replaced = acceptor.correction(v, n_accepted.clamp(max=n - 1))
+    at = n_accepted.clamp(max=n - 1)
+    replaced = acceptor.correction(v, at)
+    if strict is not None:
+        replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_law(at), replaced)
     law = torch.where((n_accepted < n)[:, None], replaced, v.target_law(last))
     return Decision(keep, n_accepted, v.choose(law), v.lossless, credits)
 
@@ -111,3 +154,9 @@ def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> 
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise LossyValueError(f"`{name}` of the rule {rule!r} has to be one of {list(choices)}, but is {value!r}")
+
+
+def check_exclusive(rule: str, **given: Any) -> None:
+    """Raise where more than one of several settings is given."""
+    if sum(value is not None for value in given.values()) > 1:
+        raise LossyValueError(f"`{'` and `'.join(given)}` of the rule {rule!r} exclude each other; give one of {given}")

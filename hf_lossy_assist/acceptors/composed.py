@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
 from ..messages import Verification
-from .base import Acceptor, DroppedHeads
+from .base import Acceptor, DroppedHeads, RunAhead
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class _Composed(Acceptor):
         if len(heads) > 1:
             raise LossyValueError(f"rules of one list have to share one set of dropped heads, but ask for {heads}")
 
+    def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
+        for rule in self.rules:
+            rule.check_models(target, draft)
+
     @property
     def needs(self) -> frozenset[str]:
         return frozenset().union(*(rule.needs for rule in self.rules))
@@ -36,6 +41,10 @@ class _Composed(Acceptor):
     @property
     def dropped_heads(self) -> DroppedHeads | None:
         return next((rule.dropped_heads for rule in self.rules if rule.dropped_heads), None)
+
+    @property
+    def run_ahead(self) -> RunAhead | None:
+        return next((rule.run_ahead for rule in self.rules if rule.run_ahead), None)
 
     def is_lossless(self, do_sample: bool) -> bool:
         # When sampling, one rule's acceptance with another's correction need not add up to p.
@@ -75,6 +84,14 @@ class AllOf(_Composed):
     """Keep x iff every one of the rules keeps it; the correction is that of the last rule."""
 
     conjunction: ClassVar[str] = "and"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.run_ahead is not None:
+            raise LossyValueError(
+                f"`lossy_mode` {{'all_of': {[rule.name for rule in self.rules]}}} has a rule that keeps tokens without "
+                "the target; name it in a list, e.g. ['sprinter', 'ears'], where the others decide what it leaves"
+            )
 
     def keep(self, v: Verification) -> Tensor:
         return torch.stack([rule.keep(v) for rule in self.rules]).all(0)

@@ -12,6 +12,10 @@ from ..compat import CandidateGenerator
 from ..errors import LossyValueError
 from ..messages import Draft
 from .model import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens
+from .running import RunningDrafter
+
+NEEDED = {"draft_probs": "distribution", "draft_hidden": "hidden states"}
+"""What rules ask of a drafter, in words."""
 
 
 def draft(generator: CandidateGenerator, ids: Tensor, room: int, acceptor: Acceptor, **context: Any) -> Draft:
@@ -34,21 +38,27 @@ def draft(generator: CandidateGenerator, ids: Tensor, room: int, acceptor: Accep
     tokens = candidate[:, ids.shape[1] :][:, :room].to(ids.device)
     if tokens.shape[1] == 0:
         return Draft(tokens)
-    if logits is None:
-        if "draft_probs" in acceptor.needs:
+    n = tokens.shape[1]
+    hidden = getattr(generator, "hidden", None)
+    for need, value in (("draft_probs", logits), ("draft_hidden", hidden)):
+        if need in acceptor.needs and value is None:
             raise LossyValueError(
-                f"the rule {acceptor.name!r} needs the draft's distribution, but `candidate_generator` "
+                f"the rule {acceptor.name!r} needs the draft's {NEEDED[need]}, but `candidate_generator` "
                 f"{type(generator).__name__} gives none; pass an `assistant_model`, or use a rule that reads the "
                 "target alone, e.g. 'topk', 'typical' or 'dropmatch' with criterion='naive'"
             )
-        return Draft(tokens)
-    return Draft(tokens, logits[:, : tokens.shape[1]].to(device=ids.device, dtype=torch.float32))
+    return Draft(
+        tokens,
+        None if logits is None else logits[:, :n].to(device=ids.device, dtype=torch.float32),
+        hidden[:, :n].to(ids.device) if "draft_hidden" in acceptor.needs else None,
+    )
 
 
 __all__ = [
     "DEFAULT_NUM_TOKENS",
     "CandidateGenerator",
     "ModelDrafter",
+    "RunningDrafter",
     "check_draft_model",
     "check_num_tokens",
     "draft",

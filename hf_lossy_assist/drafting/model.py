@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..compat import CandidateGenerator, forward_accepts, new_cache, rollback
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..processing import process
 from ..sampling import Randomness
+from ..tapping import head_tap
 
 DEFAULT_NUM_TOKENS = 5
 
@@ -61,6 +63,8 @@ class ModelDrafter(CandidateGenerator):
         The source of the draws.
     keep_logits
         Whether the processed logits of q are returned with the tokens.
+    keep_hidden
+        Whether the inputs of the LM head are kept in ``hidden``.
     confidence
         Stop drafting after a token whose probability q(x) is below this.
     schedule
@@ -78,6 +82,7 @@ class ModelDrafter(CandidateGenerator):
         attention_mask: Tensor | None = None,
         randomness: Randomness | None = None,
         keep_logits: bool = True,
+        keep_hidden: bool = False,
         confidence: float | None = None,
         schedule: str = "constant",
     ) -> None:
@@ -90,6 +95,7 @@ class ModelDrafter(CandidateGenerator):
         self.keep_logits = keep_logits
         self.confidence = confidence
         self.schedule = schedule
+        self._tap = head_tap(model, self.randomness) if keep_hidden else None
         self.reset()
         self._mask = None if attention_mask is None else attention_mask.to(model.device)
         self._positions = self._mask is not None and forward_accepts(model, "position_ids")
@@ -97,32 +103,54 @@ class ModelDrafter(CandidateGenerator):
 
     def reset(self) -> None:
         """Forget everything seen, to draft for another prompt."""
-        self.calls = 0
+        self.calls = self.tokens = 0
+        self.hidden: Tensor | None = None
         self._cache = new_cache(self.model)
         self._cached = 0
 
     def get_candidates(self, input_ids: Tensor, **kwargs) -> tuple[Tensor, Tensor | None]:
-        """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``."""
+        """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``.
+
+        Where they are kept, ``hidden`` then holds the states ``(1, n, d)`` that predicted the tokens.
+        """
         length = input_ids.shape[1]
         n = min(self.num_tokens, self.max_length - length - 1)
         if n <= 0:
             return input_ids, None
-        # All but the newest committed token were drafted here, so a longer cache only holds rejected ones.
-        stale = max(0, self._cached - (length - 1))
-        rollback(self._cache, stale)
-        self._cached -= stale
-
-        candidate, scores = input_ids, []
+        self.forget_after(length - 1)
+        candidate, scores, states = input_ids, [], []
         for _ in range(n):
-            logits = process(self.processors, candidate, self._forward(candidate).to(input_ids.device))
-            law = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
-            token = self.randomness.categorical(law) if self.do_sample else logits.argmax(-1)
+            token, logits, law = self.step(candidate)
             candidate = torch.cat([candidate, token], dim=-1)
             if self.keep_logits:
                 scores.append(logits)
+            if self._tap is not None:
+                states.append(self._tap.hidden)
             if self.confidence is not None and law.gather(-1, token[..., None]).item() < self.confidence:
                 break
+        self.hidden = torch.cat(states, dim=1) if states else None
         return candidate, torch.cat(scores, dim=1) if self.keep_logits else None
+
+    def forget_after(self, length: int) -> None:
+        """Take everything after the first ``length`` tokens out of the cache: tokens that were rejected."""
+        # All but the newest committed token were drafted here, so a longer cache only holds rejected ones.
+        stale = max(0, self._cached - length)
+        rollback(self._cache, stale)
+        self._cached -= stale
+
+    def step(self, candidate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Draft one token after ``candidate`` ``(1, L)``.
+
+        Returns
+        -------
+        tuple
+            The token ``(1, 1)``, the processed logits of q ``(1, 1, V)``, and what the token was chosen by: q where
+            it is needed, else the logits.
+        """
+        logits = process(self.processors, candidate, self.read(candidate).to(candidate.device))
+        law = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
+        token = self.randomness.categorical(law) if self.do_sample else logits.argmax(-1)
+        return token, logits, law
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Adapt γ to the last round, where the schedule says so."""
@@ -130,8 +158,8 @@ class ModelDrafter(CandidateGenerator):
             complete = num_matches == scores.shape[1] - 1
             self.num_tokens = self.num_tokens + 2 if complete else max(1, self.num_tokens - 1)
 
-    def _forward(self, candidate: Tensor) -> Tensor:
-        """Run the model over what its cache lacks and return the last position's logits ``(B, 1, V)``."""
+    def read(self, candidate: Tensor) -> Tensor:
+        """Run the model over what its cache lacks and return the last position's raw logits ``(B, 1, V)``."""
         new = candidate[:, self._cached :].to(self.model.device)
         inputs = dict(self._extra)
         if self._mask is not None:
@@ -140,7 +168,9 @@ class ModelDrafter(CandidateGenerator):
             inputs["attention_mask"] = self._mask
         if self._positions:
             inputs["position_ids"] = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, self._cached :]
-        outputs = self.model(input_ids=new, past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
+        with nullcontext() if self._tap is None else self._tap.over(0):
+            outputs = self.model(input_ids=new, past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
         self._cached = candidate.shape[1]
         self.calls += 1
+        self.tokens += new.shape[1]
         return outputs.logits[:, -1:].float()

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+
+from hf_lossy_assist import LossyVerification
+from hf_lossy_assist.acceptors import Acceptor
+from hf_lossy_assist.config import build_rule
+from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 
 Array = np.ndarray
 
@@ -39,12 +45,30 @@ class Row:
         From a law to the probability that each token is kept, if drafted.
     correction
         From a law to the law of the correction after a rejected x; one row per x.
+    head
+        From target and draft to a head, for a rule that uses one.
     """
 
     mode: str
     config: dict[str, Any]
     acceptance: Callable[[Law, dict[str, Any]], Array]
     correction: Callable[[Law], Array] = field(default=lambda law: residual(law))
+    head: Callable[[Any, Any], Any] = field(default=lambda target, draft: None)
+
+    def keywords(self, target: Any, draft: Any, **config: Any) -> dict[str, Any]:
+        """Return what ``generate()`` needs to decode by the rule."""
+        return {
+            "lossy_mode": self.mode,
+            "lossy_config": {**config, **self.config},
+            "lossy_head": self.head(target, draft),
+        }
+
+    def rule(self, target: Any) -> Acceptor:
+        return build_rule(self.mode, self.config, self.head(target, None))
+
+    def hook(self, target: Any, draft: Any = None, **options: Any) -> LossyVerification:
+        head = self.head(target, draft)
+        return LossyVerification(self.mode, target, assistant_model=draft, lossy_head=head, **options, **self.config)
 
 
 def softmax(z: Array) -> Array:
@@ -110,6 +134,55 @@ def ensemble_correction(weight: float) -> Callable[[Law], Array]:
     return correction
 
 
+def thresholds(law: Law, config: dict[str, Any]) -> Array:
+    enough = law.p >= config["threshold_single"]
+    if not law.do_sample:
+        return np.maximum(enough, lossless(law, config))
+    return np.where(enough, 1, np.minimum(1, law.p / config["threshold_acc"]))
+
+
+def without_x(law: Law) -> Array:
+    if not law.do_sample:
+        return from_target(law)
+    others = law.p * (1 - np.eye(len(law.p)))
+    return others / others.sum(1, keepdims=True)
+
+
+def near_top(law: Law, config: dict[str, Any]) -> Array:
+    return np.where(law.p >= (1 - config["alpha"]) * law.p.max(), 1, lossless(law, config))
+
+
+def lenience(law: Law, config: dict[str, Any]) -> Array:
+    if not law.do_sample:
+        return law.p >= config["factor"] * law.p.max()
+    return np.minimum(1, law.p / (config["factor"] * law.q))
+
+
+def lenience_correction(factor: float) -> Callable[[Law], Array]:
+    def correction(law: Law) -> Array:
+        rest = np.maximum(law.p - factor * law.q, 0)
+        return rest / rest.sum() if law.do_sample else from_target(law)
+
+    return correction
+
+
+def fsd(law: Law, config: dict[str, Any]) -> Array:
+    divergence = {
+        "kl": (law.p * np.log(law.p / law.q)).sum(),
+        "js": _js(law.p, law.q),
+        "tv": np.maximum(law.p - law.q, 0).sum(),
+    }[config["divergence"]]
+    return np.full(len(law.p), float(divergence <= config["threshold"]))
+
+
+def fly_of_one_position(law: Law, config: dict[str, Any]) -> Array:
+    """With a window of one position; see test_fly for others."""
+    top = np.sort(law.p)[-config["k"] :]
+    top = top / top.sum()
+    unsure = -(top * np.log(top)).sum() / np.log(config["k"]) >= config["theta"]
+    return np.ones(len(law.p)) if unsure else lossless(law, config)
+
+
 def _paths(law: Law, config: dict[str, Any], rng: np.random.Generator, n: int) -> Array:
     """Logits of the dropped heads: (n, K, V)."""
     keep = rng.random((n, config["num_paths"], len(law.h))) >= config["dropout"]
@@ -144,6 +217,22 @@ def dropmatch_js(law: Law, config: dict[str, Any]) -> Array:
     return np.array([(inside | (majority == x)).mean() for x in range(len(law.p))])
 
 
+def judge_weight(width: int) -> Array:
+    return np.random.default_rng(4).standard_normal(width) / width**0.5
+
+
+def judge_head(target: Any, draft: Any) -> JudgeHead:
+    identities = {"target": ModelIdentity.of(target), "draft": ModelIdentity.of(target if draft is None else draft)}
+    config = JudgeConfig(**identities, task="none", threshold=0.5)
+    return JudgeHead(config, torch.tensor(judge_weight(config.width)), 0.2)
+
+
+def judge(law: Law, config: dict[str, Any]) -> Array:
+    """The state is the same at every position of the constant model, so its head's answer is too."""
+    important = 1 / (1 + np.exp(-(judge_weight(len(law.h)) @ law.h + 0.2)))
+    return np.ones(len(law.p)) if important < config["threshold"] else lossless(law, config)
+
+
 ROWS = [
     Row("lossless", {}, lossless),
     Row("ears", {"beta": 0.2}, ears),
@@ -151,6 +240,14 @@ ROWS = [
     Row("typical", {"epsilon": 0.15, "delta": 0.5}, typical, from_target),
     Row("relaxed", {"top_n": 3, "delta": 0.2}, relaxed, lambda law: one_hot(law.p.argmax(), len(law.p))),
     Row("ensemble", {"weight": 0.6}, ensemble, ensemble_correction(0.6)),
+    Row("judge", {"threshold": 0.6}, judge, head=judge_head),
+    Row("thresholds", {"threshold_single": 0.25, "threshold_acc": 0.7}, thresholds, without_x),
+    Row("near_top", {"alpha": 0.4}, near_top),
+    Row("lenience", {"factor": 0.6}, lenience, lenience_correction(0.6)),
+    Row("fsd", {"divergence": "js", "threshold": 0.05}, fsd, from_target),
+    Row("fsd", {"divergence": "kl", "threshold": 0.2}, fsd, from_target),
+    Row("fsd", {"divergence": "tv", "threshold": 0.25}, fsd, from_target),
+    Row("fly", {"window": 1, "theta": 0.9, "k": 4}, fly_of_one_position),
     Row("dropmatch", {"criterion": "naive", "num_paths": 3, "dropout": 0.2}, dropmatch_naive, from_target),
     Row("dropmatch", {"criterion": "js", "num_paths": 3, "dropout": 0.2}, dropmatch_js, from_target),
 ]

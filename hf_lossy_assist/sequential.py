@@ -1,0 +1,100 @@
+"""SPRINTER's loop: run ahead → verify one token → accept or correct it → commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .decoding import Decoding, Run
+from .messages import Decision, Draft, Outcome, Verification
+from .output import GenerateLossyOutput
+from .stats import LossyStats
+
+
+class SequentialDecoding(Decoding):
+    """One sequence in the making, most of which the target does not see before it is committed.
+
+    SPRINTER, algorithm 2. The drafter has to be a :class:`~hf_lossy_assist.drafting.RunningDrafter`.
+
+    Parameters
+    ----------
+    run, ids, inputs, unseen
+        As for :class:`~hf_lossy_assist.decoding.Decoding`.
+    """
+
+    def __init__(self, run: Run, ids: Tensor, inputs: dict[str, Any], unseen: int | None) -> None:
+        super().__init__(run, ids, inputs, unseen)
+        self.request = run.acceptor.run_ahead
+        self.ahead = 0
+
+    def rounds(self) -> None:
+        while not self.done:
+            draft = self.draft()
+            if self.done:  # the text ended before the head rejected a token
+                self.stats.run(self.ahead)
+                return
+            verification = self.verify(draft)
+            decision = self.accept(verification, draft)
+            self.commit(draft, verification, decision)
+
+    def draft(self) -> Draft:
+        """Commit tokens while the head lets them pass; return the first that it does not."""
+        self.ahead = 0
+        while True:
+            with self.stats.timed("drafting"):
+                token, logits, score = self.run.drafter.propose(self.ids)
+                passes = self._may_pass(token) and bool(score > self.request.threshold)
+            if not passes:
+                return Draft(token, logits.float())
+            self._commit_unseen(token)
+            if self.done:
+                return Draft(token[:, :0])
+
+    def verify(self, draft: Draft) -> Verification:
+        with self.stats.timed("verifying"):
+            verification, self.outputs, _ = self.verifier.verify(
+                self.ids,
+                draft,
+                self.inputs,
+                first=self.outputs is None,
+                new_tokens=None if self.unseen is None else self.unseen + self.ahead,
+                pending=self.ahead,
+            )
+            self.stats.target_call(self.verifier.sent)
+            return verification
+
+    def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
+        with self.stats.timed("deciding"):
+            outcome = Outcome.fetch(draft, decision)
+        # The drafted token or its correction, and no bonus: with one, theorem 1 does not hold.
+        self.done = self._extend(outcome.tokens[:1], draft.tokens if outcome.n_accepted else decision.next_token[None])
+        self.after_target(drafted=1, committed=1, pending=self.ahead)
+        if not outcome.n_accepted:
+            self.run.drafter.forget_after(self.ids.shape[1] - 1)
+        self.stats.round(1, outcome.n_accepted, 1, outcome.lossless, outcome.kept_by)
+        self.stats.run(self.ahead)
+
+    def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
+        self.stats.head_calls = self.run.drafter.proposals
+        return super().finish()
+
+    def _may_pass(self, token: Tensor) -> bool:
+        if self.ahead >= self.request.max_draft - 1:
+            return False
+        strictness = self.strictness(torch.cat([self.ids, token], dim=-1), 1)
+        return strictness is None or not bool(strictness.forbids_lossy.any())
+
+    def _commit_unseen(self, token: Tensor) -> None:
+        self.ahead += 1
+        self.stats.unseen(self.run.acceptor.name)
+        self.done = self._extend(token[0].tolist(), token)
+
+    def _extend(self, tokens: list[int], tensor: Tensor) -> bool:
+        """Add one token to the text and show it; return whether the text ends with it."""
+        self.ids = torch.cat([self.ids, tensor], dim=-1)
+        _, done = self.stopping.cut(self.ids, tokens, None)
+        if self.run.streamer is not None:
+            self.run.streamer.put(self.ids[:, -1:].cpu())
+        return done

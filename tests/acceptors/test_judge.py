@@ -1,0 +1,181 @@
+"""The judge keeps what its head finds unimportant, whatever states the head reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hf_lossy_assist import JudgeHead, LossyValueError, enabled
+from hf_lossy_assist.acceptors import DropMatch, Judge, Lossless, TopK
+from hf_lossy_assist.config import parse
+from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, ThresholdRow
+from hf_lossy_assist.messages import Verification
+from tests.models import ARCHITECTURES, noisy_copy, prompt, tiny
+
+GREEDY = {"max_new_tokens": 50, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
+
+
+def head_for(target, draft, models="target", positions="draft", bias=0.0, seed=0, scale=1.0, **config) -> JudgeHead:
+    config = JudgeConfig(
+        target=ModelIdentity.of(target), draft=ModelIdentity.of(draft), task="none", models=models,
+        positions=positions, **({"threshold": 0.5} | config),
+    )  # fmt: skip
+    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
+    return JudgeHead(config, weight, bias)
+
+
+def test_a_head_that_finds_nothing_important_follows_the_draft():
+    target = tiny()
+    draft = noisy_copy(target, 0.1)
+    head = head_for(target, draft, bias=-50.0, scale=0.0)
+    out = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head, num_assistant_tokens=6, **GREEDY
+    )
+    assert out.lossy_stats.acceptance_rate == 1.0
+    assert out.lossy_stats.accepted_lossy > 0
+    ids = out.sequences
+    with torch.no_grad():
+        drafts, targets = (model(input_ids=ids).logits.argmax(-1)[0, :-1] for model in (draft, target))
+    for i, kind in enumerate(out.lossy_stats.trace, start=prompt().shape[1]):
+        assert ids[0, i] == (targets if kind == "bonus" else drafts)[i - 1]
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_head_that_finds_all_important_is_lossless(do_sample: bool):
+    target = tiny()
+    draft = noisy_copy(target)
+    head = head_for(target, draft, bias=50.0, scale=0.0)
+    kwargs = GREEDY | {"input_ids": prompt(), "assistant_model": draft, "do_sample": do_sample}
+    lossless = target.generate(**kwargs, lossy_mode="lossless", lossy_config={"seed": 0})
+    out = target.generate(**kwargs, lossy_mode="judge", lossy_head=head, lossy_config={"seed": 0})
+    assert out.sequences.tolist() == lossless.sequences.tolist()
+    assert out.lossy_stats.accepted_lossy == 0
+    assert out.lossy_stats.accepted_by == {"judge": out.lossy_stats.accepted}
+
+
+@pytest.mark.parametrize("models", ["target", "draft", "both"])
+@pytest.mark.parametrize("positions", ["previous", "draft", "both"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+def test_kept_tokens_are_those_of_naive_forwards(architecture: str, models: str, positions: str):
+    """An oracle that decodes round by round with uncached forwards and NumPy gives the same text."""
+    target = tiny(architecture)
+    draft = noisy_copy(target, 0.08)
+    head = head_for(target, draft, models, positions, scale=3.0)
+    out = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head, num_assistant_tokens=4, **GREEDY
+    )
+    assert 0 < out.lossy_stats.accepted_lossy < 50, "the head finds some tokens important and some not"
+    assert out.sequences[0].tolist()[:57] == naive_judge(target, draft, head, 57)[:57]
+
+
+@torch.no_grad()
+def naive_judge(target, draft, head: JudgeHead, length: int, gamma: int = 4) -> list[int]:
+    def states(model, ids):
+        seen = []
+        handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+        handle.remove()
+        return logits.argmax(-1).tolist(), seen[0].double().numpy()
+
+    weight, bias = head.weight.double().numpy(), float(head.bias)
+    ids = prompt()[0].tolist()
+    while len(ids) < length:
+        drafted = list(ids)
+        n = min(gamma, length - len(ids) - 1)
+        for _ in range(n):
+            drafted.append(states(draft, drafted)[0][-1])
+        best, of_target = states(target, drafted)
+        _, of_draft = states(draft, drafted[: len(ids) + n - 1]) if n else (None, None)
+        for i in range(len(ids), len(ids) + n):
+            if drafted[i] != best[i - 1]:
+                last = i == len(ids) + n - 1
+                parts = {
+                    "target_previous": of_target[i - 1],
+                    "target_draft": of_target[i],
+                    "draft_previous": of_draft[i - 1],
+                    "draft_draft": None if last else of_draft[i],
+                }
+                chosen = [parts[name] for name in head.config.columns]
+                if any(part is None for part in chosen):
+                    break
+                if 1 / (1 + np.exp(-(np.concatenate(chosen) @ weight + bias))) >= head.config.threshold:
+                    break
+            ids.append(drafted[i])
+        ids.append(best[len(ids) - 1])
+    return ids
+
+
+def test_above_another_rule_the_judge_has_no_base_of_its_own():
+    target = tiny()
+    head = head_for(target, target)
+    either = parse(["judge", "dropmatch"], {"judge": {"threshold": 0.2}}, head).acceptor
+    assert either.rules == (Judge(head, 0.2, base=None), DropMatch())
+    assert parse(["topk", "judge"], {"topk": {"k": 3}}, {"judge": head}).acceptor.rules == (TopK(k=3), Judge(head))
+    assert parse("judge", None, head).acceptor.base == Lossless()
+    v = Verification(
+        tokens=torch.tensor([[3, 5]]),
+        logits=torch.eye(8)[[3, 3, 3]][None],
+        hidden=torch.zeros(1, 3, 32),
+    )
+    important = head_for(target, target, bias=1.0)
+    assert Judge(important, base=None).keep(v).tolist() == [[False, False]]
+    assert Judge(important).keep(v).tolist() == [[True, False]]
+    assert Judge(head_for(target, target, bias=-1.0), base=None).keep(v).tolist() == [[True, True]]
+
+
+def test_judge_and_dropmatch_keep_what_either_keeps():
+    target = tiny()
+    draft = noisy_copy(target, 0.08)
+    head = head_for(target, draft, scale=3.0)
+    out = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode=["judge", "dropmatch"], lossy_head=head,
+        lossy_config={"seed": 0}, **GREEDY,
+    )  # fmt: skip
+    assert set(out.lossy_stats.accepted_by) == {"judge", "dropmatch"}
+    assert sum(out.lossy_stats.accepted_by.values()) == out.lossy_stats.accepted
+
+
+def test_recall_is_looked_up_in_the_head_s_table():
+    table = (ThresholdRow(0.1, 0.99, 0.5), ThresholdRow(0.3, 0.93, 0.7), ThresholdRow(0.6, 0.8, 0.9))
+    target = tiny()
+    head = head_for(target, target, thresholds=table, threshold=0.6)
+    assert parse("judge", {"recall": 0.9}, head).acceptor.threshold == 0.3
+    assert parse("judge", None, head).acceptor.threshold == 0.6
+    with pytest.raises(LossyValueError, match=r"`recall`.*0\.999.*0\.99"):
+        parse("judge", {"recall": 0.999}, head)
+
+
+def test_heads_by_folder_in_a_generation_config(tmp_path):
+    target = tiny()
+    draft = noisy_copy(target)
+    head_for(target, draft, scale=3.0).save_pretrained(tmp_path / "head")
+    target.generation_config.update(lossy_mode="judge", lossy_head=str(tmp_path / "head"), lossy_config={"seed": 0})
+    target.save_pretrained(tmp_path / "model")
+    again = type(target).from_pretrained(tmp_path / "model")
+    kwargs = GREEDY | {"input_ids": prompt(), "assistant_model": draft}
+    with enabled():
+        first, second = target.generate(**kwargs), again.generate(**kwargs)
+    assert first.sequences.tolist() == second.sequences.tolist()
+    assert first.lossy_stats.accepted_lossy == second.lossy_stats.accepted_lossy > 0
+
+
+def test_a_live_head_reaches_no_configuration():
+    target = tiny()
+    draft = noisy_copy(target)
+    head = head_for(target, draft)
+    before = head.weight.clone()
+    config = target.generation_config.to_dict()
+    target.generate(input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head, **GREEDY)
+    assert target.generation_config.to_dict() == config
+    assert torch.equal(head.weight, before)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_shows_its_states(architecture: str):
+    target = tiny(architecture)
+    draft = noisy_copy(target)
+    out = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head_for(target, draft), **GREEDY
+    )
+    assert len(out.lossy_stats.trace) == 50

@@ -1,0 +1,261 @@
+"""SPRINTER's loop has the law of its theorem, meets the target as often as it should, and reads the right states.
+
+Chi-square tests use p > 1e-5 on 6,000 tokens: they catch an output law that is off by 0.03 in any token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from hf_lossy_assist import LossyError, VerifierHead
+from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
+from hf_lossy_assist.config import parse
+from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
+from tests.acceptors.test_laws import P, Q, chi_square_p
+from tests.models import ConstantLM, constant, noisy_copy, prompt, tiny
+
+GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
+V = len(P)
+
+
+class TellingLM(ConstantLM):
+    """A constant model whose state also says which token it has just read, in the last V units."""
+
+    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **kwargs):
+        self.read = torch.nn.functional.one_hot(input_ids, self.config.vocab_size).float()
+        handle = self.lm_head.register_forward_pre_hook(self._tell, prepend=True)
+        try:
+            return super().forward(input_ids, past_key_values, logits_to_keep, **kwargs)
+        finally:
+            handle.remove()
+
+    def _tell(self, head, args):
+        state = args[0].clone()
+        state[..., -self.config.vocab_size :] = self.read[:, -state.shape[1] :]
+        return (state,)
+
+
+def telling(law: list[float]) -> TellingLM:
+    plain = constant(law)
+    model = TellingLM(plain.config).eval()
+    model.load_state_dict(plain.state_dict())
+    model.generation_config = plain.generation_config
+    with torch.no_grad():  # the law may not depend on the token
+        weight = model.lm_head.weight
+        weight[:, 0] += weight[:, -V:].sum(1)
+        weight[:, -V:] = 0
+    return model
+
+
+class Simulated(VerifierHead):
+    """Errs independently of the token within a class: lets acceptable tokens pass with TPR, others with FPR."""
+
+    def rates(self, tpr: float, fpr: float) -> Simulated:
+        acceptable = np.array(Q) <= np.array(P)
+        self.passing = torch.tensor(np.where(acceptable, tpr, fpr))
+        self.generator = torch.Generator().manual_seed(0)
+        return self
+
+    def probability(self, features):
+        token = features[..., -V:].argmax(-1)
+        return (torch.rand(token.shape, generator=self.generator) < self.passing[token]).float()
+
+
+def head_for(target, draft, position="previous", bias=0.0, scale=1.0, cls=VerifierHead, seed=0):
+    config = VerifierConfig(
+        target=ModelIdentity.of(target), draft=ModelIdentity.of(draft), task="none", position=position, ratio=1.0
+    )
+    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
+    return cls(config, weight, bias)
+
+
+def sample(mode, head, draft, tokens=6000, max_draft=10**6, **config):
+    return constant(P).generate(
+        input_ids=torch.tensor([[1]]),
+        attention_mask=torch.tensor([[1]]),
+        assistant_model=draft,
+        lossy_mode=mode,
+        lossy_head=head,
+        lossy_config={"seed": 3, **(config or {"max_draft": max_draft})},
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=tokens,
+        return_dict_in_generate=True,
+    )
+
+
+@pytest.mark.parametrize(("tpr", "fpr"), [(0.9, 0.3), (0.6, 0.6), (1.0, 0.0), (0.0, 0.0), (0.8, 1.0)])
+def test_output_law_of_theorem_1(tpr: float, fpr: float):
+    draft = telling(Q)
+    head = head_for(constant(P), draft, "token", cls=Simulated).rates(tpr, fpr)
+    out = sample("sprinter", head, draft)
+    counts = np.bincount(out.sequences[0, 1:], minlength=V)
+    law = (1 - fpr) * np.array(P) + fpr * np.array(Q)
+    assert chi_square_p(counts, law) > 1e-5
+    if fpr:
+        assert chi_square_p(counts, np.array(P)) < 1e-9, "the test can tell the law from p"
+
+
+def test_runs_are_as_long_as_the_rates_say():
+    """Each token passes with probability a·Q(acceptable) + b·Q(other), independently: runs are geometric."""
+    draft = telling(Q)
+    head = head_for(constant(P), draft, "token", cls=Simulated).rates(0.9, 0.2)
+    stats = sample("sprinter", head, draft).lossy_stats
+    acceptable = np.array(Q)[np.array(Q) <= np.array(P)].sum()
+    passing = 0.9 * acceptable + 0.2 * (1 - acceptable)
+    expected, spread = passing / (1 - passing), np.sqrt(passing) / (1 - passing)
+    assert abs(stats.mean_run - expected) < 4.5 * spread / np.sqrt(stats.runs)
+    assert sum(i * n for i, n in enumerate(stats.run_histogram)) == stats.unverified
+    assert stats.runs in (stats.rounds, stats.rounds + 1)
+
+
+def test_a_verifier_that_always_rejects_is_lossless():
+    target = tiny()
+    draft = noisy_copy(target)
+    plain = target.generate(input_ids=prompt(), **GREEDY)
+    head = head_for(target, draft, bias=-50.0, scale=0.0)
+    out = target.generate(input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head, **GREEDY)
+    assert out.sequences.tolist() == plain.sequences.tolist()
+    assert out.lossy_stats.unverified == 0
+    assert out.lossy_stats.target_calls == 60
+
+
+@pytest.mark.parametrize("position", ["previous", "token"])
+@pytest.mark.parametrize("max_draft", [1, 4, 64])
+def test_a_verifier_that_always_accepts_follows_the_draft(position: str, max_draft: int):
+    target = tiny()
+    draft = noisy_copy(target, 0.1)
+    head = head_for(target, draft, position, bias=50.0, scale=0.0)
+    out = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
+        lossy_config={"max_draft": max_draft}, **GREEDY,
+    )  # fmt: skip
+    ids, start = out.sequences, prompt().shape[1]
+    with torch.no_grad():
+        drafts, targets = (model(input_ids=ids).logits.argmax(-1)[0] for model in (draft, target))
+    for i in range(60):
+        decided = (i + 1) % max_draft == 0
+        assert ids[0, start + i] == (targets if decided else drafts)[start + i - 1]
+    stats = out.lossy_stats
+    assert stats.target_calls == 60 // max_draft
+    assert stats.target_calls_per_100_tokens == pytest.approx(100 * (60 // max_draft) / 60)
+    assert stats.unverified == 60 - 60 // max_draft
+    assert len(stats.trace) == 60
+
+
+@pytest.mark.parametrize("position", ["previous", "token"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neox"])
+def test_text_is_that_of_a_naive_implementation(architecture: str, position: str):
+    target = tiny(architecture)
+    draft = noisy_copy(target, 0.08)
+    head = head_for(target, draft, position, scale=3.0)
+    out = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
+        lossy_config={"max_draft": 7}, **GREEDY,
+    )  # fmt: skip
+    text, unseen = naive_sprinter(target, draft, head, 60, 7)
+    assert out.sequences[0].tolist() == text
+    assert out.lossy_stats.unverified == unseen
+    assert 0 < unseen < 60
+    # Every committed token but the newest goes through the target once, and each token it decides once more.
+    calls = out.lossy_stats.target_calls
+    assert out.lossy_stats.target_tokens <= len(text) - 1 + calls
+
+
+@torch.no_grad()
+def naive_sprinter(target, draft, head, tokens: int, max_draft: int) -> tuple[list[int], int]:
+    weight, bias = head.weight.double().numpy(), float(head.bias)
+
+    def look(model, ids):
+        seen = []
+        handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0][0, -1]))
+        best = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item()
+        handle.remove()
+        return best, seen[0].double().numpy()
+
+    ids, unseen, run = prompt()[0].tolist(), 0, 0
+    for _ in range(tokens):
+        x, state = look(draft, ids)
+        if head.config.position == "token":
+            state = look(draft, [*ids, x])[1]
+        if run < max_draft - 1 and 1 / (1 + np.exp(-(state @ weight + bias))) > 0.5:
+            ids.append(x)
+            unseen, run = unseen + 1, run + 1
+        else:
+            ids.append(look(target, ids)[0])
+            run = 0
+    return ids, unseen
+
+
+class Watcher(BaseStreamer):
+    def __init__(self, target):
+        self.events = []
+        target.register_forward_pre_hook(lambda *_: self.events.append("target"))
+
+    def put(self, value):
+        self.events.append(value.numel())
+
+    def end(self):
+        self.events.append("end")
+
+
+def test_tokens_are_streamed_before_the_target_is_asked():
+    target = tiny()
+    draft = noisy_copy(target)
+    head = head_for(target, draft, bias=50.0, scale=0.0)
+    watcher = Watcher(target)
+    target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head, streamer=watcher,
+        lossy_config={"max_draft": 5}, **(GREEDY | {"max_new_tokens": 12}),
+    )  # fmt: skip
+    assert watcher.events == [7, *[1] * 4, "target", 1, *[1] * 4, "target", 1, 1, 1, "end"]
+
+
+def test_the_text_ends_inside_a_run():
+    target = tiny()
+    draft = noisy_copy(target)
+    head = head_for(target, draft, bias=50.0, scale=0.0)
+    kwargs = {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "sprinter", "lossy_head": head}
+    kwargs |= {"do_sample": False, "max_new_tokens": 40}
+    free = target.generate(**kwargs, eos_token_id=None)[0, 7:].tolist()
+    eos = next(token for i, token in enumerate(free) if i >= 10 and token not in free[:i])
+    out = target.generate(**kwargs, eos_token_id=eos)[0, 7:].tolist()
+    assert out == free[: free.index(eos) + 1]
+
+
+def test_another_rule_may_decide_what_the_verifier_leaves():
+    target = tiny()
+    head = head_for(target, target)
+    rule = parse(["sprinter", "ears"], {"sprinter": {"threshold": 0.7}}, head).acceptor
+    assert rule.rules == (Sprinter(head, 0.7, base=None), Ears())
+    assert rule.run_ahead.threshold == 0.7
+    assert parse("sprinter", None, head).acceptor.base == Lossless()
+    with pytest.raises(LossyError, match="sprinter"):
+        parse({"all_of": ["sprinter", "ears"]}, None, head)
+    draft = telling(Q)
+    never = head_for(constant(P), draft, "token", cls=Simulated).rates(0.0, 0.0)
+    stats = sample(["sprinter", "ears"], never, draft, ears={"beta": 0.2}).lossy_stats
+    p, q = np.array(P), np.array(Q)
+    expected = (q * np.minimum(1, p / q + 0.2 * (1 - p.max()))).sum()
+    assert abs(stats.acceptance_rate - expected) < 4.5 * np.sqrt(expected * (1 - expected) / stats.drafted)
+    assert set(stats.accepted_by) <= {"sprinter", "ears"}
+
+
+@pytest.mark.parametrize(
+    ("change", "needle"),
+    [
+        ({"assistant_model": None, "prompt_lookup_num_tokens": 3}, "assistant_model"),
+        ({"output_scores": True}, "output_scores"),
+        ({"lossy_config": {"threshold": 2}}, "threshold"),
+        ({"lossy_config": {"max_draft": 0}}, "max_draft"),
+    ],
+)
+def test_what_it_can_t_do_is_refused(change: dict, needle: str):
+    target = tiny()
+    draft = noisy_copy(target)
+    kwargs = GREEDY | {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "sprinter"}
+    with pytest.raises(LossyError, match=needle):
+        target.generate(**(kwargs | {"lossy_head": head_for(target, draft)} | change))
