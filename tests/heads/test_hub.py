@@ -1,0 +1,237 @@
+"""Heads on the Hub, through the real client and a server on loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import ModelCard, constants
+
+from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
+from hf_lossy_assist.heads import Head, load_head
+from hf_lossy_assist.heads.loading import _load
+from tests.hub.server import TOKEN, LoopbackHub
+
+ID = "org/judge"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded_yet():
+    _load.cache_clear()
+
+
+def files_of(head: Head, folder: Path) -> dict[str, bytes]:
+    head.save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def published(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path) -> LoopbackHub:
+    """The loopback Hub with the judge in it, for anybody to read."""
+    loopback_hub.add(ID, files_of(judge, tmp_path / "saved"))
+    return loopback_hub
+
+
+def test_round_trip(judge: JudgeHead, signed_in: LoopbackHub):
+    address = judge.push_to_hub(ID)
+    assert sorted(signed_in.repositories[ID].commits[address.rsplit("/", 1)[1]]) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    loaded = JudgeHead.from_pretrained(ID)
+    assert loaded.config == judge.config
+    assert torch.equal(loaded.weight, judge.weight)
+    assert torch.equal(loaded.bias, judge.bias)
+    card = ModelCard.load(ID)
+    assert card.data.library_name == "hf_lossy_assist"
+    assert f'lossy_head="{ID}"' in card.text
+
+
+def test_verifier_round_trip(verifier: VerifierHead, signed_in: LoopbackHub):
+    verifier.push_to_hub("org/verifier", private=True)
+    assert signed_in.repositories["org/verifier"].private
+    assert VerifierHead.from_pretrained("org/verifier").config == verifier.config
+
+
+def test_save_and_push_at_once(judge: JudgeHead, signed_in: LoopbackHub, tmp_path: Path):
+    judge.save_pretrained(tmp_path / "head", repo_id=ID, push_to_hub=True)
+    assert torch.equal(JudgeHead.from_pretrained(ID).weight, judge.weight)
+
+
+def test_pushing_again_changes_only_what_differs(judge: JudgeHead, signed_in: LoopbackHub):
+    judge.push_to_hub(ID)
+    first = signed_in.repositories[ID].branches["main"]
+    judge.push_to_hub(ID)
+    assert signed_in.repositories[ID].branches["main"] == first
+
+
+def test_revision(judge: JudgeHead, signed_in: LoopbackHub):
+    judge.push_to_hub(ID)
+    other = JudgeHead(judge.config, -judge.weight, judge.bias)
+    other.push_to_hub(ID, branch="negative")
+    assert torch.equal(JudgeHead.from_pretrained(ID).weight, judge.weight)
+    assert torch.equal(JudgeHead.from_pretrained(ID, revision="negative").weight, -judge.weight)
+    assert torch.equal(load_head(JudgeHead, f"{ID}@negative").weight, -judge.weight)
+    commit = signed_in.repositories[ID].branches["main"]
+    assert torch.equal(load_head(JudgeHead, f"{ID}@{commit}").weight, judge.weight)
+
+
+def test_second_load_asks_nobody(published: LoopbackHub):
+    head = load_head(JudgeHead, ID)
+    asked = len(published.requests)
+    assert load_head(JudgeHead, ID) is head
+    assert len(published.requests) == asked
+
+
+def test_cache_on_disk_is_used(published: LoopbackHub):
+    JudgeHead.from_pretrained(ID)
+    assert sorted(published.downloads) == ["config.json", "model.safetensors"]
+    JudgeHead.from_pretrained(ID)
+    assert len(published.downloads) == 2
+    asked = len(published.requests)
+    JudgeHead.from_pretrained(ID, local_files_only=True)
+    JudgeHead.from_pretrained(ID, revision=published.repositories[ID].branches["main"])
+    assert len(published.requests) == asked
+
+
+def test_offline_uses_the_cache(published: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(LossyValueError, match="not in the cache"):
+        JudgeHead.from_pretrained(ID, local_files_only=True)
+    JudgeHead.from_pretrained(ID)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(published.requests)
+    JudgeHead.from_pretrained(ID)
+    assert len(published.requests) == asked
+
+
+def test_one_commit_whatever_is_pushed_meanwhile(judge: JudgeHead, published: LoopbackHub, tmp_path: Path):
+    JudgeHead.from_pretrained(ID)
+    newer = JudgeHead(judge.config, 2 * judge.weight, judge.bias)
+    published.add(ID, files_of(newer, tmp_path / "newer"))
+    assert torch.equal(JudgeHead.from_pretrained(ID).weight, 2 * judge.weight)
+    assert torch.equal(JudgeHead.from_pretrained(ID, local_files_only=True).weight, 2 * judge.weight)
+
+
+def test_unreachable_hub(loopback_hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    huggingface_hub.close_session()
+    with pytest.raises(LossyValueError, match=r"'org/judge'.*the Hub can't be reached"):
+        JudgeHead.from_pretrained(ID)
+
+
+def test_missing_repository(loopback_hub: LoopbackHub):
+    with pytest.raises(LossyValueError, match=r"can't use 'org/nothing': no such repository, or a private one"):
+        JudgeHead.from_pretrained("org/nothing")
+    with pytest.raises(LossyValueError, match=r"no such repository"):
+        load_head(JudgeHead, "org/nothing")
+
+
+def test_missing_revision(published: LoopbackHub):
+    with pytest.raises(LossyValueError, match=r"'org/judge' at revision 'v9': there is no such revision"):
+        JudgeHead.from_pretrained(ID, revision="v9")
+
+
+def test_private_repository_wants_a_token(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path):
+    loopback_hub.add(ID, files_of(judge, tmp_path / "saved"), private=True)
+    with pytest.raises(LossyValueError, match="pass `token` or run `hf auth login`"):
+        JudgeHead.from_pretrained(ID)
+    with pytest.raises(LossyValueError, match="pass `token` or run `hf auth login`"):
+        JudgeHead.from_pretrained(ID, token="hf_wrong")
+    assert torch.equal(JudgeHead.from_pretrained(ID, token=TOKEN).weight, judge.weight)
+
+
+def test_gated_repository_wants_access(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path):
+    loopback_hub.add(ID, files_of(judge, tmp_path / "saved"), gated=True)
+    with pytest.raises(LossyValueError, match="ask for access on its page"):
+        JudgeHead.from_pretrained(ID)
+    assert torch.equal(JudgeHead.from_pretrained(ID, token=TOKEN).weight, judge.weight)
+
+
+@pytest.mark.parametrize("repo_id", ["not an id", "a/b/c", "org/name--"])
+def test_ids_that_are_none(loopback_hub: LoopbackHub, repo_id: str):
+    with pytest.raises(LossyValueError, match="neither a folder nor an id"):
+        JudgeHead.from_pretrained(repo_id)
+    assert not loopback_hub.requests
+
+
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def other_numbers(content: bytes) -> bytes:
+    return content[:-8] + bytes(8)
+
+
+def test_download_that_breaks_off(published: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)  # the client waits between its attempts
+    published.repositories[ID].served["model.safetensors"] = half
+    with pytest.raises(LossyValueError, match=r"can't use 'org/judge'"):
+        JudgeHead.from_pretrained(ID)
+    published.repositories[ID].served.clear()
+    assert JudgeHead.from_pretrained(ID).weight.isfinite().all()
+
+
+def test_weights_changed_on_the_server(published: LoopbackHub):
+    published.repositories[ID].served["model.safetensors"] = other_numbers
+    with pytest.raises(LossyValueError, match=r"is not the file that config\.json was saved with.*force_download=True"):
+        JudgeHead.from_pretrained(ID)
+    published.repositories[ID].served.clear()
+    with pytest.raises(LossyValueError, match="is not the file"):
+        JudgeHead.from_pretrained(ID)  # the cache has it now
+    assert JudgeHead.from_pretrained(ID, force_download=True).weight.isfinite().all()
+
+
+@pytest.mark.parametrize("damage", [half, other_numbers])
+def test_damaged_weights_in_the_commit(published: LoopbackHub, damage: Callable[[bytes], bytes]):
+    """Here the recorded hashes and sizes fit the damaged file."""
+    content = published.repositories[ID].commits[published.repositories[ID].branches["main"]]["model.safetensors"]
+    published.add(ID, {"model.safetensors": damage(content.content)})
+    with pytest.raises(LossyValueError, match=r"model\.safetensors' is not the file that config\.json was saved with"):
+        JudgeHead.from_pretrained(ID)
+
+
+def test_repository_of_something_else(loopback_hub: LoopbackHub):
+    loopback_hub.add("org/empty", {".gitattributes": b""})
+    with pytest.raises(LossyValueError, match=r"has no config\.json"):
+        JudgeHead.from_pretrained("org/empty")
+    loopback_hub.add("org/llama", {"config.json": json.dumps({"model_type": "llama"}).encode()})
+    with pytest.raises(LossyValueError, match=r"not the configuration of a head.*'llama'"):
+        JudgeHead.from_pretrained("org/llama")
+
+
+def test_pickled_weights_are_not_looked_at(published: LoopbackHub, tmp_path: Path):
+    files = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    del files["model.safetensors"]
+    published.add("org/pickled", files | {"pytorch_model.bin": b"cos\nsystem\n(S'false'\ntR."})
+    with pytest.raises(LossyValueError, match=r"has no model\.safetensors"):
+        JudgeHead.from_pretrained("org/pickled")
+    assert "pytorch_model.bin" not in published.downloads
+
+
+def test_code_in_the_repository_is_not_fetched(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path):
+    hostile = {"head.py": b"raise SystemExit", "tokenizer_config.json": b"{}"}
+    loopback_hub.add(ID, files_of(judge, tmp_path / "saved") | hostile)
+    JudgeHead.from_pretrained(ID)
+    assert sorted(loopback_hub.downloads) == ["config.json", "model.safetensors"]
+
+
+def test_pushing_without_a_token(judge: JudgeHead, loopback_hub: LoopbackHub):
+    with pytest.raises(LossyValueError, match=r"hf auth login"):
+        judge.push_to_hub(ID)
+    assert not loopback_hub.repositories
+
+
+def test_pushing_into_a_foreign_namespace(judge: JudgeHead, signed_in: LoopbackHub):
+    with pytest.raises(LossyValueError, match=r"'strangers/judge': the Hub refused"):
+        judge.push_to_hub("strangers/judge")
+
+
+def test_untrained_head_is_not_pushed(judge: JudgeHead, signed_in: LoopbackHub):
+    with pytest.raises(LossyValueError, match="never trained"):
+        JudgeHead(judge.config).push_to_hub(ID)
+    assert not signed_in.requests
