@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import acceptance, demo, dropout_tables, evaluate_pair, generate, theory, train_pair
+from . import acceptance, demo, dropout_tables, evaluate_pair, generate, mine, theory, train_pair
 from .console import CleanErrors
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("train-pair")(train_pair.train_pair)
 app.command("evaluate-pair")(evaluate_pair.evaluate_pair)
 app.command("acceptance")(acceptance.acceptance)
 app.command("dropout-tables")(dropout_tables.dropout_tables)
+app.command("mine")(mine.mine)
 app.command("theory")(theory.theory)
 
 

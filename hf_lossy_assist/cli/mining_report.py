@@ -1,0 +1,105 @@
+"""What ``lossy-assist mine`` shows: a bar while it runs, a table at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..mining.outcomes import FAILED, MINED, SKIPPED, Outcome
+from .console import progress
+
+_REPORT_EVERY = 50
+
+
+class MiningBar:
+    """A progress bar with what has been found so far; a line now and then where there is no terminal.
+
+    Parameters
+    ----------
+    screen
+        Where it is drawn.
+    """
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._bar = progress(screen)
+        self._task = self._bar.add_task("mining", start=False, total=None)
+        self._counts: Counter[str] = Counter()
+
+    def __enter__(self) -> MiningBar:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
+
+    def begin(self, finished: int, total: int) -> None:
+        # The clock starts here, so that the estimate does not count what earlier runs did.
+        self._bar.reset(self._task, completed=finished, total=total)
+        if finished:
+            self._screen.print(f"{finished} of {total} prompts were finished before")
+
+    def add(self, outcome: Outcome) -> None:
+        counts = self._counts
+        counts["prompts"] += 1
+        counts[outcome.status] += 1
+        counts.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
+        self._bar.update(self._task, advance=1, description=self._text())
+        if not self._screen.is_terminal and counts["prompts"] % _REPORT_EVERY == 0:
+            task = self._bar.tasks[self._task]
+            left = "" if task.time_remaining is None else f", {task.time_remaining / 60:.0f} minutes left"
+            self._screen.print(f"{self._text()}: {task.completed:.0f} of {task.total:.0f} prompts{left}")
+
+    def _text(self) -> str:
+        counts = self._counts
+        if counts["rows"]:
+            return f"mining, {counts['rows']} rows"
+        return (
+            f"mining, {counts['mismatches']} mismatches, {_share(counts['important'], counts['mismatches'])} important"
+        )
+
+
+def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Lay out what a folder holds, from its prompts' rows."""
+    rows = list(rows)
+    statuses = Counter(row["status"] for row in rows)
+    totals = Counter()
+    for row in rows:
+        totals.update({name: row[name] or 0 for name in row if isinstance(row[name], int)})
+    table = Table(box=SIMPLE_HEAD, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("prompts", str(len(rows)))
+    for status in (MINED, SKIPPED, FAILED):
+        table.add_row(status, str(statuses[status]))
+    lines = {"judge": _judge_lines, "ratio": _ratio_lines}[kind](totals)
+    for name, value in lines.items():
+        table.add_row(name, value)
+    return table
+
+
+def _judge_lines(totals: Mapping[str, int]) -> dict[str, str]:
+    mismatches = totals["mismatches"]
+    per_mismatch = f"{totals['target_tokens'] / mismatches:.1f}" if mismatches else ""
+    return {
+        "mismatches": str(mismatches),
+        "important": _share(totals["important"], mismatches),
+        "target tokens per mismatch": per_mismatch,
+        **({"responses tokenised otherwise": str(totals["retokenised"])} if totals["retokenised"] else {}),
+    }
+
+
+def _ratio_lines(totals: Mapping[str, int]) -> dict[str, str]:
+    return {"rows": str(totals["rows"])}
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"

@@ -1,0 +1,132 @@
+"""The manifest of a folder of mined data: what it holds, where from, and what may be added to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..errors import LossyValueError
+from ..heads.identity import ModelIdentity
+from .files import write_whole
+
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run mines. Data of two plans don't belong together.
+
+    Attributes
+    ----------
+    kind
+        ``"judge"`` or ``"ratio"``.
+    task
+        The task's name.
+    target, draft
+        The models; None for a target that is behind an API only.
+    settings
+        Everything else that has an influence on the data.
+    """
+
+    kind: str
+    task: str
+    target: PreTrainedModel | None
+    draft: PreTrainedModel
+    settings: Mapping[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """Return the plan as it stands in a manifest."""
+        return {
+            "kind": self.kind,
+            "task": self.task,
+            "target": None if self.target is None else asdict(ModelIdentity.of(self.target)),
+            "draft": asdict(ModelIdentity.of(self.draft)),
+            "settings": dict(self.settings),
+        }
+
+    def differences(self, manifest: Mapping[str, Any]) -> list[str]:
+        """Return in which points a manifest is another plan's, one sentence each."""
+        # What JSON makes of the settings is what they are compared with.
+        record = json.loads(json.dumps(self.record()))
+        found = [
+            f"`{name}` was {manifest.get(name)!r} and is {record[name]!r}"
+            for name in ("kind", "task")
+            if manifest.get(name) != record[name]
+        ]
+        before, now = manifest.get("settings", {}), record["settings"]
+        found += [
+            f"`{name}` was {before.get(name)!r} and is {now.get(name)!r}"
+            for name in sorted(before.keys() | now.keys())
+            if before.get(name) != now.get(name)
+        ]
+        for role, model in (("target", self.target), ("draft", self.draft)):
+            found += [f"of the {role}, {difference}" for difference in _differences(manifest.get(role), model)]
+        return found
+
+
+def _differences(identity: Mapping[str, Any] | None, model: PreTrainedModel | None) -> list[str]:
+    if identity is None or model is None:
+        return [] if identity is model else ["there was none" if identity is None else "there is none"]
+    return ModelIdentity.from_dict(identity).differences(model)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return a folder's manifest.
+
+    Raises
+    ------
+    LossyValueError
+        When there is none, or it can't be read.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise LossyValueError(
+            f"`folder` has to be one that `lossy-assist mine` wrote, but {str(folder)!r} has no {NAME}"
+        )
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LossyValueError(f"`folder` has to hold mined data, but {str(path)!r} is not JSON: {error}") from error
+    if not isinstance(manifest, dict) or not {"kind", "draft", "settings"} <= manifest.keys():
+        raise LossyValueError(f"`folder` has to hold mined data, but {str(path)!r} is some other JSON")
+    return manifest
+
+
+def open_run(folder: Path, plan: Plan, provenance: Mapping[str, Any]) -> None:
+    """Enter a run into a folder's manifest, which is made if there is none.
+
+    Parameters
+    ----------
+    folder
+        Where the data go.
+    plan
+        What is mined.
+    provenance
+        Versions, command line, date and machine of this run.
+
+    Raises
+    ------
+    LossyValueError
+        When the folder holds data of another plan; the message names what differs.
+    """
+    from filelock import FileLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".manifest.lock"):
+        if (folder / NAME).exists():
+            manifest = read(folder)
+            if differences := plan.differences(manifest):
+                raise LossyValueError(
+                    f"`out` has to be a new folder or hold data mined with the same settings, but in {str(folder)!r} "
+                    f"{'; '.join(differences)}; choose another folder"
+                )
+        else:
+            manifest = {**plan.record(), "runs": []}
+        manifest["runs"].append(dict(provenance))
+        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        write_whole(folder / NAME, lambda path: path.write_text(text, encoding="utf-8") and None)

@@ -1,0 +1,169 @@
+"""AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for one prompt.
+
+The search knows nothing of models: it is a generator that yields what it wants done (:class:`Continue`,
+:class:`Guess`, :class:`Ask`) and is sent the result. Whoever drives it may serve many searches at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..tasks import Example, Task
+
+Tokens = tuple[int, ...]
+
+
+class Desk(Protocol):
+    """Takes the wishes of searches; each is known by its ``slot``."""
+
+    def continue_(self, slot: int, prefix: Tokens) -> None: ...
+
+    def guess(self, slot: int, response: Tokens, start: int) -> None: ...
+
+    def ask(self, slot: int, question: Callable[[], Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Continue:
+    """GENERATE: let the target finish a response that begins with ``prefix``; the reply is all of it."""
+
+    prefix: Tokens
+
+    def hand_to(self, desk: Desk, slot: int) -> None:
+        desk.continue_(slot, self.prefix)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """FORWARD: the draft's own choice at the positions of ``response`` from ``start`` on."""
+
+    response: Tokens
+    start: int
+
+    def hand_to(self, desk: Desk, slot: int) -> None:
+        desk.guess(slot, self.response, self.start)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Something that only the task can tell; it may run programs or ask a server."""
+
+    question: Callable[[], Any]
+
+    def hand_to(self, desk: Desk, slot: int) -> None:
+        desk.ask(slot, self.question)
+
+
+Wish = Continue | Guess | Ask
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One label.
+
+    Attributes
+    ----------
+    index
+        Position t in the response.
+    target_token, draft_token
+        y_t and ỹ_t.
+    important
+        Whether putting ỹ_t in y_t's place changes the answer.
+    """
+
+    index: int
+    target_token: int
+    draft_token: int
+    important: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes
+    ----------
+    first, last
+        The target's own response, and the one that the labels lead to: the draft's tokens at unimportant
+        mismatches, the target's at important ones.
+    answer
+        The answer of the first response; None if it states none, and then there are no labels.
+    mismatches
+        The labels, from left to right.
+    """
+
+    first: Tokens
+    last: Tokens
+    answer: str | None
+    mismatches: tuple[Mismatch, ...] = ()
+
+
+def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str]) -> Generator[Wish, Any, Found]:
+    """Label every mismatch of draft and target that the answer does or does not depend on.
+
+    Goes from left to right: the first mismatch's token is replaced by the draft's, the target finishes the
+    response, and if the answer is kept the search goes on from the *new* response. An EOS is a token like any other.
+
+    Parameters
+    ----------
+    example, task
+        The problem, and the judge of answers.
+    decode
+        Turns the ids of a response into its text.
+
+    Yields
+    ------
+    Wish
+        What is to be done; the reply has to be sent in.
+
+    Examples
+    --------
+    A target that says 1 1 1 whatever happened, a draft that says 2, and only the last token counts:
+
+    >>> class Last(Task):
+    ...     def examples(self, split, n): ...
+    ...     def extract_answer(self, text):
+    ...         return text[-1]
+    ...     def equivalent(self, a, b):
+    ...         return a == b
+    >>> wishes = search(Example("", ""), Last(), lambda ids: "".join(map(str, ids)))
+    >>> wish = next(wishes)
+    >>> try:
+    ...     while True:
+    ...         reply = (wish.question() if isinstance(wish, Ask)
+    ...                  else (wish.prefix + (1, 1, 1))[:3] if isinstance(wish, Continue) else (2, 2, 2)[wish.start:])
+    ...         wish = wishes.send(reply)
+    ... except StopIteration as end:
+    ...     found = end.value
+    >>> found.last, [mismatch.important for mismatch in found.mismatches]
+    ((2, 2, 1), [False, False, True])
+    """
+    first = response = yield Continue(())
+    text = decode(response)
+    answer = yield Ask(lambda: task.answer(example, text))
+    if answer is None:
+        return Found(first, response, None)
+    guesses = yield Guess(response, 0)
+    mismatches = []
+    t = -1
+    while (t := next_mismatch(response, guesses, t + 1)) is not None:
+        new = yield Continue((*response[:t], guesses[t]))
+        new_text = decode(new)
+        kept = yield Ask(_keeps(task, example, text, new_text))
+        mismatches.append(Mismatch(t, response[t], guesses[t], important=not kept))
+        if kept:
+            response, text = new, new_text
+            guesses = (*guesses[: t + 1], *(yield Guess(response, t + 1)))
+    return Found(first, response, answer, tuple(mismatches))
+
+
+def next_mismatch(response: Sequence[int], guesses: Sequence[int], start: int) -> int | None:
+    """Return the first position from ``start`` on at which the two differ, or None."""
+    return next((i for i in range(start, len(response)) if response[i] != guesses[i]), None)
+
+
+def _keeps(task: Task, example: Example, current: str, new: str) -> Callable[[], bool]:
+    # The question may be put later, when the search's own variables have moved on.
+    return lambda: task.keeps_answer(example, current, new)

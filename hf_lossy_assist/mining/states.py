@@ -1,0 +1,137 @@
+"""Final hidden states, read in parallel the way inference reads them.
+
+Step-by-step generation computes slightly other states: in bfloat16 they differ by up to 10 % (Garipov et al. 2025,
+appendix C). So nothing that was computed while writing a response ends up in a head's training data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import LossyUnsupportedError
+from ..sampling import Randomness
+from ..verification import HeadTap
+from .rows import Memory, Reading, read
+from .search import Mismatch
+
+POSITIONS = ("previous", "draft", "target")
+"""The state that predicted a token, the one after reading the draft's token, and the one after the target's."""
+
+# Variants of a text that are read in one forward.
+_VARIANTS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A text that was read in one forward.
+
+    Attributes
+    ----------
+    tokens
+        The text.
+    states
+        ``(n, d)`` what entered the LM head at every token.
+    logits
+        ``(n, V)`` what came out.
+    memory
+        For reading variants of it.
+    """
+
+    tokens: tuple[int, ...]
+    states: Tensor
+    logits: Tensor
+    memory: Memory
+
+
+def read_text(model: PreTrainedModel, tokens: Sequence[int]) -> Text:
+    """Read a text in one forward."""
+    reading, states = _read(model, [tokens], [(Memory(), 0)], len(tokens))
+    return Text(tuple(tokens), states[0], reading.logits[0], reading.memories[0])
+
+
+def variant_states(model: PreTrainedModel, text: Text, variants: Sequence[tuple[int, int]]) -> Tensor:
+    """Return ``(N, d)`` the states after tokens that are not in a text.
+
+    Parameters
+    ----------
+    model
+        The model that read the text.
+    text
+        What it read.
+    variants
+        Pairs of an index and the token to be read there, after the text's tokens before that index.
+    """
+    states = []
+    for start in range(0, len(variants), _VARIANTS):
+        batch = variants[start : start + _VARIANTS]
+        texts = [(*text.tokens[:index], token) for index, token in batch]
+        states.append(_read(model, texts, [(text.memory, index) for index, _ in batch], 1)[1][:, -1])
+    return torch.cat(states) if states else text.states[:0]
+
+
+def mismatch_states(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    mismatches: Sequence[Mismatch],
+    positions: Sequence[str] = ("previous", "draft"),
+) -> dict[str, Tensor]:
+    """Return a model's states at every mismatch of a search.
+
+    Parameters
+    ----------
+    model
+        The target or the draft.
+    prompt, response
+        The text that the labels lead to: the draft's token at unimportant mismatches, the target's at important ones.
+    mismatches
+        The labels.
+    positions
+        Some of :data:`POSITIONS`.
+
+    Returns
+    -------
+    dict
+        ``(N, d)`` states for each position.
+    """
+    text = read_text(model, (*prompt, *response))
+    places = [len(prompt) + one.index for one in mismatches]
+    found = {}
+    for position in positions:
+        if position == "previous":
+            found[position] = text.states[[place - 1 for place in places]]
+            continue
+        tokens = [getattr(one, f"{position}_token") for one in mismatches]
+        found[position] = _after(model, text, list(zip(places, tokens, strict=True)))
+    return found
+
+
+def _after(model: PreTrainedModel, text: Text, wanted: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the states after tokens, most of which are in the text as it is."""
+    states = text.states[[place for place, _ in wanted]].clone()
+    others = [i for i, (place, token) in enumerate(wanted) if text.tokens[place] != token]
+    if others:
+        states[others] = variant_states(model, text, [wanted[i] for i in others])
+    return states
+
+
+@torch.inference_mode()
+def _read(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[tuple[Memory, int]], k: int
+) -> tuple[Reading, Tensor]:
+    head = model.get_output_embeddings()
+    if head is None:
+        raise LossyUnsupportedError(f"heads read the input of the LM head, but {type(model).__name__} names none")
+    tap = HeadTap(head, None, Randomness())
+    with tap.over(k - 1):
+        reading = read(model, texts, known)
+    if tap.hidden is None:
+        raise LossyUnsupportedError(
+            f"heads read the input of the LM head, but {type(model).__name__} does not call its head as a module"
+        )
+    return reading, tap.hidden

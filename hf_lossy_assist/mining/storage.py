@@ -1,0 +1,264 @@
+"""Mined data on disk: parquet shards, and a manifest that says where they come from.
+
+A prompt is finished once its row stands in a ``prompts-*.parquet``; its labelled tokens are in the
+``tokens-*.parquet`` of the same number, which is written before. Finished prompts are kept one by one and joined
+into larger shards now and then, so a process may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import LossyValueError
+from . import manifest as manifests
+from .files import PARTIAL, write_whole
+from .outcomes import FAILED
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow
+
+_NAME = re.compile(r"prompts-(\d+)-(\d+)-(\d+)\.parquet")
+_PER_SHARD = 64
+# Another process may join shards between our looking and our opening.
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Mined:
+    """Mined data.
+
+    Attributes
+    ----------
+    manifest
+        Kind of labels, models, task, settings, and the runs that the data come from.
+    tokens
+        One row for each labelled token.
+    prompts
+        One row for each finished prompt, also those that gave no labels.
+    """
+
+    manifest: dict[str, Any]
+    tokens: datasets.Dataset
+    prompts: datasets.Dataset
+
+
+def load_mined(folder: str | Path) -> Mined:
+    """Read what ``lossy-assist mine`` has written, whether it has finished or not.
+
+    Raises
+    ------
+    LossyValueError
+        When the folder holds no mined data, none yet, or some that can't be read.
+    """
+    import datasets
+
+    folder = Path(folder)
+    manifest = manifests.read(folder)
+    if not _shards(folder):
+        raise LossyValueError(
+            f"`folder` has to hold mined prompts, but {str(folder)!r} has none yet; repeat the `mine` command"
+        )
+    tokens, prompts = _patiently(lambda: [_concatenated(_shards(folder), table) for table in ("tokens", "prompts")])
+    return Mined(manifest, datasets.Dataset(tokens), datasets.Dataset(_without_retried(prompts)))
+
+
+def prompt_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of all finished prompts without their texts; none where nothing has been mined."""
+    texts = {"prompt", "prompt_tokens", "first_response", "last_response", "answer"}
+
+    def read() -> list[dict[str, Any]]:
+        tables = [_read(shard, "prompts") for shard in _shards(folder)]
+        kept = [table.select([name for name in table.column_names if name not in texts]) for table in tables]
+        return [] if not kept else _without_retried(pyarrow.concat_tables(kept)).to_pylist()
+
+    import pyarrow
+
+    return _patiently(read)
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """A pair of files: the prompts that one process finished as its ``first`` … ``last``."""
+
+    folder: Path
+    process: int
+    first: int
+    last: int
+
+    def path(self, table: str) -> Path:
+        return self.folder / f"{table}-{self.process:03d}-{self.first:07d}-{self.last:07d}.parquet"
+
+    def inside(self, other: Shard) -> bool:
+        """Tell whether ``other`` has everything that is in this shard, and more."""
+        return self != other and self.process == other.process and other.first <= self.first <= self.last <= other.last
+
+
+class Store:
+    """Where one process puts finished prompts.
+
+    Parameters
+    ----------
+    folder
+        The folder of all processes.
+    process
+        The number of this one.
+    schemas
+        Of the tables ``"tokens"`` and ``"prompts"``.
+
+    Raises
+    ------
+    LossyValueError
+        On entering, when another process with this number is at work in the folder.
+    """
+
+    def __init__(self, folder: Path, process: int, schemas: Mapping[str, pyarrow.Schema]) -> None:
+        self.folder = folder
+        self.process = process
+        self.schemas = schemas
+
+    def __enter__(self) -> Store:
+        from filelock import FileLock, Timeout
+
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(FileLock(self.folder / f".process-{self.process}.lock", timeout=0))
+            except Timeout:
+                raise LossyValueError(
+                    f"`out` has to be a folder that no other process mines into, but one is at work in "
+                    f"{str(self.folder)!r}"
+                ) from None
+            for partial in self.folder.glob(f"*-{self.process:03d}-*{PARTIAL}"):
+                partial.unlink()
+            self._join()
+            self._lock = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._join()
+        self._lock.close()
+
+    def finished(self) -> set[int]:
+        """Return the ids of the prompts that are finished, by whatever process. Failed ones may be tried again."""
+
+        def read() -> set[int]:
+            prompts = [_read(shard, "prompts", ["prompt_id", "status"]) for shard in _shards(self.folder)]
+            rows = [row for table in prompts for row in table.to_pylist()]
+            return {row["prompt_id"] for row in rows if row["status"] != FAILED}
+
+        return _patiently(read)
+
+    def add(self, prompt: Mapping[str, Any], tokens: Mapping[str, Any]) -> None:
+        """Put one prompt on the disk: its row, and its labelled tokens column by column."""
+        number = 1 + max((shard.last for shard in self._own()), default=-1)
+        count = len(next(iter(tokens.values()), ()))
+        rows = {
+            "prompts": {name: [value] for name, value in prompt.items()},
+            "tokens": {"prompt_id": [prompt["prompt_id"]] * count, **tokens},
+        }
+        self._write(Shard(self.folder, self.process, number, number), {t: self._table(t, rows[t]) for t in rows})
+        if sum(shard.first == shard.last for shard in self._own()) >= _PER_SHARD:
+            self._join()
+
+    def _table(self, name: str, columns: Mapping[str, Any]) -> pyarrow.Table:
+        import pyarrow
+
+        schema = self.schemas[name]
+        # A prompt that was never begun has nothing but its own columns.
+        rows = len(next(iter(columns.values()), ()))
+        arrays = [
+            _array(columns[field.name], field.type) if field.name in columns else pyarrow.nulls(rows, field.type)
+            for field in schema
+        ]
+        return pyarrow.table(arrays, schema=schema)
+
+    def _own(self) -> list[Shard]:
+        return [shard for shard in _shards(self.folder) if shard.process == self.process]
+
+    def _join(self) -> None:
+        """Make one shard of the latest single prompts, and remove what larger shards have."""
+        single = [shard for shard in self._own() if shard.first == shard.last]
+        if len(single) > 1:
+            joined = Shard(self.folder, self.process, single[0].first, single[-1].last)
+            self._write(joined, {table: _concatenated(single, table) for table in ("tokens", "prompts")})
+        everything = _all_shards(self.folder)
+        for shard in everything:
+            if shard.process == self.process and any(shard.inside(other) for other in everything):
+                for table in ("prompts", "tokens"):
+                    shard.path(table).unlink(missing_ok=True)
+
+    def _write(self, shard: Shard, tables: Mapping[str, pyarrow.Table]) -> None:
+        from pyarrow import parquet
+
+        # The prompts come last: they make a shard count.
+        for name in ("tokens", "prompts"):
+            write_whole(shard.path(name), lambda path, name=name: parquet.write_table(tables[name], path))
+
+
+def _array(values: Any, kind: pyarrow.DataType) -> pyarrow.Array:
+    import pyarrow
+
+    if pyarrow.types.is_fixed_size_list(kind):
+        return pyarrow.FixedSizeListArray.from_arrays(
+            pyarrow.array(values.reshape(-1), kind.value_type), kind.list_size
+        )
+    return pyarrow.array(values, kind)
+
+
+def _all_shards(folder: Path) -> list[Shard]:
+    found = [_NAME.fullmatch(path.name) for path in folder.glob("prompts-*.parquet")]
+    return sorted(Shard(folder, *map(int, match.groups())) for match in found if match)
+
+
+def _shards(folder: Path) -> list[Shard]:
+    """Return the shards that count: those that no larger one contains."""
+    shards = _all_shards(folder)
+    return [shard for shard in shards if not any(shard.inside(other) for other in shards)]
+
+
+def _concatenated(shards: Sequence[Shard], table: str) -> pyarrow.Table:
+    import pyarrow
+
+    return pyarrow.concat_tables([_read(shard, table) for shard in shards])
+
+
+def _read(shard: Shard, table: str, columns: list[str] | None = None) -> pyarrow.Table:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = shard.path(table)
+    try:
+        return parquet.read_table(path, columns=columns, partitioning=None)
+    except pyarrow.ArrowException as error:
+        raise LossyValueError(
+            f"`folder` has to hold whole shards, but {str(path)!r} can't be read ({error}); remove it and the "
+            f"'prompts' file of the same number, and mine its prompts again"
+        ) from error
+
+
+def _patiently(read: Any) -> Any:
+    for attempt in range(_ATTEMPTS):
+        try:
+            return read()
+        except FileNotFoundError as error:
+            if attempt == _ATTEMPTS - 1:
+                raise LossyValueError(f"`folder` has to hold whole shards, but one is missing: {error}") from error
+    raise AssertionError
+
+
+def _without_retried(prompts: pyarrow.Table) -> pyarrow.Table:
+    """Drop the failures of prompts that were tried again."""
+    import pyarrow
+
+    latest: dict[int, int] = {}
+    for i, (prompt, status) in enumerate(
+        zip(prompts["prompt_id"].to_pylist(), prompts["status"].to_pylist(), strict=True)
+    ):
+        if status != FAILED or prompt not in latest:
+            latest[prompt] = i
+    return prompts.take(pyarrow.array(sorted(latest.values())))
