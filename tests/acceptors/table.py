@@ -247,7 +247,7 @@ ROWS = [
     Row("fsd", {"divergence": "js", "threshold": 0.05}, fsd, from_target),
     Row("fsd", {"divergence": "kl", "threshold": 0.2}, fsd, from_target),
     Row("fsd", {"divergence": "tv", "threshold": 0.25}, fsd, from_target),
-    Row("fly", {"window": 1, "theta": 0.9, "k": 4}, fly_of_one_position),
+    Row("fly", {"window": 1, "theta": 0.9, "k": 5}, fly_of_one_position),
     Row("dropmatch", {"criterion": "naive", "num_paths": 3, "dropout": 0.2}, dropmatch_naive, from_target),
     Row("dropmatch", {"criterion": "js", "num_paths": 3, "dropout": 0.2}, dropmatch_js, from_target),
 ]

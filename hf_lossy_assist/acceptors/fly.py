@@ -1,0 +1,70 @@
+"""FLy: a mismatch stays if the target was unsure there and agrees with what follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..messages import Verification
+from .base import Acceptor, check_number
+
+
+@dataclass(frozen=True)
+class Fly(Acceptor):
+    """Keep x iff it matches, or p is unsure there and the next ``W - 1`` drafted tokens match. Correction: lossless.
+
+    Li et al. 2025, "Training-Free Loosely Speculative Decoding" (section 3). A match is what the lossless rule
+    keeps. Unsure: the entropy of p's k likeliest tokens, renormalised, is at least θ of its maximum ``ln k``.
+    Each token is judged given that those before it are kept, so the window reads the target's view of the
+    draft as it stands. A mismatch among the last ``W - 1`` drafted tokens has no full window and is replaced:
+    draft more than W tokens per round (the authors draft 15 and more).
+
+    Parameters
+    ----------
+    window
+        W, which counts the mismatch itself; 1 looks at the entropy only.
+    theta
+        The share of the largest possible entropy, from which on p counts as unsure; above 1 it never does.
+    k
+        How many tokens the entropy is taken over.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hf_lossy_assist.acceptors import Fly
+    >>> from hf_lossy_assist.messages import Verification
+    >>> unsure, sure = [1.1, 1.0, 1.0], [9.0, 0.0, 0.0]
+    >>> logits = torch.tensor([[unsure, sure, sure, unsure, sure, sure]])
+    >>> Fly(window=3).keep(Verification(tokens=torch.tensor([[1, 0, 0, 2, 0]]), logits=logits))
+    tensor([[ True,  True,  True, False,  True]])
+    """
+
+    window: int = 6
+    theta: float = 0.3
+    k: int = 15
+
+    name: ClassVar[str] = "fly"
+    paper: ClassVar[str] = "Li et al. 2025 (FLy)"
+    lossless_at: ClassVar[Mapping[str, Any]] = {"theta": 2.0}
+    lossless_when_sampling: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_number(self.name, "window", self.window, 1, integer=True)
+        check_number(self.name, "theta", self.theta, 0)
+        check_number(self.name, "k", self.k, 2, integer=True)
+
+    def keep(self, v: Verification) -> Tensor:
+        top = v.logits[:, :-1].topk(min(self.k, v.logits.shape[-1])).values
+        entropy = torch.special.entr(top.softmax(-1)).sum(-1)
+        unsure = entropy >= self.theta * math.log(max(2, top.shape[-1]))
+        match = v.lossless & v.allowed
+        followed = torch.zeros_like(match)
+        if len(v) >= self.window:
+            # Every full window of W positions: do all but the first match?
+            followed[:, : len(v) - self.window + 1] = match.unfold(1, self.window, 1)[..., 1:].all(-1)
+        return match | (unsure & followed & v.allowed)

@@ -1,0 +1,85 @@
+"""FLy's window, which reaches over positions, against a token-by-token reading of the paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hf_lossy_assist.acceptors import Fly, decide
+from hf_lossy_assist.messages import Verification
+from hf_lossy_assist.sampling import Randomness
+from tests.acceptors.test_laws import P, Q, generate
+from tests.models import constant
+
+VOCABULARY = 7
+
+
+def normalised_entropy(logits: np.ndarray, k: int) -> float:
+    top = np.sort(logits)[-k:]
+    p = np.exp(top) / np.exp(top).sum()
+    return -(p * np.log(p)).sum() / np.log(len(top))
+
+
+def accepted(match: list[bool], unsure: list[bool], window: int) -> int:
+    """Return how many drafted tokens stay: go through them, and look ahead at every mismatch."""
+    for i, matches in enumerate(match):
+        ahead = match[i + 1 : i + window]
+        if not matches and not (unsure[i] and len(ahead) == window - 1 and all(ahead)):
+            return i
+    return len(match)
+
+
+def verification(rows: int, n: int, do_sample: bool, seed: int = 0) -> Verification:
+    """Laws of very different entropy, and drafts that often agree."""
+    generator = torch.Generator().manual_seed(seed)
+    sharpness = 10 ** torch.empty(rows, n + 1, 1).uniform_(-0.7, 1, generator=generator)
+    logits = torch.randn(rows, n + 1, VOCABULARY, generator=generator) * sharpness
+    draft_logits = logits[:, :-1] + 0.5 * torch.randn(rows, n, VOCABULARY, generator=generator)
+    tokens = draft_logits.argmax(-1)
+    if do_sample:
+        tokens = torch.distributions.Categorical(logits=draft_logits).sample()
+    return Verification(tokens, logits, draft_logits, do_sample, Randomness(seed))
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(("window", "theta", "k"), [(1, 0.5, 7), (2, 0.3, 4), (3, 0.3, 15), (4, 0.7, 2), (9, 0.1, 3)])
+def test_every_round_ends_where_the_paper_ends_it(window: int, theta: float, k: int, do_sample: bool):
+    n, rows = 8, 400
+    v = verification(rows, n, do_sample)
+    decision = decide(Fly(window=window, theta=theta, k=k), v)
+    p, q = v.logits.double().softmax(-1).numpy(), v.draft_logits.double().softmax(-1).numpy()
+    lossy = 0
+    for row in range(rows):
+        x = v.tokens[row].tolist()
+        if do_sample:
+            match = [v.u[row, i].item() <= p[row, i, x[i]] / q[row, i, x[i]] for i in range(n)]
+        else:
+            match = [p[row, i].argmax() == x[i] for i in range(n)]
+        unsure = [normalised_entropy(v.logits[row, i].double().numpy(), k) >= theta for i in range(n)]
+        expected = accepted(match, unsure, window)
+        assert decision.n_accepted[row] == expected
+        lossy += expected > accepted(match, [False] * n, window)
+    assert (lossy > 20) == (window < n), "the laws are of a kind that the window matters for"
+
+
+def test_a_window_longer_than_the_draft_is_lossless():
+    v = verification(200, 5, False)
+    assert torch.equal(Fly(window=6, theta=0.0).keep(v), v.lossless)
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
+def test_through_the_loop(do_sample: bool):
+    """Rounds of 100,000 simulated drafts against those of a run; drafts of one law, so matches are independent."""
+    gamma, window = 6, 3
+    target, draft = constant(P), constant(Q, seed=5)
+    run = generate(target, draft, 4000, ("fly", {"window": window, "theta": 0.5, "k": 6}), do_sample, gamma).lossy_stats
+    if not do_sample:  # the draft's best token is never the target's, so no mismatch is followed by matches
+        assert run.accepted == 0
+        return
+    rng = np.random.default_rng(0)
+    matches = rng.random((100_000, gamma)) < np.minimum(P, Q).sum()
+    lengths = np.array([accepted(match, [True] * gamma, window) for match in matches.tolist()])
+    error = lengths.std() * np.sqrt(1 / run.rounds + 1 / len(lengths))
+    assert abs(run.mean_accepted - lengths.mean()) < 4.5 * error
+    assert run.accepted_lossy > 50
