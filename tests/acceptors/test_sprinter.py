@@ -147,11 +147,11 @@ def test_a_verifier_that_always_accepts_follows_the_draft(position: str, max_dra
 
 
 @pytest.mark.parametrize("position", ["previous", "token"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neox"])
 def test_text_is_that_of_a_naive_implementation(architecture: str, position: str):
     target = tiny(architecture)
     draft = noisy_copy(target, 0.08)
-    head = head_for(target, draft, position, scale=3.0)
+    head = head_for(target, draft, position, scale=3.0, seed=1)
     out = target.generate(
         input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
         lossy_config={"max_draft": 7}, **GREEDY,
