@@ -21,6 +21,9 @@ from huggingface_hub.errors import (
 
 from .errors import LossyValueError
 
+HUB_ID = r"\w[\w.-]*/\w[\w.-]*"
+"""What the id of a repository looks like."""
+
 CARD = "README.md"
 PLACEHOLDER_ID = "your-org/your-repository"
 """What a card says where it means the repository it is in; becomes the real id when it is published."""

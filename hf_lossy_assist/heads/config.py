@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import LossyValueError
+from .checks import check_mapping, check_probability, check_sequence, check_size, is_number, require
 from .identity import ModelIdentity
 
 LIBRARY = "hf_lossy_assist"
@@ -55,6 +56,11 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         check_probability("threshold", self.threshold)
+        for name in ("metrics", "provenance"):
+            check_mapping(name, getattr(self, name))
+        require(all(map(is_number, self.metrics.values())), "metrics", "numbers by name", self.metrics)
+        for row in self.results:
+            check_mapping("results", row)
         if len({tuple(row) for row in self.results}) > 1:
             raise LossyValueError("`results` has to have the same columns in every row")
 
@@ -87,16 +93,12 @@ class HeadConfig:
         for role in ("target", "draft"):
             identity = known_fields(ModelIdentity, known[role], f"`{role}` in {where}")
             known[role] = ModelIdentity.from_dict(identity)
+        for name in ("thresholds", "results"):
+            check_sequence(name, known.get(name, ()))
         rows = known.get("thresholds", ())
         known["thresholds"] = tuple(cls.row(**known_fields(cls.row, row, f"`thresholds` in {where}")) for row in rows)
         known["results"] = tuple(known.get("results", ()))
         return cls(**known)
-
-
-def check_probability(argument: str, value: Any) -> None:
-    """Raise where ``value`` is no number between 0 and 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise LossyValueError(f"`{argument}` has to be a number between 0 and 1, but is {value!r}")
 
 
 def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:
@@ -122,7 +124,8 @@ def _checked_header(kind: str, values: Any, where: str) -> dict[str, Any]:
         raise LossyValueError(f"{where} is not the configuration of a head of {LIBRARY}, but of {found!r}")
     if values.get("type") != kind:
         raise LossyValueError(f"{where} is that of a {values.get('type')!r} head, but a {kind!r} head is wanted")
-    if values.get("format_version", 0) > FORMAT_VERSION:
+    check_size("format_version", values.get("format_version"))
+    if values["format_version"] > FORMAT_VERSION:
         raise LossyValueError(
             f"{where} has format version {values['format_version']}, but this version of {LIBRARY} reads up to "
             f"{FORMAT_VERSION}; upgrade {LIBRARY}"

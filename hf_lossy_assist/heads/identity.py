@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ..compat import unwrap
 from ..errors import LossyValueError
+from ..hub import HUB_ID
+from .checks import check_sequence, check_size, is_number, require
 
 FINGERPRINT_ROWS = 8
 FINGERPRINT_TOLERANCE = 0.02
 """Half precision and quantisation move the norm of a row by less than this; another model moves it by more."""
-
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,13 @@ class ModelIdentity:
     vocab_size: int
     fingerprint: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("name", "architecture"):
+            require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
+        check_size("hidden_size", self.hidden_size)
+        check_size("vocab_size", self.vocab_size)
+        require(all(map(is_number, self.fingerprint)), "fingerprint", "numbers", self.fingerprint)
+
     @classmethod
     def of(cls, model: nn.Module) -> ModelIdentity:
         """Return the identity of a transformers model, also of one inside PEFT's or ``torch.compile``'s wrapper.
@@ -88,12 +95,14 @@ class ModelIdentity:
     @property
     def is_on_hub(self) -> bool:
         """Whether the name is an id on the Hub."""
-        return _HUB_ID.fullmatch(self.name) is not None
+        return re.fullmatch(HUB_ID, self.name) is not None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelIdentity:
         """Return the identity in a configuration that was read from JSON."""
-        return cls(**{**values, "fingerprint": tuple(values.get("fingerprint", ()))})
+        norms = values.get("fingerprint", ())
+        check_sequence("fingerprint", norms)
+        return cls(**{**values, "fingerprint": tuple(norms)})
 
     def differences(self, model: nn.Module) -> list[str]:
         """Return what distinguishes ``model`` from the one remembered, one sentence each; nothing if it is the same.
@@ -117,7 +126,7 @@ class ModelIdentity:
 
 
 def _name(path: str) -> str:
-    if _HUB_ID.fullmatch(path) and not Path(path).is_dir():
+    if re.fullmatch(HUB_ID, path) and not Path(path).is_dir():
         return path
     return Path(path).name
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from ..errors import LossyValueError
 from .base import Head
-from .config import HeadConfig, check_probability
+from .checks import check_probability
+from .config import HeadConfig
 from .features import columns
 
 _STATES = {
@@ -33,6 +34,10 @@ class ThresholdRow:
     threshold: float
     recall: float
     skipped: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_probability(name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from ..errors import LossyValueError
+from ..hub import HUB_ID
 from .base import Head
 from .judge import JudgeHead
 from .repository import CONFIG, WEIGHTS, read_config
@@ -21,7 +22,7 @@ HEADS: Mapping[str, type[Head]] = {"judge": JudgeHead, "verifier": VerifierHead}
 
 _H = TypeVar("_H", bound=Head)
 
-_HUB_ID = re.compile(r"(?P<id>[\w.-]+(/[\w.-]+)?)(@(?P<revision>.+))?")
+_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
 
 
 def load_head(
@@ -52,19 +53,21 @@ def load_head(
     Examples
     --------
     >>> from hf_lossy_assist import JudgeHead
-    >>> load_head(JudgeHead, "./no/such/folder")
+    >>> load_head(JudgeHead, "./no/such/folder")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    hf_lossy_assist.errors.LossyValueError: `lossy_head` is './no/such/folder', but there is no such folder
+    hf_lossy_assist.errors.LossyValueError: `lossy_head` is './no/such/folder', which is neither a folder nor ...
     """
     folder = Path(source).expanduser()
     if folder.is_dir():
         # The time of the files stands for the revision.
         stamps = tuple(path.stat().st_mtime_ns for name in (CONFIG, WEIGHTS) if (path := folder / name).exists())
         return _load(cls, str(folder.resolve()), None, stamps, torch.device(device), dtype)
-    match = _HUB_ID.fullmatch(str(source))
+    match = _REFERENCE.fullmatch(str(source))
     if match is None:
-        raise LossyValueError(f"`lossy_head` is {str(source)!r}, but there is no such folder")
+        raise LossyValueError(
+            f"`lossy_head` is {str(source)!r}, which is neither a folder nor 'org/name' or 'org/name@revision' on the Hub"
+        )
     return _load(cls, match["id"], match["revision"], (), torch.device(device), dtype)
 
 

@@ -71,6 +71,8 @@ def read_weights(folder: Path, shapes: dict[str, tuple[int, ...]], sha256: str |
     if found_shapes != shapes:
         raise LossyValueError(f"{str(path)!r} has to hold {shapes}, but holds {found_shapes}")
     for name, x in tensors.items():
+        if not x.is_floating_point():
+            raise LossyValueError(f"`{name}` in {str(path)!r} has to be of a floating-point dtype, but is {x.dtype}")
         if not x.isfinite().all():
             raise LossyValueError(f"`{name}` in {str(path)!r} has values that are not finite; train the head again")
     return tensors

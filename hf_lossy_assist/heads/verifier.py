@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..errors import LossyValueError
 from .base import Head
+from .checks import check_probability, is_number, require
 from .config import HeadConfig
 
 POSITIONS = ("previous", "token")
@@ -35,6 +35,10 @@ class VerifierRow:
     threshold: float
     tpr: float
     fpr: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_probability(name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +69,8 @@ class VerifierConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.position not in POSITIONS:
-            raise LossyValueError(f"`position` has to be one of {list(POSITIONS)}, but is {self.position!r}")
-        if not isinstance(self.ratio, int | float) or not self.ratio >= 1:
-            raise LossyValueError(f"`ratio` has to be a number of at least 1, but is {self.ratio!r}")
+        require(self.position in POSITIONS, "position", f"one of {list(POSITIONS)}", self.position)
+        require(is_number(self.ratio) and self.ratio >= 1, "ratio", "a number of at least 1", self.ratio)
 
     @property
     def reads(self) -> str:

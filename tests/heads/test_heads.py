@@ -1,0 +1,339 @@
+"""Scores, files and configurations of heads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
+from hf_lossy_assist.heads import (
+    JudgeConfig,
+    ModelIdentity,
+    ThresholdRow,
+    VerifierConfig,
+    columns,
+    fold,
+    load_head,
+)
+from hf_lossy_assist.heads.loading import load_folder
+
+SMALL = ModelIdentity("org/small", None, "LlamaForCausalLM", 8, 100)
+LARGE = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)
+
+
+def judge_config(**changes) -> JudgeConfig:
+    return JudgeConfig(**{"target": LARGE, "draft": SMALL, "task": "gsm8k", "threshold": 0.3, **changes})
+
+
+def verifier_config(**changes) -> VerifierConfig:
+    return VerifierConfig(**{"target": LARGE, "draft": SMALL, "task": "gsm8k", "ratio": 1.5, **changes})
+
+
+def edit(folder: Path, change: Callable[[dict], object]) -> None:
+    """Change what stands in config.json."""
+    values = json.loads((folder / "config.json").read_text())
+    change(values)
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+@pytest.fixture
+def saved(judge: JudgeHead, tmp_path: Path) -> Path:
+    judge.save_pretrained(tmp_path / "judge")
+    return tmp_path / "judge"
+
+
+# ---------------------------------------------------------------------------------------------- features and folding
+
+
+@pytest.mark.parametrize(
+    ("models", "positions", "names"),
+    [
+        ("target", "draft", ["target_draft"]),
+        ("draft", "previous", ["draft_previous"]),
+        ("target", "both", ["target_previous", "target_draft"]),
+        ("both", "draft", ["target_draft", "draft_draft"]),
+        ("both", "both", ["target_previous", "target_draft", "draft_previous", "draft_draft"]),
+    ],
+)
+def test_columns(models: str, positions: str, names: list[str]):
+    assert columns(models, positions) == names
+    width = sum(24 if name.startswith("target") else 8 for name in names)
+    assert judge_config(models=models, positions=positions).width == width
+
+
+@pytest.mark.parametrize(("models", "positions"), [("targets", "draft"), ("target", "last"), ("", "draft")])
+def test_unknown_features(models: str, positions: str):
+    with pytest.raises(LossyValueError, match=r"has to be one of \['"):
+        columns(models, positions)
+
+
+def test_folding_gives_the_probabilities_of_scikit_learn():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 12, generator=generator, dtype=torch.float64) * torch.logspace(-2, 3, 12) + 50
+    y = (((x - 50) / torch.logspace(-2, 3, 12))[:, 3:8].sum(1) > 0).numpy()
+    scaler = StandardScaler().fit(x.numpy())
+    model = LogisticRegression(C=0.1).fit(scaler.transform(x.numpy()), y)
+    weight, bias = fold(scaler.mean_, scaler.scale_, model.coef_, model.intercept_)
+    assert weight.dtype == bias.dtype == torch.float32
+    assert (weight.shape, bias.shape) == ((12,), ())
+    expected = torch.from_numpy(model.predict_proba(scaler.transform(x.numpy()))[:, 1])
+    head = JudgeHead(judge_config(target=dataclasses.replace(LARGE, hidden_size=12)), weight, bias)
+    assert torch.allclose(head.probability(x.float()).double(), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0.0], [1.0, 1.0], [1.0, 1.0], 0.0), "1, 2, 2 and 1 values"),
+        (([0.0, 0.0], [1.0, 1.0], [[1.0, 1.0], [1.0, 1.0]], [0.0, 0.0]), "2, 2, 4 and 2 values"),
+        (([0.0, 0.0], [1.0, 0.0], [1.0, 1.0], 0.0), "without zeros"),
+    ],
+)
+def test_folding_refuses(arguments: tuple, message: str):
+    with pytest.raises(LossyValueError, match=message):
+        fold(*arguments)
+
+
+# -------------------------------------------------------------------------------------------------------------- scores
+
+
+def test_score_is_one_dot_product(judge: JudgeHead):
+    features = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
+    expected = torch.tensor(
+        [[sum(a * b for a, b in zip(x, judge.weight, strict=True)) for x in row] for row in features]
+    )
+    assert torch.allclose(judge.logit(features), expected + judge.bias, atol=1e-5)
+    assert torch.allclose(judge.probability(features), torch.sigmoid(expected + judge.bias), atol=1e-6)
+    assert torch.equal(judge(features), judge.probability(features))
+
+
+def test_half_precision_features_meet_float32_weights(judge: JudgeHead):
+    features = torch.randn(4, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert judge.logit(features).dtype == torch.float32
+    assert torch.equal(judge.logit(features), judge.logit(features.float()))
+
+
+def test_new_heads_are_nan_and_frozen():
+    head = VerifierHead(verifier_config())
+    assert head.weight.isnan().all()
+    assert head.bias.isnan()
+    assert not any(parameter.requires_grad for parameter in head.parameters())
+    assert head.probability(torch.zeros(8)).isnan()
+
+
+def test_wrong_shapes():
+    with pytest.raises(LossyValueError, match=r"`weight` of a judge head.*\(24,\), but has \(8,\)"):
+        JudgeHead(judge_config(), torch.zeros(8), 0.0)
+    with pytest.raises(LossyValueError, match=r"`bias` of a verifier head.*\(\), but has \(1,\)"):
+        VerifierHead(verifier_config(), torch.zeros(8), torch.zeros(1))
+
+
+@pytest.mark.parametrize(("recall", "threshold"), [(0.75, 0.5), (0.8, 0.5), (0.81, 0.125), (0.9, 0.125), (0.95, 0.01)])
+def test_threshold_for(judge: JudgeHead, recall: float, threshold: float):
+    assert judge.threshold_for(recall) == threshold
+
+
+def test_threshold_that_the_table_lacks(judge: JudgeHead):
+    with pytest.raises(LossyValueError, match=r"`recall` is 0\.999, but this head's table reaches 0\.99 at most"):
+        judge.threshold_for(0.999)
+    with pytest.raises(LossyValueError, match="between 0 and 1, but is 90"):
+        judge.threshold_for(90)
+    with pytest.raises(LossyValueError, match="give `threshold` instead"):
+        JudgeHead(judge_config()).threshold_for(0.9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: judge_config(threshold=1.5), "`threshold` has to be a number between 0 and 1, but is 1.5"),
+        (lambda: judge_config(threshold=float("nan")), "`threshold` has to be"),
+        (lambda: judge_config(threshold=None), "`threshold` has to be"),
+        (lambda: judge_config(metrics={"auc": float("nan")}), "`metrics` has to be plain JSON"),
+        (lambda: judge_config(metrics={"auc": "high"}), "`metrics` has to be numbers by name"),
+        (lambda: judge_config(provenance={"seed": {1, 2}}), "`provenance` has to be plain JSON"),
+        (lambda: ThresholdRow(float("inf"), 0.0, 1.0), "`threshold` has to be a number between 0 and 1, but is inf"),
+        (lambda: judge_config(models="all"), "`models` has to be one of"),
+        (lambda: judge_config(results=({"a": 1}, {"b": 2})), "`results` has to have the same columns"),
+        (lambda: verifier_config(position="draft"), "`position` has to be one of"),
+        (lambda: verifier_config(ratio=0.5), "`ratio` has to be a number of at least 1, but is 0.5"),
+    ],
+)
+def test_configurations_that_cannot_be(make: Callable[[], object], message: str):
+    with pytest.raises(LossyValueError, match=message):
+        make()
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("kind", ["judge", "verifier"])
+def test_save_and_load(kind: str, request: pytest.FixtureRequest, tmp_path: Path):
+    head = request.getfixturevalue(kind)
+    head.save_pretrained(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    for loaded in (type(head).from_pretrained(tmp_path), load_folder(tmp_path)):
+        assert type(loaded) is type(head)
+        assert loaded.config == head.config
+        assert torch.equal(loaded.weight, head.weight)
+        assert torch.equal(loaded.bias, head.bias)
+        assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_config_is_plain_json(saved: Path, judge: JudgeHead):
+    values = json.loads((saved / "config.json").read_text())
+    assert values["library_name"] == "hf_lossy_assist"
+    assert (values["type"], values["format_version"]) == ("judge", 1)
+    assert values["target"]["architecture"] == "LlamaForCausalLM"
+    assert values["target"]["fingerprint"] == list(judge.config.target.fingerprint)
+    assert values["thresholds"][1] == {"threshold": 0.125, "recall": 0.9, "skipped": 0.7}
+
+
+def test_saving_again_is_reproducible(saved: Path, judge: JudgeHead, tmp_path: Path):
+    JudgeHead.from_pretrained(saved).save_pretrained(tmp_path / "again")
+    for path in saved.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_heads_of_half_precision_are_saved_in_full(judge: JudgeHead, tmp_path: Path):
+    judge.to(torch.bfloat16).save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["weight"].dtype == torch.float32
+
+
+def test_an_untrained_head_overwrites_nothing(saved: Path, judge: JudgeHead):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    with pytest.raises(LossyValueError, match="never trained"):
+        JudgeHead(judge.config).save_pretrained(saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
+def test_keys_of_the_future_are_a_warning(saved: Path):
+    edit(saved, lambda values: values.update(temperature=2.0))
+    with pytest.warns(UserWarning, match=r"\['temperature'\]: they are ignored\. Upgrade hf_lossy_assist"):
+        JudgeHead.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v.update(format_version=2), "format version 2.*upgrade hf_lossy_assist"),
+        (lambda v: v.update(format_version="two"), "`format_version`"),
+        (lambda v: v.update(type="verifier"), "that of a 'verifier' head, but a 'judge' head is wanted"),
+        (lambda v: v.update(type="oracle"), "that of a 'oracle' head"),
+        (lambda v: v.update(library_name="peft"), "not the configuration of a head of hf_lossy_assist, but of 'peft'"),
+        (lambda v: v.pop("threshold"), r"lacks \['threshold'\]"),
+        (lambda v: v["draft"].pop("hidden_size"), r"`draft` in .* lacks \['hidden_size'\]"),
+        (lambda v: v.update(draft="org/draft"), r"`draft` in .* has to be an object"),
+        (lambda v: v["target"].update(hidden_size="32"), r"`hidden_size`"),
+        (lambda v: v["target"].update(hidden_size=-1), r"`hidden_size`"),
+        (lambda v: v["target"].update(fingerprint=["a"]), r"`fingerprint`"),
+        (lambda v: v.update(threshold="low"), "`threshold` has to be a number"),
+        (lambda v: v.update(thresholds=[{"threshold": 0.5}]), r"`thresholds` in .* lacks \['recall', 'skipped'\]"),
+        (lambda v: v.update(thresholds=3), r"`thresholds`"),
+        (lambda v: v.update(metrics=[1]), r"`metrics`"),
+        (lambda v: v.update(provenance="me"), r"`provenance`"),
+        (lambda v: v.update(results={"a": 1}), r"`results`"),
+        (lambda v: v.update(positions="last"), "`positions` has to be one of"),
+        (lambda v: v.update(positions="both"), r"has to hold .*\(64,\).* but holds .*\(32,\)"),
+        (lambda v: v.update(weights_sha256="0" * 64), "not the file that config.json was saved with"),
+    ],
+)
+def test_bad_configurations(saved: Path, change: Callable[[dict], object], message: str):
+    edit(saved, change)
+    with pytest.raises(LossyValueError, match=message):
+        JudgeHead.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "not the configuration of a head")])
+def test_configurations_that_are_none(saved: Path, text: str, message: str):
+    (saved / "config.json").write_text(text)
+    with pytest.raises(LossyValueError, match=message):
+        JudgeHead.from_pretrained(saved)
+    with pytest.raises(LossyValueError, match=message):
+        load_folder(saved)
+
+
+def test_missing_files(saved: Path, tmp_path: Path):
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(LossyValueError, match=r"has no model\.safetensors"):
+        JudgeHead.from_pretrained(saved)
+    (saved / "config.json").unlink()
+    with pytest.raises(LossyValueError, match=r"has no config\.json"):
+        JudgeHead.from_pretrained(saved)
+    with pytest.raises(LossyValueError, match="is not a folder"):
+        load_folder(tmp_path / "nowhere")
+
+
+GOOD = {"weight": torch.zeros(32), "bias": torch.zeros(())}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (GOOD | {"weight": torch.full((32,), torch.nan)}, "`weight` in .* not finite"),
+        (GOOD | {"bias": torch.tensor(torch.inf)}, "`bias` in .* not finite"),
+        (GOOD | {"weight": torch.zeros(16)}, r"has to hold .*\(32,\).* but holds .*\(16,\)"),
+        (GOOD | {"weight": torch.zeros(1, 32)}, r"but holds .*\(1, 32\)"),
+        ({"weight": torch.zeros(32)}, "has to hold"),
+        (GOOD | {"more": torch.zeros(1)}, "has to hold"),
+        (GOOD | {"weight": torch.zeros(32, dtype=torch.int64)}, "`weight` in .* floating"),
+    ],
+)
+def test_weights_that_do_not_fit(saved: Path, tensors: dict[str, torch.Tensor], message: str):
+    """Without the digest, which would notice first."""
+    edit(saved, lambda values: values.pop("weights_sha256"))
+    save_file(tensors, saved / "model.safetensors")
+    with pytest.raises(LossyValueError, match=message):
+        JudgeHead.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("digest", [True, False])
+@pytest.mark.parametrize("length", [0, 4, 60, -4])
+def test_cut_weights(saved: Path, length: int, digest: bool):
+    if not digest:
+        edit(saved, lambda values: values.pop("weights_sha256"))
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(LossyValueError, match=r"model\.safetensors' is (not the file|cut short)"):
+        JudgeHead.from_pretrained(saved)
+
+
+def test_other_kinds_are_refused(saved: Path):
+    with pytest.raises(LossyValueError, match="that of a 'judge' head, but a 'verifier' head is wanted"):
+        VerifierHead.from_pretrained(saved)
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+def test_loaded_once(saved: Path, judge: JudgeHead):
+    head = load_head(JudgeHead, saved)
+    assert load_head(JudgeHead, str(saved)) is head
+    half = load_head(JudgeHead, saved, dtype=torch.bfloat16)
+    assert half is not head
+    assert half.weight.dtype == torch.bfloat16
+    assert head.weight.dtype == torch.float32
+
+
+def test_a_folder_that_changed_is_read_again(saved: Path, judge: JudgeHead):
+    head = load_head(JudgeHead, saved)
+    JudgeHead(judge.config, judge.weight + 1, judge.bias).save_pretrained(saved)
+    assert torch.equal(load_head(JudgeHead, saved).weight, head.weight + 1)
+
+
+def test_folders_that_are_not_there():
+    for source in ("./nowhere", "/no/such/folder", "a/b/c"):
+        with pytest.raises(LossyValueError, match=r"`lossy_head` is .*, which is neither a folder nor"):
+            load_head(JudgeHead, source)
+
+
+def test_rows_may_come_from_a_table():
+    row = ThresholdRow(threshold=0.1, recall=0.9, skipped=0.5)
+    assert judge_config(thresholds=(row,)).to_dict()["thresholds"][0] == dataclasses.asdict(row)

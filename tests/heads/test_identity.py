@@ -1,0 +1,161 @@
+"""Heads tell their models from others."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel
+
+from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
+from hf_lossy_assist.heads import ModelIdentity
+from tests.models import ARCHITECTURES, constant, tiny
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_is_itself_and_no_other(architecture: str):
+    model = tiny(architecture)
+    identity = ModelIdentity.of(model)
+    assert identity.architecture == type(model).__name__
+    assert (identity.hidden_size, identity.vocab_size) == (32, 64)
+    assert len(identity.fingerprint) == 8
+    assert identity.differences(model) == []
+    assert identity.differences(tiny(architecture, seed=1)) == ["the weights of the LM head are other ones"]
+
+
+def test_norms_are_those_of_the_head(target: PreTrainedModel):
+    rows = [4, 12, 20, 28, 36, 44, 52, 60]
+    expected = torch.linalg.vector_norm(target.lm_head.weight.detach().double()[rows], dim=1)
+    assert ModelIdentity.of(target).fingerprint == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtype_does_not_matter(target: PreTrainedModel, dtype: torch.dtype):
+    assert ModelIdentity.of(target).differences(copy.deepcopy(target).to(dtype)) == []
+
+
+def test_quantisation_does_not_matter(target: PreTrainedModel):
+    quantised = copy.deepcopy(target)
+    with torch.no_grad():
+        weight = quantised.lm_head.weight
+        scale = weight.abs().amax(dim=1, keepdim=True) / 127
+        weight.copy_((weight / scale).round() * scale)
+    assert ModelIdentity.of(target).differences(quantised) == []
+
+
+def test_packed_weights_are_compared_by_the_rest(target: PreTrainedModel):
+    packed = copy.deepcopy(target)
+    packed.lm_head.weight = torch.nn.Parameter(torch.zeros(64 * 32 // 2, 1, dtype=torch.uint8), requires_grad=False)
+    identity = ModelIdentity.of(packed)
+    assert identity.fingerprint == ()
+    assert (identity.hidden_size, identity.vocab_size) == (32, 64)
+    assert ModelIdentity.of(target).differences(packed) == []
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_wrappers_do_not_matter(target: PreTrainedModel):
+    identity = ModelIdentity.of(target)
+    assert identity.differences(torch.compile(target)) == []
+    adapted = get_peft_model(copy.deepcopy(target), LoraConfig(target_modules=["q_proj"]))
+    assert identity.differences(adapted) == []
+    assert identity.differences(torch.compile(adapted)) == []
+
+
+def test_offloaded_weights_can_be_read(target: PreTrainedModel):
+    offloaded = cpu_offload(copy.deepcopy(target), execution_device=torch.device("cpu"))
+    assert offloaded.lm_head.weight.is_meta
+    assert ModelIdentity.of(offloaded) == ModelIdentity.of(target)
+    assert offloaded.lm_head.weight.is_meta
+
+
+def test_a_model_without_weights_has_no_norms(target: PreTrainedModel):
+    empty = copy.deepcopy(target).to("meta")
+    assert ModelIdentity.of(empty).fingerprint == ()
+    assert ModelIdentity.of(target).differences(empty) == []
+
+
+def test_subclasses_are_the_same_architecture(target: PreTrainedModel):
+    model = copy.deepcopy(target)
+    model.__class__ = type("MyLlama", (type(target),), {})
+    assert ModelIdentity.of(target).differences(model) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("gpt2", "gpt2"),
+        ("/home/me/models/llama", "llama"),
+        ("./checkpoints/llama", "llama"),
+        ("./llama", "llama"),
+        ("../llama", "llama"),
+        ("", "LlamaForCausalLM"),
+    ],
+)
+def test_names(target: PreTrainedModel, path: str, name: str):
+    model = copy.deepcopy(target)
+    model.config._name_or_path = path
+    assert ModelIdentity.of(model).name == name
+
+
+def test_a_folder_that_looks_like_an_id_is_a_folder(target: PreTrainedModel, tmp_path, monkeypatch):
+    (tmp_path / "org" / "llama").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    model = copy.deepcopy(target)
+    model.config._name_or_path = "org/llama"
+    assert ModelIdentity.of(model).name == "llama"
+
+
+def test_names_count_only_between_ids(target: PreTrainedModel):
+    identity = dataclasses.replace(ModelIdentity.of(target), name="org/llama")
+    other = copy.deepcopy(target)
+    other.config._name_or_path = "org/llama-instruct"
+    assert identity.differences(other) == ["the model is 'org/llama-instruct', not 'org/llama'"]
+    other.config._name_or_path = "/somewhere/llama-instruct"
+    assert identity.differences(other) == []
+
+
+def test_every_difference_is_named(target: PreTrainedModel):
+    identity = dataclasses.replace(
+        ModelIdentity.of(target), name="org/llama", architecture="PhiForCausalLM", hidden_size=16, vocab_size=100
+    )
+    other = copy.deepcopy(target)
+    other.config._name_or_path = "org/other"
+    assert identity.differences(other) == [
+        "the model is 'org/other', not 'org/llama'",
+        "the architecture is LlamaForCausalLM, not PhiForCausalLM",
+        "the hidden size is 32, not 16",
+        "the vocabulary has 64 tokens, not 100",
+    ]
+
+
+def test_the_width_of_the_head_counts():
+    model = constant([0.5, 0.3, 0.2], width=5)
+    identity = ModelIdentity.of(model)
+    assert (identity.hidden_size, identity.vocab_size) == (5, 3)
+
+
+def test_models_without_a_head_are_refused(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(LossyValueError, match="has to be a transformers model that can generate"):
+        ModelIdentity.of(target.model)
+    monkeypatch.setattr(type(target), "get_output_embeddings", lambda self: None)
+    with pytest.raises(LossyValueError, match="has to have an LM head"):
+        ModelIdentity.of(target)
+
+
+def test_check_accepts_what_it_was_made_for(judge: JudgeHead, verifier: VerifierHead, target, draft):
+    for head in (judge, verifier):
+        head.check(target, draft)
+        head.check(torch.compile(target))
+
+
+def test_check_names_what_differs(judge: JudgeHead, target: PreTrainedModel):
+    with pytest.raises(LossyValueError) as caught:
+        judge.check(tiny("gpt2"), target)
+    assert "of the target the architecture is GPT2LMHeadModel, not LlamaForCausalLM" in str(caught.value)
+    assert "of the draft the weights of the LM head are other ones" in str(caught.value)
+    assert "Use a head that was trained for these models" in str(caught.value)
