@@ -1,0 +1,122 @@
+"""``lossy-assist publish``, against the loopback Hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from hf_lossy_assist import JudgeHead
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.cli import publish as command
+from hf_lossy_assist.hub import Publication
+from tests.hub.server import LoopbackHub
+
+ID = "org/judge"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["publish", *arguments], env={"COLUMNS": "120"})
+
+
+@pytest.fixture
+def folder(judge: JudgeHead, tmp_path: Path) -> Path:
+    folder = tmp_path / "head"
+    folder.mkdir()
+    (folder / "roc.png").write_bytes(PNG)
+    judge.save_pretrained(folder)
+    (folder / "notes.txt").write_text("not for the Hub")
+    (folder / ".env").write_text("TOKEN=hf_secret")
+    return folder
+
+
+def stored(hub: LoopbackHub, branch: str = "main") -> dict[str, bytes]:
+    repository = hub.repositories[ID]
+    return {path: file.content for path, file in repository.commits[repository.branches[branch]].items()}
+
+
+def test_publishes_exactly_what_belongs_to_the_head(folder: Path, judge: JudgeHead, signed_in: LoopbackHub):
+    result = run(str(folder), ID)
+    assert result.exit_code == 0, result.output
+    assert f"Published: {signed_in.endpoint}/{ID}/commit/{signed_in.repositories[ID].branches['main']}" in result.output
+    files = stored(signed_in)
+    assert sorted(files) == ["README.md", "config.json", "model.safetensors", "roc.png"]
+    for name in ("config.json", "model.safetensors", "roc.png"):
+        assert files[name] == (folder / name).read_bytes()
+    assert f'lossy_head="{ID}"' in files["README.md"].decode()
+    assert "![ROC curve](roc.png)" in files["README.md"].decode()
+    assert not signed_in.repositories[ID].private
+    assert torch.equal(JudgeHead.from_pretrained(ID).weight, judge.weight)
+
+
+def test_private_and_revision(folder: Path, signed_in: LoopbackHub):
+    result = run(str(folder), ID, "--private", "--revision", "v1")
+    assert result.exit_code == 0, result.output
+    assert signed_in.repositories[ID].private
+    assert "config.json" in stored(signed_in, "v1")
+    assert stored(signed_in, "main") == {}
+    # Once more: repository and branch are there already.
+    assert run(str(folder), ID, "--private", "--revision", "v1").exit_code == 0
+
+
+def test_dry_run_lists_sizes_and_asks_nobody(folder: Path, loopback_hub: LoopbackHub):
+    result = run(str(folder), ID, "--dry-run")
+    assert result.exit_code == 0, result.output
+    listed = dict(re.findall(r"(\S+\.\w+) +│ +([\d,]+)", result.output))
+    assert {name: int(size.replace(",", "")) for name, size in listed.items()} == {
+        name: (folder / name).stat().st_size for name in ("config.json", "model.safetensors", "README.md", "roc.png")
+    }
+    assert "Nothing was sent" in result.output
+    assert not loopback_hub.requests
+
+
+def test_damaged_heads_are_not_published(folder: Path, signed_in: LoopbackHub):
+    (folder / "model.safetensors").write_bytes(b"")
+    result = run(str(folder), ID)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "not the file that config.json was saved with" in result.stderr
+    assert not signed_in.requests
+
+
+def test_heads_without_a_card_are_not_published(folder: Path, signed_in: LoopbackHub):
+    (folder / "README.md").unlink()
+    result = run(str(folder), ID)
+    assert result.exit_code == 2
+    assert "lacks ['README.md']" in result.stderr
+    assert not signed_in.requests
+
+
+def test_folders_that_are_no_heads(tmp_path: Path, signed_in: LoopbackHub):
+    assert "is not a folder" in run(str(tmp_path / "nothing"), ID).stderr
+    assert "has no config.json" in run(str(tmp_path), ID).stderr
+    assert not signed_in.requests
+
+
+def test_without_a_token(folder: Path, loopback_hub: LoopbackHub):
+    result = run(str(folder), ID)
+    assert result.exit_code == 2
+    assert "hf auth login" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_bad_ids(folder: Path, signed_in: LoopbackHub):
+    result = run(str(folder), "no such/id/at all")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_things_that_are_no_folders_can_be_published_by_name(
+    tmp_path: Path, signed_in: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "generate.py").write_text("")
+    thing = Publication("a thing", {"custom_generate/generate.py": tmp_path / "generate.py"})
+    monkeypatch.setattr(command, "NAMED", {"thing": lambda: thing})
+    assert run("thing", ID).exit_code == 0
+    assert sorted(stored(signed_in)) == ["custom_generate/generate.py"]
