@@ -113,11 +113,11 @@ def respond_greedily(
         output = model.generate(**batch, do_sample=False, max_new_tokens=max_new_tokens)
         width = batch["input_ids"].shape[1]
         for row, mask in zip(output, batch["attention_mask"].bool(), strict=True):
-            responses.append(Response(row[:width][mask], _until_end(row[width:], model)))
+            responses.append(Response(row[:width][mask], until_end(row[width:], model)))
     return responses
 
 
-def _until_end(tokens: Tensor, model: PreTrainedModel) -> Tensor:
+def until_end(tokens: Tensor, model: PreTrainedModel) -> Tensor:
     """Cut what stands after the first EOS: the padding of a batch."""
     eos = model.generation_config.eos_token_id
     if eos is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import acceptance, demo, dropout_tables, evaluate_pair, generate, mine, theory, train_pair
+from . import acceptance, bench, demo, dropout_tables, evaluate_pair, generate, mine, publish, theory, train, train_pair
 from .console import CleanErrors
 
 app = typer.Typer(
@@ -22,7 +22,10 @@ app.command("evaluate-pair")(evaluate_pair.evaluate_pair)
 app.command("acceptance")(acceptance.acceptance)
 app.command("dropout-tables")(dropout_tables.dropout_tables)
 app.command("mine")(mine.mine)
+app.add_typer(train.app)
 app.command("theory")(theory.theory)
+app.command("bench")(bench.bench)
+app.command("publish")(publish.publish)
 
 
 def main() -> None:

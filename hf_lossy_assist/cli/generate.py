@@ -122,7 +122,7 @@ def parse_mode(value: str) -> str | list[str]:
     return names[0] if len(names) == 1 else names
 
 
-def parse_config(items: Iterable[str]) -> dict[str, Any]:
+def parse_config(items: Iterable[str], option: str = "--config") -> dict[str, Any]:
     """Turn ``KEY=VALUE`` items into a ``lossy_config``; a value is JSON where it can be, else a string.
 
     Examples
@@ -135,7 +135,7 @@ def parse_config(items: Iterable[str]) -> dict[str, Any]:
         path, equals, value = item.partition("=")
         *rule, key = path.split(".")
         if not equals or not key or len(rule) > 1:
-            raise LossyValueError(f"`--config` has to be KEY=VALUE or RULE.KEY=VALUE, but is {item!r}")
+            raise LossyValueError(f"`{option}` has to be KEY=VALUE or RULE.KEY=VALUE, but is {item!r}")
         settings = parsed.setdefault(rule[0], {}) if rule else parsed
         try:
             settings[key] = json.loads(value)

@@ -1,0 +1,218 @@
+"""One contender's answer to one batch of prompts, measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..stats import LossyStats
+from .contenders import Contender, Models
+from .meters import Forwards, metered, synchronizer
+from .resources import PeakMemory, peak_memory
+from .runs import Setting, until_end
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Prompts that are answered together.
+
+    Attributes
+    ----------
+    ids, mask
+        ``(B, L)`` token ids, padded on the left, and which of them are prompt.
+    first
+        Index of the first prompt.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What everybody is asked for.
+
+    Attributes
+    ----------
+    max_new_tokens
+        The longest response.
+    temperature
+        Tokens are drawn at this temperature; None decodes greedily.
+    seed
+        Batch ``i`` is answered with ``seed + i``.
+    """
+
+    max_new_tokens: int = 100
+    temperature: float | None = None
+    seed: int = 0
+
+    @property
+    def do_sample(self) -> bool:
+        return self.temperature is not None
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the time of one call went, in seconds.
+
+    Attributes
+    ----------
+    drafting, verifying
+        Forward passes of the draft and of the target: decoder and LM head.
+    deciding
+        What the rule and fetching its decision took, as the run's statistics say; None where there are none.
+    rest
+        Everything else.
+    draft_calls, target_calls
+        How many passes.
+    draft_call, target_call
+        The median pass.
+    first_token
+        From the start until the target's first pass was over.
+    """
+
+    drafting: float
+    verifying: float
+    deciding: float | None
+    rest: float
+    draft_calls: int
+    target_calls: int
+    draft_call: float | None
+    target_call: float | None
+    first_token: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One call of ``generate()``.
+
+    Attributes
+    ----------
+    rows
+        What was generated for every prompt ``(n,)``, EOS included.
+    seconds
+        Wall-clock time of the call.
+    stats
+        The run's statistics, where it has any: of all rows together.
+    split, peak_memory
+        Of a metered call: where its time went, and the most memory it used, in bytes.
+    joules
+        What the GPU used, where it can say.
+    """
+
+    rows: Sequence[Tensor]
+    seconds: float
+    stats: LossyStats | None
+    split: Split | None = None
+    peak_memory: int | None = None
+    joules: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens of all rows."""
+        return sum(len(row) for row in self.rows)
+
+
+@torch.inference_mode()
+def attempt(
+    models: Models,
+    contender: Contender,
+    batch: Batch,
+    workload: Workload,
+    *,
+    meter: bool = False,
+    energy: Callable[[], float] | None = None,
+) -> Trial:
+    """Let one contender answer one batch.
+
+    Parameters
+    ----------
+    models, contender, batch, workload
+        Who answers what, and how.
+    meter
+        Also find out where the time goes. On a GPU that means waiting for the device at every pass, so such a call
+        is slower than others.
+    energy
+        Returns joules used so far.
+    """
+    device = models.target.device
+    synchronize = synchronizer(device)
+    arguments = {
+        "input_ids": batch.ids,
+        "attention_mask": batch.mask,
+        "max_new_tokens": workload.max_new_tokens,
+        "pad_token_id": models.target.generation_config.pad_token_id or 0,
+        **Setting(temperature=workload.temperature).keywords(),
+        **contender.keywords(models, workload.seed + batch.first),
+    }
+    with ExitStack() as stack:
+        stack.enter_context(contender.ready(models))
+        gauge = stack.enter_context(_Gauge(models, synchronize, peak_memory(device))) if meter else None
+        torch.manual_seed(workload.seed + batch.first)
+        synchronize()
+        joules = energy() if energy else 0.0
+        started = time.perf_counter()
+        output = models.target.generate(**arguments)
+        synchronize()
+        seconds = time.perf_counter() - started
+        joules = energy() - joules if energy else None
+    stats = getattr(output, "lossy_stats", None)
+    width = batch.ids.shape[1]
+    return Trial(
+        rows=[until_end(row[width:], models.target) for row in output.sequences],
+        seconds=seconds,
+        stats=stats,
+        split=gauge and gauge.split(started, seconds, stats),
+        peak_memory=gauge and gauge.peak,
+        joules=joules,
+    )
+
+
+class _Gauge:
+    """Watches both models and the memory."""
+
+    def __init__(self, models: Models, synchronize: Callable[[], None], memory: PeakMemory) -> None:
+        self._models, self._synchronize, self._memory = models, synchronize, memory
+        self._stack = ExitStack()
+        self.peak = 0
+
+    def __enter__(self) -> _Gauge:
+        self._target = self._stack.enter_context(metered(self._models.target, self._synchronize))
+        self._draft = self._stack.enter_context(metered(self._models.draft, self._synchronize))
+        self._memory.reset()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.peak = self._memory.peak()
+        self._stack.close()
+
+    def split(self, started: float, seconds: float, stats: LossyStats | None) -> Split | None:
+        draft, target = self._draft, self._target
+        if not target.calls:
+            return None  # a compiled pass does not call its modules
+        deciding = None if stats is None else stats.seconds.get("deciding")
+        return Split(
+            drafting=draft.seconds,
+            verifying=target.seconds,
+            deciding=deciding,
+            rest=seconds - draft.seconds - target.seconds - (deciding or 0.0),
+            draft_calls=len(draft.calls),
+            target_calls=len(target.calls),
+            draft_call=_median(draft),
+            target_call=_median(target),
+            first_token=target.first_end - started,
+        )
+
+
+def _median(forwards: Forwards) -> float | None:
+    return torch.tensor(forwards.calls).median().item() if forwards.calls else None
