@@ -14,9 +14,10 @@ from sklearn.metrics import roc_auc_score
 
 from ..errors import LossyValueError
 from ..heads import JudgeConfig, JudgeHead, ThresholdRow, columns
+from ..heads.repository import ROC
 from .classifiers import STRENGTHS, Fit, best, fit_logistic, folded
 from .examples import Examples, check
-from .plots import ROC, Curve, draw_roc
+from .plots import Curve, draw_roc
 from .provenance import Origin, of_training
 from .scores import RECALLS, auc_interval, largest_threshold, recall_rows
 from .splitting import validation_mask
@@ -153,7 +154,7 @@ def train_judge(
         models=settings.models,
         positions=settings.positions,
         threshold=0.5,
-        provenance=of_training(origin, **(asdict(settings) | {"strengths": list(settings.strengths)}), **notes),
+        provenance=of_training(origin, asdict(settings), **notes),
     )
     head = JudgeHead(config, *folded(chosen))
     # What is measured is what is shipped: the folded head in float32.

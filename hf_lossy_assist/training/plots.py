@@ -11,9 +11,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
 
-ROC = "roc.png"
-"""The name of the plot in a head's folder."""
-
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -55,7 +52,7 @@ def draw_roc(curves: Sequence[Curve], path: Path, *, title: str, positive: str, 
     >>> import numpy as np, tempfile
     >>> curve = Curve("validation", np.array([True, False]), np.array([0.9, 0.1]))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / ROC
+    ...     path = Path(folder) / "roc.png"
     ...     draw_roc([curve], path, title="A judge", positive="found", others="kept back")
     ...     path.stat().st_size > 0
     True

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import metadata
 from typing import Any
 
 from ..heads import ModelIdentity
 
+_PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
+
 
 @dataclass(frozen=True)
 class Origin:
-    """What labelled states say of themselves.
+    """Where labelled states come from.
 
     Attributes
     ----------
@@ -22,13 +29,16 @@ class Origin:
     task
         The name of the task.
     data
-        A description for the head's provenance, such as :func:`digest`'s.
+        What the head's provenance is to say of the data.
+    card
+        Further entries of the provenance that the model card reads, such as ``license`` or ``pair``.
     """
 
     target: ModelIdentity
     draft: ModelIdentity
     task: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    card: Mapping[str, Any] = field(default_factory=dict)
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
@@ -43,10 +53,20 @@ def digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def of_training(origin: Origin, **settings: Any) -> dict[str, Any]:
-    """Return versions, command line and date of this run, the data's origin and the settings of the training."""
-    import sklearn
+def of_training(origin: Origin, settings: Mapping[str, Any], **notes: Any) -> dict[str, Any]:
+    """Return what a head's configuration says of the run that trained it, in terms of JSON."""
+    from .. import __version__
 
-    from ..bench.records import provenance
-
-    return provenance("cpu", scikit_learn=sklearn.__version__, data=dict(origin.data), training=settings)
+    argv = ["lossy-assist", *sys.argv[1:]]
+    versions = {"hf_lossy_assist": __version__, "Python": platform.python_version()}
+    record = {
+        **origin.card,
+        "command": shlex.join(argv),
+        "argv": argv,
+        "versions": versions | {name: metadata.version(name) for name in _PACKAGES},
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "data": origin.data,
+        "training": {**settings, **notes},
+    }
+    # A head that is read again is to equal the one that was saved: lists for tuples, and so on.
+    return json.loads(json.dumps(record))

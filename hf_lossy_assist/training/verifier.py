@@ -13,10 +13,11 @@ from sklearn.metrics import roc_auc_score
 
 from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow
+from ..heads.repository import ROC
 from ..heads.verifier import POSITIONS
 from .descent import Descent, Layer, fit_layer
 from .examples import Examples, check
-from .plots import ROC, Curve, draw_roc
+from .plots import Curve, draw_roc
 from .provenance import Origin, of_training
 from .ratios import Ratios
 from .scores import VERIFIER_THRESHOLDS, auc_interval, rates
@@ -245,6 +246,6 @@ def _head(
         threshold=settings.threshold,
         thresholds=tuple(VerifierRow(t, *rates(validation.labels, fit.validation, t)) for t in thresholds),
         metrics=metrics,
-        provenance=of_training(origin, **asdict(settings)),
+        provenance=of_training(origin, asdict(settings)),
     )
     return VerifierHead(config, fit.layer.weight, fit.layer.bias)

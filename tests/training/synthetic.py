@@ -89,14 +89,18 @@ def write_ratios(folder: Path, data: Ratios, shards: int = 2, **manifest: Any) -
 def _write(folder, kind, tokens, prompts, folds, shards, manifest) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     ids = np.unique(prompts)
-    table = {"prompt_id": ids, "prompt": [f"Question {i}" for i in ids]}
-    if folds is not None:
-        table["fold"] = np.arange(len(ids)) % folds
+    table = {
+        "prompt_id": ids,
+        "fold": [None] * len(ids) if folds is None else np.arange(len(ids)) % folds,
+        "status": ["mined"] * len(ids),
+    }
     for name, columns, owner in (("prompts", table, ids), ("tokens", tokens, prompts)):
         for shard in range(shards):
             chosen = np.isin(owner, ids[shard::shards])
             rows = {key: [value[i] for i in np.flatnonzero(chosen)] for key, value in columns.items()}
-            pq.write_table(pa.table(rows), folder / f"{name}-{shard:05d}.parquet")
-    text = {"kind": kind, "task": "arithmetic", "target": asdict(TARGET), "draft": asdict(DRAFT), **manifest}
+            numbers = f"{shard:03d}-{0:07d}-{len(ids[shard::shards]) - 1:07d}"
+            pq.write_table(pa.table(rows), folder / f"{name}-{numbers}.parquet")
+    text = {"kind": kind, "task": "arithmetic", "target": asdict(TARGET), "draft": asdict(DRAFT)}
+    text |= {"settings": {"split": "train"}, "runs": [], **manifest}
     (folder / "manifest.json").write_text(json.dumps(text))
     return folder

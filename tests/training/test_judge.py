@@ -13,10 +13,10 @@ from sklearn.metrics import roc_auc_score
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import JudgeHead
+from hf_lossy_assist.heads.repository import ROC
 from hf_lossy_assist.training.classifiers import best
 from hf_lossy_assist.training.folds import train_judges_by_fold
 from hf_lossy_assist.training.judge import JudgeSettings, train_judge
-from hf_lossy_assist.training.plots import ROC
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]
@@ -79,7 +79,8 @@ def test_figures_and_origin_are_in_the_configuration():
     assert config.task == "arithmetic"
     assert config.provenance["data"] == {"sha256": "f00"}
     assert config.provenance["training"]["seed"] == 4
-    assert {"torch", "scikit_learn", "hf_lossy_assist", "argv"} <= set(config.provenance)
+    assert {"torch", "scikit-learn", "hf_lossy_assist"} <= set(config.provenance["versions"])
+    assert config.provenance["argv"][0] == "lossy-assist"
     assert (config.metrics["prompts"], config.metrics["tokens"]) == (120, 600)
     assert config.metrics["important_share"] == pytest.approx(0.3, abs=0.06)
     assert config.metrics["validation_prompts"] == 12

@@ -12,8 +12,8 @@ from sklearn.metrics import roc_auc_score
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import VerifierHead
+from hf_lossy_assist.heads.repository import ROC
 from hf_lossy_assist.training.descent import Descent, fit_layer
-from hf_lossy_assist.training.plots import ROC
 from hf_lossy_assist.training.verifier import VerifierSettings, train_verifier
 from tests.training.synthetic import DRAFT, KINDS, ORIGIN, TARGET, ratios
 

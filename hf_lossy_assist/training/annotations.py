@@ -1,0 +1,222 @@
+"""Labels made by people: responses with the important passages marked, as Judge Decoding has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import LossyValueError
+from ..heads import ModelIdentity
+from ..mining.states import read_text
+from .examples import Examples
+from .provenance import Origin
+
+_FIELDS = {"prompt": str, "response": str, "spans": list}
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """One response that somebody has read.
+
+    Attributes
+    ----------
+    line
+        Where it stands in its file.
+    prompt, response
+        The texts.
+    spans
+        Characters ``[start, end)`` of the response that matter: the mistakes, in Judge Decoding. None at all for a
+        response that could stay as it is.
+    """
+
+    line: int
+    prompt: str
+    response: str
+    spans: tuple[tuple[int, int], ...]
+
+
+def read_annotations(path: str | Path) -> list[Annotation]:
+    """Read a JSONL file with one object ``{"prompt": …, "response": …, "spans": [[start, end], …]}`` a line.
+
+    Raises
+    ------
+    LossyValueError
+        Naming the line, when a field is missing or of another type, or a span is empty, backwards, outside the
+        response or overlaps another.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "marked.jsonl"
+    >>> _ = path.write_text('{"prompt": "2 + 2 =", "response": "That is 5.", "spans": [[8, 9]]}')
+    >>> read_annotations(path)
+    [Annotation(line=1, prompt='2 + 2 =', response='That is 5.', spans=((8, 9),))]
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise LossyValueError(f"`annotations` has to be a JSONL file, but there is no {str(path)!r}")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    annotations = [_annotation(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+    if not annotations:
+        raise LossyValueError(f"`annotations` has to hold one object a line, but {str(path)!r} is empty")
+    return annotations
+
+
+def _annotation(text: str, line: int) -> Annotation:
+    where = f"line {line} of `annotations`"
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise LossyValueError(f"{where} is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise LossyValueError(f"{where} has to be an object, but is {text.strip()[:60]!r}")
+    for name, kind in _FIELDS.items():
+        if name not in record:
+            raise LossyValueError(f"{where} lacks {name!r}; it has to have {list(_FIELDS)}, and has {list(record)}")
+        if not isinstance(record[name], kind):
+            raise LossyValueError(f"{name!r} in {where} has to be a {kind.__name__}, but is {record[name]!r}")
+    return Annotation(
+        line, record["prompt"], record["response"], _spans(record["spans"], len(record["response"]), where)
+    )
+
+
+def _spans(spans: Sequence[Any], length: int, where: str) -> tuple[tuple[int, int], ...]:
+    for span in spans:
+        if not isinstance(span, list) or [type(bound) for bound in span] != [int, int]:
+            raise LossyValueError(f"a span in {where} has to be [start, end], two integers, but is {span!r}")
+        start, end = span
+        if end <= start:
+            raise LossyValueError(f"a span in {where} has to end after its start, but is {span}")
+        if start < 0 or end > length:
+            raise LossyValueError(
+                f"a span in {where} has to lie within the {length} characters of the response, but is {span}"
+            )
+    ordered = sorted(tuple(span) for span in spans)
+    for one, two in pairwise(ordered):
+        if two[0] < one[1]:
+            raise LossyValueError(f"spans in {where} have to be apart, but {list(one)} and {list(two)} overlap")
+    return tuple(ordered)
+
+
+def label(annotation: Annotation, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[bool]]:
+    """Tokenise prompt and response as one text, and label the tokens of the response.
+
+    Parameters
+    ----------
+    annotation
+        What was marked.
+    tokenizer
+        A fast one. A chat template, where there is one, makes the prompt a turn of the user.
+
+    Returns
+    -------
+    tuple
+        All token ids; the indices of those that have characters of the response; and for each of these whether it
+        has marked ones.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import pairs
+    >>> tokenizer = pairs.load("arithmetic").tokenizer
+    >>> ids, indices, labels = label(Annotation(1, "2 + 2 =", " so 5.", ((4, 5),)), tokenizer)
+    >>> [tokenizer.decode(ids[i]) for i, important in zip(indices, labels) if important]
+    ['5']
+    """
+    prompt = annotation.prompt
+    if tokenizer.chat_template:
+        turn = {"role": "user", "content": prompt}
+        prompt = tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+    encoded = tokenizer(
+        prompt + annotation.response,
+        add_special_tokens=not tokenizer.chat_template,
+        return_offsets_mapping=True,
+    )
+    indices, labels = [], []
+    for i, (start, end) in enumerate(encoded["offset_mapping"]):
+        # Special tokens that the tokenizer adds stand for no characters.
+        if end > max(start, len(prompt)):
+            indices.append(i)
+            first, last = start - len(prompt), end - len(prompt)
+            labels.append(any(first < b and a < last for a, b in annotation.spans))
+    return encoded["input_ids"], indices, labels
+
+
+def annotated_examples(
+    annotations: Sequence[Annotation],
+    tokenizer: PreTrainedTokenizerBase,
+    models: Mapping[str, PreTrainedModel],
+    *,
+    on_annotation: Callable[[int], None] = lambda done: None,
+) -> Examples:
+    """Let models read annotated responses, in parallel as at inference, and keep their states.
+
+    Bachmann et al. 2025 (Judge Decoding), section 4.1; Garipov et al. 2025 (AutoJudge), appendix N.
+
+    Parameters
+    ----------
+    annotations
+        What people have marked.
+    tokenizer
+        Of all the models.
+    models
+        ``"target"`` and, where its states are wanted too, ``"draft"``.
+    on_annotation
+        Called with the number of responses that have been read.
+
+    Returns
+    -------
+    Examples
+        Every token of every response, as though the draft had proposed it: ``draft`` is the state that has read
+        it, ``previous`` the one before. The prompt of a token is its prompt's text: responses to one prompt are
+        never on both sides of a split.
+
+    Raises
+    ------
+    LossyValueError
+        When the tokenizer can't tell where its tokens stand in the text, or a response is the first thing a model
+        reads.
+    """
+    if not tokenizer.is_fast:
+        raise LossyValueError(
+            f"marked characters need a fast tokenizer, which knows where its tokens stand, but `model` has a "
+            f"{type(tokenizer).__name__}"
+        )
+    states: dict[str, list[torch.Tensor]] = {f"{role}_{at}": [] for role in models for at in ("previous", "draft")}
+    labels: list[bool] = []
+    prompts: list[int] = []
+    numbers: dict[str, int] = {}
+    for done, annotation in enumerate(annotations, 1):
+        ids, indices, marked = label(annotation, tokenizer)
+        if indices and indices[0] == 0:
+            raise LossyValueError(f"'prompt' in line {annotation.line} of `annotations` has to be one token or more")
+        for role, model in models.items():
+            read = read_text(model, ids).states.float().cpu()
+            states[f"{role}_draft"].append(read[indices])
+            states[f"{role}_previous"].append(read[[i - 1 for i in indices]])
+        labels += marked
+        prompts += [numbers.setdefault(annotation.prompt, len(numbers))] * len(marked)
+        on_annotation(done)
+    arrays = {name: torch.cat(rows).numpy() for name, rows in states.items()}
+    return Examples(arrays, np.array(labels, dtype=bool), np.array(prompts, dtype=np.int64))
+
+
+def origin_of(
+    path: Path, annotations: Sequence[Annotation], models: Mapping[str, PreTrainedModel], task: str
+) -> Origin:
+    """Return where annotated states come from."""
+    data = {
+        "file": path.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "responses": len(annotations),
+        "spans": sum(len(annotation.spans) for annotation in annotations),
+    }
+    return Origin(ModelIdentity.of(models["target"]), ModelIdentity.of(models["draft"]), task, data)

@@ -1,0 +1,177 @@
+"""``lossy-assist train judge`` and ``lossy-assist train verifier``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hf_lossy_assist import pairs
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.heads import JudgeHead, VerifierHead
+from tests.training.synthetic import judged, ratios, write_judged, write_ratios
+
+
+def run(*arguments: object, status: int = 0):
+    result = CliRunner().invoke(app, ["train", *map(str, arguments)], env={"COLUMNS": "160"})
+    assert result.exit_code == status, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def mined(tmp_path_factory):
+    return write_judged(tmp_path_factory.mktemp("mined"), judged())
+
+
+@pytest.fixture(scope="module")
+def ratio_data(tmp_path_factory):
+    return write_ratios(tmp_path_factory.mktemp("ratios"), ratios())
+
+
+def test_a_judge_is_trained_and_described(mined, tmp_path):
+    printed = run("judge", "--data", mined, "--out", tmp_path, "--features", "both", "--recall", "0.95", "--seed", "3")
+    head = JudgeHead.from_pretrained(tmp_path)
+    config = head.config
+    assert (config.models, config.positions, config.task) == ("target", "both", "arithmetic")
+    assert config.provenance["training"]["seed"] == 3
+    assert config.provenance["data"]["settings"] == {"split": "train"}
+    assert head.threshold_for(0.95) == config.threshold
+    card = (tmp_path / "README.md").read_text()
+    for row in config.thresholds:
+        assert f"{row.threshold:.4f}" in printed.stdout
+        assert f"| {row.threshold:.4g} |" in card
+    assert "120 prompts, 600 mismatches" in printed.stdout
+    assert f"AUC {config.metrics['auc']:.3f} on 12 validation prompts" in printed.stdout
+    assert "![ROC curve](roc.png)" in card
+    assert (tmp_path / "roc.png").is_file()
+    assert not (tmp_path / "comparison.json").exists()
+
+
+def test_a_comparison_is_printed_and_kept(mined, tmp_path):
+    printed = run("judge", "--data", mined, "--out", tmp_path, "--models", "both", "--compare").stdout
+    rows = json.loads((tmp_path / "comparison.json").read_text())
+    assert len(rows) == 8 + 2 + 9
+    for row in rows:
+        assert f"{row['validation_auc']:.4f}" in printed
+    for name in ("random forest, 128 trees", "MLP, 128 hidden units", "C = 1e-07", "draft position, both models"):
+        assert name in printed
+
+
+@pytest.mark.parametrize(
+    ("split", "options", "by_fold"),
+    [("test", (), True), ("train", (), False), ("train", ("--folds",), True), ("test", ("--no-folds",), False)],
+)
+def test_folds_are_for_prompts_that_are_measured_later(tmp_path, split, options, by_fold):
+    data = write_judged(tmp_path / "data", judged(), folds=3, settings={"split": split})
+    printed = run("judge", "--data", data, "--out", tmp_path / "head", *options).stdout
+    assert ("out of fold" in printed) is by_fold
+    folders = sorted(path.name for path in (tmp_path / "head").glob("fold-*"))
+    assert folders == (["fold-0", "fold-1", "fold-2"] if by_fold else [])
+    for folder in folders:
+        assert JudgeHead.from_pretrained(tmp_path / "head" / folder).config.metrics["prompts"] == 80
+    assert JudgeHead.from_pretrained(tmp_path / "head").config.metrics["prompts"] == 120
+
+
+def marked(path, examples=24):
+    """Write responses in which every third number is marked."""
+    lines = []
+    for i in range(examples):
+        response = f" He has {i + 3} pens, so {i % 5} are left."
+        end = response.index(" pens")
+        spans = [[8, end]] if i % 3 == 0 else []
+        lines.append(json.dumps({"prompt": f"Tom has {i} pens.", "response": response, "spans": spans}))
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_judge_of_annotated_responses(tiny_pair_folder, tmp_path):
+    file = marked(tmp_path / "mistakes.jsonl")
+    target, draft = (tiny_pair_folder / role for role in ("target", "draft"))
+    out = tmp_path / "head"
+    printed = run(
+        "judge", "--annotations", file, "--model", target, "--assistant", draft, "--models", "both", "--out", out
+    ).stdout
+    config = JudgeHead.from_pretrained(out).config
+    assert (config.task, config.models) == ("mistakes", "both")
+    assert (config.target.name, config.draft.name) == ("target", "draft")
+    assert (config.provenance["data"]["responses"], config.provenance["data"]["spans"]) == (24, 8)
+    assert "24 prompts" in printed
+
+
+def test_the_bundled_pair_by_name(tmp_path):
+    file, out = marked(tmp_path / "mistakes.jsonl", 12), tmp_path / "head"
+    run("judge", "--annotations", file, "--pair", "arithmetic", "--task", "pens", "--license", "mit", "--out", out)
+    head, pair = JudgeHead.from_pretrained(out), pairs.load("arithmetic")
+    head.check(pair.target, pair.draft)
+    assert head.config.task == "pens"
+    card = (out / "README.md").read_text()
+    assert "license: mit" in card
+    assert 'pairs.load("arithmetic")' in card
+
+
+def test_a_verifier_is_trained_and_described(ratio_data, tmp_path):
+    printed = run("verifier", "--data", ratio_data, "--out", tmp_path, "--lambda", "1.2").stdout
+    config = VerifierHead.from_pretrained(tmp_path).config
+    assert (config.ratio, config.position, config.threshold) == (1.2, "token", 0.5)
+    assert f"position: token {config.metrics['auc_token']:.3f}" in printed
+    for ratio in ("1", "1.2", "1.5"):
+        assert f"{ratio} {config.metrics[f'auc_lambda_{ratio}']:.3f}" in printed
+    card = (tmp_path / "README.md").read_text()
+    assert f"{config.metrics['auc_previous']:.4g}" in card
+    assert f"{config.metrics['auc_token']:.4g}" in card
+    assert "![ROC curve](roc.png)" in card
+    assert len(config.thresholds) >= 10
+
+
+def test_the_position_may_be_chosen(ratio_data, tmp_path):
+    run("verifier", "--data", ratio_data, "--out", tmp_path, "--position", "previous", "--threshold", "0.7")
+    config = VerifierHead.from_pretrained(tmp_path).config
+    assert (config.position, config.threshold, config.ratio) == ("previous", 0.7, 1.0)
+    assert "auc_token" not in config.metrics
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("judge",), "either `--data` or `--annotations`"),
+        (("judge", "--data", "MINED", "--annotations", "FILE"), "either `--data` or `--annotations`"),
+        (("judge", "--data", "MINED", "--model", "x", "--task", "y"), "--model, --task can't be given with `--data`"),
+        (("judge", "--annotations", "FILE"), "got none of them"),
+        (("judge", "--annotations", "FILE", "--model", "x"), "got ['--model']"),
+        (("judge", "--annotations", "FILE", "--model", "x", "--pair", "arithmetic"), "got ['--model', '--pair']"),
+        (("judge", "--annotations", "FILE", "--pair", "arithmetic"), "there is no"),
+        (("judge", "--data", "/nowhere/at/all"), "'/nowhere/at/all'"),
+        (("judge", "--data", "RATIOS"), "`lossy-assist train verifier`"),
+        (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
+        (("judge", "--data", "MINED", "--folds"), "`--folds` needs data"),
+        (("judge", "--data", "MINED", "--recall", "1.5"), "`recall`"),
+        (("judge", "--data", "MINED", "--pair", "arithmetic"), "of the target of 'arithmetic'"),
+        (("verifier", "--data", "RATIOS", "--lambda", "0.9"), "`lambda`"),
+        (("judge", "--data", "ONE_CLASS"), "tokens are unimportant"),
+        (("judge", "--data", "ONE_PROMPT"), "all 50 are of one"),
+        (("judge", "--data", "BROKEN"), "the column 'target_draft' has NaN or infinite values in 2 of 50 tokens"),
+        (("judge", "--data", "EMPTY"), "EMPTY"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_errors_are_one_line(mined, ratio_data, tmp_path, arguments, message):
+    examples = judged(prompts=10)
+    broken = judged(prompts=10)
+    broken.states["target_draft"][:2] = np.nan
+    bad = {
+        "ONE_CLASS": replace(examples, labels=np.zeros(50, bool)),
+        "ONE_PROMPT": replace(examples, prompts=np.zeros(50, int)),
+        "BROKEN": broken,
+    }
+    places = {"MINED": mined, "RATIOS": ratio_data, "FILE": tmp_path / "none.jsonl", "EMPTY": tmp_path / "EMPTY"}
+    places["EMPTY"].mkdir()
+    for name in set(bad) & set(arguments):
+        places[name] = write_judged(tmp_path / name, bad[name], shards=1)
+    result = run(*(places.get(argument, argument) for argument in arguments), "--out", tmp_path / "head", status=2)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not (tmp_path / "head").exists()

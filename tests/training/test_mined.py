@@ -1,0 +1,123 @@
+"""Reading mined data, good and bad."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.training.mined import read_judged, read_ratios
+from hf_lossy_assist.training.provenance import digest
+from tests.training.synthetic import DRAFT, TARGET, judged, ratios, write_judged, write_ratios
+
+
+def by_prompt(examples):
+    """Shards come in an order of their own; within a prompt, tokens do not."""
+    order = np.argsort(examples.prompts, kind="stable")
+    return {name: state[order] for name, state in examples.states.items()}, examples.labels[order], order
+
+
+def test_what_was_written_is_read(tmp_path):
+    examples = judged(prompts=20)
+    found = read_judged(write_judged(tmp_path, examples))
+    states, labels, _ = by_prompt(found.examples)
+    assert list(states) == ["target_previous", "target_draft", "draft_previous", "draft_draft"]
+    for name, state in states.items():
+        assert state.dtype == np.float32
+        assert (state == examples.states[name]).all()
+    assert (labels == examples.labels).all()
+    assert (np.sort(found.examples.prompts) == examples.prompts).all()
+    assert found.folds is None
+    assert (found.origin.target, found.origin.draft, found.origin.task) == (TARGET, DRAFT, "arithmetic")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert found.origin.data["sha256"] == digest(manifest)
+    assert found.origin.data["tokens"] == 100
+
+
+def test_folds_are_those_of_the_prompts(tmp_path):
+    found = read_judged(write_judged(tmp_path, judged(prompts=20), folds=4), ["target_draft"])
+    assert list(found.examples.states) == ["target_draft"]
+    assert (found.folds == (found.examples.prompts // 7) % 4).all()
+
+
+def test_states_of_the_targets_token(tmp_path):
+    examples = judged(prompts=20, extra=("target_target",))
+    assert "target_target" in read_judged(write_judged(tmp_path, examples)).examples.states
+
+
+def test_ratios(tmp_path):
+    data = ratios(prompts=20)
+    found, origin = read_ratios(write_ratios(tmp_path, data))
+    order = np.argsort(found.prompts, kind="stable")
+    assert origin.draft == DRAFT
+    for position, state in found.states.items():
+        assert (state[order] == data.states[position]).all()
+    np.testing.assert_allclose(found.p[order], data.p, rtol=1e-6)
+    np.testing.assert_allclose(found.q[order], data.q, rtol=1e-6)
+    assert found.kinds[order].tolist() == data.kinds.tolist()
+    only, _ = read_ratios(tmp_path, ["token"])
+    assert list(only.states) == ["token"]
+
+
+def test_no_such_folder(tmp_path):
+    with pytest.raises(LossyValueError, match=r"there is no folder '.*nowhere'"):
+        read_judged(tmp_path / "nowhere")
+
+
+def test_a_folder_of_something_else(tmp_path):
+    with pytest.raises(LossyValueError, match=r"manifest\.json"):
+        read_judged(tmp_path)
+
+
+def test_labels_of_the_other_kind(tmp_path):
+    write_judged(tmp_path / "judge", judged(prompts=4))
+    write_ratios(tmp_path / "ratio", ratios(prompts=4))
+    with pytest.raises(LossyValueError, match=r"'ratio', but .* 'judge'; use `lossy-assist train judge`"):
+        read_ratios(tmp_path / "judge")
+    with pytest.raises(LossyValueError, match=r"'judge', but .* 'ratio'; use `lossy-assist train verifier`"):
+        read_judged(tmp_path / "ratio")
+
+
+def test_prompts_without_labels(tmp_path):
+    folder = write_judged(tmp_path, judged(prompts=4), shards=1)
+    (path,) = folder.glob("tokens-*.parquet")
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    with pytest.raises(LossyValueError, match="none of the 4 prompts"):
+        read_judged(folder)
+
+
+def test_states_that_were_not_mined(tmp_path):
+    examples = judged(prompts=4)
+    write_judged(tmp_path, examples.only(["target_draft"]))
+    with pytest.raises(LossyValueError, match=r"\['draft_draft'\].* mined with \['target_draft'\] only"):
+        read_judged(tmp_path, ["target_draft", "draft_draft"])
+
+
+def test_rows_of_different_lengths(tmp_path):
+    examples = judged(prompts=4)
+    ragged = [*examples.states["target_draft"][1:], np.zeros(3, np.float32)]
+    write_judged(tmp_path, replace(examples, states={"target_draft": ragged}))
+    with pytest.raises(LossyValueError, match="'target_draft'"):
+        read_judged(tmp_path)
+
+
+def test_a_target_behind_an_api(tmp_path):
+    write_judged(tmp_path, judged(prompts=4), target=None)
+    with pytest.raises(LossyValueError, match=r"has to name the target.*`--model`"):
+        read_judged(tmp_path)
+
+
+def test_probabilities_that_are_none(tmp_path):
+    data = ratios(prompts=4)
+    data.q[3] = np.nan
+    with pytest.raises(LossyValueError, match="column 'q' has NaN or infinite values in 1 of 20"):
+        read_ratios(write_ratios(tmp_path, data))
+
+
+def test_the_order_of_a_manifest_does_not_matter():
+    assert digest({"a": 1, "target": asdict(TARGET)}) == digest({"target": asdict(TARGET), "a": 1})
+    assert digest({"a": 1}) != digest({"a": 2})
