@@ -17,6 +17,7 @@ from .base import Task
 SHIPPED = {
     "arithmetic": f"{__package__}.arithmetic:Arithmetic",
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
+    "code": f"{__package__}.code:Code",
 }
 _TEXT = ("str", "str | None", str, str | None)
 
