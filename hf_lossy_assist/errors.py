@@ -1,5 +1,8 @@
 """The errors of this package. Every one is a ``ValueError``, so ``except ValueError`` keeps working."""
 
+import functools
+import warnings
+
 
 class LossyError(ValueError):
     """The base of all errors that this package raises."""
@@ -11,3 +14,13 @@ class LossyValueError(LossyError):
 
 class LossyUnsupportedError(LossyError):
     """A well-formed request for something that is not (yet) supported."""
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warn the user, once per process."""
+    warnings.warn(message, UserWarning, stacklevel=2)
+
+
+class LossyServiceError(LossyError):
+    """A service elsewhere did not answer, refused, or answered nonsense, after all tries. Going on later may help."""

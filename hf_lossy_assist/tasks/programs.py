@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+import threading
 import warnings
 
 # A continuation ends where the function does: at what can only be something else in the first column (HumanEval's
 # own stop sequences, and those of chat models).
 _STOP = re.compile(r"\n(?=class\b|def\b|async def\b|@|#|if\b|print\b|assert\b|import\b|from\b|```|<\|)")
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+# Filters of warnings belong to the whole process, and a miner asks for answers in several threads.
+_filters = threading.Lock()
 _CODE_LINE = re.compile(r"(?:def|async def|class|import|from|@)\s*\w")
 
 
@@ -32,13 +35,10 @@ def program_of(response: str, prompt: str, entry_point: str) -> str | None:
 
     Examples
     --------
-    >>> print(program_of("    return x + 1\\n\\nprint(inc(2))", "def inc(x):\\n", "inc"))
-    def inc(x):
-        return x + 1
-    >>> print(program_of("Sure!\\n```python\\ndef inc(x): return 1 + x\\n```", "import math\\ndef inc(x):\\n", "inc"))
-    import math
-    def inc(x): return 1 + x
-    <BLANKLINE>
+    >>> program_of("    return x + 1\\n\\nprint(inc(2))", "def inc(x):\\n", "inc")
+    'def inc(x):\\n    return x + 1\\n'
+    >>> program_of("Sure!\\n```python\\ndef inc(x): return 1 + x\\n```", "import math\\ndef inc(x):\\n", "inc")
+    'import math\\ndef inc(x): return 1 + x\\n'
     """
     if not response.strip():
         return None
@@ -80,7 +80,7 @@ def _longest_program(text: str) -> str:
 
 
 def _parses(code: str) -> bool:
-    with warnings.catch_warnings():
+    with _filters, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of odd escapes in strings, which run all the same
         try:
             ast.parse(code)
