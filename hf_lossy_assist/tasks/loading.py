@@ -18,6 +18,7 @@ SHIPPED = {
     "arithmetic": f"{__package__}.arithmetic:Arithmetic",
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
     "code": f"{__package__}.code:Code",
+    "preference": f"{__package__}.preference:Preference",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

@@ -1,0 +1,194 @@
+"""Open-ended prompts, where a language model says which of two responses is better."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import cached_property
+from typing import Any
+
+from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
+from .base import Example, Task
+from .chat import ChatEndpoint
+from .rows import Row, read_jsonl, share
+
+_SYSTEM = """\
+You are an impartial judge. You are shown a user's prompt and the responses of two assistants, A and B. Compare how \
+well they answer: first whether they are right, then whether they are helpful, relevant, complete and concise. Do not \
+let the order in which you see them, their length or their style weigh more than that. Explain your judgement in a \
+few sentences, then end with exactly one of these verdicts:
+[[A>>B]] assistant A is significantly better
+[[A>B]] assistant A is slightly better
+[[A=B]] a tie: they are about the same
+[[B>A]] assistant B is slightly better
+[[B>>A]] assistant B is significantly better"""
+_QUESTION = """\
+<|The user's prompt|>
+{prompt}
+
+<|The start of assistant A's response|>
+{first}
+<|The end of assistant A's response|>
+
+<|The start of assistant B's response|>
+{second}
+<|The end of assistant B's response|>"""
+_VERDICT = re.compile(r"\[\[(A>>B|A>B|A=B|B>A|B>>A)\]\]")
+# "significantly" is not told from "slightly": the paper found the difference uninformative.
+_FAVOURS_FIRST = {"A>>B": 1, "A>B": 1, "A=B": 0, "B>A": -1, "B>>A": -1}
+_TEST_BELOW, _VALIDATION_BELOW = 0.2, 0.3
+
+
+def verdict(reply: str | None) -> int | None:
+    """Return 1 if a judge's reply favours the first response, −1 for the second, 0 for a tie, None without a verdict.
+
+    >>> verdict("Both are right, but B is rude. [[A>>B]]"), verdict("[[A=B]]"), verdict("Nice!")
+    (1, 0, None)
+    """
+    found = _VERDICT.findall(reply or "")
+    return _FAVOURS_FIRST[found[-1]] if found else None
+
+
+class Preference(Task):
+    """Prompts without a right answer: a response keeps the answer unless a judge finds it worse.
+
+    AutoJudge, appendix L: a language model compares the two responses with one of five verdicts, several times; the
+    new one is worse (and the token that led to it important) if more votes favour the current one. Which response is
+    called A alternates from vote to vote, so that a judge who likes the first one better does not decide. With an odd
+    number of votes one order is used once more than the other; which one depends on the texts, half of them each way.
+    A vote that can't change the outcome any more is not asked for.
+
+    Parameters
+    ----------
+    data
+        A JSONL file with a field ``prompt``, ``question`` or ``turns`` (a list, of which the first is taken, as in
+        MT-Bench), and possibly ``reference`` (a response, or a list of them). A fifth of the prompts are the test
+        split and a tenth the validation split, by a hash of the prompt.
+    model, base_url
+        The judge: see :class:`~hf_lossy_assist.tasks.chat.ChatEndpoint`.
+    votes
+        How often to ask about one pair.
+    attempts_per_vote
+        How often to ask again where a reply has no verdict.
+    **endpoint
+        Further fields of the :class:`~hf_lossy_assist.tasks.chat.ChatEndpoint`.
+
+    Raises
+    ------
+    LossyValueError
+        If the file is missing or malformed, or the endpoint can't be as described.
+    LossyServiceError
+        From a comparison: the judge does not answer, refuses, or gives no verdict after all attempts.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "questions.jsonl"
+    >>> _ = path.write_text('{"turns": ["Write a haiku.", "Now without nouns."]}')
+    >>> task = Preference(data=str(path), model="judge", base_url="http://localhost:8000/v1")
+    >>> task.examples("train", 1)
+    [Example(prompt='Write a haiku.', answer='', solution='')]
+    """
+
+    name = "preference"
+
+    def __init__(
+        self,
+        data: str,
+        model: str | None = None,
+        base_url: str | None = None,
+        votes: int = 3,
+        attempts_per_vote: int = 3,
+        **endpoint: Any,
+    ) -> None:
+        for name, value in (("votes", votes), ("attempts_per_vote", attempts_per_vote)):
+            if value < 1:
+                raise LossyValueError(f"`{name}` has to be a whole number > 0, but is {value!r}")
+        unknown = sorted(set(endpoint) - set(ChatEndpoint.__dataclass_fields__))
+        if unknown:
+            raise LossyValueError(f"`{unknown[0]}` is unknown; there are {list(ChatEndpoint.__dataclass_fields__)}")
+        self.judge = ChatEndpoint(base_url=base_url, model=model, **endpoint)
+        self.votes = votes
+        self.attempts_per_vote = attempts_per_vote
+        self._data = data
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        self.check_split(split)
+        return [example for example in self._examples if _split(example) == split][:n]
+
+    def extract_answer(self, text: str) -> str | None:
+        """Return the whole text: there is nothing else to compare."""
+        return text.strip() or None
+
+    def equivalent(self, a: str | None, b: str | None) -> bool:
+        """Tell whether two texts are the same; whether they are as good, only :meth:`keeps_answer` can tell."""
+        return a is not None and a == b
+
+    def keeps_answer(self, example: Example, current_response: str, new_response: str) -> bool:
+        """Tell whether the judge finds ``new_response`` at least as good as ``current_response``."""
+        current, new = current_response.strip(), new_response.strip()
+        if current == new:
+            return True
+        swapped = zlib.crc32(f"{example.prompt}\0{current}\0{new}".encode()) % 2
+        lead = 0  # votes for the current response less votes for the new one
+        for vote in range(self.votes):
+            if (vote + swapped) % 2:
+                lead -= self._vote(example, new, current)
+            else:
+                lead += self._vote(example, current, new)
+            left = self.votes - vote - 1
+            if lead > left or lead + left <= 0:
+                break
+        return lead <= 0
+
+    def correct(self, example: Example, response: str) -> bool:
+        """Tell whether the judge finds ``response`` at least as good as the reference.
+
+        Raises
+        ------
+        LossyUnsupportedError
+            If the example has no reference.
+        """
+        if not example.answer:
+            raise LossyUnsupportedError(
+                "no response to an open-ended prompt is right or wrong by itself; give every row of `data` a "
+                "`reference` to compare with, or compare two responses with `keeps_answer`"
+            )
+        return self.keeps_answer(example, example.answer, response)
+
+    def _vote(self, example: Example, first: str, second: str) -> int:
+        question = _QUESTION.format(prompt=example.prompt, first=first, second=second)
+        reply = None
+        for _ in range(self.attempts_per_vote):
+            reply = self.judge.ask(_SYSTEM, question)
+            favoured = verdict(reply)
+            if favoured is not None:
+                return favoured
+        raise LossyServiceError(
+            f"the judge {self.judge.describe()} gave no verdict like [[A>B]] in {self.attempts_per_vote} attempts; "
+            f"its last reply ends with {(reply or '')[-200:]!r}"
+        )
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        return [_example(row, number) for number, row in enumerate(read_jsonl(self._data, ()), start=1)]
+
+
+def _split(example: Example) -> str:
+    place = share(example.prompt)
+    return "test" if place < _TEST_BELOW else "validation" if place < _VALIDATION_BELOW else "train"
+
+
+def _example(row: Row, number: int) -> Example:
+    prompt = next((_first(row[name]) for name in ("prompt", "question", "turns") if row.get(name)), None)
+    if not isinstance(prompt, str):
+        raise LossyValueError(
+            f"row {number} of `data` needs a text as `prompt` or `question`, or a list of them as `turns`; "
+            f"it has {sorted(row)}"
+        )
+    reference = _first(row.get("reference") or "")
+    return Example(prompt, reference, reference)
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
