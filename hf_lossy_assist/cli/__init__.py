@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from . import acceptance, bench, demo, dropout_tables, evaluate_pair, generate, mine, publish, theory, train, train_pair
+from . import (
+    acceptance,
+    bench,
+    demo,
+    dropout_tables,
+    evaluate_pair,
+    generate,
+    import_autojudge,
+    mine,
+    publish,
+    theory,
+    train,
+    train_pair,
+)
 from .console import CleanErrors
 
 app = typer.Typer(
@@ -26,6 +39,7 @@ app.add_typer(train.app)
 app.command("theory")(theory.theory)
 app.command("bench")(bench.bench)
 app.command("publish")(publish.publish)
+app.command("import-autojudge")(import_autojudge.import_autojudge)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -42,7 +43,7 @@ def fold(mean: ArrayLike, scale: ArrayLike, coef: ArrayLike, intercept: ArrayLik
     (tensor([ 0.5000, -0.2500]), tensor(0.5000))
     """
     center, spread, slope, offset = (
-        torch.as_tensor(x, dtype=torch.float64).flatten() for x in (mean, scale, coef, intercept)
+        torch.from_numpy(np.array(x, dtype=np.float64)).flatten() for x in (mean, scale, coef, intercept)
     )
     if not center.shape == spread.shape == slope.shape or offset.numel() != 1:
         raise LossyValueError(

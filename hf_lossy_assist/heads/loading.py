@@ -66,7 +66,8 @@ def load_head(
     match = _REFERENCE.fullmatch(str(source))
     if match is None:
         raise LossyValueError(
-            f"`lossy_head` is {str(source)!r}, which is neither a folder nor 'org/name' or 'org/name@revision' on the Hub"
+            f"`lossy_head` is {str(source)!r}, which is neither a folder nor an id on the Hub, 'org/name' or "
+            "'org/name@revision'"
         )
     return _load(cls, match["id"], match["revision"], (), torch.device(device), dtype)
 

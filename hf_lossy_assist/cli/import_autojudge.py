@@ -1,0 +1,46 @@
+"""``lossy-assist import-autojudge``: make a judge head of one that AutoJudge's own code has trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ..heads import ModelIdentity
+from ..heads.autojudge import DEFAULT_THRESHOLD, import_head
+from .console import console
+from .options import pretrained
+
+
+def import_autojudge(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What AutoJudge's training has written.")],
+    out: Annotated[Path, typer.Option(help="The new head's folder.")],
+    model: Annotated[str, typer.Option(help="The target it was trained for: a folder or an id on the Hub.")],
+    assistant: Annotated[str, typer.Option(help="The draft it was trained for.")],
+    task: Annotated[str, typer.Option(help="What it was trained on, for the card.")] = "unknown",
+    threshold: Annotated[float, typer.Option(help="Tokens below this probability are kept.")] = DEFAULT_THRESHOLD,
+    fold: Annotated[int | None, typer.Option(min=0, help="Which head of a file with one per fold.")] = None,
+) -> None:
+    """Import a head in AutoJudge's published layout: a pickle of scikit-learn objects or of arrays.
+
+    Nothing in the file is run, and of the models only the configurations are read.
+    """
+    target, draft = _identity("--model", model), _identity("--assistant", assistant)
+    head = import_head(file, target, draft, task=task, threshold=threshold, part=fold)
+    head.save_pretrained(out)
+    screen = console()
+    screen.print(f"{out}: {head.config.width} weights, reads {head.config.reads}", markup=False, highlight=False)
+    if published := head.config.provenance["published_thresholds"]:
+        listed = ", ".join(f"{value:.3g}" for value in published)
+        screen.print(f"Thresholds in the file: {listed}", markup=False, highlight=False)
+    screen.print(f"The head has {threshold:g}; it can be changed with `lossy_config={{'threshold': …}}`.", markup=False)
+
+
+def _identity(option: str, source: str) -> ModelIdentity:
+    config = pretrained(option, source, AutoConfig)
+    # Names and sizes are enough, and the weights may be many gigabytes.
+    with torch.device("meta"):
+        return ModelIdentity.of(AutoModelForCausalLM.from_config(config))
