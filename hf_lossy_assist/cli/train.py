@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.json"
 
+# With fewer, a recall of 0.9 is known to worse than 6 points (one standard error of 3).
+_ENOUGH = 100
+
 app = typer.Typer(name="train", help="Train heads from mined or annotated data.", no_args_is_help=True)
 
 Out = Annotated[Path, typer.Option(help="Folder for the head.")]
 PairName = Annotated[str | None, typer.Option(help="The bundled pair that the models are.")]
 License = Annotated[str | None, typer.Option(help="The head's license, as the Hub calls it, for its card.")]
+Validation = Annotated[float, typer.Option(help="Share of the prompts that is kept for validation.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the split and of the fits.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
 
@@ -63,13 +67,14 @@ def judge(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Also try other classifiers and other states.")] = False,
     license: License = None,
+    validation: Validation = 0.1,
     seed: Seed = 0,
     threads: Threads = None,
 ) -> None:
     """Train a judge head, which tells whether a mismatch matters for the answer (AutoJudge).
 
-    A logistic regression on standardised hidden states: 90 % of the prompts train, and on the others its
-    regularisation and its threshold are chosen. With --folds, OUT/fold-0, OUT/fold-1, … get heads that were trained
+    A logistic regression on standardised hidden states. Part of the prompts train; on the others its regularisation
+    and its threshold are chosen. With --folds, OUT/fold-0, OUT/fold-1, … get heads that were trained
     on the other folds only, to be measured on the prompts of their own; the one in OUT is trained on all prompts.
     """
     from ..training.judge import JudgeSettings
@@ -77,7 +82,7 @@ def judge(
 
     limit_threads(threads)
     disable_progress_bar()
-    settings = JudgeSettings(models=models, positions=features, recall=recall, seed=seed)
+    settings = JudgeSettings(models, features, recall, validation_share=validation, seed=seed)
     labels = Labels(data, annotations, model, assistant, task, device, pair)
     labels.check()
     screen = console()
@@ -122,15 +127,20 @@ def _train_judge(judged: Judged, settings: JudgeSettings, folds: bool, out: Path
     )
     screen.print(_area(metrics) + f"; C = {metrics['C']:g}")
     if by_fold is not None:
-        each = ", ".join(f"{one.head.config.metrics['auc']:.3f}" for one in by_fold.by_fold.values())
-        screen.print(f"AUC out of fold {by_fold.auc:.3f} over all mismatches (validation of the folds' heads: {each})")
-    screen.print(f"threshold {config.threshold:.4g}; saved in {out}")
+        screen.print(f"AUC {by_fold.auc:.4f} out of fold, over all prompts")
+    if (few := round(metrics["validation_important_share"] * metrics["validation_tokens"])) < _ENOUGH:
+        screen.print(
+            f"note: the threshold rests on {few} important tokens of the validation prompts, which is little; mine "
+            "more prompts, or keep more of them for validation with --validation",
+            style="yellow",
+        )
+    screen.print(f"threshold {config.threshold:.6g}; saved in {out}")
 
 
 def _area(metrics: dict[str, float]) -> str:
     return (
-        f"AUC {metrics['auc']:.3f} on {metrics['validation_prompts']:,} validation prompts (95 % of bootstrap samples: "
-        f"{metrics['auc_low']:.3f} to {metrics['auc_high']:.3f}), {metrics['train_auc']:.3f} on the others"
+        f"AUC {metrics['auc']:.4f} on {metrics['validation_prompts']:,} validation prompts (95 % of bootstrap samples: "
+        f"{metrics['auc_low']:.4f} to {metrics['auc_high']:.4f}), {metrics['train_auc']:.4f} on the others"
     )
 
 
@@ -166,12 +176,13 @@ def verifier(
     ] = 0.5,
     pair: PairName = None,
     license: License = None,
+    validation: Validation = 0.1,
     seed: Seed = 0,
     threads: Threads = None,
 ) -> None:
     """Train a verifier head, which tells whether a drafted token needs the target's check (SPRINTER).
 
-    A linear layer and a sigmoid on the draft's hidden state, fitted by binary cross-entropy and Adam to 90 % of the
+    A linear layer and a sigmoid on the draft's hidden state, fitted by binary cross-entropy and Adam to part of the
     prompts and stopped early on the others. The plot in OUT shows the ROC curves of λ = 1, 1.2 and 1.5.
     """
     from ..training.mined import read_ratios
@@ -179,7 +190,7 @@ def verifier(
 
     limit_threads(threads)
     disable_progress_bar()
-    settings = VerifierSettings(ratio=ratio, position=position, threshold=threshold, seed=seed)
+    settings = VerifierSettings(ratio, position, threshold, validation_share=validation, seed=seed)
     screen = console()
     ratios, origin = read_ratios(data, settings.positions)
     origin = carded(origin, pair, license)

@@ -17,7 +17,7 @@ def recall_table(config: JudgeConfig) -> Table:
     table = Table("threshold", "important found (%)", "mismatches skipped (%)", title="Thresholds, on validation")
     for row in config.thresholds:
         mark = " ←" if row.threshold == config.threshold else ""
-        table.add_row(f"{row.threshold:.4f}{mark}", f"{100 * row.recall:.1f}", f"{100 * row.skipped:.1f}")
+        table.add_row(f"{row.threshold:.6g}{mark}", f"{100 * row.recall:.1f}", f"{100 * row.skipped:.1f}")
     return table
 
 

@@ -67,7 +67,8 @@ def fit_layer(column: str, train: Examples, validation: Examples, descent: Desce
     mean, scale = raw[0].mean(0), raw[0].std(0, correction=0)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     layer, epoch = _descend([(side - mean) / scale for side in raw], labels, descent)
-    return Layer(*fold(mean, scale, layer.weight.detach(), layer.bias.detach()), epoch)
+    parts = (x.detach().numpy() for x in (mean, scale, layer.weight, layer.bias))
+    return Layer(*fold(*parts), epoch)
 
 
 def _descend(states: Sequence[Tensor], labels: Sequence[Tensor], descent: Descent) -> tuple[nn.Linear, int]:

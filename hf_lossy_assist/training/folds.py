@@ -28,7 +28,9 @@ class FoldedJudges:
     by_fold
         The head that measures a fold's prompts, by the fold's number.
     auc
-        Area under the ROC curve of all tokens, each scored by the head that has not seen its prompt.
+        Share of the pairs of an important and an unimportant token, both of one fold, that the head which has not
+        seen that fold ranks rightly. Probabilities of different heads are not compared: each has a threshold of its
+        own.
     """
 
     final: TrainedJudge
@@ -67,21 +69,24 @@ def train_judges_by_fold(
     Raises
     ------
     LossyValueError
-        When there is one fold only, or the others can't be learnt from.
+        When there is one fold only, or what they leave can't be learnt from.
     """
     numbers = [int(fold) for fold in np.unique(folds)]
     if len(numbers) < 2:
         raise LossyValueError(f"`folds` has to name two folds or more, but names {numbers}")
     examples = examples.only(settings.columns)
-    scores = np.empty(len(examples), dtype=np.float32)
-    by_fold = {}
+    by_fold, areas, pairs = {}, [], []
     for fold in numbers:
-        left_out = folds == fold
-        trained = train_judge(examples.where(~left_out), origin, settings, on_fit=on_fit, left_out_fold=fold)
-        scores[left_out] = probabilities(trained.head, examples.where(left_out))
+        unseen = examples.where(folds == fold)
+        trained = train_judge(examples.where(folds != fold), origin, settings, on_fit=on_fit, left_out_fold=fold)
         by_fold[fold] = trained
+        if unseen.labels.any() and not unseen.labels.all():
+            areas.append(roc_auc_score(unseen.labels, probabilities(trained.head, unseen)))
+            pairs.append(unseen.labels.sum() * (~unseen.labels).sum())
+    if not pairs:
+        raise LossyValueError("`folds` have to have tokens of both classes, but each has one only; mine more prompts")
     final = train_judge(examples, origin, settings, on_fit=on_fit)
-    auc = float(roc_auc_score(examples.labels, scores))
+    auc = float(np.average(areas, weights=pairs))
     config = final.head.config
     final.head.config = replace(config, metrics={**config.metrics, "out_of_fold_auc": auc})
     return FoldedJudges(final, by_fold, auc)

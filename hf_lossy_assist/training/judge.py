@@ -97,7 +97,13 @@ class TrainedJudge:
         ]
         title = f"Judge head for {self.head.config.task}"
         # The card, which `save_pretrained` writes, shows the plots that it finds.
-        draw_roc(curves, folder / ROC, title=title, positive="important tokens found", others="unimportant tokens kept")
+        draw_roc(
+            curves,
+            folder / ROC,
+            title=title,
+            positive="important tokens found",
+            others="unimportant tokens taken for important",
+        )
         self.head.save_pretrained(folder)
 
 

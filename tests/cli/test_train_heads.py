@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -41,10 +42,11 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
     assert head.threshold_for(0.95) == config.threshold
     card = (tmp_path / "README.md").read_text()
     for row in config.thresholds:
-        assert f"{row.threshold:.4f}" in printed.stdout
+        assert f"{row.threshold:.6g}" in printed.stdout
         assert f"| {row.threshold:.4g} |" in card
     assert "120 prompts, 600 mismatches" in printed.stdout
-    assert f"AUC {config.metrics['auc']:.3f} on 12 validation prompts" in printed.stdout
+    assert f"AUC {config.metrics['auc']:.4f} on 12 validation prompts" in printed.stdout
+    assert re.search(r"rests on 1\d important tokens", printed.stdout)
     assert "![ROC curve](roc.png)" in card
     assert (tmp_path / "roc.png").is_file()
     assert not (tmp_path / "comparison.json").exists()
@@ -66,12 +68,13 @@ def test_a_comparison_is_printed_and_kept(mined, tmp_path):
 )
 def test_folds_are_for_prompts_that_are_measured_later(tmp_path, split, options, by_fold):
     data = write_judged(tmp_path / "data", judged(), folds=3, settings={"split": split})
-    printed = run("judge", "--data", data, "--out", tmp_path / "head", *options).stdout
+    printed = run("judge", "--data", data, "--out", tmp_path / "head", "--validation", "0.2", *options).stdout
     assert ("out of fold" in printed) is by_fold
     folders = sorted(path.name for path in (tmp_path / "head").glob("fold-*"))
     assert folders == (["fold-0", "fold-1", "fold-2"] if by_fold else [])
     for folder in folders:
-        assert JudgeHead.from_pretrained(tmp_path / "head" / folder).config.metrics["prompts"] == 80
+        metrics = JudgeHead.from_pretrained(tmp_path / "head" / folder).config.metrics
+        assert (metrics["prompts"], metrics["validation_prompts"]) == (80, 16)
     assert JudgeHead.from_pretrained(tmp_path / "head").config.metrics["prompts"] == 120
 
 
@@ -148,6 +151,7 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
         (("judge", "--data", "MINED", "--folds"), "`--folds` needs data"),
         (("judge", "--data", "MINED", "--recall", "1.5"), "`recall`"),
+        (("judge", "--data", "MINED", "--validation", "1"), "`validation_share`"),
         (("judge", "--data", "MINED", "--pair", "arithmetic"), "of the target of 'arithmetic'"),
         (("verifier", "--data", "RATIOS", "--lambda", "0.9"), "`lambda`"),
         (("judge", "--data", "ONE_CLASS"), "tokens are unimportant"),

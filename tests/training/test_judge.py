@@ -134,19 +134,27 @@ def test_every_fold_is_judged_by_a_head_that_has_not_seen_it(tmp_path):
     folds = (examples.prompts // 7) % 4
     trained = train_judges_by_fold(examples, folds, ORIGIN, JudgeSettings(strengths=(0.01, 1.0)))
     assert sorted(trained.by_fold) == [0, 1, 2, 3]
-    scores = np.empty(len(examples))
+    pairs = []
     for fold, one in trained.by_fold.items():
         seen = {*one.train.prompts, *one.validation.prompts}
         assert seen == set(examples.prompts[folds != fold])
         assert one.head.config.provenance["training"]["left_out_fold"] == fold
-        left_out = torch.from_numpy(examples.features(["target_draft"])[folds == fold])
-        scores[folds == fold] = one.head.probability(left_out)
-    assert trained.auc == pytest.approx(roc_auc_score(examples.labels, scores))
+        left_out = examples.where(folds == fold)
+        scores = one.head.probability(torch.from_numpy(left_out.states["target_draft"])).numpy()
+        pairs += [p > n for p in scores[left_out.labels] for n in scores[~left_out.labels]]
+    assert trained.auc == pytest.approx(np.mean(pairs))
     assert trained.final.head.config.metrics["out_of_fold_auc"] == trained.auc
     assert {*trained.final.train.prompts, *trained.final.validation.prompts} == set(examples.prompts)
     trained.save(tmp_path)
     assert torch.equal(JudgeHead.from_pretrained(tmp_path / "fold-2").weight, trained.by_fold[2].head.weight)
     assert torch.equal(JudgeHead.from_pretrained(tmp_path).weight, trained.final.head.weight)
+
+
+def test_folds_of_one_class_cannot_be_measured():
+    examples = judged(prompts=40)
+    examples.labels[:] = examples.prompts % 2 == 0
+    with pytest.raises(LossyValueError, match=r"`folds`|`data`"):
+        train_judges_by_fold(examples, (examples.prompts % 2).astype(int), ORIGIN)
 
 
 def test_one_fold_is_none():

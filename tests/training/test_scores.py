@@ -57,7 +57,7 @@ def test_the_interval_is_that_of_areas_over_drawn_prompts():
     prompts = rng.integers(12, size=80)
     labels, scores = rng.random(80) < 0.4, rng.integers(10, size=80) / 10
     areas = []
-    for _ in range(600):
+    for _ in range(300):
         drawn = np.concatenate([np.flatnonzero(prompts == i) for i in rng.integers(12, size=12)])
         areas.append(roc_auc_score(labels[drawn], scores[drawn]))
     interval = auc_interval(labels, scores, prompts, draws=2000)
