@@ -84,10 +84,10 @@ class Preference(Task):
     --------
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "questions.jsonl"
-    >>> _ = path.write_text('{"turns": ["Write a haiku.", "Now without nouns."]}')
+    >>> _ = path.write_text('{"turns": ["Write a poem.", "Now without nouns."]}')
     >>> task = Preference(data=str(path), model="judge", base_url="http://localhost:8000/v1")
     >>> task.examples("train", 1)
-    [Example(prompt='Write a haiku.', answer='', solution='')]
+    [Example(prompt='Write a poem.', answer='', solution='')]
     """
 
     name = "preference"

@@ -1,0 +1,180 @@
+"""GSM8K: its files, its splits, its prompts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import datasets
+import pytest
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.tasks.gsm8k import GSM8K
+
+ROWS = [
+    {"question": f"What is {i} + {i}?", "answer": f"{i}+{i}=<<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i}"}
+    for i in range(400)
+]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def train(tmp_path):
+    return write(tmp_path / "train.jsonl", ROWS[:300])
+
+
+@pytest.fixture
+def folder(tmp_path, train):
+    write(tmp_path / "test.jsonl", ROWS[300:])
+    return str(tmp_path)
+
+
+def test_a_row_becomes_an_example(folder):
+    [example] = GSM8K(folder).examples("test", 1)
+    assert example.prompt == "Question: What is 300 + 300?\nAnswer:"
+    assert example.answer == "600"
+    assert example.solution == " 300+300=600\n#### 600"
+
+
+def test_every_solution_is_correct(folder):
+    task = GSM8K(folder)
+    for split in task.splits:
+        assert all(task.correct(example, example.solution) for example in task.examples(split, 1000))
+
+
+def test_validation_is_cut_out_of_the_training_file(train):
+    task = GSM8K(train)
+    assert task.splits == ("train", "validation")
+    parts = {split: {e.prompt for e in task.examples(split, 1000)} for split in task.splits}
+    assert not parts["train"] & parts["validation"]
+    assert len(parts["train"]) + len(parts["validation"]) == 300
+    assert 0.01 < len(parts["validation"]) / 300 < 0.12  # 5 %, binomial, four standard deviations
+
+
+def test_splits_do_not_depend_on_the_order_of_rows(tmp_path, train):
+    shuffled = random.Random(0).sample(ROWS[:300], 300)
+    other = GSM8K(write(tmp_path / "other.jsonl", shuffled))
+    for split in other.splits:
+        assert set(other.examples(split, 1000)) == set(GSM8K(train).examples(split, 1000))
+
+
+def test_a_file_s_name_or_the_argument_tells_what_it_holds(tmp_path):
+    path = write(tmp_path / "my_test_set.jsonl", ROWS)
+    assert GSM8K(path).splits == ("test",)
+    assert len(GSM8K(path).examples("test", 1000)) == 400
+    assert GSM8K(path, split="train").splits == ("train", "validation")
+    with pytest.raises(LossyValueError, match=r"`split` has to be one of \['test'\], but is 'train'"):
+        GSM8K(path).examples("train", 1)
+    with pytest.raises(LossyValueError, match="`split` has to be 'train' or 'test', but is 'dev'"):
+        GSM8K(path, split="dev")
+
+
+def test_a_gzipped_file_is_read(tmp_path):
+    path = tmp_path / "test.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write(json.dumps(ROWS[0]))
+    assert len(GSM8K(str(path)).examples("test", 5)) == 1
+
+
+def test_worked_problems_come_first_and_belong_to_no_split(folder):
+    task = GSM8K(folder, shots=2)
+    [example] = task.examples("test", 1)
+    plain = GSM8K(folder)
+    assert example.prompt == (
+        "Question: What is 0 + 0?\nAnswer: 0+0=0\n#### 0\n\n"
+        "Question: What is 1 + 1?\nAnswer: 1+1=2\n#### 2\n\n" + plain.examples("test", 1)[0].prompt
+    )
+    asked = {task.user_turn(e) for split in ("train", "validation") for e in task.examples(split, 1000)}
+    assert len(asked) == 298
+    assert not any("What is 1 + 1?" in question for question in asked)
+
+
+def test_a_chat_model_is_told_how_to_end(folder):
+    task = GSM8K(folder)
+    turn = task.user_turn(task.examples("test", 1)[0])
+    assert "Problem: What is 300 + 300?\n" in turn
+    assert "Question:" not in turn
+    assert '"The final answer is N."' in turn
+
+
+def test_a_question_that_the_model_asks_itself_does_not_count(folder):
+    task = GSM8K(folder)
+    assert task.extract_answer(" It is 6.\n\nQuestion: What is 2 + 2?\nAnswer: 4") == "6"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"question": "a", "answer": "#### 1"}\n\n{"question": ', r"line 3 of `data` \(train.jsonl\) is no JSON"),
+        ('["a"]', r"line 1 .* has to be an object with the fields \['question', 'answer'\]"),
+        (
+            '{"question": "a"}',
+            r"'answer' has to be a text, but in line 1 .* it is missing; there are \['question'\]",
+        ),
+        ('{"question": "a", "answer": 3}', "field 'answer' has to be a text, but in line 1 .* it holds 3"),
+        ('{"question": "", "answer": "#### 3"}', "field 'question' has to be a text"),
+        ('{"question": "a", "answer": "none"}', "has to end in '#### N', but is 'none'"),
+        ("\n", "holds no rows"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_the_place(tmp_path, content, message):
+    path = tmp_path / "train.jsonl"
+    path.write_text(content)
+    with pytest.raises(LossyValueError, match=message):
+        GSM8K(str(path)).examples("train", 1)
+
+
+def test_a_missing_file_or_an_empty_folder_is_named(tmp_path):
+    with pytest.raises(LossyValueError, match=r"`data` has to be an existing file, but there is none at '.*none'"):
+        GSM8K(str(tmp_path / "none")).examples("train", 1)
+    with pytest.raises(LossyValueError, match=r"has to hold train.jsonl or test.jsonl, but has neither"):
+        GSM8K(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b\x08 cut off", b"no gzip at all"])
+def test_a_broken_archive_is_named(tmp_path, content):
+    path = tmp_path / "train.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(LossyValueError, match=r"can't be read as .gz text"):
+        GSM8K(str(path)).examples("train", 1)
+
+
+def test_text_that_is_no_unicode_is_named(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b'{"question": "\xff"}')
+    with pytest.raises(LossyValueError, match=r"can't be read as .jsonl text"):
+        GSM8K(str(path)).examples("train", 1)
+
+
+def test_worked_problems_need_a_training_split(tmp_path):
+    with pytest.raises(LossyValueError, match="`shots` is 3, but `data` has no training split"):
+        GSM8K(write(tmp_path / "test.jsonl", ROWS[:3]), shots=3)
+
+
+def test_without_data_the_hub_is_asked(monkeypatch):
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        return ROWS[:100]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task = GSM8K()
+    assert task.splits == ("train", "validation", "test")
+    assert task.examples("test", 1)[0].answer == "0"
+    assert len(task.examples("train", 1000)) + len(task.examples("validation", 1000)) == 100
+    assert asked == [(("openai/gsm8k", "main"), {"split": split}) for split in ("test", "train")]
+
+
+def test_without_data_and_network_the_remedy_is_named(monkeypatch):
+    def load_dataset(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(LossyValueError, match=r"can't be loaded from the Hub \(Couldn't reach .* local JSONL"):
+        GSM8K().examples("test", 1)

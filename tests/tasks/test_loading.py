@@ -1,0 +1,105 @@
+"""Tasks by name and by dotted path."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from hf_lossy_assist import LossyValueError, tasks
+from hf_lossy_assist.tasks.loading import SHIPPED
+
+OWN = """
+from hf_lossy_assist.tasks import Example, Task
+
+class Mine(Task):
+    name = "mine"
+    def __init__(self, data: str | None = None, size=3, label: str = "x", **rest):
+        self.data, self.size, self.label, self.rest = data, size, label, rest
+    def examples(self, split, n):
+        return [Example("?", "!")] * min(n, self.size)
+    def extract_answer(self, text):
+        return text or None
+    def equivalent(self, a, b):
+        return a == b
+
+def make(size):
+    return Mine(size=size)
+
+class NoTask:
+    pass
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_task_of_a_user.py").write_text(OWN)
+    (tmp_path / "broken_task_of_a_user.py").write_text("import nothing_of_this_name\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    yield "own_task_of_a_user"
+    for name in ("own_task_of_a_user", "broken_task_of_a_user"):
+        sys.modules.pop(name, None)
+
+
+def test_every_shipped_name_loads(tmp_path):
+    gsm8k, code, preference = (tmp_path / f"{name}.jsonl" for name in ("gsm8k", "code", "preference"))
+    gsm8k.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
+    row = {"task_id": "0", "prompt": "def f():\n", "test": "x", "entry_point": "f", "canonical_solution": "    pass"}
+    code.write_text(json.dumps(row))
+    preference.write_text(json.dumps({"prompt": "Hello"}))
+    made = {
+        "arithmetic": tasks.load("arithmetic"),
+        "gsm8k": tasks.load("gsm8k", str(gsm8k)),
+        "code": tasks.load("code", str(code)),
+        "preference": tasks.load("preference", str(preference), model="judge"),
+    }
+    assert set(made) == set(SHIPPED)
+    assert {name: task.name for name, task in made.items()} == {name: name for name in SHIPPED}
+    for task in made.values():
+        assert [e for split in task.splits for e in task.examples(split, 1)]
+
+
+def test_a_class_or_a_function_of_one_s_own(own_module):
+    assert tasks.load(f"{own_module}:Mine").size == 3
+    assert tasks.load(f"{own_module}:make", size=5).size == 5
+
+
+def test_options_are_typed_as_json_unless_a_text_is_asked_for(own_module):
+    task = tasks.load(f"{own_module}:Mine", "7.jsonl", size="4", label="12", more="[1, 2]", flag="true", word="a b")
+    assert (task.size, task.label) == (4, "12")
+    assert task.rest == {"more": [1, 2], "flag": True, "word": "a b"}
+    assert task.data == "7.jsonl"
+    assert tasks.load(f"{own_module}:Mine", size=2, more=None).rest == {"more": None}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("gsm9k", r"`spec` has to be one of \['arithmetic', 'code', 'gsm8k', 'preference'\] or a dotted path"),
+        ("no_such_module:Task", "importing 'no_such_module' failed: No module named 'no_such_module'"),
+        ("broken_task_of_a_user:Task", "failed: No module named 'nothing_of_this_name'"),
+        ("own_task_of_a_user:Nothing", "the module 'own_task_of_a_user' has no 'Nothing'"),
+        ("own_task_of_a_user:constant", "has, but can't call, 'constant'"),
+        ("own_task_of_a_user:NoTask", "has to name a subclass of hf_lossy_assist.tasks.Task .* gives a NoTask"),
+        ("own_task_of_a_user:", "dotted path"),
+        (":Task", "dotted path"),
+    ],
+)
+def test_what_is_no_task_is_refused(own_module, spec, message):
+    with pytest.raises(LossyValueError, match=message):
+        tasks.load(spec)
+
+
+def test_options_that_a_task_does_not_take_are_refused(own_module):
+    with pytest.raises(LossyValueError, match=r"the task 'arithmetic' takes no `sead`; it takes \['seed'\]"):
+        tasks.load("arithmetic", sead=1)
+    with pytest.raises(LossyValueError, match="the task 'arithmetic' takes no `data`"):
+        tasks.load("arithmetic", "problems.jsonl")
+    with pytest.raises(LossyValueError, match="needs `size`, which is not given"):
+        tasks.load(f"{own_module}:make")
+    with pytest.raises(LossyValueError, match="the task 'preference' needs `data`"):
+        tasks.load("preference")
