@@ -41,7 +41,8 @@ class Fsd(Acceptor):
     Parameters
     ----------
     threshold
-        T. At 0 nothing is kept, and every token is the target's own.
+        T. At 0 nothing is kept, and every token is the target's own. The default keeps the bundled pair's
+        accuracy; 0.4 does not.
     divergence
         ``"js"`` (the paper's choice), ``"kl"`` or ``"tv"``.
 

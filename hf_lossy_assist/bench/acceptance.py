@@ -24,6 +24,11 @@ RULES: tuple[tuple[Any, Mapping[str, Any]], ...] = (
     ("typical", {}),
     ("relaxed", {"top_n": 10, "delta": 0.6}),
     ("ensemble", {"weight": 0.8}),
+    ("thresholds", {"threshold_single": 0.3, "threshold_acc": 0.8}),
+    ("near_top", {}),
+    ("lenience", {}),
+    ("fsd", {}),
+    ("fly", {}),
 )
 """Every rule at a published or usual setting."""
 

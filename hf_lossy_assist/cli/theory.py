@@ -17,9 +17,7 @@ _TPRS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
 
 def theory(
-    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for run_length.png and speedup.png.")] = Path(
-        "theory"
-    ),
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the two plots.")] = Path("theory"),
     r: Annotated[int, typer.Option(min=0, help="Acceptable tokens at the beginning of a SPRINTER run.")] = 5,
     fpr: Annotated[str, typer.Option(help="False-positive rates of its verifier.")] = "0.1,0.5",
     max_draft: Annotated[int | None, typer.Option(min=1, help="Bound on a SPRINTER run; none by default.")] = None,

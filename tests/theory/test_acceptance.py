@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError, theory
+from tests.acceptors.table import ROWS, Law, Row, row_id
 
 DRAWS = 200_000
 Array = np.ndarray
@@ -166,3 +167,16 @@ def test_knobs_out_of_range_are_refused(function, name: str, values):
     for value in values:
         with pytest.raises(LossyValueError, match=f"`{name}`"):
             function(p, q, value)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if hasattr(theory, f"{row.mode}_acceptance")], ids=row_id)
+def test_the_theory_is_of_the_rules_as_implemented(row: Row):
+    """The oracles of the rules' own tests say the same."""
+    for seed in (0, 2, 4):
+        p, q = random_laws(seed)
+        law = Law(p, q, np.empty(0), np.empty(0), do_sample=True)
+        kept = q * row.acceptance(law, row.config)
+        acceptance = getattr(theory, f"{row.mode}_acceptance")(p, q, *row.config.values())
+        assert acceptance == pytest.approx(kept.sum())
+        output = getattr(theory, f"{row.mode}_output_law")(p, q, *row.config.values())
+        assert output == pytest.approx(kept + (1 - kept.sum()) * row.correction(law))
