@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +10,12 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from . import compat
+from .break_even import BreakEven, NoBreakEven
 from .compat import CandidateGenerator
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
-from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, RunningDrafter, check_draft_model, check_num_tokens
-from .errors import LossyUnsupportedError, LossyValueError
+from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, RunningDrafter, check_draft_model, check_num_tokens, window_of
+from .errors import LossyUnsupportedError, LossyValueError, warn_once
 from .output import GenerateLossyOutput
 from .sampling import Randomness
 from .sequential import SequentialDecoding
@@ -49,7 +48,7 @@ class LossyCall:
     config: RunConfig
     assistant_model: PreTrainedModel | None
     candidate_generator: CandidateGenerator | DrafterFactory | None
-    num_assistant_tokens: int
+    num_assistant_tokens: int | str
     confidence: float | None
     schedule: str
 
@@ -138,6 +137,7 @@ class LossyCall:
             streamer=streamer,
             randomness=randomness,
             limits=self.config.limits.bind(tokenizer),
+            break_even=BreakEven() if self.config.break_even else NoBreakEven(),
         )
         unseen = compat.unseen_tokens(input_ids, model_kwargs, generation_config)
         loop = Decoding if acceptor.run_ahead is None else SequentialDecoding
@@ -169,12 +169,11 @@ class LossyCall:
             return RunningDrafter.of(self.assistant_model, acceptor.run_ahead.head, **settings)
         return ModelDrafter(
             self.assistant_model,
-            self.num_assistant_tokens,
+            window_of(self.num_assistant_tokens, self.schedule),
             # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
             keep_logits=config.do_sample or "draft_probs" in acceptor.needs,
             keep_hidden="draft_hidden" in acceptor.needs,
             confidence=self.confidence,
-            schedule=self.schedule,
             **settings,
         )
 
@@ -284,8 +283,3 @@ def check_mode(config: RunConfig, do_sample: bool) -> None:
         )
     if (warning := config.acceptor.check_mode(do_sample)) is not None:
         warn_once(warning)
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=2)

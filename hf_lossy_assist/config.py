@@ -20,7 +20,7 @@ FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
 
 _LIMITS = tuple(x.name for x in fields(Limits))
-LATER_KEYS = ("compile", "break_even")
+LATER_KEYS = ("compile",)
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,16 @@ class RunConfig:
         Refuse to run where the rule could change the output's law.
     limits
         Where the run may be lossy.
+    break_even
+        Fall back to plain decoding where speculation turns out slower. That depends on the clock, so with a seed it
+        is off unless asked for.
     """
 
     acceptor: Acceptor
     seed: int | None = None
     require_lossless: bool = False
     limits: Limits = field(default_factory=Limits)
+    break_even: bool = True
 
     def is_lossless(self, do_sample: bool) -> bool:
         """Tell whether the run, as configured, leaves the output's law as it is."""
@@ -71,8 +75,8 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
 
     Examples
     --------
-    >>> parse("ears", {"beta": 0.2, "seed": 0})
-    RunConfig(acceptor=Ears(beta=0.2), seed=0, require_lossless=False, limits=Limits(strict_first_n=0, ...))
+    >>> parse("ears", {"beta": 0.2, "seed": 0}).acceptor
+    Ears(beta=0.2)
     """
     names, compose = _names(mode)
     settings = _as_dict("lossy_config", config)
@@ -80,12 +84,11 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     for key in LATER_KEYS:
         if settings.pop(key, None) is not None:
             raise LossyUnsupportedError(f"`lossy_config` key {key!r} is not supported yet; leave it out")
-    require_lossless = settings.pop("require_lossless", False)
-    if not isinstance(require_lossless, bool):
-        raise LossyValueError(f"`require_lossless` in `lossy_config` has to be a bool, but is {require_lossless!r}")
+    require_lossless = _switch(settings, "require_lossless", False)
     seed = settings.pop("seed", None)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise LossyValueError(f"`seed` in `lossy_config` has to be an int >= 0 and < 2**63, but is {seed!r}")
+    break_even = _switch(settings, "break_even", seed is None)
     limits = Limits(**{key: settings.pop(key) for key in _LIMITS if settings.get(key) is not None})
     per_rule = {names[0]: settings} if compose is None else settings
     unknown = [key for key in per_rule if key not in names]
@@ -102,7 +105,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if compose is AnyOf:
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
     acceptor = rules[0] if compose is None else compose(tuple(rules))
-    return RunConfig(acceptor, seed, require_lossless, limits)
+    return RunConfig(acceptor, seed, require_lossless, limits, break_even)
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
@@ -190,6 +193,13 @@ def _names(mode: Any) -> tuple[list[str], type[AnyOf] | type[AllOf] | None]:
     if len(set(names)) < len(names):
         raise LossyValueError(f"`lossy_mode` has to name every rule once, but is {mode!r}")
     return names, compose
+
+
+def _switch(settings: dict[str, Any], key: str, default: bool) -> bool:
+    value = settings.pop(key, None)
+    if value is not None and not isinstance(value, bool):
+        raise LossyValueError(f"`{key}` in `lossy_config` has to be a bool, but is {value!r}")
+    return default if value is None else value
 
 
 def _as_dict(argument: str, value: Any) -> dict[str, Any]:

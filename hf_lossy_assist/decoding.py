@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from . import drafting
 from .acceptors import Acceptor, decide
+from .break_even import BreakEven
 from .compat import CandidateGenerator, advance_inputs, recording, rollback
 from .limits import BoundLimits
 from .messages import Decision, Draft, Outcome, Strictness, Verification
@@ -40,6 +41,8 @@ class Run:
         The source of every random number.
     limits
         Where the run may be lossy.
+    break_even
+        Says when to decode without a draft.
     """
 
     model: PreTrainedModel
@@ -51,6 +54,7 @@ class Run:
     streamer: BaseStreamer | None
     randomness: Randomness
     limits: BoundLimits
+    break_even: BreakEven
 
 
 class Decoding:
@@ -113,6 +117,8 @@ class Decoding:
                     "n_last_matches": self.n_accepted,
                 }
             room = self.stopping.room(self.ids) - 1  # the target adds a token of its own
+            if self.run.break_even.plain:
+                room = 0
             return drafting.draft(self.run.drafter, self.ids, room, self.run.acceptor, **context)
 
     def verify(self, draft: Draft) -> Verification:
@@ -146,6 +152,8 @@ class Decoding:
         self.record.record(self.outputs, verification.logits, self.raw, committed, len(draft))
         self.stats.round(len(draft), outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
         self.run.drafter.update_candidate_strategy(self.ids, verification.logits, outcome.n_accepted)
+        if self.run.break_even.observe(committed):
+            self.stats.gave_up()
         if self.run.streamer is not None:
             self.run.streamer.put(self.ids[:, -committed:].cpu())
 

@@ -16,7 +16,7 @@ from .acceptors import decide
 from .calls import check_mode
 from .compat import CandidateGenerator
 from .config import parse
-from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens
+from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens, window_of
 from .errors import LossyUnsupportedError, LossyValueError
 from .limits import BoundLimits
 from .messages import Draft, Outcome
@@ -71,7 +71,7 @@ class LossyVerification(LogitsProcessor):
         target: PreTrainedModel,
         *,
         assistant_model: PreTrainedModel | None = None,
-        num_assistant_tokens: int | None = None,
+        num_assistant_tokens: int | str | None = None,
         lossy_head: Any = None,
         tokenizer: Any = None,
         **config: Any,
@@ -164,7 +164,7 @@ class LossyVerification(LogitsProcessor):
         else:
             drafter = ModelDrafter(
                 self.assistant_model,
-                self.num_assistant_tokens,
+                window_of(self.num_assistant_tokens),
                 processors=others,
                 do_sample=generation_config.do_sample,
                 max_length=generation_config.max_length,

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from .decoding import Decoding, Run
+from .errors import LossyUnsupportedError
 from .messages import Decision, Draft, Outcome, Verification
 from .output import GenerateLossyOutput
 from .stats import LossyStats
+from .theory import DenseDecoder, verifier_flops
 
 
 class SequentialDecoding(Decoding):
@@ -78,7 +80,21 @@ class SequentialDecoding(Decoding):
 
     def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         self.stats.head_calls = self.run.drafter.proposals
+        self.stats.flops = self._flops()
         return super().finish()
+
+    def _flops(self) -> dict[str, float]:
+        """Count all forwards, at the text's mean context; nothing where an architecture's operations aren't known."""
+        drafter, context = self.run.drafter, self.ids.shape[1] // 2
+        try:
+            draft, target = (DenseDecoder.of_model(x).forward(1, context) for x in (drafter.model, self.run.model))
+        except LossyUnsupportedError:
+            return {}
+        head = drafter.proposals * verifier_flops(self.request.head.config.width)
+        return {
+            "paper": head + drafter.tokens * draft.published + self.stats.target_calls * target.published,
+            "actual": head + drafter.tokens * draft.total + self.stats.target_tokens * target.total,
+        }
 
     def _may_pass(self, token: Tensor) -> bool:
         if self.ahead >= self.request.max_draft - 1:

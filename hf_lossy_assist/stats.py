@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from .errors import warn_once
+
 
 @dataclass(frozen=True)
 class LossyStats:
@@ -46,6 +48,9 @@ class LossyStats:
     flops
         For a rule that runs ahead: floating-point operations of all forwards, ``"actual"``, and by the paper's
         accounting, ``"paper"``, in which the target reads one token a call.
+    plain_after
+        Output tokens after which drafting was given up because the target alone is faster here; None where it
+        was not.
     trace
         For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``.
     """
@@ -68,6 +73,7 @@ class LossyStats:
     draft_tokens: int = 0
     head_calls: int = 0
     flops: Mapping[str, float] = field(default_factory=dict)
+    plain_after: int | None = None
     trace: tuple[str, ...] = field(default=(), repr=False)
 
     @property
@@ -110,6 +116,7 @@ class StatsRecorder:
         self.generated = self.lossy = self.unverified = 0
         self.target_tokens = self.draft_tokens = self.head_calls = 0
         self.flops: dict[str, float] = {}
+        self.plain_after: int | None = None
         self.histogram: dict[int, int] = {}
         self.runs: dict[int, int] = {}
         self.accepted_by: dict[str, int] = {}
@@ -161,6 +168,14 @@ class StatsRecorder:
         """Count one run of ``length`` tokens ahead of the target."""
         self.runs[length] = self.runs.get(length, 0) + 1
 
+    def gave_up(self) -> None:
+        """Note that from here on nothing is drafted, and say so."""
+        self.plain_after = self.generated
+        warn_once(
+            "speculative decoding is slower than the target alone here, so the rest of the text is decoded plainly. "
+            "Use a smaller draft or another `num_assistant_tokens`; `lossy_config={'break_even': False}` forbids this."
+        )
+
     def stop(self) -> None:
         """Note that the run may be over: reading the statistics later must not make it longer."""
         self._stopped = time.perf_counter()
@@ -184,6 +199,7 @@ class StatsRecorder:
             draft_tokens=self.draft_tokens,
             head_calls=self.head_calls,
             flops=dict(self.flops),
+            plain_after=self.plain_after,
             accepted_by=dict(self.accepted_by),
             seconds={"total": (self._stopped or time.perf_counter()) - self._started, **self.seconds},
             lossless=self.lossless,

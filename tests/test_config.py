@@ -20,8 +20,10 @@ def test_every_rule_can_be_named_without_settings():
 
 def test_lists_and_all_of():
     config = {"topk": {"k": 4}, "seed": 3}
-    assert parse(["topk", "dropmatch"], config) == RunConfig(AnyOf((TopK(k=4), DropMatch())), seed=3)
-    assert parse({"all_of": ["dropmatch", "topk"]}, config) == RunConfig(AllOf((DropMatch(), TopK(k=4))), seed=3)
+    assert parse(["topk", "dropmatch"], config) == RunConfig(AnyOf((TopK(k=4), DropMatch())), seed=3, break_even=False)
+    assert parse({"all_of": ["dropmatch", "topk"]}, config) == RunConfig(
+        AllOf((DropMatch(), TopK(k=4))), seed=3, break_even=False
+    )
     assert parse(["topk", "dropmatch"]).acceptor.name == "topk or dropmatch"
 
 

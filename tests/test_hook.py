@@ -76,11 +76,13 @@ def test_prompt_lookup(row: Row):
             row.hook(target)
         return
     hook = row.hook(target, seed=1)
-    mine = ours(target, None, row, 5, ids, prompt_lookup_num_tokens=6, **GREEDY)
-    out = stock(hook, None, ids, prompt_lookup_num_tokens=6, **GREEDY)
+    # Stock drafts beyond the length that fits; where the text ends inside a round, a rule that keeps a token because
+    # of the state after it keeps one more.
+    kwargs = GREEDY | {"max_new_tokens": 41, "prompt_lookup_num_tokens": 6}
+    mine = ours(target, None, row, 5, ids, **kwargs)
+    out = stock(hook, None, ids, **kwargs)
     assert out.tolist() == mine.sequences.tolist()
     theirs, own = counts(hook.stats), counts(mine.lossy_stats)
-    # Our loop does not draft beyond the length that fits; stock's prompt lookup does, to no avail.
     assert theirs.pop("drafted") >= own.pop("drafted") > 0
     assert theirs == own
 

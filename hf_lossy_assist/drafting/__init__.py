@@ -11,8 +11,9 @@ from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
 from ..errors import LossyValueError
 from ..messages import Draft
-from .model import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens
+from .model import ModelDrafter, check_draft_model
 from .running import RunningDrafter
+from .window import DEFAULT_NUM_TOKENS, check_num_tokens, window_of
 
 NEEDED = {"draft_probs": "distribution", "draft_hidden": "hidden states"}
 """What rules ask of a drafter, in words."""
@@ -62,4 +63,5 @@ __all__ = [
     "check_draft_model",
     "check_num_tokens",
     "draft",
+    "window_of",
 ]

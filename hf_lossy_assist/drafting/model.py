@@ -14,8 +14,7 @@ from ..errors import LossyUnsupportedError, LossyValueError
 from ..processing import process
 from ..sampling import Randomness
 from ..tapping import head_tap
-
-DEFAULT_NUM_TOKENS = 5
+from .window import ConstantWindow, Round, Stopwatch, Window
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -33,12 +32,6 @@ def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
         )
 
 
-def check_num_tokens(value: Any) -> None:
-    """Raise unless ``value`` can be γ."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1, but is {value!r}")
-
-
 class ModelDrafter(CandidateGenerator):
     """Proposes tokens with the draft model's own forward and cache.
 
@@ -49,8 +42,8 @@ class ModelDrafter(CandidateGenerator):
     ----------
     model
         The draft model.
-    num_tokens
-        γ, drafted tokens per round.
+    window
+        γ, drafted tokens per round: a number, or what chooses one from round to round.
     processors
         The user's logits processors; they act on q as they do on p.
     do_sample
@@ -67,14 +60,12 @@ class ModelDrafter(CandidateGenerator):
         Whether the inputs of the LM head are kept in ``hidden``.
     confidence
         Stop drafting after a token whose probability q(x) is below this.
-    schedule
-        ``"constant"``, or ``"heuristic"``: two more tokens after a fully accepted draft, one less otherwise.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        num_tokens: int,
+        window: int | Window,
         *,
         processors: LogitsProcessorList | None = None,
         do_sample: bool = False,
@@ -84,17 +75,16 @@ class ModelDrafter(CandidateGenerator):
         keep_logits: bool = True,
         keep_hidden: bool = False,
         confidence: float | None = None,
-        schedule: str = "constant",
     ) -> None:
         self.model = model
-        self.num_tokens = num_tokens
+        self.window = ConstantWindow(window) if isinstance(window, int) else window
         self.processors = LogitsProcessorList() if processors is None else processors
         self.do_sample = do_sample
         self.max_length = max_length
         self.randomness = Randomness() if randomness is None else randomness
         self.keep_logits = keep_logits
         self.confidence = confidence
-        self.schedule = schedule
+        self._watch = Stopwatch(model.device)
         self._tap = head_tap(model, self.randomness) if keep_hidden else None
         self.reset()
         self._mask = None if attention_mask is None else attention_mask.to(model.device)
@@ -105,6 +95,8 @@ class ModelDrafter(CandidateGenerator):
         """Forget everything seen, to draft for another prompt."""
         self.calls = self.tokens = 0
         self.hidden: Tensor | None = None
+        self._drafted = 0
+        self._marks: list[Any] = []
         self._cache = new_cache(self.model)
         self._cached = 0
 
@@ -114,7 +106,8 @@ class ModelDrafter(CandidateGenerator):
         Where they are kept, ``hidden`` then holds the states ``(1, n, d)`` that predicted the tokens.
         """
         length = input_ids.shape[1]
-        n = min(self.num_tokens, self.max_length - length - 1)
+        self._marks = [self._watch.mark()]
+        n = min(self.window.size, self.max_length - length - 1)
         if n <= 0:
             return input_ids, None
         self.forget_after(length - 1)
@@ -129,6 +122,8 @@ class ModelDrafter(CandidateGenerator):
             if self.confidence is not None and law.gather(-1, token[..., None]).item() < self.confidence:
                 break
         self.hidden = torch.cat(states, dim=1) if states else None
+        self._drafted = candidate.shape[1] - length
+        self._marks.append(self._watch.mark())
         return candidate, torch.cat(scores, dim=1) if self.keep_logits else None
 
     def forget_after(self, length: int) -> None:
@@ -153,10 +148,12 @@ class ModelDrafter(CandidateGenerator):
         return token, logits, law
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """Adapt γ to the last round, where the schedule says so."""
-        if self.schedule.startswith("heuristic"):
-            complete = num_matches == scores.shape[1] - 1
-            self.num_tokens = self.num_tokens + 2 if complete else max(1, self.num_tokens - 1)
+        """Let γ be adapted to the last round."""
+        if len(self._marks) == 2:
+            begin, drafted, end = *self._marks, self._watch.mark()
+            seconds = self._watch.between(begin, drafted), self._watch.between(drafted, end)
+            self.window.observe(Round(self._drafted, num_matches, *seconds))
+            self._marks = []
 
     def read(self, candidate: Tensor) -> Tensor:
         """Run the model over what its cache lacks and return the last position's raw logits ``(B, 1, V)``."""

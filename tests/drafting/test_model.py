@@ -12,6 +12,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from hf_lossy_assist.acceptors import Lossless
 from hf_lossy_assist.drafting import ModelDrafter, draft
+from hf_lossy_assist.drafting.window import HeuristicWindow
 from hf_lossy_assist.sampling import Randomness
 from tests.models import ARCHITECTURES, constant, prompt, tiny
 
@@ -77,11 +78,11 @@ def test_logits_are_kept_only_on_demand():
 def test_the_model_and_its_configurations_stay_as_they_were():
     model = tiny()
     before = copy.deepcopy((model.config.to_dict(), model.generation_config.to_dict()))
-    drafter = ModelDrafter(model, 4, schedule="heuristic")
+    drafter = ModelDrafter(model, HeuristicWindow(4))
     for n in range(3):
         candidate, logits = drafter.get_candidates(prompt(7 + 5 * n))
         drafter.update_candidate_strategy(candidate, torch.zeros(1, logits.shape[1] + 1, 1), logits.shape[1])
-    assert drafter.num_tokens == 10
+    assert drafter.window.size == 10
     assert (model.config.to_dict(), model.generation_config.to_dict()) == before
 
 

@@ -1,0 +1,173 @@
+"""How many tokens to draft per round."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import LossyValueError
+from ..theory import best_gamma
+
+DEFAULT_NUM_TOKENS = 5
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round cost and kept.
+
+    Attributes
+    ----------
+    drafted, accepted
+        Tokens proposed and kept.
+    drafting, rest
+        Seconds in the draft model, and from then until the next draft could begin.
+    """
+
+    drafted: int
+    accepted: int
+    drafting: float
+    rest: float
+
+
+class Window(ABC):
+    """γ, from round to round."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Tokens to draft in the next round."""
+
+    def observe(self, last: Round) -> None:
+        """Learn from a round."""
+        return
+
+
+class ConstantWindow(Window):
+    """The same γ in every round."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+
+class HeuristicWindow(ConstantWindow):
+    """Two more tokens after a fully accepted draft, one less otherwise: transformers' ``"heuristic"`` schedule."""
+
+    def observe(self, last: Round) -> None:
+        self._size = self._size + 2 if last.accepted == last.drafted else max(1, self._size - 1)
+
+
+class AutoWindow(Window):
+    """The γ of the largest expected speedup, by the running acceptance and the measured times.
+
+    :func:`hf_lossy_assist.theory.best_gamma` of α, the share of drafted tokens that were kept among those that were
+    decided; of the median time of a draft step; and of the time of the rest of a round as a line over γ. The first
+    rounds, and every 16th, take another γ, without which there would be no line.
+
+    Parameters
+    ----------
+    highest
+        The largest γ.
+    """
+
+    _FIRST = (5, 1, 9, 3)
+    _EXPLORE_EVERY = 16
+    _MEMORY = 32
+    _FORGET = 0.97
+
+    def __init__(self, highest: int = 32) -> None:
+        self.highest = highest
+        self.rounds = 0
+        self.kept = self.rejected = 0.0
+        self.steps: deque[float] = deque(maxlen=self._MEMORY)
+        self.rests: dict[int, deque[float]] = {}
+        self._best = DEFAULT_NUM_TOKENS
+
+    @property
+    def size(self) -> int:
+        if self.rounds < len(self._FIRST):
+            return self._FIRST[self.rounds]
+        if self.rounds % self._EXPLORE_EVERY == 0:
+            turn = self.rounds // self._EXPLORE_EVERY % 2
+            return max(1, self._best // 2) if turn else min(self.highest, self._best + 3)
+        return self._best
+
+    @property
+    def acceptance(self) -> float:
+        """α, with a prior of two tokens at 0.7."""
+        return (self.kept + 1.4) / (self.kept + self.rejected + 2)
+
+    def observe(self, last: Round) -> None:
+        self.rounds += 1
+        if last.drafted == 0:
+            return
+        self.kept = self._FORGET * self.kept + last.accepted
+        self.rejected = self._FORGET * self.rejected + (last.accepted < last.drafted)
+        if self.rounds > 1:  # the first forwards read the prompt
+            self.steps.append(last.drafting / last.drafted)
+            self.rests.setdefault(last.drafted, deque(maxlen=self._MEMORY)).append(last.rest)
+        if self.rounds >= len(self._FIRST):
+            self._best = self._choose()
+
+    def _choose(self) -> int:
+        base, slope = self._line()
+        t_draft = statistics.median(self.steps)
+        return best_gamma(self.acceptance, t_draft, (base - slope, slope), lowest=1, highest=self.highest)
+
+    def _line(self) -> tuple[float, float]:
+        """Fit the rest of a round as ``base + slope · γ``, by least squares over the median of every γ."""
+        points = [(size, statistics.median(times), len(times)) for size, times in self.rests.items()]
+        total = sum(weight for *_, weight in points)
+        mean_x = sum(x * w for x, _, w in points) / total
+        mean_y = sum(y * w for _, y, w in points) / total
+        spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
+        slope = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points) / spread if spread else 0.0
+        slope = min(max(slope, 0.0), mean_y / (mean_x + 1))  # a forward over nothing takes no negative time
+        return mean_y - slope * mean_x, slope
+
+
+def window_of(num_tokens: int | str, schedule: str = "constant") -> Window:
+    """Return the window that ``num_assistant_tokens`` and ``num_assistant_tokens_schedule`` ask for."""
+    check_num_tokens(num_tokens)
+    if num_tokens == "auto":
+        return AutoWindow()
+    return HeuristicWindow(num_tokens) if schedule.startswith("heuristic") else ConstantWindow(num_tokens)
+
+
+def check_num_tokens(value: Any) -> None:
+    """Raise unless ``value`` can be γ."""
+    if value == "auto":
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1 or 'auto', but is {value!r}")
+
+
+class Stopwatch:
+    """Takes the time at marks in a device's queue of work; what lies between two is known once the work is done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+
+    def mark(self) -> Any:
+        """Return a mark."""
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, start: Any, end: Any) -> float:
+        """Return the seconds between two marks."""
+        if not self.on_gpu:
+            return end - start
+        end.synchronize()
+        return start.elapsed_time(end) / 1000

@@ -1,0 +1,70 @@
+"""The automatic window finds the γ of the closed form from what it can see."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from hf_lossy_assist import LossyValueError, theory
+from hf_lossy_assist.drafting.window import AutoWindow, ConstantWindow, HeuristicWindow, Round, Window, window_of
+from tests.models import noisy_copy, prompt, tiny
+
+
+def simulate(window: Window, alpha: float, t_draft: float, t_target: tuple[float, float], tokens: int, seed: int = 0):
+    """Return the seconds that a made-up machine takes for so many tokens, with noise of up to a factor of 2."""
+    rng, seconds, made = random.Random(seed), 0.0, 0
+    while made < tokens:
+        n = window.size
+        accepted = next((i for i in range(n) if rng.random() > alpha), n)
+        drafting, rest = n * t_draft, t_target[0] + t_target[1] * (n + 1)
+        seconds, made = seconds + drafting + rest, made + accepted + 1
+        noise = [rng.choice((1, 1, 1, 1.1, 2)) for _ in range(2)]
+        window.observe(Round(n, accepted, noise[0] * drafting, noise[1] * rest))
+    return seconds
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize(
+    ("t_draft", "t_target"), [(0.05, (1.0, 0.0)), (0.2, (1.0, 0.0)), (0.05, (0.8, 0.1)), (0.02, (1.0, 0.01))]
+)
+def test_auto_is_near_the_best_fixed_window(alpha: float, t_draft: float, t_target: tuple[float, float]):
+    """Within 5 % of it over 4,000 tokens, what exploring costs included, on average over four runs."""
+    fixed = {
+        gamma: sum(simulate(ConstantWindow(gamma), alpha, t_draft, t_target, 4000, s) for s in range(4))
+        for gamma in range(1, 33)
+    }
+    auto = sum(simulate(AutoWindow(), alpha, t_draft, t_target, 4000, s) for s in range(4))
+    assert auto < 1.05 * min(fixed.values())
+
+
+def test_auto_follows_a_change():
+    window = AutoWindow()
+    simulate(window, 0.95, 0.05, (1.0, 0.0), 1500)
+    assert abs(window._best - theory.best_gamma(0.95, 0.05, 1.0)) <= 4
+    simulate(window, 0.3, 0.05, (1.0, 0.0), 400)
+    assert abs(window._best - theory.best_gamma(0.3, 0.05, 1.0, lowest=1)) <= 1
+
+
+def test_windows_by_name():
+    assert [type(window_of(*x)) for x in ((4,), (4, "heuristic"), ("auto",), (4, "constant"))] == [
+        ConstantWindow, HeuristicWindow, AutoWindow, ConstantWindow,
+    ]  # fmt: skip
+    for bad in (0, True, 2.5, "car"):
+        with pytest.raises(LossyValueError, match="`num_assistant_tokens`"):
+            window_of(bad)
+
+
+def test_auto_in_generate_and_its_text_is_plain_text():
+    target = tiny()
+    draft = noisy_copy(target)
+    kwargs = {"input_ids": prompt(), "max_new_tokens": 100, "eos_token_id": None, "do_sample": False}
+    plain = target.generate(**kwargs)
+    out = target.generate(
+        **kwargs, assistant_model=draft, lossy_mode="lossless", num_assistant_tokens="auto",
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert torch.equal(out.sequences, plain)
+    assert len(set(out.lossy_stats.trace)) > 1
+    assert out.lossy_stats.drafted / out.lossy_stats.rounds != 5
