@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..bench import records
 from ..bench.contenders import Contender, Models, field_of_all
+from ..bench.geometry import Geometry, parse_geometry
 from ..bench.matchup import warm_up
 from ..bench.plots import plot_speed
 from ..bench.resources import energy_counter, machine
@@ -76,11 +77,15 @@ def bench(
     where, precision, screen = torch.device(device), DTYPES[dtype], console()
     drafted = parse_gamma("--gamma", gamma)
     chosen = None if modes is None else parse_contenders(modes, drafted)
+    sizes = [
+        Geometry() if text is None else parse_geometry(text, option)
+        for option, text in (("--grow", grow), ("--grow-draft", grow_draft))
+    ]
     cast = load_cast(
         pair=pair, folder=folder, model=model, assistant=assistant, heads=head or (), prompt_file=prompt_file,
         dtype=precision, device=where,
     )  # fmt: skip
-    models = grow_models(cast.models, grow, grow_draft, precision, where)
+    models = grow_models(cast.models, *sizes, precision, where)
     workload = Workload(
         max_new_tokens=max_new_tokens or (_DEFAULT_LENGTH if cast.task is None else evaluation.MAX_NEW_TOKENS),
         temperature=temperature if sample else None,
@@ -94,9 +99,9 @@ def bench(
         batch=batch, repeats=repeats, judged=cast.task is not None and prompt_length is None,
         accuracy_problems=accuracy_problems,
     )  # fmt: skip
-    sizes = {"target": _size(models.target), "draft": _size(models.draft)}
     settings = {
-        "dtype": dtype, "models": sizes, "grow": grow, "grow_draft": grow_draft, "gamma": gamma, "batch": batch,
+        "models": {"target": _size(models.target), "draft": _size(models.draft)}, "grow": grow,
+        "grow_draft": grow_draft, "dtype": dtype, "gamma": gamma, "batch": batch,
         "prompts": len(examples), "prompt_length": prompt_length, "repeats": repeats, "seed": seed,
         "temperature": workload.temperature, "max_new_tokens": workload.max_new_tokens,
     }  # fmt: skip

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from .. import pairs
 from ..acceptors import REGISTRY
 from ..bench.contenders import Contender, Models, StockAssisted, TargetAlone, WithRule, rule_names
-from ..bench.geometry import Geometry, parse_geometry
+from ..bench.geometry import Geometry
 from ..bench.growing import MIN_RESERVED, grow
 from ..bench.grown_heads import grow_head
 from ..bench.prompts import STORY_OPENINGS
@@ -79,7 +79,7 @@ def load_cast(
         )
     if model is None:
         loaded = pairs.load(pair or "arithmetic", dtype=dtype, device=device, folder=folder)
-        found = {**loaded.heads, **_heads(heads, device)}
+        found = {**loaded.heads, **load_heads(heads, device)}
         cast = Cast(Models(loaded.target, loaded.draft, found), loaded.tokenizer, loaded.task)
     else:
         target, draft = (
@@ -87,7 +87,7 @@ def load_cast(
             for option, source in (("--model", model), ("--assistant", assistant))
         )
         tokenizer = pretrained("--model", model, AutoTokenizer)
-        cast = Cast(Models(target, draft, _heads(heads, device)), tokenizer)
+        cast = Cast(Models(target, draft, load_heads(heads, device)), tokenizer)
     if prompt_file is None:
         return cast
     lines = [line for line in prompt_file.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -96,22 +96,21 @@ def load_cast(
     return dataclasses.replace(cast, task=None, texts=lines)
 
 
-def grow_models(
-    models: Models, target: str | None, draft: str | None, dtype: torch.dtype, device: torch.device
-) -> Models:
-    """Return the models in the geometries that ``--grow`` and ``--grow-draft`` name; heads grow along."""
-    if target is None and draft is None:
+def grow_models(models: Models, target: Geometry, draft: Geometry, dtype: torch.dtype, device: torch.device) -> Models:
+    """Return the models in other geometries; heads grow along, and a draft to the target's vocabulary."""
+    if target == draft == Geometry():
         return models
-    grown = models.target
-    if target is not None:
-        grown = grow(models.target, parse_geometry(target), dtype=dtype, device=device)
+    grown = _grown(models.target, target, dtype, device)
     vocab = grown.config.vocab_size
-    wanted = Geometry() if draft is None else parse_geometry(draft, "--grow-draft")
-    if wanted.vocab is None and vocab != models.draft.config.vocab_size:
-        wanted = _room_for(vocab, wanted, models.draft)
-    small = models.draft if wanted == Geometry() else grow(models.draft, wanted, dtype=dtype, device=device)
+    if draft.vocab is None and vocab != models.draft.config.vocab_size:
+        draft = _room_for(vocab, draft, models.draft)
+    small = _grown(models.draft, draft, dtype, device)
     heads = {name: grow_head(head, grown, small) for name, head in models.heads.items()}
     return Models(grown, small, heads)
+
+
+def _grown(model: PreTrainedModel, wanted: Geometry, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    return model if wanted == Geometry() else grow(model, wanted, dtype=dtype, device=device)
 
 
 def _room_for(vocab: int, wanted: Geometry, draft: PreTrainedModel) -> Geometry:
@@ -202,7 +201,8 @@ def needs_head(contender: Contender, models: Models) -> str | None:
     return next((name for name in names if head_type(REGISTRY[name]) and name not in models.heads), None)
 
 
-def _heads(items: Sequence[str], device: torch.device) -> Mapping[str, nn.Module]:
+def load_heads(items: Sequence[str], device: torch.device) -> Mapping[str, nn.Module]:
+    """Load the heads that ``--head`` names, by the rule that uses them."""
     heads = {}
     for item in items:
         name, equals, source = item.partition("=")

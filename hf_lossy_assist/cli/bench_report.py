@@ -142,9 +142,8 @@ def findings(rows: Sequence[Standing]) -> list[str]:
                 f"{row.label}: {round(row.same_text * row.requests)} of {row.requests} texts are the target's own"
             )
     if ours is not None and ours.draft_call and alone is not None and alone.target_call:
-        lines.append(
-            f"one draft forward : one target forward over one token = 1 : {alone.target_call / ours.draft_call:.1f}"
-        )
+        ratio = alone.target_call / ours.draft_call
+        lines.append(f"a forward of the draft to one of the target, over one token each: 1 : {ratio:.1f}")
     if stock is not None and ours is not None and stock.per_round and ours.per_round:
         lines.append(
             f"outside both models' forwards, per round: stock {1000 * stock.per_round.outside:.2f} ms, ours "

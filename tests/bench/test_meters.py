@@ -1,0 +1,184 @@
+"""Where the time goes, and what the machine counts."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_lossy_assist.bench import meters
+from hf_lossy_assist.bench.contenders import Models, StockAssisted, TargetAlone, WithRule
+from hf_lossy_assist.bench.meters import metered
+from hf_lossy_assist.bench.resources import ResidentMemory, energy_counter, machine
+from hf_lossy_assist.bench.trials import Batch, Workload, attempt
+from tests.models import noisy_copy, prompt, tiny
+
+CUDA = types.SimpleNamespace(type="cuda")
+
+
+@pytest.fixture(scope="module")
+def models():
+    target = tiny()
+    target.generation_config.eos_token_id = None
+    return Models(target, noisy_copy(target, 0.02))
+
+
+class Clock:
+    """Every reading is a millisecond later than the one before; forwards cost what the test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def costing(model, clock, seconds):
+    """Let every decoder pass of a model take so long on the clock."""
+
+    def hook(module, args, output):
+        clock.now += seconds
+
+    return model.get_decoder().register_forward_hook(hook)
+
+
+@pytest.mark.parametrize("contender", [StockAssisted(gamma=3), WithRule("lossless", gamma=3)], ids=lambda c: c.label)
+def test_passes_of_stock_and_ours_are_counted_alike(models, contender, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(meters.time, "perf_counter", clock.perf_counter)
+    # A hook that was there before the meter's runs inside what it measures: 100 ms a target pass, 10 ms a draft's.
+    handles = [costing(models.target, clock, 0.1), costing(models.draft, clock, 0.01)]
+    ids = prompt(6)
+    try:
+        trial = attempt(models, contender, Batch(ids, torch.ones_like(ids), 0), Workload(16), meter=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    split = trial.split
+    # Two readings for the decoder and two for the head, a millisecond between each.
+    assert split.verifying == pytest.approx(split.target_calls * 0.102)
+    assert split.drafting == pytest.approx(split.draft_calls * 0.012)
+    assert (split.target_call, split.draft_call) == (pytest.approx(0.102), pytest.approx(0.012))
+    assert split.drafting + split.verifying + (split.deciding or 0) + split.rest == pytest.approx(trial.seconds)
+    assert split.first_token < trial.seconds
+    assert (split.deciding is None) is (contender.label == "stock assisted")
+    assert trial.peak_memory > 0
+
+
+def test_the_target_alone_takes_a_pass_a_token(models):
+    ids = prompt(6)
+    trial = attempt(models, TargetAlone(), Batch(ids, torch.ones_like(ids), 0), Workload(9), meter=True)
+    assert (trial.split.target_calls, trial.split.draft_calls, trial.split.draft_call) == (9, 0, None)
+
+
+def test_no_hook_stays_and_plain_calls_have_none(models):
+    def hooks():
+        modules = [m for model in (models.target, models.draft) for m in model.modules()]
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules)
+
+    def interrupted():
+        with metered(models.target) as forwards:
+            models.target(prompt(4))
+            seen.append((hooks(), len(forwards.calls)))
+            raise RuntimeError("inside")
+
+    before, seen = hooks(), []
+    with pytest.raises(RuntimeError, match="inside"):
+        interrupted()
+    assert seen == [(before + 4, 1)]
+    assert hooks() == before
+
+
+def test_the_device_is_waited_for_at_every_reading(models):
+    waits = []
+    with metered(models.target, lambda: waits.append(time.perf_counter())):
+        models.target(prompt(4))
+    assert len(waits) == 4
+
+
+def test_resident_memory(tmp_path):
+    process = tmp_path / "self"
+    process.mkdir()
+    (process / "status").write_text("Name:\tpython\nVmHWM:\t    2048 kB\nVmRSS:\t 1024 kB\n")
+    (process / "clear_refs").write_text("")
+    memory = ResidentMemory(process)
+    memory.reset()
+    assert (process / "clear_refs").read_text() == "5"
+    assert memory.peak() == 2048 * 1024
+    elsewhere = ResidentMemory(tmp_path / "no such place")
+    elsewhere.reset()
+    assert elsewhere.peak() > 2**20
+
+
+def nvml(**failing):
+    class NVMLError(Exception):
+        pass
+
+    state = types.SimpleNamespace(millijoules=0, open=0)
+
+    def init():
+        state.open += 1
+        if "init" in failing:
+            raise NVMLError("Driver Not Loaded")
+
+    def by_uuid(uuid):
+        assert uuid == "GPU-1234"
+        return "handle"
+
+    def energy(handle):
+        assert handle == "handle"
+        state.millijoules += 1500
+        return state.millijoules
+
+    def shutdown():
+        state.open -= 1
+
+    return state, types.SimpleNamespace(
+        NVMLError=NVMLError, nvmlInit=init, nvmlDeviceGetHandleByUUID=by_uuid, nvmlShutdown=shutdown,
+        nvmlDeviceGetTotalEnergyConsumption=energy,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    properties = types.SimpleNamespace(uuid="1234")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+
+
+def test_energy_in_joules(gpu, monkeypatch):
+    state, module = nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    with energy_counter(CUDA) as (joules, note):
+        assert joules() == pytest.approx(3.0)
+        assert joules() == pytest.approx(4.5)
+        assert "NVML" in note
+    assert state.open == 0
+    assert machine(CUDA)["gpu"] == "A GPU"
+
+
+@pytest.mark.parametrize(
+    ("device", "module", "message"),
+    [
+        (torch.device("cpu"), None, "on NVIDIA GPUs only, not on 'cpu'"),
+        (CUDA, None, "nvidia-ml-py is not installed"),
+        (CUDA, nvml(init=True)[1], "NVML says Driver Not Loaded"),
+    ],
+    ids=["cpu", "no package", "no driver"],
+)
+def test_why_there_is_no_energy(gpu, monkeypatch, device, module, message):
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    with energy_counter(device) as (joules, note):
+        assert joules is None
+        assert message in note
+
+
+def test_the_processor_has_a_name():
+    assert machine(torch.device("cpu")).keys() == {"cpu"}
+    if Path("/proc/cpuinfo").exists():
+        assert machine(torch.device("cpu"))["cpu"]

@@ -1,0 +1,205 @@
+"""``lossy-assist bench``, end to end on pairs that are done in a moment."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_lossy_assist.bench import roofline
+from hf_lossy_assist.cli import app, bench_cast
+from hf_lossy_assist.cli.bench_cast import batches_of, parse_contenders
+from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.pairs import evaluation
+
+MODES = "plain,stock,lossless,topk@4:k=9999,topk+dropmatch:topk.k=2:dropmatch.dropout=0.2"
+LABELS = MODES.replace("plain", "target alone").replace("stock", "stock assisted").split(",")
+
+
+def run(*arguments: str, status: int = 0):
+    result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "160"})
+    assert result.exit_code == status, result.output
+    return result
+
+
+def read(folder):
+    origin, *rows = (json.loads(line) for line in (folder / "bench.jsonl").read_text(encoding="utf-8").splitlines())
+    assert origin["table"] == "provenance"
+    tables = {}
+    for row in rows:
+        tables.setdefault(row["table"], []).append(row)
+    return origin, tables
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(evaluation, "MAX_NEW_TOKENS", 8)
+    monkeypatch.setattr(roofline, "_SECONDS", 0.0)
+    monkeypatch.setattr(roofline, "_SQUARE", (32, 32))
+
+
+@pytest.fixture
+def tiny(tiny_pair_folder):
+    return ("--folder", str(tiny_pair_folder))
+
+
+def test_everything_is_measured_and_written(tiny, tmp_path):
+    out = tmp_path / "deep" / "results"
+    printed = run(
+        *tiny, "--modes", MODES, "--prompts", "2", "--repeats", "2", "--gamma", "3", "--threads", "1",
+        "--out", str(out),
+    ).stdout  # fmt: skip
+    origin, tables = read(out)
+    assert {"torch", "transformers", "cpu", "threads", "date", "argv", "models"} <= set(origin)
+    assert (origin["gamma"], origin["prompts"], origin["dtype"], origin["temperature"]) == ("3", 2, "float32", None)
+
+    requests = tables["Request"]
+    groups = [requests[i : i + 5] for i in range(0, len(requests), 5)]
+    assert [r["place"] for r in requests] == list(range(5 * 2 * 3))
+    for i, group in enumerate(groups):
+        assert {(r["repeat"], r["batch"]) for r in group} == {divmod(i, 2)}
+        assert [r["label"] for r in group] == [LABELS[(sum(divmod(i, 2)) + j) % 5] for j in range(5)]
+    assert all(r["tokens"] == 8 for r in requests)
+    assert [r["repeat"] for r in requests if r["split"]] == [2] * 10
+
+    rows = {row["label"]: row for row in tables["Standing"]}
+    assert list(rows) == LABELS
+    for label in ("target alone", "stock assisted", "lossless"):
+        assert rows[label]["same_text"] == 1.0
+        assert f"{label}: 2 of 2 texts are the target's own" in printed or label == "target alone"
+    for label, row in rows.items():
+        speed = row["tokens_per_second"]
+        assert speed["low"] <= speed["median"] <= speed["high"]
+        assert set(row["ratios"]) == set(LABELS)
+        assert row["ratios"][label] == 1
+        assert len(row["latencies"]) == 3
+        assert row["peak_memory"] > 2**20
+        assert row["joules_per_token"] is None
+        assert row["roofline_share"] == pytest.approx(speed["median"] / row["roofline"])
+        assert sum(row["per_round"][k] or 0 for k in ("drafting", "verifying", "deciding", "rest")) > 0
+    assert rows["target alone"]["mean_accepted"] is None
+    assert rows["topk@4:k=9999"]["mean_accepted"] == pytest.approx((4 + 2) / 2)  # of eight tokens two are the target's
+    assert rows["topk@4:k=9999"]["config"] == {
+        "lossy_mode": "topk", "lossy_config": {"k": 9999}, "num_assistant_tokens": 4,
+    }  # fmt: skip
+    assert rows[LABELS[4]]["config"]["lossy_mode"] == ["topk", "dropmatch"]
+
+    assert [(q["label"], q["problems"]) for q in tables["Quality"]] == [(label, 2) for label in LABELS]
+    assert tables["Roofline"][0]["target_rates"]["bandwidth"] > 0
+    assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert "outside both models' forwards, per round: stock" in printed
+    assert "energy is counted on NVIDIA GPUs only" in printed
+    for label in LABELS[:4]:
+        assert label in printed
+
+
+def test_grown_models_say_the_same_and_are_judged_small(tiny, tmp_path):
+    run(
+        *tiny, "--modes", "plain,lossless", "--prompts", "1", "--repeats", "1", "--gamma", "2", "--no-roofline",
+        "--grow", "layers=3,hidden=96,heads=6,vocab=900", "--grow-draft", "hidden=96", "--accuracy-problems", "3",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    origin, tables = read(tmp_path)
+    assert origin["models"]["target"]["num_hidden_layers"] == 3
+    assert [origin["models"][role]["vocab_size"] for role in ("target", "draft")] == [900, 900]
+    assert [row["same_text"] for row in tables["Standing"]] == [1.0, 1.0]
+    assert [q["problems"] for q in tables["Quality"]] == [3, 3]
+    assert tables["Quality"][1]["reference"] is None
+    assert "Roofline" not in tables
+    run(*tiny, "--modes", "plain,lossless", "--prompts", "1", "--repeats", "1", "--no-roofline", "--grow",
+        "hidden=96,vocab=900")  # fmt: skip
+
+
+def test_sampling_shows_the_closed_forms(tiny, tmp_path):
+    printed = run(
+        *tiny, "--modes", "plain,lossless,ears:beta=0.2,topk", "--prompts", "2", "--repeats", "1", "--gamma", "2",
+        "--sample", "--temperature", "1.1", "--no-roofline", "--out", str(tmp_path),
+    ).stdout  # fmt: skip
+    origin, tables = read(tmp_path)
+    assert origin["temperature"] == 1.1
+    lossless, ears = tables["Prediction"]
+    assert (lossless["label"], ears["label"]) == ("lossless", "ears:beta=0.2")
+    assert lossless["gain"] == 0
+    assert 0 < ears["gain"] <= ears["bound"]
+    assert "Acceptance per position, measured and predicted" in printed
+
+
+def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Question: How\n\nAnswer:\nthird\n", encoding="utf-8")
+    models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
+    run(
+        *models, "--prompt-file", str(prompts), "--prompts", "2", "--max-new-tokens", "5", "--repeats", "1",
+        "--prompt-length", "9", "--no-roofline", "--dtype", "bfloat16", "--out", str(tmp_path),
+    )  # fmt: skip
+    origin, tables = read(tmp_path)
+    assert (origin["prompt_length"], origin["max_new_tokens"], origin["dtype"]) == (9, 5, "bfloat16")
+    labels = [row["label"] for row in tables["Standing"]]
+    assert labels[:3] == ["target alone", "stock assisted", "lossless"]
+    assert "dropmatch" in labels
+    assert "ears" not in labels
+    assert "Quality" not in tables
+    assert (tmp_path / "bench.png").exists()
+    run(*models, "--prompts", "1", "--max-new-tokens", "2", "--repeats", "1", "--no-roofline", "--modes", "plain,stock")
+
+
+def test_a_batch_of_whoever_can(tiny, tmp_path):
+    printed = run(
+        *tiny, "--modes", "plain", "--prompts", "3", "--batch", "2", "--repeats", "1", "--out", str(tmp_path)
+    ).stdout
+    _, tables = read(tmp_path)
+    assert [r["tokens"] for r in tables["Request"]] == [16, 8, 16, 8]
+    assert "batch 2" in printed
+    result = run(*tiny, "--modes", "plain,stock", "--prompts", "2", "--batch", "2", status=2)
+    assert "stock assisted: assisted generate is only supported for batch_size = 1" in result.stderr
+
+
+def test_prompts_of_one_length():
+    made = batches_of([[1, 2, 3], [1, 4, 5, 6, 7, 8]], 1, 5, 0, "cpu")
+    assert [b.ids.tolist() for b in made] == [[[1, 2, 3, 2, 3]], [[1, 5, 6, 7, 8]]]
+    (together,) = batches_of([[1, 2, 3], [1, 4]], 2, None, 9, "cpu")
+    assert together.ids.tolist() == [[1, 2, 3], [9, 1, 4]]
+    assert together.mask.tolist() == [[1, 1, 1], [0, 1, 1]]
+    assert batches_of([[7]], 1, 4, 0, "cpu")[0].ids.tolist() == [[7, 7, 7, 7]]
+
+
+def test_modes():
+    plain, stock, several, auto = parse_contenders("plain, stock@3,topk@7:k=3:tolerance=0.5,lossless@auto", 5)
+    assert (plain.label, stock.label, stock.gamma) == ("target alone", "stock assisted@3", 3)
+    assert (several.gamma, several.settings) == (7, {"k": 3, "tolerance": 0.5})
+    assert auto.gamma == "auto"
+    with pytest.raises(LossyValueError, match=r"`--head` has to be RULE=SOURCE"):
+        bench_cast.load_heads(["topk=folder"], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--modes", "plain,topl"), "'topl'"),
+        (("--modes", "plain,topk@0"), "`--modes` has to have a γ >= 1 or 'auto', but has '0'"),
+        (("--modes", "plain,topk:k"), "`--modes` has to be KEY=VALUE"),
+        (("--modes", "plain,topk:k=-1"), "topk:k=-1: `k` of the rule 'topk'"),
+        (("--modes", "plain,lossless,lossless"), "everybody once"),
+        (("--modes", "plain,judge"), "add `--head judge=SOURCE`"),
+        (("--gamma", "many"), "`--gamma`"),
+        (("--dtype", "int4"), "`--dtype`"),
+        (("--grow", "llama-80b"), "did you mean 'llama-8b'"),
+        (("--grow-draft", "width=3"), "`--grow-draft`"),
+        (("--grow", "layers=0"), "`--grow`"),
+        (("--model", "x"), "`--model` and `--assistant`"),
+        (("--model", "x", "--assistant", "y", "--pair", "arithmetic"), "`--model` and `--assistant`"),
+        (("--pair", "arithmetics"), "did you mean 'arithmetic'"),
+        (("--prompt-file", "EMPTY"), "`--prompt-file`"),
+        (("--head", "judge"), "`--head` has to be RULE=SOURCE"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_errors_are_one_line(tiny_pair_folder, tmp_path, arguments, message):
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    arguments = [str(empty) if argument == "EMPTY" else argument for argument in arguments]
+    here = () if "--pair" in arguments or "--model" in arguments else ("--folder", str(tiny_pair_folder))
+    *_, last = run(*here, *arguments, "--prompts", "1", "--repeats", "1", status=2).stderr.splitlines()
+    assert last.startswith("error: ")
+    assert message in last
