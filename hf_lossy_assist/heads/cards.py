@@ -16,12 +16,18 @@ from .repository import ROC
 
 _TEMPLATE = "card_template.md"
 _MODES = {"judge": "judge", "verifier": "sprinter"}
-_LABELS = {
-    "auc": "ROC-AUC, validation",
-    "recall": "Recall of tokens that matter, validation",
-    "skipped": "Mismatches let pass, validation",
-    "tpr": "TPR, validation",
-    "fpr": "FPR, validation",
+# Metrics by name: what the card calls them, and how it writes them. Others stand there as they are.
+_LABELS: Mapping[str, tuple[str, str]] = {
+    "auc": ("ROC-AUC", "{:.4f}"),
+    "auc_low": ("ROC-AUC, 95 % interval, from", "{:.4f}"),
+    "auc_high": ("ROC-AUC, 95 % interval, to", "{:.4f}"),
+    "train_auc": ("ROC-AUC on the training data", "{:.4f}"),
+    "auc_previous": ("ROC-AUC with the state that predicted the token", "{:.4f}"),
+    "auc_token": ("ROC-AUC with the state that has read the token", "{:.4f}"),
+    "recall": ("Tokens that matter, found", "{:.1%}"),
+    "skipped": ("Mismatches let pass", "{:.1%}"),
+    "tpr": ("Acceptable tokens, committed (TPR)", "{:.1%}"),
+    "fpr": ("Other tokens, committed (FPR)", "{:.1%}"),
 }
 
 
@@ -44,6 +50,7 @@ def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> s
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         keep_trailing_newline=True,
+        trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["asdict"] = asdict
@@ -54,12 +61,14 @@ def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> s
         target=_link(config.target),
         draft=_link(config.draft),
         reads=config.reads,
-        labels=_LABELS,
+        figures=[_figure(name, value) for name, value in config.metrics.items()],
         pair=config.provenance.get("pair"),
         mode=_MODES[config.kind],
         repo_id=repo_id,
         table=_table,
-        figure=ROC if (folder / ROC).is_file() else None,
+        roc=ROC if (folder / ROC).is_file() else None,
+        command=config.provenance.get("command"),
+        versions=", ".join(f"{name} {version}" for name, version in config.provenance.get("versions", {}).items()),
     )
 
 
@@ -79,7 +88,7 @@ def metadata(config: HeadConfig) -> ModelCardData:
         for _ in range("auc" in config.metrics)
     ]
     return ModelCardData(
-        model_name=_title(config),
+        model_name=_title(config) if results else None,
         library_name=LIBRARY,
         license=config.provenance.get("license"),
         pipeline_tag="text-generation",
@@ -91,8 +100,14 @@ def metadata(config: HeadConfig) -> ModelCardData:
     )
 
 
+def _figure(name: str, value: float) -> tuple[str, str]:
+    label, form = _LABELS.get(name, (f"`{name}`", "{:,}" if isinstance(value, int) else "{:.4g}"))
+    return label, form.format(value)
+
+
 def _title(config: HeadConfig) -> str:
-    return f"{config.target.name.split('/')[-1]} {config.kind} head for {config.task}"
+    target, draft = (identity.name.split("/")[-1] for identity in (config.target, config.draft))
+    return f"{config.kind.capitalize()} head for {target} with {draft}: {config.task}"
 
 
 def _link(identity: ModelIdentity) -> str:
