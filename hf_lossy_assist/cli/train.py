@@ -43,7 +43,7 @@ def judge(
         Path | None,
         typer.Option(
             help='Labels made by people instead of --data: JSON lines with "prompt", "response" and "spans", the '
-            "characters [[start, end], …] of the response that matter."
+            "pairs of start and end of the characters that matter in the response."
         ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="With --annotations, the target: a folder or a Hub id.")] = None,
