@@ -36,7 +36,7 @@ _REMEDIES: tuple[tuple[type[Exception], str], ...] = (
     (LocalEntryNotFoundError, "it is not in the cache, and the Hub can't be reached"),
     (EntryNotFoundError, "a file is missing"),
     (HFValidationError, "it is neither a folder nor an id of the form 'org/name'"),
-    (HfHubHTTPError, "the Hub refused; a token that may do this comes from `token` or `hf auth login`"),
+    (HfHubHTTPError, "the Hub refused; where it is a matter of rights, pass `token` or run `hf auth login`"),
     (HTTPError, "the connection failed; try again"),
     (OSError, "the transfer failed; try again"),
 )
@@ -73,6 +73,17 @@ class Publication:
         What it is, for the commit's message.
     files
         Where each file is, by its path in the repository.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "README.md").write_text(f"# {PLACEHOLDER_ID}")
+    >>> publication = Publication("a card", {"README.md": folder / "README.md"})
+    >>> publication.sizes()
+    {'README.md': 26}
+    >>> publication.content("README.md", "org/name")
+    b'# org/name'
     """
 
     title: str

@@ -44,6 +44,19 @@ def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> s
         The head's folder: a ``roc.png`` in it is shown.
     repo_id
         The repository that the card will be in.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist.heads import JudgeConfig
+    >>> llama = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=64, vocab_size=1000)
+    >>> config = JudgeConfig(target=llama, draft=llama, task="gsm8k", threshold=0.1, results=({"accuracy": 0.9},))
+    >>> print(render(config, Path()).partition("On the test split ")[2])
+    of `gsm8k`:
+    <BLANKLINE>
+    | accuracy |
+    | --- |
+    | 0.9 |
+    <BLANKLINE>
     """
     import jinja2  # comes with torch and is wanted for cards only
 

@@ -139,7 +139,8 @@ def _is_plain(weight: Tensor) -> bool:
 def _fingerprint(head: nn.Module) -> tuple[float, ...]:
     with _at_hand(head):
         weight = head.weight
-        if not _is_plain(weight) or weight.is_meta:
+        # Subclasses of Tensor, sharded or quantised, need not have rows to look at.
+        if not _is_plain(weight) or weight.is_meta or type(weight) not in (Tensor, nn.Parameter):
             return ()
         rows = [(2 * i + 1) * len(weight) // (2 * FINGERPRINT_ROWS) for i in range(FINGERPRINT_ROWS)]
         norms = weight.detach()[rows].float().norm(dim=-1)

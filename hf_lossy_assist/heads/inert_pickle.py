@@ -96,6 +96,20 @@ def read(path: Path) -> Any:
     ------
     LossyValueError
         When the file is no pickle, is damaged, or names anything else.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "head.pkl"
+    >>> _ = path.write_bytes(pickle.dumps({"mean": np.array([1.5, 2.0]), "thr": 0.25}))
+    >>> found = read(path)
+    >>> found["thr"], to_array("mean", found["mean"])
+    (0.25, array([1.5, 2. ]))
+    >>> _ = path.write_bytes(b"cos\\nsystem\\n(S'echo hello'\\ntR.")
+    >>> read(path)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    hf_lossy_assist.errors.LossyValueError: ... it names os.system, which a judge head has no use for; ...
     """
     content = path.read_bytes()
     try:

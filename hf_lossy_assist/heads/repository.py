@@ -61,7 +61,8 @@ def read_weights(folder: Path, shapes: dict[str, tuple[int, ...]], sha256: str |
     if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise LossyValueError(
             f"{str(path)!r} is not the file that {CONFIG} was saved with: its SHA-256 is {found[:12]}…, not "
-            f"{sha256[:12]}…. It was cut short or changed; download the head again with `force_download=True`"
+            f"{sha256[:12]}…. It was cut short or changed; load the head again with "
+            "`from_pretrained(…, force_download=True)`"
         )
     try:
         tensors = load(content)

@@ -176,6 +176,16 @@ def test_download_that_breaks_off(published: LoopbackHub, monkeypatch: pytest.Mo
     assert JudgeHead.from_pretrained(ID).weight.isfinite().all()
 
 
+def test_download_that_breaks_off_once_is_resumed(
+    judge: JudgeHead, published: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    answers = iter([half])
+    published.repositories[ID].served["model.safetensors"] = lambda content: next(answers, bytes)(content)
+    assert torch.equal(JudgeHead.from_pretrained(ID).weight, judge.weight)
+    assert published.downloads.count("model.safetensors") == 2
+
+
 def test_weights_changed_on_the_server(published: LoopbackHub):
     published.repositories[ID].served["model.safetensors"] = other_numbers
     with pytest.raises(LossyValueError, match=r"is not the file that config\.json was saved with.*force_download=True"):

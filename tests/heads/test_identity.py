@@ -56,6 +56,17 @@ def test_packed_weights_are_compared_by_the_rest(target: PreTrainedModel):
     assert ModelIdentity.of(target).differences(packed) == []
 
 
+def test_weights_without_rows_are_compared_by_the_rest(target: PreTrainedModel):
+    class Sharded(torch.Tensor):
+        def __getitem__(self, index):
+            raise NotImplementedError
+
+    sharded = copy.deepcopy(target)
+    sharded.lm_head.weight = torch.nn.Parameter(sharded.lm_head.weight.detach().as_subclass(Sharded))
+    identity = ModelIdentity.of(sharded)
+    assert (identity.hidden_size, identity.vocab_size, identity.fingerprint) == (32, 64, ())
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_wrappers_do_not_matter(target: PreTrainedModel):
     identity = ModelIdentity.of(target)

@@ -184,12 +184,17 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{file.etag}"', "X-Repo-Commit": oid, "Content-Length": str(len(file.content))}
         if file.lfs:
             headers |= {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(len(file.content))}
-        content = repository.served.get(path, bytes)(file.content)
+        content = file.content
         if self.command == "GET":
+            content = repository.served.get(path, bytes)(content)
             self.hub.downloads.append(path)
         # A short answer below its announced length: the connection ends there.
         self.close_connection = len(content) < len(file.content)
-        self._send(content, headers=headers)
+        if wanted := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            start, length = int(wanted[1]), len(file.content)
+            resumed = {"Content-Length": str(length - start), "Content-Range": f"bytes {start}-{length - 1}/{length}"}
+            return self._send(content[start:], 206, headers | resumed)
+        return self._send(content, headers=headers)
 
     def create(self) -> None:
         self._may_write()
