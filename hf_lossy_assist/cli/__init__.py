@@ -15,6 +15,7 @@ from . import (
     mine,
     publish,
     theory,
+    trade_off,
     train,
     train_pair,
 )
@@ -34,6 +35,7 @@ app.command("train-pair")(train_pair.train_pair)
 app.command("evaluate-pair")(evaluate_pair.evaluate_pair)
 app.command("acceptance")(acceptance.acceptance)
 app.command("dropout-tables")(dropout_tables.dropout_tables)
+app.command("trade-off")(trade_off.trade_off)
 app.command("mine")(mine.mine)
 app.add_typer(train.app)
 app.command("theory")(theory.theory)

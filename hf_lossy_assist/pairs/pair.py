@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyValueError
+from ..heads import Head, JudgeHead, VerifierHead
 from ..tasks import Arithmetic, Task
 
 NAMES: Mapping[str, type[Task]] = {"arithmetic": Arithmetic}
 """The bundled pairs, each with the task that judges its answers."""
 
 ROLES = ("target", "draft")
+HEADS: Mapping[str, type[Head]] = {"judge": JudgeHead, "verifier": VerifierHead}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +33,14 @@ class Pair:
     task
         Prompts, and what "the same answer" means.
     heads
-        Trained heads by name.
+        Trained heads by name: ``"judge"`` and ``"verifier"``, where the pair has them.
     """
 
     target: PreTrainedModel
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     task: Task
-    heads: Mapping[str, nn.Module] = field(default_factory=dict)
+    heads: Mapping[str, Head] = field(default_factory=dict)
 
 
 def load(
@@ -78,11 +79,13 @@ def load(
     """
     task = task_of(name)
     root = bundled_folder(name) if folder is None else Path(folder)
+    heads = {role: HEADS[role] for role in HEADS if (root / role).is_dir()}
     return Pair(
         target=load_model(root / "target", dtype=dtype, device=device),
         draft=load_model(root / "draft", dtype=dtype, device=device),
         tokenizer=AutoTokenizer.from_pretrained(root / "target"),
         task=task,
+        heads={role: kind.from_pretrained(root / role).to(device or "cpu") for role, kind in heads.items()},
     )
 
 
