@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from ..errors import LossyValueError
 from ..stats import LossyStats
 from .contenders import Contender, Models
-from .trials import Batch, Split, Trial, Workload, attempt
-
-Energy = Callable[[], float]
+from .trials import Batch, Instruments, Split, Trial, Workload, attempt
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Request:
     label
         The contender.
     seconds, tokens
-        Wall-clock time of ``generate()``, and what it generated, of all rows.
+        How long ``generate()`` took, and what it generated, of all rows.
     counts
         Of a run with statistics.
     joules
@@ -83,7 +81,7 @@ def play(
     workload: Workload,
     *,
     repeats: int = 3,
-    energy: Energy | None = None,
+    instruments: Instruments = Instruments(),  # noqa: B008
 ) -> Iterator[tuple[Request, Trial]]:
     """Put every batch to every contender ``repeats`` times, and once more to see where the time goes.
 
@@ -95,14 +93,14 @@ def play(
         Who answers what.
     repeats
         How often the speed is measured.
-    energy
-        Returns joules used so far.
+    instruments
+        What measures.
     """
     place = 0
     for repeat in range(repeats + 1):
         for b, batch in enumerate(batches):
             for contender in rotated(contenders, repeat + b):
-                trial = attempt(models, contender, batch, workload, meter=repeat == repeats, energy=energy)
+                trial = attempt(models, contender, batch, workload, instruments, meter=repeat == repeats)
                 yield _request(place, repeat, b, contender, trial), trial
                 place += 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+Clock = Callable[[], float]
+
+CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+"""``cpu`` counts the time that this process computes, in all of its threads: with one thread that is how long it would
+take if nothing else ran on the machine."""
 
 
 @dataclass
@@ -22,7 +28,7 @@ class Forwards:
     calls
         Seconds of every pass: its decoder, and its LM head where one was called.
     first_end
-        When the first one was over, on the clock of ``time.perf_counter``.
+        When the first one was over, on the meter's clock.
     """
 
     calls: list[float] = field(default_factory=list)
@@ -35,7 +41,9 @@ class Forwards:
 
 
 @contextmanager
-def metered(model: PreTrainedModel, synchronize: Callable[[], None] = lambda: None) -> Iterator[Forwards]:
+def metered(
+    model: PreTrainedModel, synchronize: Callable[[], None] = lambda: None, clock: Clock = time.perf_counter
+) -> Iterator[Forwards]:
     """Time the forward passes of a model inside a block.
 
     A pass is its decoder and its LM head, as modules: what a loop does around them counts as the loop's, whether it
@@ -48,6 +56,8 @@ def metered(model: PreTrainedModel, synchronize: Callable[[], None] = lambda: No
     synchronize
         Called before each reading of the clock; on a GPU it has to wait for the device, or the passes would seem
         to take no longer than it takes to queue them.
+    clock
+        Returns seconds.
 
     Examples
     --------
@@ -63,11 +73,11 @@ def metered(model: PreTrainedModel, synchronize: Callable[[], None] = lambda: No
 
     def before(module: nn.Module, args: Any) -> None:
         synchronize()
-        started.append(time.perf_counter())
+        started.append(clock())
 
     def lap() -> float:
         synchronize()
-        now = time.perf_counter()
+        now = clock()
         forwards.first_end = forwards.first_end if forwards.calls[1:] else now
         return now - started.pop()
 

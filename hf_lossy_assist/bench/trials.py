@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..stats import LossyStats
 from .contenders import Contender, Models
-from .meters import Forwards, metered, synchronizer
-from .resources import PeakMemory, peak_memory
+from .meters import Clock, Forwards, metered, synchronizer
+from .resources import peak_memory
 from .runs import Setting, until_end
 
 
@@ -101,7 +101,7 @@ class Trial:
     rows
         What was generated for every prompt ``(n,)``, EOS included.
     seconds
-        Wall-clock time of the call.
+        How long the call took.
     stats
         The run's statistics, where it has any: of all rows together.
     split, peak_memory
@@ -123,15 +123,31 @@ class Trial:
         return sum(len(row) for row in self.rows)
 
 
+@dataclass(frozen=True)
+class Instruments:
+    """What measures.
+
+    Attributes
+    ----------
+    clock
+        Returns seconds.
+    energy
+        Returns the joules used so far, where something counts them.
+    """
+
+    clock: Clock = time.perf_counter
+    energy: Callable[[], float] | None = None
+
+
 @torch.inference_mode()
 def attempt(
     models: Models,
     contender: Contender,
     batch: Batch,
     workload: Workload,
+    instruments: Instruments = Instruments(),
     *,
     meter: bool = False,
-    energy: Callable[[], float] | None = None,
 ) -> Trial:
     """Let one contender answer one batch.
 
@@ -139,13 +155,13 @@ def attempt(
     ----------
     models, contender, batch, workload
         Who answers what, and how.
+    instruments
+        What measures.
     meter
         Also find out where the time goes. On a GPU that means waiting for the device at every pass, so such a call
         is slower than others.
-    energy
-        Returns joules used so far.
     """
-    device = models.target.device
+    device, clock, energy = models.target.device, instruments.clock, instruments.energy
     synchronize = synchronizer(device)
     arguments = {
         "input_ids": batch.ids,
@@ -157,62 +173,50 @@ def attempt(
     }
     with ExitStack() as stack:
         stack.enter_context(contender.ready(models))
-        gauge = stack.enter_context(_Gauge(models, synchronize, peak_memory(device))) if meter else None
+        target, draft, memory = (None, None, None)
+        if meter:
+            target, draft = (
+                stack.enter_context(metered(model, synchronize, clock)) for model in (models.target, models.draft)
+            )
+            memory = peak_memory(device)
+            memory.reset()
         torch.manual_seed(workload.seed + batch.first)
         synchronize()
         joules = energy() if energy else 0.0
-        started = time.perf_counter()
+        started = clock()
         output = models.target.generate(**arguments)
         synchronize()
-        seconds = time.perf_counter() - started
+        seconds = clock() - started
         joules = energy() - joules if energy else None
+        peak = memory and memory.peak()
     stats = getattr(output, "lossy_stats", None)
     width = batch.ids.shape[1]
     return Trial(
         rows=[until_end(row[width:], models.target) for row in output.sequences],
         seconds=seconds,
         stats=stats,
-        split=gauge and gauge.split(started, seconds, stats),
-        peak_memory=gauge and gauge.peak,
+        split=_split(target, draft, started, seconds, stats) if meter else None,
+        peak_memory=peak,
         joules=joules,
     )
 
 
-class _Gauge:
-    """Watches both models and the memory."""
-
-    def __init__(self, models: Models, synchronize: Callable[[], None], memory: PeakMemory) -> None:
-        self._models, self._synchronize, self._memory = models, synchronize, memory
-        self._stack = ExitStack()
-        self.peak = 0
-
-    def __enter__(self) -> _Gauge:
-        self._target = self._stack.enter_context(metered(self._models.target, self._synchronize))
-        self._draft = self._stack.enter_context(metered(self._models.draft, self._synchronize))
-        self._memory.reset()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.peak = self._memory.peak()
-        self._stack.close()
-
-    def split(self, started: float, seconds: float, stats: LossyStats | None) -> Split | None:
-        draft, target = self._draft, self._target
-        if not target.calls:
-            return None  # a compiled pass does not call its modules
-        deciding = None if stats is None else stats.seconds.get("deciding")
-        return Split(
-            drafting=draft.seconds,
-            verifying=target.seconds,
-            deciding=deciding,
-            rest=seconds - draft.seconds - target.seconds - (deciding or 0.0),
-            draft_calls=len(draft.calls),
-            target_calls=len(target.calls),
-            draft_call=_median(draft),
-            target_call=_median(target),
-            first_token=target.first_end - started,
-        )
+def _split(target: Forwards, draft: Forwards, started: float, seconds: float, stats: LossyStats | None) -> Split | None:
+    if not target.calls:
+        return None  # a compiled pass does not call its modules
+    deciding = None if stats is None else stats.seconds.get("deciding")
+    return Split(
+        drafting=draft.seconds,
+        verifying=target.seconds,
+        deciding=deciding,
+        rest=seconds - draft.seconds - target.seconds - (deciding or 0.0),
+        draft_calls=len(draft.calls),
+        target_calls=len(target.calls),
+        draft_call=_median(draft),
+        target_call=_median(target),
+        first_token=target.first_end - started,
+    )
 
 
 def _median(forwards: Forwards) -> float | None:
-    return torch.tensor(forwards.calls).median().item() if forwards.calls else None
+    return statistics.median(forwards.calls) if forwards.calls else None

@@ -14,9 +14,10 @@ from ..bench import records
 from ..bench.contenders import Contender, Models, field_of_all
 from ..bench.geometry import Geometry, parse_geometry
 from ..bench.matchup import warm_up
+from ..bench.meters import CLOCKS
 from ..bench.plots import plot_speed
 from ..bench.resources import energy_counter, machine
-from ..bench.trials import Batch, Workload
+from ..bench.trials import Batch, Instruments, Workload
 from ..errors import LossyValueError
 from ..pairs import evaluation
 from . import bench_report
@@ -62,6 +63,9 @@ def bench(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="Where both models run.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    clock: Annotated[
+        str, typer.Option(help="wall; or cpu, the time this process computes: for one thread on a busy machine.")
+    ] = "wall",
     roofline: Annotated[bool, typer.Option(help="Measure the machine, and compare with what it could do.")] = True,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.jsonl and bench.png.")] = None,
 ) -> None:
@@ -74,6 +78,10 @@ def bench(
     disable_progress_bar()
     if dtype not in DTYPES:
         raise LossyValueError(f"`--dtype` has to be one of {list(DTYPES)}, but is {dtype!r}")
+    if clock not in CLOCKS or (clock == "cpu" and (device != "cpu" or torch.get_num_threads() > 1)):
+        raise LossyValueError(
+            f"`--clock` has to be one of {list(CLOCKS)}, cpu only with `--threads 1`, but is {clock!r}"
+        )
     where, precision, screen = torch.device(device), DTYPES[dtype], console()
     drafted = parse_gamma("--gamma", gamma)
     chosen = None if modes is None else parse_contenders(modes, drafted)
@@ -101,14 +109,15 @@ def bench(
     )  # fmt: skip
     settings = {
         "models": {"target": _size(models.target), "draft": _size(models.draft)}, "grow": grow,
-        "grow_draft": grow_draft, "dtype": dtype, "gamma": gamma, "batch": batch,
+        "grow_draft": grow_draft, "dtype": dtype, "gamma": gamma, "batch": batch, "clock": clock,
         "prompts": len(examples), "prompt_length": prompt_length, "repeats": repeats, "seed": seed,
         "temperature": workload.temperature, "max_new_tokens": workload.max_new_tokens,
     }  # fmt: skip
     origin = records.provenance(where, **machine(where), **settings)
     path = None if out is None else out / "bench.jsonl"
     with progress(screen) as bar, records.written(path, origin) as write, energy_counter(where) as (energy, why):
-        results = hold(match, bar, write, energy, with_roofline=roofline)
+        instruments = Instruments(CLOCKS[clock], energy)
+        results = hold(match, bar, write, instruments, with_roofline=roofline)
     bench_report.show(screen, results, origin, [*notes, *results.notes, why])
     if out is not None:
         points, xlabel = bench_report.points(results)

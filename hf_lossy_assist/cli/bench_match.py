@@ -14,7 +14,7 @@ from ..bench.predictions import CLOSED_FORMS, Prediction, predict
 from ..bench.quality import Quality, answers, judge, qualities
 from ..bench.roofline import Cost, Roofline, measure_rates
 from ..bench.standings import Standing, standings
-from ..bench.trials import Batch, Workload
+from ..bench.trials import Batch, Instruments, Workload
 from ..errors import LossyUnsupportedError
 from ..tasks import Example
 from .bench_cast import Cast, batches_of
@@ -82,12 +82,12 @@ def hold(
     match: Match,
     bar: Progress,
     write: Callable[[Any], None],
-    energy: Callable[[], float] | None,
+    instruments: Instruments,
     *,
     with_roofline: bool,
 ) -> Results:
     """Measure everything; every request is written as it comes, and the summary at the end."""
-    requests, texts = _compare(match, bar, write, energy)
+    requests, texts = _compare(match, bar, write, instruments)
     marks = _judge(match, texts, bar) if match.judged else []
     predictions = _predict(match, bar)
     limit, notes = _limit(match, requests) if with_roofline else (None, [])
@@ -98,11 +98,13 @@ def hold(
 
 
 def _compare(
-    match: Match, bar: Progress, write: Callable[[Any], None], energy: Callable[[], float] | None
+    match: Match, bar: Progress, write: Callable[[Any], None], instruments: Instruments
 ) -> tuple[list[Request], dict[str, list[list[int]]]]:
     requests: list[Request] = []
     texts: dict[str, list[list[int]]] = {contender.label: [] for contender in match.contenders}
-    course = play(match.models, match.contenders, match.batches, match.workload, repeats=match.repeats, energy=energy)
+    course = play(
+        match.models, match.contenders, match.batches, match.workload, repeats=match.repeats, instruments=instruments
+    )
     total = len(match.contenders) * len(match.batches) * (match.repeats + 1)
     for request, trial in bar.track(course, total=total, description="comparing"):
         write(request)

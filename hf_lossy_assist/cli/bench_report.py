@@ -40,6 +40,7 @@ def title(origin: Mapping[str, Any]) -> str:
     decoding = "greedy" if origin["temperature"] is None else f"T = {origin['temperature']:g}"
     grown = " (grown)" if origin["grow"] else ""
     machine = origin.get("gpu") or f"{origin['cpu']}, {origin['threads']} thread{'s' * (origin['threads'] > 1)}"
+    machine += ", CPU time" if origin["clock"] == "cpu" else ""
     batch = f", batch {origin['batch']}" if origin["batch"] > 1 else ""
     return (
         f"{_count(draft)} → {_count(target)}{grown}, {origin['dtype']}, {origin['prompts']} prompts{batch}, "

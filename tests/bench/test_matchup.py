@@ -9,7 +9,7 @@ import torch
 
 from hf_lossy_assist.bench.contenders import Models, StockAssisted, TargetAlone, WithRule
 from hf_lossy_assist.bench.matchup import play, rotated, warm_up
-from hf_lossy_assist.bench.trials import Batch, Workload
+from hf_lossy_assist.bench.trials import Batch, Instruments, Workload
 from hf_lossy_assist.errors import LossyValueError
 from tests.models import noisy_copy, prompt, tiny
 
@@ -50,7 +50,8 @@ def test_everybody_answers_a_batch_before_the_next_and_goes_first_in_turn(models
 
 def test_statistics_and_energy_are_those_of_the_request(models):
     used = iter(range(1000))
-    played = list(play(models, FIELD[2:3], batches(1), Workload(6), repeats=1, energy=lambda: 2.0 * next(used)))
+    instruments = Instruments(energy=lambda: 2.0 * next(used))
+    played = list(play(models, FIELD[2:3], batches(1), Workload(6), repeats=1, instruments=instruments))
     assert len(played) == 2
     for request, trial in played:
         assert request.joules == 2.0

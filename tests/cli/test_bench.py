@@ -131,10 +131,11 @@ def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
     run(
         *models, "--prompt-file", str(prompts), "--prompts", "2", "--max-new-tokens", "5", "--repeats", "1",
-        "--prompt-length", "9", "--no-roofline", "--dtype", "bfloat16", "--out", str(tmp_path),
+        "--prompt-length", "9", "--no-roofline", "--clock", "cpu", "--threads", "1", "--dtype", "bfloat16", "--out", str(tmp_path),
     )  # fmt: skip
     origin, tables = read(tmp_path)
     assert (origin["prompt_length"], origin["max_new_tokens"], origin["dtype"]) == (9, 5, "bfloat16")
+    assert origin["clock"] == "cpu"
     labels = [row["label"] for row in tables["Standing"]]
     assert labels[:3] == ["target alone", "stock assisted", "lossless"]
     assert "dropmatch" in labels
@@ -184,6 +185,8 @@ def test_modes():
         (("--modes", "plain,judge"), "add `--head judge=SOURCE`"),
         (("--gamma", "many"), "`--gamma`"),
         (("--dtype", "int4"), "`--dtype`"),
+        (("--clock", "sun"), "`--clock`"),
+        (("--clock", "cpu", "--threads", "2"), "cpu only with `--threads 1`"),
         (("--grow", "llama-80b"), "did you mean 'llama-8b'"),
         (("--grow-draft", "width=3"), "`--grow-draft`"),
         (("--grow", "layers=0"), "`--grow`"),
