@@ -123,8 +123,8 @@ def test_a_verifier_is_trained_and_described(ratio_data, tmp_path):
     for ratio in ("1", "1.2", "1.5"):
         assert f"{ratio} {config.metrics[f'auc_lambda_{ratio}']:.3f}" in printed
     card = (tmp_path / "README.md").read_text()
-    assert f"{config.metrics['auc_previous']:.4g}" in card
-    assert f"{config.metrics['auc_token']:.4g}" in card
+    assert f"{config.metrics['auc_previous']:.4f}" in card
+    assert f"{config.metrics['auc_token']:.4f}" in card
     assert "![ROC curve](roc.png)" in card
     assert len(config.thresholds) >= 10
 
