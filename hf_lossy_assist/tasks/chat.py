@@ -90,7 +90,10 @@ class ChatEndpoint:
             except HfHubHTTPError as error:
                 status = error.response.status_code
                 if status < 500 and status not in _WORTH_ANOTHER_TRY:
-                    raise LossyServiceError(f"{self.describe()} refuses: {error}. {self._hint(status)}") from error
+                    reason = " ".join(str(error).split()).rstrip(".")
+                    raise LossyServiceError(
+                        f"{self.describe()} refuses ({status}): {reason}. {self._hint(status)}"
+                    ) from error
                 trouble = error
             except OfflineModeIsEnabled as error:
                 raise LossyServiceError(
@@ -102,7 +105,7 @@ class ChatEndpoint:
                 return None  # no JSON, or other JSON than the client can make a chat completion of
         raise LossyServiceError(
             f"{self.describe()} gave no reply in {self.attempts} attempts; the last one ended with "
-            f"{type(trouble).__name__}: {trouble}"
+            f"{type(trouble).__name__}: {' '.join(str(trouble).split())}"
         ) from trouble
 
     @cached_property

@@ -1,0 +1,184 @@
+"""The code task: problems, programs out of responses, answers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import threading
+import warnings
+
+import pytest
+
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.tasks import Example, code
+from hf_lossy_assist.tasks.code import Code
+from hf_lossy_assist.tasks.programs import program_of
+from hf_lossy_assist.tasks.sandbox import Outcome, running
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a Unix system")
+
+MEAN = {
+    "task_id": "mine/0",
+    "prompt": 'from typing import List\n\n\ndef mean(xs: List[float]) -> float:\n    """Return the mean of xs."""\n',
+    "entry_point": "mean",
+    "canonical_solution": "    total = 0\n    for x in xs:\n        total += x\n    return total / len(xs)\n",
+    "test": "def check(candidate):\n    assert candidate([1, 2, 3]) == 2\n    assert candidate([5]) == 5\n",
+}
+DECODE = {
+    "task_id": "mine/1",
+    "prompt": 'def encode(s):\n    return s[::-1]\n\n\ndef decode(s):\n    """Undo encode."""\n',
+    "entry_point": "decode",
+    "canonical_solution": "    return s[::-1]\n",
+    "test": "def check(candidate):\n    assert candidate(encode('abc')) == 'abc'\n",
+}
+PROMPT, SOLUTION = MEAN["prompt"], MEAN["canonical_solution"]
+WHOLE = PROMPT + SOLUTION
+
+
+@pytest.fixture
+def task(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (MEAN, DECODE)))
+    return Code(str(path), cpu_seconds=1, wall_seconds=60)
+
+
+RIGHT = {
+    "continuation": SOLUTION,
+    "it goes on": SOLUTION + "\n\nprint(mean([1]))\n\ndef unfinished(",
+    "it goes on with a test": SOLUTION + "\nassert mean([1]) == 2",
+    "it goes on with a comment": SOLUTION + "\n# Now the next problem\nThis is no Python",
+    "a space was lost": SOLUTION[1:],
+    "the indentation was lost": SOLUTION.lstrip(),
+    "one line": "    return sum(xs) / len(xs)",
+    "one line without indentation": "return sum(xs) / len(xs)",
+    "a blank line first": "\n" + SOLUTION,
+    "fenced": f"Sure!\n```python\n{WHOLE}```\nThis adds up all numbers.",
+    "fenced without a language": f"```\n{WHOLE}\n```",
+    "fenced without an end": f"Here it is:\n```python\n{WHOLE}",
+    "fenced without the imports": "```python\n" + WHOLE.split("\n\n\n")[1] + "```",
+    "fenced body": f"```python\n{SOLUTION}```",
+    "fenced body without indentation": "```python\n" + "total = sum(xs)\nif xs:\n    return total / len(xs)\n" + "```",
+    "an example after it": f"```python\n{WHOLE}```\nUse it so:\n```python\nprint(mean([1, 2]))\n```",
+    "a wrong one before it": f"```python\ndef mean(xs):\n    return 0\n```\nNo, better:\n```python\n{WHOLE}```",
+    "indented fence": "1. So:\n\n   ```python\n   def mean(xs):\n       return sum(xs) / len(xs)\n   ```",
+    "whole": WHOLE,
+    "whole with prose": f"Sure! Here is the function.\n\n{WHOLE}\nThis works, since it's a mean.\n",
+    "whole with a helper": "def add(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return add(xs) / len(xs)\n",
+    "async helper and a class": "class A:\n    n = 1\n\ndef mean(xs):\n    return sum(xs) / len(xs) * A.n\n",
+    "odd escapes": "    '\\d'\n" + SOLUTION,
+}
+WRONG = {
+    "another value": "    return 0\n",
+    "no Python": "I can't help with that.",
+    "prose that names it": "def mean is a function that",
+    "too early": "    import os\n    os._exit(0)\n",
+    "never": "    while True:\n        pass\n",
+    "another function": "```python\ndef median(xs):\n    return 2\n```",
+    "brackets without end": "    return " + "(" * 5000,
+    "null byte": "    return '\0'\n",
+}
+
+
+@pytest.mark.parametrize("response", RIGHT.values(), ids=RIGHT.keys())
+def test_a_right_response_passes_however_it_is_written(task, response):
+    [example] = task.examples("test", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # none may come of looking at a program
+        program = program_of(response, PROMPT, "mean")
+    assert task.answer(example, response) == "passed", program
+
+
+@pytest.mark.parametrize("response", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_response_fails(task, response):
+    [example] = task.examples("test", 1)
+    assert task.answer(example, response) == "failed"
+
+
+def test_the_reference_solutions_are_correct(task):
+    examples = task.examples("test", 10)
+    assert [example.prompt for example in examples] == [MEAN["prompt"], DECODE["prompt"]]
+    assert all(task.correct(example, example.solution) for example in examples)
+
+
+def test_what_a_prompt_defines_before_its_function_is_kept(task):
+    _, decode = task.examples("test", 2)
+    assert task.correct(decode, "```python\ndef decode(s):\n    return ''.join(reversed(s))\n```")
+
+
+def test_two_responses_have_the_same_answer_if_both_pass_or_both_fail(task):
+    [example] = task.examples("test", 1)
+    assert task.keeps_answer(example, SOLUTION, "    return sum(xs) / len(xs)\n")
+    assert task.keeps_answer(example, "    return 0\n", "    return 1\n")
+    assert not task.keeps_answer(example, SOLUTION, "    return 0\n")
+    assert not task.keeps_answer(example, SOLUTION, "  \n")
+    assert task.answer(example, " \n") is None
+
+
+def test_a_program_runs_once_for_each_problem(task, monkeypatch):
+    runs = []
+
+    def run_tests(program, tests, limits):
+        runs.append((program, tests, limits))
+        return Outcome(True, "passed")
+
+    monkeypatch.setattr(code, "run_tests", run_tests)
+    first, second = task.examples("test", 2)
+    for example in (first, first, second, first):
+        task.answer(example, "    return 1\n\nprint(2)")
+        task.answer(example, "    return 1\n")  # the same program once it is cut
+    assert len(runs) == 2
+    assert all(limits == task.limits for _, _, limits in runs)
+    assert "check(mean)" in runs[0][1]
+
+
+def test_programs_can_run_in_several_threads(task):
+    [example] = task.examples("test", 1)
+    responses = [f"    return sum(xs) / len(xs) + {i % 2}\n" + " " * i for i in range(6)]
+    answers: dict[int, str | None] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: answers.__setitem__(i, task.answer(example, responses[i])))
+        for i in range(len(responses))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {i: "failed" if i % 2 else "passed" for i in range(6)}
+
+
+def test_a_chat_model_is_asked_for_the_whole_function(task):
+    [example] = task.examples("test", 1)
+    assert f"```python\n{PROMPT}```" in task.user_turn(example)
+
+
+def test_limits_are_options(tmp_path):
+    path = tmp_path / "problems.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write(json.dumps(MEAN))
+    assert Code(str(path), cpu_seconds=1, memory_mb=64).limits == running.Limits(cpu_seconds=1, memory_mb=64)
+    with pytest.raises(LossyValueError, match=r"`cpu` is no limit; there are \['cpu_seconds'"):
+        Code(str(path), cpu=1)
+    with pytest.raises(LossyValueError, match="`cpu_seconds` has to be a number > 0"):
+        Code(str(path), cpu_seconds=0)
+
+
+def test_an_example_of_another_task_is_refused(task):
+    with pytest.raises(LossyValueError, match="`example` is no problem of this task; its prompt is 'def f'"):
+        task.answer(Example("def f", "passed"), "    pass")
+
+
+def test_bad_rows_are_refused(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps({**MEAN, "entry_point": "mean; import os"}))
+    with pytest.raises(LossyValueError, match="`entry_point` of mine/0 has to be a name"):
+        Code(str(path)).examples("test", 1)
+    path.write_text(json.dumps({name: value for name, value in MEAN.items() if name != "test"}))
+    with pytest.raises(LossyValueError, match="the field 'test' has to be a text, but in line 1"):
+        Code(str(path)).examples("test", 1)
+
+
+def test_a_system_that_can_t_limit_programs_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(running.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LossyUnsupportedError, match="the module `resource`"):
+        Code("problems.jsonl")

@@ -1,0 +1,303 @@
+"""The preference task, against a real HTTP server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+
+import huggingface_hub
+import pytest
+
+from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.errors import LossyServiceError
+from hf_lossy_assist.tasks import Example, chat
+from hf_lossy_assist.tasks.preference import Preference, verdict
+from tests.tasks.chat_server import chat_server, fails, late, says, sends
+
+EXAMPLE = Example("Write a poem.", "")
+VERDICTS = {1: ("[[A>>B]]", "[[A>B]]"), 0: ("[[A=B]]",), -1: ("[[B>A]]", "[[B>>A]]")}
+
+
+@pytest.fixture(autouse=True)
+def _online(monkeypatch):
+    """The server is on this machine, whatever the environment says of the Hub."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture
+def server():
+    with chat_server() as server:
+        yield server
+
+
+@pytest.fixture
+def make(server, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": EXAMPLE.prompt}))
+
+    def make(**options):
+        settings = {"model": "judge", "base_url": server.url, "backoff": 0.01, "timeout": 5.0, **options}
+        return Preference(str(path), **settings)
+
+    return make
+
+
+def prefers(text: str, strength: str = ">"):
+    """Reply like a judge who prefers the response with ``text`` in it, wherever it stands."""
+
+    def reply(request):
+        question = request["messages"][1]["content"]
+        first, second = question.split("<|The start of assistant B's response|>")
+        if (text in first) == (text in second):
+            return says("Equal. [[A=B]]")(request)
+        return says(f"Clear. [[A{strength}B]]" if text in first else f"Clear. [[B{strength}A]]")(request)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "favours"),
+    [
+        ("Reasons.\n[[A>>B]]", 1),
+        ("[[A>B]]", 1),
+        ("[[A=B]]", 0),
+        ("[[B>A]]", -1),
+        ("[[B>>A]]", -1),
+        ("It could be [[A>B]], but no: [[B>A]]", -1),
+        ("A>B", None),
+        ("[[A<B]]", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_verdict(reply, favours):
+    assert verdict(reply) == favours
+
+
+@pytest.mark.parametrize("strength", [">", ">>"])
+def test_a_response_keeps_the_answer_unless_it_is_worse(server, make, strength):
+    server.replies = [prefers("good", strength)]
+    task = make()
+    assert not task.keeps_answer(EXAMPLE, "a good poem", "a bad poem")
+    assert task.keeps_answer(EXAMPLE, "a bad poem", "a good poem")
+    assert task.keeps_answer(EXAMPLE, "a poem", "another poem")
+
+
+def test_a_judge_who_likes_the_first_one_better_does_not_decide(server, make):
+    pairs = [(f"poem {i}", f"verse {i}") for i in range(12)]
+    server.replies = [says("[[A>B]]")]
+    # With an even number of votes both orders count the same, and it is always a tie.
+    assert all(make(votes=2).keeps_answer(EXAMPLE, current, new) for current, new in pairs)
+    # With three, one order counts twice: which one is left to the texts.
+    kept = [make().keeps_answer(EXAMPLE, current, new) for current, new in pairs]
+    assert 2 <= sum(kept) <= 10  # of 12 fair coins: 99.4 %, and the texts are fixed
+
+
+def test_the_order_alternates_from_vote_to_vote(server, make):
+    server.replies = [says("[[A=B]]")]
+    make(votes=4).keeps_answer(EXAMPLE, "one", "two")
+    questions = [request["messages"][1]["content"] for request in server.requests]
+    firsts = [question.index("one") < question.index("two") for question in questions]
+    assert len(firsts) in (3, 4)
+    assert all(a != b for a, b in itertools.pairwise(firsts))
+    assert all(EXAMPLE.prompt in question for question in questions)
+
+
+def test_votes_that_can_t_change_the_outcome_are_not_asked_for(server, make, monkeypatch):
+    task = make()
+    for votes in itertools.product((1, 0, -1), repeat=3):
+        asked = iter(votes)
+        monkeypatch.setattr(task, "_vote", lambda example, first, second, asked=asked: signed(first, next(asked)))
+        worse = votes.count(1) > votes.count(-1)  # the paper's rule: more votes for the current response
+        assert task.keeps_answer(EXAMPLE, "current", "new") is not worse
+        rest = list(asked)
+        if rest:
+            outcomes = {
+                sum(votes[: 3 - len(rest)]) + sum(more) > 0 for more in itertools.product((1, 0, -1), repeat=len(rest))
+            }
+            assert len(outcomes) == 1
+
+
+def signed(first: str, for_current: int) -> int:
+    """Return a vote as the judge gives it: 1 for whatever stands first."""
+    return for_current if first == "current" else -for_current
+
+
+def test_the_same_response_is_as_good_without_asking(server, make):
+    assert make().keeps_answer(EXAMPLE, "a poem", " a poem\n")
+    assert server.requests == []
+
+
+def test_what_is_sent(server, make, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-mine")
+    server.replies = [says("[[A=B]]")]
+    make(api_key_variable="MY_KEY", temperature=0.5, max_tokens=64, votes=1).keeps_answer(EXAMPLE, "one", "two")
+    [request] = server.requests
+    assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 64)
+    assert [message["role"] for message in request["messages"]] == ["system", "user"]
+    for option in ("[[A>>B]]", "[[A>B]]", "[[A=B]]", "[[B>A]]", "[[B>>A]]"):
+        assert option in request["messages"][0]["content"]
+    assert server.keys == ["Bearer sk-mine"]
+
+
+def test_a_hugging_face_token_is_not_sent_to_strangers(server, make):
+    server.replies = [says("[[A=B]]")]
+    make(votes=1).keeps_answer(EXAMPLE, "one", "two")
+    assert server.keys == ["Bearer none"]
+
+
+def test_a_busy_or_broken_server_is_asked_again(server, make):
+    server.replies = [fails(500), fails(429), fails(503), prefers("good")]
+    assert not make(votes=1).keeps_answer(EXAMPLE, "good", "bad")
+    assert len(server.requests) == 4
+
+
+def test_a_late_reply_is_asked_for_again(server, make):
+    server.replies = [late(1.0), prefers("good")]
+    assert not make(votes=1, timeout=0.2).keeps_answer(EXAMPLE, "good", "bad")
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [(late(0.6), "TimeoutError"), (fails(500, "out of memory"), "500"), (fails(529), "529")],
+    ids=["timeout", "500", "529"],
+)
+def test_a_server_that_stays_away_is_an_error(server, make, reply, message):
+    server.replies = [reply]
+    with pytest.raises(LossyServiceError, match=rf"'judge' at http.* gave no reply in 2 attempts; .*{message}"):
+        make(attempts=2, timeout=0.2).keeps_answer(EXAMPLE, "one", "two")
+    assert len(server.requests) == 2
+
+
+def test_nobody_there_is_an_error(make):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(LossyServiceError, match=r"gave no reply in 2 attempts; .*Connect"):
+        make(attempts=2, base_url=f"http://127.0.0.1:{port}/v1").keeps_answer(EXAMPLE, "one", "two")
+
+
+def test_pauses_double(server, make, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(chat.time, "sleep", pauses.append)
+    server.replies = [fails(500)]
+    with pytest.raises(LossyServiceError):
+        make(attempts=9, backoff=1.0).keeps_answer(EXAMPLE, "one", "two")
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        (401, "The key in the environment variable OPENAI_API_KEY .* is not set"),
+        (404, "Check `base_url` and `model`"),
+        (400, "Bad request"),
+    ],
+)
+def test_a_refusal_is_an_error_at_once(server, make, status, hint):
+    server.replies = [fails(status)]
+    with pytest.raises(LossyServiceError, match=rf"^'judge' at http.* refuses \({status}\): .*{hint}.*$"):
+        make().keeps_answer(EXAMPLE, "one", "two")
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        says("What a nice poem!"),
+        says(""),
+        says(None),
+        sends(b"<html>"),
+        sends(b"{}"),
+        sends(b"[1]"),
+        sends(b'{"choices": []}'),
+    ],
+    ids=["no verdict", "empty", "null", "no JSON", "no choices", "a list", "empty choices"],
+)
+def test_nonsense_is_asked_again_and_then_an_error(server, make, nonsense):
+    server.replies = [nonsense, nonsense, prefers("good")]
+    assert not make(votes=1).keeps_answer(EXAMPLE, "good", "bad")
+    server.replies, asked = [nonsense], len(server.requests)
+    with pytest.raises(
+        LossyServiceError, match=r"'judge' at .* gave no verdict like \[\[A>B\]\] in 3 attempts"
+    ) as error:
+        make().keeps_answer(EXAMPLE, "good", "bad")
+    assert len(server.requests) - asked == 3
+    assert isinstance(error.value, LossyError)
+
+
+def test_offline_mode_is_named(make, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(LossyServiceError, match="offline mode; unset `HF_HUB_OFFLINE`"):
+        make().keeps_answer(EXAMPLE, "one", "two")
+
+
+def test_hugging_face_s_providers_need_a_token(make, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(LossyServiceError, match="'judge' needs a Hugging Face token: log in"):
+        make(base_url=None).keeps_answer(EXAMPLE, "one", "two")
+
+
+def test_a_response_is_correct_if_it_is_as_good_as_the_reference(server, make):
+    server.replies = [prefers("good")]
+    assert make().correct(Example("Write.", "good"), "a good one")
+    assert not make().correct(Example("Write.", "good"), "a bad one")
+    with pytest.raises(LossyUnsupportedError, match="give every row of `data` a `reference`"):
+        make().correct(EXAMPLE, "a poem")
+
+
+def test_prompts_are_read_as_mt_bench_has_them(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    rows = [
+        {"question_id": i, "turns": [f"Question {i}", "And then?"], "reference": [f"Answer {i}", "Then!"]}
+        for i in range(300)
+    ]
+    rows += [{"prompt": "A prompt"}, {"question": "A question", "reference": "An answer"}]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    task = Preference(str(path), model="judge")
+    parts = {split: task.examples(split, 1000) for split in task.splits}
+    examples = [example for part in parts.values() for example in part]
+    assert len(examples) == len(set(examples)) == 302
+    assert {Example(f"Question {i}", f"Answer {i}", f"Answer {i}") for i in range(300)} < set(examples)
+    assert {Example("A prompt", ""), Example("A question", "An answer", "An answer")} < set(examples)
+    assert 0.12 < len(parts["test"]) / 302 < 0.28  # 20 % and 10 %, binomial, more than three standard deviations
+    assert 0.04 < len(parts["validation"]) / 302 < 0.16
+    assert task.examples("test", 3) == parts["test"][:3]
+
+
+@pytest.mark.parametrize(
+    "row", [{"text": "Hello"}, {"turns": []}, {"turns": [3]}, {"prompt": ""}, {"prompt": {"a": 1}}]
+)
+def test_a_row_without_a_prompt_is_refused(tmp_path, row):
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"prompt": "Hello"}\n' + json.dumps(row))
+    with pytest.raises(LossyValueError, match="row 2 of `data` needs a text as `prompt` or `question`"):
+        Preference(str(path), model="judge").examples("test", 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs a `base_url`, a `model` or both"),
+        ({"base_url": "localhost:8000"}, "`base_url` has to start with http:// or https://, but is 'localhost:8000'"),
+        ({"model": "m", "votes": 0}, "`votes` has to be a whole number > 0, but is 0"),
+        ({"model": "m", "attempts_per_vote": 0}, "`attempts_per_vote` has to be"),
+        ({"model": "m", "timeout": 0}, "`timeout` has to be a number > 0, but is 0"),
+        ({"model": "m", "attempts": 0}, "`attempts` has to be a number > 0"),
+        ({"model": "m", "api_key": "sk"}, r"`api_key` is unknown; there are \['base_url'.*'api_key_variable'"),
+    ],
+)
+def test_a_judge_that_can_t_be_is_refused_at_once(options, message):
+    with pytest.raises(LossyValueError, match=message):
+        Preference("questions.jsonl", **options)
+
+
+def test_texts_are_compared_as_they_are(make):
+    task = make()
+    assert task.extract_answer(" a poem \n") == "a poem"
+    assert task.extract_answer("  ") is None
+    assert task.equivalent("a", "a")
+    assert not task.equivalent(None, None)
