@@ -131,7 +131,8 @@ def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
     run(
         *models, "--prompt-file", str(prompts), "--prompts", "2", "--max-new-tokens", "5", "--repeats", "1",
-        "--prompt-length", "9", "--no-roofline", "--clock", "cpu", "--threads", "1", "--dtype", "bfloat16", "--out", str(tmp_path),
+        "--prompt-length", "9", "--no-roofline", "--clock", "cpu", "--threads", "1", "--dtype", "bfloat16",
+        "--out", str(tmp_path),
     )  # fmt: skip
     origin, tables = read(tmp_path)
     assert (origin["prompt_length"], origin["max_new_tokens"], origin["dtype"]) == (9, 5, "bfloat16")
