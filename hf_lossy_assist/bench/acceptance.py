@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..config import parse
+from ..errors import LossyUnsupportedError
+from ..heads import VerifierHead
 from ..stats import LossyStats
+from .run_lengths import foretell
 from .runs import Response, Setting, pool, respond
 
 RULES: tuple[tuple[Any, Mapping[str, Any]], ...] = (
@@ -58,6 +62,13 @@ class Acceptance:
     greedy_prefix
         How far the response runs along with the target's own greedy one before the first difference, as a share
         of the latter's length; mean over the prompts.
+    rouge
+        ROUGE-L (F) of the response against the target's own greedy one, mean over the prompts; None without a
+        tokenizer.
+    target_calls_per_100_tokens, tokens_per_second
+        What a user pays and gets.
+    mean_run, foretold_run
+        Tokens per run ahead of the target, for SPRINTER; and what its theorem 2 says of them, for greedy texts.
     """
 
     mode: Any
@@ -72,6 +83,23 @@ class Acceptance:
     log_likelihood: float
     likeliest: float
     greedy_prefix: float
+    rouge: float | None
+    target_calls_per_100_tokens: float | None
+    tokens_per_second: float
+    mean_run: float | None
+    foretold_run: float | None
+
+
+VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+
+
+def sprinter_settings(head: VerifierHead, temperatures: Iterable[float | None] = (None,)) -> list[Setting]:
+    """Return SPRINTER at several thresholds."""
+    return [
+        Setting("sprinter", {"threshold": threshold}, temperature, head)
+        for temperature in temperatures
+        for threshold in VERIFIER_THRESHOLDS
+    ]
 
 
 def settings(temperatures: Iterable[float | None] = (None, 0.9)) -> list[Setting]:
@@ -93,6 +121,7 @@ def measure(
     gamma: int = 5,
     max_new_tokens: int = 100,
     seed: int = 0,
+    decode: Callable[[Tensor], str] | None = None,
 ) -> Iterator[Acceptance]:
     """Run every setting over every prompt; at each temperature, target and draft alone come first.
 
@@ -108,17 +137,24 @@ def measure(
         Drafted tokens per round, and the longest response.
     seed
         Prompt ``i`` is continued with ``seed + i``, under every setting.
+    decode
+        From tokens ``(n,)`` to text, for ROUGE.
     """
     length = {"max_new_tokens": max_new_tokens}
     greedy = [respond(target, None, prompt, Setting(), **length) for prompt in prompts]
 
     def row(mode: Any, setting: Setting, model: PreTrainedModel) -> Acceptance:
+        began = time.perf_counter()
         responses = [
             respond(model, draft, prompt, setting, gamma=gamma, seed=seed + i, **length)
             for i, prompt in enumerate(prompts)
         ]
+        seconds = time.perf_counter() - began
         stats = None if setting.mode is None else pool(response.stats for response in responses)
-        return _row(mode, setting, stats, responses, greedy, target)
+        foretold = None
+        if setting.mode == "sprinter" and not setting.do_sample:
+            foretold = foretell(target, draft, setting.head, setting.config["threshold"], responses).mean_run
+        return _row(mode, setting, stats, responses, greedy, target, decode, seconds, foretold)
 
     for temperature in dict.fromkeys(setting.temperature for setting in wanted):
         yield row("target alone", Setting(temperature=temperature), target)
@@ -150,6 +186,9 @@ def _row(
     responses: Sequence[Response],
     greedy: Sequence[Response],
     target: PreTrainedModel,
+    decode: Callable[[Tensor], str] | None,
+    seconds: float,
+    foretold: float | None,
 ) -> Acceptance:
     judged = [judge_text(target, response) for response in responses]
     log_p = torch.cat([log_p for log_p, _ in judged])
@@ -170,4 +209,34 @@ def _row(
         log_likelihood=log_p.double().mean().item(),
         likeliest=torch.cat([likeliest for _, likeliest in judged]).double().mean().item(),
         greedy_prefix=sum(prefixes) / len(prefixes),
+        rouge=decode
+        and rouge_l([(decode(a.tokens), decode(b.tokens)) for a, b in zip(responses, greedy, strict=True)]),
+        target_calls_per_100_tokens=stats and stats.target_calls_per_100_tokens,
+        tokens_per_second=len(log_p) / seconds,
+        mean_run=stats.mean_run if stats and stats.runs else None,
+        foretold_run=foretold,
     )
+
+
+def rouge_l(texts: Iterable[tuple[str, str]]) -> float:
+    """Return the mean ROUGE-L F-measure of pairs of a text and its reference.
+
+    Raises
+    ------
+    LossyUnsupportedError
+        Without the package ``rouge-score``.
+
+    Examples
+    --------
+    >>> rouge_l([("the cat sat", "the cat sat"), ("a b", "c d")])
+    0.5
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise LossyUnsupportedError(
+            "ROUGE needs the package rouge-score; install it with `pip install 'hf-lossy-assist[bench]'`"
+        ) from error
+    scorer = RougeScorer(["rougeL"])
+    scores = [scorer.score(reference, text)["rougeL"].fmeasure for text, reference in texts]
+    return sum(scores) / len(scores)

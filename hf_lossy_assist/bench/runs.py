@@ -25,11 +25,14 @@ class Setting:
         ``lossy_mode`` and ``lossy_config``; without a mode the model decodes alone.
     temperature
         Tokens are drawn at this temperature, with no other warper; None decodes greedily.
+    head
+        ``lossy_head``, for a rule that uses one.
     """
 
     mode: Any = None
     config: Mapping[str, Any] = field(default_factory=dict)
     temperature: float | None = None
+    head: Any = None
 
     @property
     def do_sample(self) -> bool:
@@ -91,6 +94,7 @@ def respond(
             num_assistant_tokens=gamma,
             lossy_mode=setting.mode,
             lossy_config={**setting.config, "seed": seed},
+            lossy_head=setting.head,
             **arguments,
         )
     return Response(prompt, output.sequences[0, len(prompt) :], output.lossy_stats)
@@ -132,14 +136,23 @@ def pool(stats: Iterable[LossyStats]) -> LossyStats:
     histogram: Counter[int] = Counter()
     accepted_by: Counter[str] = Counter()
     seconds: Counter[str] = Counter()
+    ahead: Counter[int] = Counter()
+    flops: Counter[str] = Counter()
     for run in runs:
         histogram.update(dict(enumerate(run.accepted_histogram)))
+        ahead.update(dict(enumerate(run.run_histogram)))
+        flops.update(run.flops)
         accepted_by.update(run.accepted_by)
         seconds.update(run.seconds)
-    counted = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "target_calls", "draft_calls")
+    counted = (
+        "rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "target_calls", "draft_calls",
+        "unverified", "target_tokens", "draft_tokens", "head_calls",
+    )  # fmt: skip
     return LossyStats(
         **{name: sum(getattr(run, name) for run in runs) for name in counted},
         accepted_histogram=tuple(histogram[i] for i in range(max(histogram, default=-1) + 1)),
+        run_histogram=tuple(ahead[i] for i in range(max(ahead, default=-1) + 1)),
+        flops=dict(flops),
         accepted_by=dict(accepted_by),
         seconds=dict(seconds),
         lossless=all(run.lossless for run in runs),

@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from .. import pairs
 from ..bench import records
-from ..bench.acceptance import Acceptance, measure, settings
+from ..bench.acceptance import Acceptance, measure, settings, sprinter_settings
 from ..bench.made_drafts import drop_layers, round_weights
 from ..bench.prompts import STORY_OPENINGS
 from ..bench.runs import tokenize
 from ..errors import LossyValueError
+from ..heads import VerifierHead
 from .console import console, limit_threads, progress
 from .options import numbers, pretrained
 
@@ -42,6 +43,9 @@ def acceptance(
     prompts: Annotated[
         Path | None, typer.Option(help="One prompt a line; openings of stories, or the pair's problems, by default.")
     ] = None,
+    verifier_head: Annotated[
+        str | None, typer.Option(help="A verifier head, a folder or a Hub id: SPRINTER at several thresholds too.")
+    ] = None,
     count: Annotated[int, typer.Option(min=1, help="How many prompts at most.")] = 20,
     gamma: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each response.")] = 100,
@@ -62,12 +66,18 @@ def acceptance(
         if not texts:
             raise LossyValueError(f"`--prompts` has to hold one prompt a line, but {str(prompts)!r} has none")
     texts = texts[:count]
-    wanted = settings([None] if temperature == 0 else [None, temperature])
+    temperatures = [None] if temperature == 0 else [None, temperature]
+    wanted = settings(temperatures)
+    if verifier_head is not None:
+        wanted += sprinter_settings(VerifierHead.from_pretrained(verifier_head).to(device), temperatures)
     plain = 2 * len({setting.temperature for setting in wanted})
     screen = console()
     origin = records.provenance(device, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed, prompts=texts)
     ids = tokenize(tokenizer, texts, target.device)
-    rows = measure(target, draft, ids, wanted, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed)
+    rows = measure(
+        target, draft, ids, wanted, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed,
+        decode=lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True),
+    )  # fmt: skip
     measured = []
     with progress(screen) as bar, records.written(out, origin) as write:
         for row in bar.track(rows, total=len(wanted) + plain, description="rules"):
@@ -138,6 +148,10 @@ def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> T
         "log p": lambda row: f"{row.log_likelihood:.3f}",
         "top 1\n(%)": lambda row: _percent(row.likeliest),
         "prefix\n(%)": lambda row: _percent(row.greedy_prefix),
+        "ROUGE\nL": lambda row: _number(row.rouge),
+        "calls/\n100": lambda row: _number(row.target_calls_per_100_tokens),
+        "run": lambda row: _number(row.mean_run),
+        "fore-\ntold": lambda row: _number(row.foretold_run),
     }
     title = "greedy" if temperature is None else f"temperature {temperature:g}"
     table = Table(title=f"{rows[0].prompts} prompts, {title}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from hf_lossy_assist.bench import acceptance, records
+from hf_lossy_assist.bench.run_lengths import foretell
 from hf_lossy_assist.bench.runs import Setting, pool, respond
 from hf_lossy_assist.stats import LossyStats
+from tests.acceptors.test_sprinter import head_for
 from tests.models import noisy_copy, prompt, tiny
 
 LENGTH = 16
@@ -66,7 +69,8 @@ def test_likelihood_is_that_of_token_by_token_scoring(models):
 
 def test_sampling_is_reproducible_and_differs_from_prompt_to_prompt(models):
     setting = Setting("ears", {"beta": 0.1}, 0.9)
-    assert rows_of(models, setting) == rows_of(models, setting)
+    first, second = ([replace(row, tokens_per_second=0) for row in rows_of(models, setting)] for _ in range(2))
+    assert first == second
     state = torch.random.get_rng_state()
     ids = prompt(6)[0]
     one, other = (respond(*models, ids, Setting(temperature=2.0), seed=seed).tokens.tolist() for seed in (0, 1))
@@ -116,3 +120,47 @@ def test_rows_are_written_with_their_origin(models, tmp_path):
     assert (origin["device"], origin["gamma"]) == ("cpu", 4)
     assert [row["mode"] for row in read] == ["target alone", "draft alone", "lossless"]
     assert read[2]["mean_accepted"] == rows[2].mean_accepted
+
+
+def test_rouge_is_the_f_measure_of_the_longest_common_subsequence():
+    # 3 of 4 words in order, of texts of 4 and 6 words.
+    assert acceptance.rouge_l([("the cat sat down", "the big cat sat there quietly")]) == pytest.approx(0.6)
+    assert acceptance.rouge_l([("a", "a"), ("a", "b")]) == 0.5
+
+
+@pytest.mark.parametrize("position", ["previous", "token"])
+@pytest.mark.parametrize(("bias", "rate"), [(-50.0, 0.0), (50.0, 1.0)])
+def test_foretold_runs_of_a_head_that_always_says_the_same(models, position: str, bias: float, rate: float):
+    head = head_for(*models, position, bias=bias, scale=0.0)
+    setting = Setting("sprinter", {"threshold": 0.5, "max_draft": 8}, head=head)
+    responses = [respond(*models, prompt(6, seed)[0], setting, max_new_tokens=LENGTH) for seed in range(3)]
+    told = foretell(*models, head, 0.5, responses, max_draft=8)
+    assert told.tpr == told.fpr == rate
+    assert told.mean_run == pytest.approx(7 * rate)
+    assert 0 < told.acceptable < 1
+
+
+def test_foretold_rates_are_those_of_a_naive_count(models):
+    target, draft = models
+    head = head_for(target, draft, scale=3.0, seed=1)
+    response = respond(*models, prompt(6)[0], Setting(), max_new_tokens=LENGTH)
+    told = foretell(target, draft, head, 0.5, [response])
+    ids, marks = torch.cat([response.prompt, response.tokens]), []
+    for i in range(6, len(ids)):
+        states = []
+        handle = draft.lm_head.register_forward_pre_hook(lambda _, args: states.append(args[0][0, -1]))  # noqa: B023
+        q = draft(input_ids=ids[None, :i]).logits[0, -1].softmax(-1)
+        handle.remove()
+        p = target(input_ids=ids[None, :i]).logits[0, -1].softmax(-1)
+        x = q.argmax()
+        marks.append((bool(q[x] / p[x] <= 1.0), bool(torch.sigmoid(states[0] @ head.weight + head.bias) > 0.5)))
+    for kind, rate in ((True, told.tpr), (False, told.fpr)):
+        passed = [passes for acceptable, passes in marks if acceptable == kind]
+        assert rate == pytest.approx(sum(passed) / max(1, len(passed)))
+
+
+def test_sprinter_rows_show_runs(models):
+    head = head_for(*models, bias=1.0, scale=1.0)
+    rows = rows_of(models, *acceptance.sprinter_settings(head)[:2])
+    assert all(row.mean_run is not None and row.foretold_run is not None for row in rows[2:])
+    assert rows[0].mean_run is None
