@@ -71,7 +71,7 @@ def _find(path: str, spec: str) -> Callable[..., Any]:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, SyntaxError) as error:
         raise LossyValueError(f"`spec` is {spec!r}, but importing {module_name!r} failed: {error}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):

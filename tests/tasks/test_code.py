@@ -159,7 +159,7 @@ def test_limits_are_options(tmp_path):
     assert Code(str(path), cpu_seconds=1, memory_mb=64).limits == running.Limits(cpu_seconds=1, memory_mb=64)
     with pytest.raises(LossyValueError, match=r"`cpu` is no limit; there are \['cpu_seconds'"):
         Code(str(path), cpu=1)
-    with pytest.raises(LossyValueError, match="`cpu_seconds` has to be a number > 0"):
+    with pytest.raises(LossyValueError, match="`cpu_seconds` has to be a whole number > 0"):
         Code(str(path), cpu_seconds=0)
 
 

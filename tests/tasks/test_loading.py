@@ -38,10 +38,11 @@ constant = 3
 def own_module(tmp_path, monkeypatch):
     (tmp_path / "own_task_of_a_user.py").write_text(OWN)
     (tmp_path / "broken_task_of_a_user.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / "misspelt_task_of_a_user.py").write_text("class Task(\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
     yield "own_task_of_a_user"
-    for name in ("own_task_of_a_user", "broken_task_of_a_user"):
+    for name in ("own_task_of_a_user", "broken_task_of_a_user", "misspelt_task_of_a_user"):
         sys.modules.pop(name, None)
 
 
@@ -82,6 +83,7 @@ def test_options_are_typed_as_json_unless_a_text_is_asked_for(own_module):
         ("gsm9k", r"`spec` has to be one of \['arithmetic', 'code', 'gsm8k', 'preference'\] or a dotted path"),
         ("no_such_module:Task", "importing 'no_such_module' failed: No module named 'no_such_module'"),
         ("broken_task_of_a_user:Task", "failed: No module named 'nothing_of_this_name'"),
+        ("misspelt_task_of_a_user:Task", "importing 'misspelt_task_of_a_user' failed: .*never closed"),
         ("own_task_of_a_user:Nothing", "the module 'own_task_of_a_user' has no 'Nothing'"),
         ("own_task_of_a_user:constant", "has, but can't call, 'constant'"),
         ("own_task_of_a_user:NoTask", "has to name a subclass of hf_lossy_assist.tasks.Task .* gives a NoTask"),

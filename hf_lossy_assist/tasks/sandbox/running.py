@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...errors import LossyUnsupportedError, LossyValueError
@@ -49,12 +49,12 @@ class Limits:
     disk_mb: int = 16
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise LossyValueError(f"`{field.name}` has to be a number > 0, but is {value!r}")
-            if field.type == "int" and int(value) != value:
-                raise LossyValueError(f"`{field.name}` has to be a whole number, but is {value!r}")
+        for name in ("cpu_seconds", "memory_mb", "disk_mb"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise LossyValueError(f"`{name}` has to be a whole number > 0, but is {value!r}")
+        if not isinstance(self.wall_seconds, (int, float)) or not 0 < self.wall_seconds < math.inf:
+            raise LossyValueError(f"`wall_seconds` has to be a number > 0, but is {self.wall_seconds!r}")
 
 
 @dataclass(frozen=True)

@@ -281,10 +281,10 @@ def test_a_system_without_limits_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        ({"cpu_seconds": 0}, "`cpu_seconds` has to be a number > 0, but is 0"),
+        ({"cpu_seconds": 0}, "`cpu_seconds` has to be a whole number > 0, but is 0"),
         ({"wall_seconds": float("nan")}, "`wall_seconds` has to be a number > 0, but is nan"),
-        ({"memory_mb": "1"}, "`memory_mb` has to be a number > 0, but is '1'"),
-        ({"disk_mb": 1.5}, r"`disk_mb` has to be a whole number, but is 1\.5"),
+        ({"memory_mb": "1"}, "`memory_mb` has to be a whole number > 0, but is '1'"),
+        ({"disk_mb": 1.0}, r"`disk_mb` has to be a whole number > 0, but is 1\.0"),
     ],
 )
 def test_limits_are_checked(limits, message):
