@@ -11,21 +11,22 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from ..bench import records
-from ..mining.guessing import Guesser
-from ..mining.judge import JudgeMiner
+from ..errors import LossyValueError
 from ..mining.manifest import Plan, open_run
+from ..mining.naive import compare
 from ..mining.running import Workload, longest_prompt
 from ..mining.running import mine as run
-from ..mining.searches import Searches
 from ..mining.storage import Store, prompt_rows
-from ..mining.writing import Limits, LocalWriter, eos_of
 from .console import console, limit_threads
 from .mining_cast import CastOptions, load_cast
-from .mining_report import MiningBar, summary_table
+from .mining_plan import Labels, MiningOptions, Workshop
+from .mining_report import MiningBar, comparison_table, summary_table
 
 
 def mine(
-    out: Annotated[Path, typer.Option(help="Folder for the data; the same one continues an interrupted run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the data; the same one continues an interrupted run.")
+    ] = None,
     pair: Annotated[str | None, typer.Option(help="A bundled pair instead of --task, --model and --assistant.")] = None,
     task: Annotated[
         str | None, typer.Option(help="arithmetic, gsm8k, code, preference, or package.module:Name of your own.")
@@ -36,16 +37,41 @@ def mine(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")] = None,
     assistant: Annotated[str | None, typer.Option(help="The draft: a folder or a Hub id.")] = None,
+    labels: Annotated[
+        Labels,
+        typer.Option(help="judge: which mismatches matter; ratio: both models' probabilities of drafted tokens."),
+    ] = "judge",
     split: Annotated[str, typer.Option(help="Which examples of the task.")] = "train",
     num_prompts: Annotated[
         int, typer.Option(min=1, help="How many of them; a repeated command may ask for more.")
     ] = 1000,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are mined at once.")] = 16,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
+    sampling: Annotated[
+        bool, typer.Option("--sampling", help="Draw responses, by draws that depend on seed and prefix alone.")
+    ] = False,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of draws, 1 by default; needs --sampling or --labels ratio.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of draws.")] = 0,
     folds: Annotated[int, typer.Option(min=1, help="Folds that the prompts are dealt into.")] = 5,
+    features_target: Annotated[
+        bool, typer.Option("--features-target", help="judge: store the states after the target's tokens too.")
+    ] = False,
+    rows_per_kind: Annotated[
+        int, typer.Option(min=1, help="ratio: drafted tokens per prompt, for each of the four kinds of prefix.")
+    ] = 8,
     task_workers: Annotated[
         int, typer.Option(min=0, help="Threads for tasks that run programs or ask a server; 0 for none.")
     ] = 0,
+    target_api: Annotated[
+        str | None, typer.Option(metavar="URL", help="The target is behind this OpenAI-compatible API, …/v1.")
+    ] = None,
+    target_api_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
+    target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one of its answers.")] = 120.0,
+    compare_naive: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Mine N prompts with and without reuse; print figures only.")
+    ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"] | None,
         typer.Option(help="Of the weights; float32 with --pair, else what they are stored in."),
@@ -60,30 +86,52 @@ def mine(
     """
     limit_threads(threads)
     disable_progress_bar()
-    process, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    screen = console() if process == 0 else Console(quiet=True)
-    cast = load_cast(CastOptions(pair, task, task_data, task_option or (), model, assistant, dtype, device))
-    compared = {"max_new_tokens": max_new_tokens, "split": split, "folds": folds, "dtype": str(cast.target.dtype)}
-    searches = Searches(
-        LocalWriter(cast.target, batch_size, Limits(eos_of(cast.target), max_new_tokens)),
-        Guesser(cast.draft),
+    if out is None and compare_naive is None:
+        raise LossyValueError("`--out` has to be a folder for the data, but is not given")
+    options = MiningOptions(
+        labels, split, batch_size, max_new_tokens, sampling, temperature, seed, folds, features_target, rows_per_kind,
+        task_workers, target_api, target_api_model, target_api_timeout,
+    )  # fmt: skip
+    named = CastOptions(pair, task, task_data, tuple(task_option or ()), model, assistant, dtype, device)
+    options.check()
+    named.check(needs_target=target_api is None)
+    cast = load_cast(named)
+    workshop = Workshop(options, cast)
+    workload = Workload(
         cast.task,
-        lambda ids: cast.tokenizer.decode(ids, skip_special_tokens=True),
-        batch_size,
-        task_workers,
+        cast.tokenizer,
+        split,
+        num_prompts if compare_naive is None else compare_naive,
+        folds,
+        process=int(os.environ.get("RANK", 0)),
+        processes=int(os.environ.get("WORLD_SIZE", 1)),
+        longest=longest_prompt(cast.models.values(), max_new_tokens),
     )
-    positions = ("previous", "draft")
-    miner = JudgeMiner(
-        searches, {"target": cast.target, "draft": cast.draft}, {"target": positions, "draft": positions}
+    if compare_naive is not None:
+        prompts = [workload.prompt(i, example) for i, example in workload.examples().items()]
+        console().print(comparison_table(compare(workshop.searches(), workshop.naive(), prompts)))
+        return
+    plan = Plan(labels, cast.task.name, cast.target, cast.draft, options.compared(named, cast))
+    origin = records.provenance(
+        cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=workload.processes
     )
-    longest = longest_prompt((cast.target, cast.draft), max_new_tokens)
-    workload = Workload(cast.task, cast.tokenizer, split, num_prompts, folds, process, processes, longest)
-    origin = records.provenance(cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=processes)
-    open_run(out, Plan("judge", cast.task.name, cast.target, cast.draft, compared), origin)
+    _mine(out, plan, workload, workshop, origin)
+
+
+def _mine(out: Path, plan: Plan, workload: Workload, workshop: Workshop, origin: dict) -> None:
+    screen = console()
+    miner = workshop.miner()
+    open_run(out, plan, origin)
     try:
-        with Store(out, process, miner.schemas()) as store, MiningBar(screen) as bar:
+        # One bar is enough for all processes.
+        bar = MiningBar(screen if workload.process == 0 else Console(quiet=True))
+        with Store(out, workload.process, miner.schemas()) as store, bar:
             run(miner, workload, store, bar)
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None
-    screen.print(summary_table("judge", prompt_rows(out)))
+    rows = prompt_rows(out)
+    if len(rows) < workload.size():
+        screen.print(f"process {workload.process} is done; others are still at work on {out}")
+    else:
+        screen.print(summary_table(plan.kind, rows))

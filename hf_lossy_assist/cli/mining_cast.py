@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from .. import pairs, tasks
 from ..errors import LossyValueError
+from ..mining.reading import check
 from ..tasks import Task
 from .options import pretrained
 
@@ -29,19 +30,17 @@ class CastOptions:
     dtype: str | None
     device: str | None
 
-    def check(self) -> None:
+    def check(self, *, needs_target: bool) -> None:
         """Refuse what does not go together, before anything is loaded."""
-        named = {"--task": self.task, "--model": self.model, "--assistant": self.assistant}
+        named = {"--task": self.task, "--assistant": self.assistant, "--model": self.model}
         given = [name for name, value in named.items() if value is not None]
         if self.pair is not None and given:
             raise LossyValueError(
                 f"`--pair` {self.pair!r} brings its own models and task; leave out {', '.join(given)}"
             )
-        if self.pair is None and len(given) < len(named):
-            missing = [name for name in named if name not in given]
-            raise LossyValueError(
-                f"{', '.join(missing)} has to be given, or `--pair arithmetic` instead of all of them"
-            )
+        missing = [name for name in named if name not in given and (needs_target or name != "--model")]
+        if self.pair is None and missing:
+            raise LossyValueError(f"`{'` and `'.join(missing)}` has to be given, or `--pair arithmetic` instead of all")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,41 +49,77 @@ class Cast:
 
     Attributes
     ----------
-    target, draft, tokenizer
-        The models, and the tokenizer of both.
+    target
+        None where it is behind an API only.
+    draft, tokenizer
+        The tokenizer is that of both models.
     task
         Where prompts come from, and what an answer is.
     """
 
-    target: PreTrainedModel
+    target: PreTrainedModel | None
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     task: Task
 
+    @property
+    def models(self) -> dict[str, PreTrainedModel]:
+        """The models that are here, by their roles."""
+        return {"draft": self.draft} if self.target is None else {"target": self.target, "draft": self.draft}
+
 
 def load_cast(options: CastOptions) -> Cast:
-    """Load what the options name."""
-    options.check()
+    """Load what the options name.
+
+    Raises
+    ------
+    LossyValueError
+        When something can't be loaded, or the models don't belong together.
+    LossyUnsupportedError
+        When a model's cache can't be cut back.
+    """
+    cast = _bundled(options) if options.pair is not None else _named(options)
+    for model in cast.models.values():
+        check(model)
+    sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in cast.models.items()}
+    if min(sizes.values()) < len(cast.tokenizer):
+        raise LossyValueError(
+            f"`--assistant` has to share the target's tokenizer, but that has {len(cast.tokenizer)} tokens, and the "
+            f"models have {sizes}"
+        )
+    return cast
+
+
+def _bundled(options: CastOptions) -> Cast:
+    dtype = getattr(torch, options.dtype or "float32", "auto")
     device = options.device or default_device()
-    if options.pair is not None:
-        dtype = getattr(torch, options.dtype or "float32", "auto")
-        loaded = pairs.load(options.pair, dtype=dtype, device=None if device == "auto" else device)
-        return Cast(loaded.target, loaded.draft, loaded.tokenizer, loaded.task)
+    pair = pairs.load(options.pair, dtype=dtype, device=None if device == "auto" else device)
+    return Cast(pair.target, pair.draft, pair.tokenizer, pair.task)
+
+
+def _named(options: CastOptions) -> Cast:
     task = tasks.load(options.task, options.task_data, **parse_options(options.task_option))
-    target = _model("--model", options.model, options, device)
-    draft = _model("--assistant", options.assistant, options, device)
-    if target.config.get_text_config().vocab_size != draft.config.get_text_config().vocab_size:
-        raise LossyValueError("`--assistant` has to have the target's tokenizer, but its vocabulary has another size")
-    return Cast(target, draft, pretrained("--model", options.model, AutoTokenizer), task)
+    target = None if options.model is None else _model("--model", options.model, options)
+    draft = _model("--assistant", options.assistant, options)
+    tokenizer = pretrained("--model", options.model or options.assistant, AutoTokenizer)
+    return Cast(target, draft, tokenizer, task)
 
 
 def parse_options(items: Sequence[str]) -> dict[str, str]:
-    """Read ``K=V`` settings of a task."""
-    pairs_ = [item.partition("=") for item in items]
-    for item, (key, separator, _) in zip(items, pairs_, strict=True):
+    """Read ``K=V`` settings of a task.
+
+    Examples
+    --------
+    >>> parse_options(["votes=3", "url=http://localhost?a=b"])
+    {'votes': '3', 'url': 'http://localhost?a=b'}
+    """
+    parsed = {}
+    for item in items:
+        key, separator, value = item.partition("=")
         if not (key and separator):
             raise LossyValueError(f"`--task-option` has to be KEY=VALUE, but is {item!r}")
-    return {key: value for key, _, value in pairs_}
+        parsed[key] = value
+    return parsed
 
 
 def default_device() -> str:
@@ -92,7 +127,8 @@ def default_device() -> str:
     return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
 
 
-def _model(option: str, source: str, options: CastOptions, device: str) -> PreTrainedModel:
+def _model(option: str, source: str, options: CastOptions) -> PreTrainedModel:
+    device = options.device or default_device()
     where: dict[str, Any] = {"device_map": "auto"} if device == "auto" else {}
     model = pretrained(option, source, AutoModelForCausalLM, dtype=options.dtype or "auto", **where)
     return model.eval() if where else model.to(device).eval()

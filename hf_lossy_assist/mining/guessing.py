@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedModel
 
 from .choice import Choice, Greedy
-from .rows import Memory, read
+from .reading import Memory, read
 
 # Logits of one forward, in numbers: 2^27 are half a gigabyte in float32.
 _MOST_LOGITS = 1 << 27

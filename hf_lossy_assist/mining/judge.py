@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import PreTrainedModel
 
 from .outcomes import FAILED, MINED, SKIPPED, Outcome, Prompt
@@ -63,21 +62,17 @@ class JudgeMiner:
         }
         if found is None:
             error = f"{type(searched.error).__name__}: {searched.error}"
-            return Outcome(searched.prompt, FAILED, columns, self._tokens(searched.prompt, (), ()), error)
-        status = SKIPPED if found.answer is None else MINED
-        error = "the target's response states no answer" if status == SKIPPED else None
-        tokens = self._tokens(searched.prompt, found.last, found.mismatches)
-        return Outcome(searched.prompt, status, columns, tokens, error)
+            return Outcome(searched.prompt, FAILED, columns, error=error)
+        if found.answer is None:
+            return Outcome(searched.prompt, SKIPPED, columns, error="the target's response states no answer")
+        tokens = self._tokens(searched.prompt, found.last, found.mismatches) if found.mismatches else {}
+        return Outcome(searched.prompt, MINED, columns, tokens)
 
     def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, Any]:
         names = ("index", "target_token", "draft_token", "important")
         columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
         for role, model in self.models.items():
-            states = (
-                mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role])
-                if mismatches
-                else {position: torch.empty(0, hidden_size(model)) for position in self.positions[role]}
-            )
+            states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role])
             for position, values in states.items():
                 columns[f"{role}_{position}"] = values.float().cpu().numpy()
         return columns

@@ -57,6 +57,10 @@ class Workload:
     processes: int = 1
     longest: int | None = None
 
+    def size(self) -> int:
+        """Return how many prompts all processes have together."""
+        return len(self.task.examples(self.split, self.count))
+
     def examples(self) -> dict[int, Example]:
         """Return this process's examples by their ids."""
         examples = self.task.examples(self.split, self.count)

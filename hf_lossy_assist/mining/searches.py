@@ -59,7 +59,7 @@ class Searches:
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         """Search every prompt; yields each as soon as its search ends, whatever the order."""
-        with closing(asker(self.workers)) as asking:
+        with closing(self.writer), closing(asker(self.workers)) as asking:
             yield from _Run(self, asking, iter(prompts)).results()
 
 
@@ -94,7 +94,7 @@ class _Run:
         if prompt is None:
             self._plan.writer.end(slot)
             return
-        self._plan.writer.begin(slot, prompt.tokens)
+        self._plan.writer.begin(slot, prompt)
         self._running[slot] = (prompt, search(prompt.example, self._plan.task, self._plan.decode))
         self._reply(slot, None)
 
@@ -106,12 +106,11 @@ class _Run:
         _, steps = self._running[slot]
         try:
             wish = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
+            wish.hand_to(self, slot)
         except StopIteration as end:
             self._end(slot, end.value)
-        except Exception as error:  # Of the task: it costs this prompt only.
+        except Exception as error:  # Of the task, or of this prompt's text: it costs this prompt only.
             self._end(slot, None, error)
-        else:
-            wish.hand_to(self, slot)
 
     def _end(self, slot: int, found: Found | None, error: Exception | None = None) -> None:
         prompt, _ = self._running.pop(slot)

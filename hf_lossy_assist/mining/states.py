@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ..errors import LossyUnsupportedError
 from ..sampling import Randomness
 from ..verification import HeadTap
-from .rows import Memory, Reading, read
+from .reading import Memory, Reading, read
 from .search import Mismatch
 
 POSITIONS = ("previous", "draft", "target")

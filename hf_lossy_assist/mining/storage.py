@@ -156,10 +156,10 @@ class Store:
     def add(self, prompt: Mapping[str, Any], tokens: Mapping[str, Any]) -> None:
         """Put one prompt on the disk: its row, and its labelled tokens column by column."""
         number = 1 + max((shard.last for shard in self._own()), default=-1)
-        count = len(next(iter(tokens.values()), ()))
+        labels = len(next(iter(tokens.values()), ()))
         rows = {
             "prompts": {name: [value] for name, value in prompt.items()},
-            "tokens": {"prompt_id": [prompt["prompt_id"]] * count, **tokens},
+            "tokens": {"prompt_id": [prompt["prompt_id"]] * labels, **tokens},
         }
         self._write(Shard(self.folder, self.process, number, number), {t: self._table(t, rows[t]) for t in rows})
         if sum(shard.first == shard.last for shard in self._own()) >= _PER_SHARD:
@@ -169,7 +169,7 @@ class Store:
         import pyarrow
 
         schema = self.schemas[name]
-        # A prompt that was never begun has nothing but its own columns.
+        # A prompt that gave no labels has nothing but its own columns.
         rows = len(next(iter(columns.values()), ()))
         arrays = [
             _array(columns[field.name], field.type) if field.name in columns else pyarrow.nulls(rows, field.type)

@@ -1,16 +1,15 @@
-"""The target finishes responses, many at a time."""
+"""What it takes to finish responses: limits, counts, and the interface of whoever writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from .choice import Choice, Greedy
-from .rows import Memory, Rows, only_last_logits, read
+from .outcomes import Prompt
 
 Ids = tuple[int, ...]
 
@@ -30,9 +29,20 @@ class Limits:
     eos: frozenset[int]
     max_new_tokens: int
 
-    def over(self, response: Ids) -> bool:
-        """Tell whether a response is complete."""
-        return len(response) >= self.max_new_tokens or bool(response and response[-1] in self.eos)
+    def over(self, response: Sequence[int]) -> bool:
+        """Tell whether a response is complete.
+
+        Examples
+        --------
+        >>> limits = Limits(eos=frozenset({2}), max_new_tokens=4)
+        >>> [limits.over(response) for response in ((), (5, 6), (5, 2), (5, 6, 7, 8))]
+        [False, False, True, True]
+        """
+        return len(response) >= self.max_new_tokens or bool(response and self.ends(response[-1]))
+
+    def ends(self, token: int) -> bool:
+        """Tell whether a token ends a text."""
+        return token in self.eos
 
 
 def eos_of(model: PreTrainedModel) -> frozenset[int]:
@@ -66,7 +76,7 @@ class Writer(Protocol):
     def counts(self, slot: int) -> Counts:
         """Return what the prompt of ``slot`` has cost so far."""
 
-    def begin(self, slot: int, prompt: Ids) -> None:
+    def begin(self, slot: int, prompt: Prompt) -> None:
         """Let ``slot`` belong to another prompt."""
 
     def end(self, slot: int) -> None:
@@ -81,144 +91,5 @@ class Writer(Protocol):
     def busy(self) -> bool:
         """Tell whether something has been asked for that is not done."""
 
-
-@dataclass(eq=False)
-class _Text:
-    """What a slot is writing."""
-
-    ids: list[int]
-    context: int
-    start: int
-    row: int | None = None
-
-
-@dataclass(eq=False)
-class LocalWriter:
-    """Writes with a model in this process, one token of every text per step.
-
-    A slot's cache of the best known prefix is kept: a continuation costs one pass over its first token and one over
-    every token it writes, however long the text before it is.
-
-    Parameters
-    ----------
-    model
-        The target.
-    slots
-        How many texts are written at once.
-    limits
-        Where they end.
-    choice
-        How tokens are chosen.
-    """
-
-    model: PreTrainedModel
-    slots: int
-    limits: Limits
-    choice: Choice = field(default_factory=Greedy)
-
-    def __post_init__(self) -> None:
-        self._rows = Rows(self.model, self.slots)
-        self._free = list(range(self.slots))
-        self._prompts: dict[int, Ids] = {}
-        self._counts: dict[int, Counts] = {}
-        # The two texts a prompt's next one can begin like: the current response, and the latest attempt to change it.
-        self._memories: dict[int, list[Memory]] = {}
-        self._waiting: dict[int, _Text] = {}
-        self._writing: dict[int, _Text] = {}
-        self._done: list[tuple[int, Ids]] = []
-
-    def begin(self, slot: int, prompt: Ids) -> None:
-        self._prompts[slot] = prompt
-        self._memories[slot] = []
-        self._counts[slot] = Counts()
-
-    def counts(self, slot: int) -> Counts:
-        return self._counts[slot]
-
-    def end(self, slot: int) -> None:
-        self._prompts.pop(slot, None)
-        self._memories.pop(slot, None)
-
-    def submit(self, slot: int, prefix: Ids) -> None:
-        if self.limits.over(prefix):
-            self._done.append((slot, prefix))
-            return
-        prompt = self._prompts[slot]
-        ids = [*prompt, *prefix]
-        self._waiting[slot] = _Text(ids, self.choice.context(ids), len(prompt))
-
-    def busy(self) -> bool:
-        return bool(self._waiting or self._writing or self._done)
-
-    def step(self) -> list[tuple[int, Ids]]:
-        self._start_waiting()
-        if self._writing:
-            self._write()
-        done, self._done = self._done, []
-        return done
-
-    def _start_waiting(self) -> None:
-        self._read_unknown()
-        for slot, text in self._waiting.items():
-            best = max(self._memories[slot], key=lambda memory: memory.common(text.ids))
-            self._memories[slot] = [best]
-            text.row = self._free.pop()
-            self._rows.put(text.row, best, len(text.ids) - 1)
-            self._writing[slot] = text
-        self._waiting = {}
-
-    def _read_unknown(self) -> None:
-        """Read what no memory holds: prompts, the first time."""
-        unknown = {}
-        for slot, text in self._waiting.items():
-            # The last token is read by the first step.
-            wanted = text.ids[:-1]
-            best = max(self._memories[slot], key=lambda memory: memory.common(wanted), default=Memory())
-            if best.common(wanted) < len(wanted) or not self._memories[slot]:
-                unknown[slot] = (wanted, (best, best.common(wanted)))
-        texts = [wanted for wanted, _ in unknown.values()]
-        if not any(texts):
-            memories = [Memory() for _ in texts]
-        else:
-            memories = read(
-                self.model, texts, [known for _, known in unknown.values()], **only_last_logits(self.model)
-            ).memories
-            for slot, (wanted, (_, n)) in unknown.items():
-                self._counts[slot].target_tokens += len(wanted) - n
-        for slot, memory in zip(unknown, memories, strict=True):
-            self._memories[slot].append(memory)
-
-    def _write(self) -> None:
-        self._shrink()
-        tokens, active = [0] * self._rows.count, [False] * self._rows.count
-        for text in self._writing.values():
-            tokens[text.row], active[text.row] = text.ids[-1], True
-        logits = self._rows.step(tokens, active)
-        texts = list(self._writing.items())
-        rows = [text.row for _, text in texts]
-        chosen = self.choice.choose(logits[rows].float(), [text.context for _, text in texts])
-        for (slot, text), token in zip(texts, chosen, strict=True):
-            self._counts[slot].target_tokens += 1
-            text.ids.append(token)
-            text.context = self.choice.extend(text.context, token)
-            response = tuple(text.ids[text.start :])
-            if self.limits.over(response):
-                self._finish(slot, text, response)
-
-    def _finish(self, slot: int, text: _Text, response: Ids) -> None:
-        self._memories[slot].append(self._rows.take(text.row, text.ids[:-1]))
-        self._rows.clear(text.row)
-        self._free.append(text.row)
-        del self._writing[slot]
-        self._done.append((slot, response))
-
-    def _shrink(self) -> None:
-        """Drop half of the rows once so many prompts are finished that nobody will need them."""
-        if 2 * len(self._prompts) > self._rows.count:
-            return
-        used = [text.row for text in self._writing.values()]
-        kept = used + self._free[: len(self._prompts) - len(used)]
-        self._rows.keep(kept)
-        self._free = list(range(len(used), len(kept)))
-        for row, text in enumerate(self._writing.values()):
-            text.row = row
+    def close(self) -> None:
+        """Give up what is not done."""

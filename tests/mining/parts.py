@@ -1,0 +1,95 @@
+"""Tiny random models with a tokenizer and a task, so that answers depend on few tokens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from hf_lossy_assist.mining.guessing import Guesser
+from hf_lossy_assist.mining.local import LocalWriter
+from hf_lossy_assist.mining.outcomes import Prompt
+from hf_lossy_assist.mining.searches import Searches
+from hf_lossy_assist.mining.writing import Limits, eos_of
+from hf_lossy_assist.tasks import Example, Task
+from tests.models import VOCAB, noisy_copy, tiny
+
+# Random models hardly ever say one given token; with this many ends, most responses end by themselves.
+EOS = [2, 11, 23, 37, 41, 53]
+
+
+def word_tokenizer(size: int = VOCAB) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of words w0, w1, …; the first three are special."""
+    words = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(3, size))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+class Checksum(Task):
+    """The answer is the sum of the words' numbers, as far as 3 divides them, modulo something.
+
+    Parameters
+    ----------
+    modulus
+        So many answers there are.
+    silent
+        Texts whose first word's number is below this state no answer.
+    """
+
+    name = "checksum"
+
+    def __init__(self, modulus: int = 2, silent: int = 5) -> None:
+        self.modulus = modulus
+        self.silent = silent
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        draw = random.Random(split)
+        return [
+            Example(" ".join(f"w{draw.randrange(3, VOCAB)}" for _ in range(draw.randint(1, 9))), "0") for _ in range(n)
+        ]
+
+    def extract_answer(self, text: str) -> str | None:
+        numbers = [int(word[1:]) for word in text.split() if word.startswith("w")]
+        if not numbers or numbers[0] < self.silent:
+            return None
+        return str(sum(number for number in numbers if number % 3 == 0) % self.modulus)
+
+    def equivalent(self, a: str | None, b: str | None) -> bool:
+        return a is not None and a == b
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A target, its draft, and what else a search needs."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast = field(default_factory=word_tokenizer)
+    task: Task = field(default_factory=Checksum)
+    max_new_tokens: int = 24
+
+    def decode(self, ids) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def answer(self, ids) -> str | None:
+        return self.task.extract_answer(self.decode(ids))
+
+    def prompts(self, n: int, split: str = "train") -> list[Prompt]:
+        examples = self.task.examples(split, n)
+        return [Prompt(i, one, tuple(self.task.encode(one, self.tokenizer))) for i, one in enumerate(examples)]
+
+    def limits(self) -> Limits:
+        return Limits(eos_of(self.target), self.max_new_tokens)
+
+    def searches(self, slots: int = 4, workers: int = 0, **choice) -> Searches:
+        writer = LocalWriter(self.target, slots, self.limits(), **choice)
+        return Searches(writer, Guesser(self.draft, **choice), self.task, self.decode, slots, workers)
+
+
+def tiny_parts(architecture: str = "llama", seed: int = 0, noise: float = 0.1, **more) -> Parts:
+    target = tiny(architecture, seed)
+    target.generation_config.eos_token_id = EOS
+    return Parts(target, noisy_copy(target, noise, seed + 1), **more)
