@@ -43,7 +43,7 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
     card = (tmp_path / "README.md").read_text()
     for row in config.thresholds:
         assert f"{row.threshold:.6g}" in printed.stdout
-        assert f"| {row.threshold:.4g} |" in card
+        assert f"| {row.threshold:.6g} |" in card
     assert "120 prompts, 600 mismatches" in printed.stdout
     assert f"AUC {config.metrics['auc']:.4f} on 12 validation prompts" in printed.stdout
     assert re.search(r"rests on 1\d important tokens", printed.stdout)
