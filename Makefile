@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OLDEST := .venv-oldest
 
 # The first Python on the PATH that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
@@ -13,14 +14,15 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format
+.PHONY: help venv demo test test-oldest lint format
 
 help:
-	@echo 'make demo     answer the same questions with the target alone, losslessly and by lossy rules'
-	@echo 'make test     run the tests'
-	@echo 'make lint     check style and formatting'
-	@echo 'make format   format the code'
-	@echo 'make venv     make $(VENV) and install the package into it'
+	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
+	@echo 'make test          run the tests with the newest transformers'
+	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
+	@echo 'make lint          check style and formatting'
+	@echo 'make format        format the code'
+	@echo 'make venv          make $(VENV) and install the package into it'
 
 venv: $(STAMP)
 
@@ -35,6 +37,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest
+
+$(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-oldest.txt -e '.[test]'
+	touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
