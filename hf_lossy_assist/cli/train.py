@@ -46,7 +46,12 @@ def judge(
             "pairs of start and end of the characters that matter in the response."
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="With --annotations, the target: a folder or a Hub id.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The target, a folder or a Hub id: with --annotations, and with --data that were mined through an API."
+        ),
+    ] = None,
     assistant: Annotated[str | None, typer.Option(help="With --annotations, the draft: a folder or a Hub id.")] = None,
     task: Annotated[str | None, typer.Option(help="With --annotations, the task's name; the file's if none.")] = None,
     device: Annotated[str | None, typer.Option(help="With --annotations, where both models run.")] = None,
@@ -78,7 +83,6 @@ def judge(
     on the other folds only, to be measured on the prompts of their own; the one in OUT is trained on all prompts.
     """
     from ..training.judge import JudgeSettings
-    from ..training.mined import read_judged
 
     limit_threads(threads)
     disable_progress_bar()
@@ -87,7 +91,7 @@ def judge(
     labels.check()
     screen = console()
     wanted = None if compare else settings.columns
-    judged = read_judged(data, wanted) if data is not None else from_annotations(labels, wanted, screen)
+    judged = labels.read_mined(wanted) if data is not None else from_annotations(labels, wanted, screen)
     judged = replace(judged, origin=carded(judged.origin, pair, license))
     _train_judge(judged, settings, _with_folds(judged, folds), out, screen)
     if compare:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import pairs
 from ..errors import LossyValueError
+from ..heads import ModelIdentity
 from ..heads.features import MODELS
 from .console import progress
 from .mining_cast import default_device
@@ -41,14 +43,25 @@ class Labels:
         models = {"--model": self.model, "--assistant": self.assistant}
         named = [name for name, value in models.items() if value is not None]
         if self.data is not None:
-            given = named + ["--task"] * (self.task is not None) + ["--device"] * (self.device is not None)
-            if given:
+            others = {"--assistant": self.assistant, "--task": self.task, "--device": self.device}
+            if given := [name for name, value in others.items() if value is not None]:
                 raise LossyValueError(f"{', '.join(given)} can't be given with `--data`, which knows all that itself")
         elif (self.pair is None) == (not named) or len(named) == 1:
             raise LossyValueError(
                 "with `--annotations`, `--model` and `--assistant` have to be given, or `--pair` instead, but got "
                 f"{named + ['--pair'] * (self.pair is not None) or 'none of them'}"
             )
+
+    def read_mined(self, columns: Sequence[str] | None) -> Judged:
+        """Read what was mined; of a target that was behind an API, its configuration has to do."""
+        from ..training.mined import read_judged
+
+        target = None
+        if self.model is not None:
+            config = pretrained("--model", self.model, AutoConfig)
+            with torch.device("meta"):
+                target = ModelIdentity.of(AutoModelForCausalLM.from_config(config))
+        return read_judged(self.data, columns, target)
 
 
 def from_annotations(labels: Labels, columns: Sequence[str] | None, screen: Console) -> Judged:

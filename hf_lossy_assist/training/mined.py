@@ -27,7 +27,6 @@ JUDGE_STATES = tuple(f"{model}_{token}" for model in MODELS for token in ("previ
 RATIO_STATES = {"previous": "previous", "token": "token_state"}
 """The columns of the states that SPRINTER's labels come with, by position."""
 
-_OPTIONS = {"target": "--model", "draft": "--assistant"}
 _COMMANDS = {"judge": "train judge", "ratio": "train verifier"}
 
 
@@ -50,7 +49,9 @@ class Judged:
     origin: Origin
 
 
-def read_judged(folder: str | Path, columns: Sequence[str] | None = None) -> Judged:
+def read_judged(
+    folder: str | Path, columns: Sequence[str] | None = None, target: ModelIdentity | None = None
+) -> Judged:
     """Read AutoJudge's labels.
 
     Parameters
@@ -59,6 +60,8 @@ def read_judged(folder: str | Path, columns: Sequence[str] | None = None) -> Jud
         What ``lossy-assist mine`` wrote.
     columns
         The states to read; None for all there are.
+    target
+        The target, for data that don't name it because it was behind an API when they were mined.
 
     Raises
     ------
@@ -77,7 +80,7 @@ def read_judged(folder: str | Path, columns: Sequence[str] | None = None) -> Jud
     table = _arrays(mined.tokens, ["prompt_id", "important", *chosen])
     prompts = table["prompt_id"].astype(np.int64)
     examples = Examples({name: table[name] for name in chosen}, table["important"].astype(bool), prompts)
-    return Judged(examples, _folds(mined, prompts), _origin(mined, folder))
+    return Judged(examples, _folds(mined, prompts), _origin(mined, folder, target))
 
 
 def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:
@@ -104,7 +107,7 @@ def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATE
         prompts=table["prompt_id"].astype(np.int64),
         kinds=table["kind"].astype(str),
     )
-    return ratios, _origin(mined, folder)
+    return ratios, _origin(mined, folder, None)
 
 
 def _load(folder: str | Path, kind: str) -> Mined:
@@ -145,16 +148,16 @@ def _folds(mined: Mined, prompts: NDArray[np.int64]) -> NDArray[np.int64] | None
     return None if None in folds else np.array(folds)
 
 
-def _origin(mined: Mined, folder: str | Path) -> Origin:
+def _origin(mined: Mined, folder: str | Path, target: ModelIdentity | None) -> Origin:
     manifest = mined.manifest
-    identities = {}
-    for role in MODELS:
-        if manifest.get(role) is None:
-            raise LossyValueError(
-                f"`data` has to name the {role}, because a head belongs to its models, but {str(folder)!r} does not: "
-                f"it was mined without one in memory; mine with `{_OPTIONS[role]}`"
-            )
-        identities[role] = ModelIdentity.from_dict(manifest[role])
+    named = manifest.get("target")
+    if named is None and target is None:
+        raise LossyValueError(
+            f"`data` has to name the target, because a head belongs to its models, but that of {str(folder)!r} was "
+            "behind an API; name it with `--model`"
+        )
+    if named is not None and target is not None:
+        raise LossyValueError(f"`--model` is for data without a target, but {str(folder)!r} has {named['name']!r}")
     data = {
         "sha256": digest(manifest),
         "settings": manifest.get("settings", {}),
@@ -162,4 +165,5 @@ def _origin(mined: Mined, folder: str | Path) -> Origin:
         "prompts": mined.prompts.num_rows,
         "tokens": mined.tokens.num_rows,
     }
-    return Origin(identities["target"], identities["draft"], manifest["task"], data)
+    draft = ModelIdentity.from_dict(manifest["draft"])
+    return Origin(target or ModelIdentity.from_dict(named), draft, manifest["task"], data)

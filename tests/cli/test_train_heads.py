@@ -115,6 +115,15 @@ def test_the_bundled_pair_by_name(tmp_path):
     assert 'pairs.load("arithmetic")' in card
 
 
+def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair_folder, tmp_path):
+    examples = judged().only(["draft_draft"])
+    data, out = write_judged(tmp_path / "data", examples, target=None), tmp_path / "head"
+    run("judge", "--data", data, "--models", "draft", "--model", tiny_pair_folder / "target", "--out", out)
+    identity = JudgeHead.from_pretrained(out).config.target
+    assert (identity.name, identity.hidden_size, identity.fingerprint) == ("target", 16, ())
+    assert identity.differences(pairs.load("arithmetic", folder=tiny_pair_folder).target) == []
+
+
 def test_a_verifier_is_trained_and_described(ratio_data, tmp_path):
     printed = run("verifier", "--data", ratio_data, "--out", tmp_path, "--lambda", "1.2").stdout
     config = VerifierHead.from_pretrained(tmp_path).config
@@ -141,7 +150,8 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
     [
         (("judge",), "either `--data` or `--annotations`"),
         (("judge", "--data", "MINED", "--annotations", "FILE"), "either `--data` or `--annotations`"),
-        (("judge", "--data", "MINED", "--model", "x", "--task", "y"), "--model, --task can't be given with `--data`"),
+        (("judge", "--data", "MINED", "--device", "x", "--task", "y"), "--task, --device can't be given with `--data`"),
+        (("judge", "--data", "MINED", "--model", "/nowhere/at/all"), "`--model`"),
         (("judge", "--annotations", "FILE"), "got none of them"),
         (("judge", "--annotations", "FILE", "--model", "x"), "got ['--model']"),
         (("judge", "--annotations", "FILE", "--model", "x", "--pair", "arithmetic"), "got ['--model', '--pair']"),

@@ -109,6 +109,13 @@ def test_a_target_behind_an_api(tmp_path):
     write_judged(tmp_path, judged(prompts=4), target=None)
     with pytest.raises(LossyValueError, match=r"has to name the target.*`--model`"):
         read_judged(tmp_path)
+    assert read_judged(tmp_path, target=DRAFT).origin.target == DRAFT
+
+
+def test_a_target_that_is_named_twice(tmp_path):
+    write_judged(tmp_path, judged(prompts=4))
+    with pytest.raises(LossyValueError, match=r"`--model` is for data without a target, but .* has 'org/large'"):
+        read_judged(tmp_path, target=DRAFT)
 
 
 def test_probabilities_that_are_none(tmp_path):
