@@ -19,6 +19,7 @@ SHIPPED = {
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
     "code": f"{__package__}.code:Code",
     "preference": f"{__package__}.preference:Preference",
+    "prompts": f"{__package__}.prompts:Prompts",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

@@ -57,6 +57,7 @@ def test_every_shipped_name_loads(tmp_path):
         "gsm8k": tasks.load("gsm8k", str(gsm8k)),
         "code": tasks.load("code", str(code)),
         "preference": tasks.load("preference", str(preference), model="judge"),
+        "prompts": tasks.load("prompts", str(preference)),
     }
     assert set(made) == set(SHIPPED)
     assert {name: task.name for name, task in made.items()} == {name: name for name in SHIPPED}
@@ -80,7 +81,7 @@ def test_options_are_typed_as_json_unless_a_text_is_asked_for(own_module):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("gsm9k", r"`spec` has to be one of \['arithmetic', 'code', 'gsm8k', 'preference'\] or a dotted path"),
+        ("gsm9k", r"`spec` has to be one of \['arithmetic', 'code', 'gsm8k', 'preference', 'prompts'\] or a dotted path"),
         ("no_such_module:Task", "importing 'no_such_module' failed: No module named 'no_such_module'"),
         ("broken_task_of_a_user:Task", "failed: No module named 'nothing_of_this_name'"),
         ("misspelt_task_of_a_user:Task", "importing 'misspelt_task_of_a_user' failed: .*never closed"),

@@ -1,0 +1,41 @@
+"""Prompts from a text file."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_lossy_assist import LossyValueError, tasks
+
+
+def test_every_prompt_is_in_one_split_whatever_the_order(tmp_path):
+    texts = [f"Prompt number {i}" for i in range(300)]
+    splits = []
+    for order in (texts, [*texts[::-1], "", texts[0]]):
+        path = tmp_path / "prompts.txt"
+        path.write_text("\n".join(order))
+        task = tasks.load("prompts", data=str(path))
+        splits.append({split: {x.prompt for x in task.examples(split, 999)} for split in task.splits})
+    assert splits[0] == splits[1]
+    assert sum(map(len, splits[0].values())) == 300
+    assert set().union(*splits[0].values()) == set(texts)
+    assert 10 < len(splits[0]["test"]) < 60
+    assert len(task.examples("train", 5)) == 5
+
+
+def test_an_answer_is_the_text(tmp_path):
+    (tmp_path / "prompts.txt").write_text("One day\n")
+    task = tasks.load("prompts", data=str(tmp_path / "prompts.txt"))
+    assert task.extract_answer(" a dog \n") == "a dog"
+    assert task.extract_answer("  ") is None
+    assert task.equivalent("a dog", "a dog")
+    assert not task.equivalent(None, None)
+
+
+def test_bad_files_and_splits_are_named(tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    for name in ("nowhere.txt", "empty.txt"):
+        with pytest.raises(LossyValueError, match=f"`data`.*{name}"):
+            tasks.load("prompts", data=str(tmp_path / name))
+    (tmp_path / "prompts.txt").write_text("One day\n")
+    with pytest.raises(LossyValueError, match=r"`split`.*'dev'"):
+        tasks.load("prompts", data=str(tmp_path / "prompts.txt")).examples("dev", 1)
