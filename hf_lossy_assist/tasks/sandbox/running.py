@@ -149,7 +149,8 @@ def _run(program: str, tests: str, limits: Limits, isolate: bool) -> dict[str, o
         return json.loads(output)
     if process.returncode == -signal.SIGKILL:
         return {"passed": False, "reason": "killed its supervisor"}
-    return {"broken": errors.decode(errors="replace").strip() or f"the supervisor ended with {process.returncode}"}
+    last_words = errors.decode(errors="replace").strip().rpartition("\n")[2]
+    return {"broken": last_words or f"the supervisor ended with {process.returncode}"}
 
 
 def _environment(workdir: str) -> dict[str, str]:

@@ -89,7 +89,8 @@ def test_what_a_solution_may_do(isolate):
         ("f = open('a', 'wb')\nwhile True: f.write(b'x' * 10**6)", "raised OSError"),
         ("for i in range(10**9): open(str(i), 'wb').write(b'x' * 10**6)", "raised (OSError|PermissionError)"),
         ("import os\nwhile True: os.fork()", "raised PermissionError"),
-        ("class E(Exception): pass\nE.__name__ = 'x y ' * 1000\nraise E", "raised x$"),
+        ("class E(Exception): pass\nE.__name__ = 'x y ' * 1000\nraise E", "raised x y x"),
+        ("class E(Exception): pass\nE.__name__ = ''\nraise E", "raised $"),
         ("import os\nos.closerange(0, 64)", "left before|raised|signal"),
         (f"{TO_ALL} os.write(i, b'passed')\n  except OSError: pass\nos._exit(0)", "left before"),
         (f"{TO_ALL}\n   while True: os.write(i, b'x' * 1000)\n  except OSError: pass", "signal|left before|ran out of"),
@@ -267,7 +268,7 @@ def test_an_interrupted_caller_ends_the_program(isolate, tmp_path, monkeypatch):
 
 def test_a_jail_that_can_t_be_set_up_is_no_failed_answer(monkeypatch):
     monkeypatch.setattr(running, "_START", "raise RuntimeError('no jail today')")
-    with pytest.raises(LossyUnsupportedError, match=r"can't be run in a sandbox here: [\s\S]*no jail today"):
+    with pytest.raises(LossyUnsupportedError, match=r"can't be run in a sandbox here: RuntimeError: no jail today$"):
         run_tests("x = 1", "", BRIEF, isolate=False)
 
 

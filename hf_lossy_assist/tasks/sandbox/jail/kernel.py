@@ -20,6 +20,8 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 8, 36, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAP_DAC_READ_SEARCH = 1 << 2
+_CAP_SYS_ADMIN = 1 << 21
+_CAPS_TO_CHANGE_USER = 1 << 0 | 1 << 6 | 1 << 7  # CAP_CHOWN, CAP_SETGID, CAP_SETUID
 
 NOBODY = 65534
 
@@ -53,11 +55,11 @@ def adopt_orphans() -> None:
 def enter_namespaces() -> None:
     """Leave the network, and give all later children a process table and mounts of their own.
 
-    Who is not root gets the right to do this from a user namespace in which only their own id exists.
+    Who is no administrator gets the right to do this from a user namespace in which only their own id exists.
     """
     user, group = os.geteuid(), os.getegid()
     flags = _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWIPC
-    if user == 0:
+    if _capabilities() & _CAP_SYS_ADMIN:
         _call("unshare", flags)
         return
     _call("unshare", flags | _CLONE_NEWUSER)
@@ -85,15 +87,15 @@ def drop_privileges(workdir: str) -> None:
     """Stop being root (``workdir`` is handed over), and give up all capabilities and the ways to get them back.
 
     Root is not bound by the limit on processes. Where Python itself lies in a folder of root's own, the right to read
-    every file is kept; where there is not even that right, as in many containers, root without capabilities is what
-    remains.
+    every file is kept; where there is not even that right, or no other user to become, as in some containers, root
+    without capabilities is what remains.
     """
     _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     kept = 0
     if os.geteuid() == 0:
         readable = _everybody_reads_python()
         kept = 0 if readable else _capabilities() & _CAP_DAC_READ_SEARCH
-        if readable or kept:
+        if (readable or kept) and _nobody_is_there():
             os.chown(workdir, NOBODY, NOBODY)
             _call("prctl", _PR_SET_KEEPCAPS, 1, 0, 0, 0)
             os.setgroups([])
@@ -106,6 +108,14 @@ def drop_privileges(workdir: str) -> None:
 def _capabilities() -> int:
     with open("/proc/self/status") as status:
         return next(int(line.split()[1], 16) for line in status if line.startswith("CapPrm"))
+
+
+def _nobody_is_there() -> bool:
+    """Tell whether this process can become the user "nobody"."""
+    with open("/proc/self/uid_map") as ranges:
+        mapped = [[int(number) for number in line.split()] for line in ranges]
+    known = any(first <= NOBODY < first + count for first, _, count in mapped)
+    return known and _capabilities() & _CAPS_TO_CHANGE_USER == _CAPS_TO_CHANGE_USER
 
 
 def _everybody_reads_python() -> bool:

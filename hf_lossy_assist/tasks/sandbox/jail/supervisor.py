@@ -22,6 +22,8 @@ _MOST_BYTES = 4096  # of what comes out of the jail; a program that finds the wa
 
 def main() -> None:
     """Read one job from standard input, run it, and write one line: what came of it."""
+    if LINUX:
+        kernel.die_with_parent()
     job = json.load(sys.stdin)
     report = os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_RDWR)
@@ -38,12 +40,12 @@ def main() -> None:
 
 def _supervise(job: dict[str, Any]) -> dict[str, Any]:
     if LINUX:
-        kernel.die_with_parent()
         kernel.enter_namespaces() if job["isolate"] else kernel.adopt_orphans()
     nonce = os.urandom(16).hex().encode()
     inbox, outbox = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(inbox)  # so that who survives this process finds nobody to talk to, and ends
         _guarded(_enter_jail, job, nonce, outbox)
     os.close(outbox)
     said, in_time = _listen(inbox, time.monotonic() + job["wall_seconds"])
@@ -139,7 +141,8 @@ def _outcome(said: bytes, nonce: bytes, in_time: bool, status: int) -> dict[str,
     if not in_time:
         return {"passed": False, "reason": "ran out of time"}
     if words.startswith(b"failed "):
-        return {"passed": False, "reason": "raised " + words.split()[1].decode(errors="replace")}
+        name, _, _ = words.removeprefix(b"failed ").partition(b"\n")
+        return {"passed": False, "reason": "raised " + name.decode(errors="replace")}
     _, _, inner = words.rpartition(b"\nended ")
     return {"passed": False, "reason": _describe(int(inner) if inner.isdigit() else status)}
 
