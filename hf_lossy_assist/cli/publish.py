@@ -1,4 +1,4 @@
-"""``lossy-assist publish``: send a head to the Hub."""
+"""``lossy-assist publish``: send a head or the custom generation method to the Hub."""
 
 from __future__ import annotations
 
@@ -14,18 +14,29 @@ from ..heads.repository import publication
 from ..hub import Publication, upload
 from .console import console
 
+_CUSTOM_GENERATE = Path(__file__).parents[1] / "hub_cards" / "lossy-assist-generate"
+
+
+def _custom_generate() -> Publication:
+    names = ("README.md", "custom_generate/generate.py", "custom_generate/requirements.txt")
+    return Publication("custom generation method", {name: _CUSTOM_GENERATE / name for name in names})
+
+
 # What is published under a name instead of from a folder.
-NAMED: Mapping[str, Callable[[], Publication]] = {}
+NAMED: Mapping[str, Callable[[], Publication]] = {"custom-generate": _custom_generate}
 
 
 def publish(
-    source: Annotated[str, typer.Argument(metavar="HEAD", help="A head's folder.")],
+    source: Annotated[str, typer.Argument(metavar="WHAT", help="A head's folder, or `custom-generate`.")],
     repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, created if need be.")],
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, created if need be; main by default.")] = None,
 ) -> None:
-    """Check that a head's folder is in order, and upload what belongs to it to the Hugging Face Hub.
+    """Upload a head, or the `custom_generate` repository, to the Hugging Face Hub.
+
+    A head's folder is checked first, and only what belongs to the head is sent. `custom-generate` is the repository
+    that `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import.
 
     Needs a token that may write: `hf auth login`, or the environment variable HF_TOKEN.
     """

@@ -1,0 +1,67 @@
+"""What a ``custom_generate`` repository calls: lossy decoding without an import and without ``enable``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from .acceptors import REGISTRY
+from .enabling import enabled
+from .errors import LossyValueError
+
+# transformers hands on what it found the repository with; no model's forward knows these.
+_HUB_KEYWORDS = ("revision", "token", "cache_dir", "force_download", "local_files_only", "proxies", "repo_type")
+
+
+def generate(*args: Any, model: PreTrainedModel, **kwargs: Any) -> Any:
+    """Run ``model.generate()`` with the package enabled for this model and this call.
+
+    transformers calls it for ``generate(..., custom_generate=<id or folder>, trust_remote_code=True)``, and in place
+    of ``generate()`` for models whose own repository has such a folder.
+
+    Parameters
+    ----------
+    model
+        The target.
+    args, kwargs
+        The arguments of ``generate()``.
+
+    Returns
+    -------
+    torch.LongTensor or GenerateLossyOutput
+        As ``generate()``.
+
+    Raises
+    ------
+    LossyValueError
+        When there is no ``lossy_mode``, neither as a keyword nor in a generation configuration; for bad settings as
+        everywhere.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import pairs
+    >>> pair = pairs.load("arithmetic")
+    >>> inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
+    >>> settings = {"lossy_mode": "topk", "max_new_tokens": 20, "return_dict_in_generate": True}
+    >>> generate(**inputs, model=pair.target, assistant_model=pair.draft, **settings).lossy_stats.rounds > 0
+    True
+    """
+    kwargs = {name: value for name, value in kwargs.items() if name not in _HUB_KEYWORDS}
+    is_assistant = getattr(kwargs.get("generation_config"), "is_assistant", False)
+    if "lossy_mode" not in kwargs and not wants_rule(model, kwargs) and not is_assistant:
+        raise LossyValueError(
+            "`lossy_mode` has to be given with this `custom_generate`, as a keyword or in the `generation_config`: one "
+            f"of {list(REGISTRY)}; None decodes as without it"
+        )
+    with enabled(model):
+        # The class's: a model whose own repository brought us here has this function as its attribute `generate`.
+        return type(model).generate(model, *args, **kwargs)
+
+
+def wants_rule(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call of ``model.generate(**kwargs)`` names a rule, itself or in a configuration."""
+    if "lossy_mode" in kwargs:
+        return kwargs["lossy_mode"] is not None
+    configs = (kwargs.get("generation_config"), model.generation_config)
+    return any(getattr(config, "lossy_mode", None) is not None for config in configs)

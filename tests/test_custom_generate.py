@@ -1,0 +1,277 @@
+"""The `custom_generate` repository: from a folder, from a model's own repository, and by way of the Hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, PreTrainedModel, TextStreamer
+from transformers import dynamic_module_utils as dynamic
+from typer.testing import CliRunner
+
+import hf_lossy_assist
+from hf_lossy_assist import LossyValueError, pairs
+from hf_lossy_assist.cli import app
+from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
+from tests.hub.server import TOKEN, LoopbackHub
+
+FOLDER = Path(__file__).parent.parent / "hub_cards" / "lossy-assist-generate"
+ID = "org/lossy-assist"
+
+
+@pytest.fixture(autouse=True)
+def _not_enabled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(dynamic, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    hf_lossy_assist.disable()
+    stock = GenerationMixin.generate
+    try:
+        yield
+        assert GenerationMixin.generate is stock
+    finally:
+        hf_lossy_assist.enable()
+
+
+@pytest.fixture(scope="module")
+def pair() -> pairs.Pair:
+    return pairs.load("arithmetic")
+
+
+@pytest.fixture
+def call(pair: pairs.Pair) -> dict:
+    inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
+    return {
+        **inputs,
+        "assistant_model": pair.draft,
+        "do_sample": False,
+        "max_new_tokens": 40,
+        "return_dict_in_generate": True,
+    }
+
+
+CUSTOM = {"custom_generate": str(FOLDER), "trust_remote_code": True}
+TOPK = {"lossy_mode": "topk", "lossy_config": {"k": 3, "break_even": False}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        TOPK,
+        {"lossy_mode": ["topk", "typical"], "lossy_config": {"topk": {"k": 2}, "break_even": False}},
+        {"lossy_mode": "ears", "lossy_config": {"beta": 0.3, "seed": 1}, "do_sample": True, "temperature": 0.9},
+        {"lossy_mode": "lossless", "lossy_config": {"break_even": False}, "num_assistant_tokens": 8},
+    ],
+    ids=["topk", "any", "ears", "lossless"],
+)
+def test_same_as_enabled(pair: pairs.Pair, call: dict, fields: dict):
+    call |= fields
+    got = pair.target.generate(**call, **CUSTOM)
+    with hf_lossy_assist.enabled(pair.target):
+        expected = pair.target.generate(**call)
+    assert torch.equal(got.sequences, expected.sequences)
+    assert got.lossy_stats.trace == expected.lossy_stats.trace
+    assert hf_lossy_assist.last_stats(pair.target) == expected.lossy_stats
+
+
+def test_also_where_it_is_enabled(pair: pairs.Pair, call: dict):
+    with hf_lossy_assist.enabled(pair.target):
+        assert pair.target.generate(**call, **CUSTOM, lossy_mode="topk").lossy_stats.rounds > 0
+
+
+def test_fields_of_the_generation_config(pair: pairs.Pair, call: dict, monkeypatch: pytest.MonkeyPatch):
+    config = GenerationConfig(lossy_mode="topk", lossy_config={"k": 2}, num_assistant_tokens=3, max_new_tokens=12)
+    del call["max_new_tokens"]
+    stats = pair.target.generate(**call, **CUSTOM, generation_config=config).lossy_stats
+    assert stats.accepted_by.keys() == {"topk"}
+    assert len(stats.trace) == 12
+    assert len(stats.accepted_histogram) <= 4
+    monkeypatch.setattr(pair.target.generation_config, "lossy_mode", "typical", raising=False)
+    stats = pair.target.generate(**call, **CUSTOM, max_new_tokens=8).lossy_stats
+    assert stats.accepted_by.keys() == {"typical"}
+
+
+def test_streamer_stop_strings_processors_and_criteria_arrive(pair: pairs.Pair, call: dict):
+    texts: list[str] = []
+
+    class Streamer(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            texts.append(text)
+
+    processed: list[int] = []
+
+    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        processed.append(ids.shape[1])
+        return scores
+
+    asked: list[int] = []
+
+    def criterion(ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        asked.append(ids.shape[1])
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    whole = pair.target.generate(**call, **CUSTOM, lossy_mode="lossless").sequences[0]
+    prompt = call["input_ids"].shape[1]
+    stop = pair.tokenizer.decode(whole[prompt + 6 : prompt + 9])
+    output = pair.target.generate(
+        **call,
+        **CUSTOM,
+        lossy_mode="lossless",
+        streamer=Streamer(pair.tokenizer, skip_prompt=True),
+        tokenizer=pair.tokenizer,
+        stop_strings=[stop],
+        logits_processor=[processor],
+        stopping_criteria=[criterion],
+    )
+    text = pair.tokenizer.decode(output.sequences[0, prompt:])
+    assert len(output.sequences[0]) < len(whole)
+    assert stop in text
+    assert "".join(texts) == text
+    assert processed
+    assert asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "`lossy_mode` has to be given"),
+        ({"lossy_config": {"k": 2}}, "`lossy_mode` has to be given"),
+        ({"lossy_mode": "tpok"}, "did you mean 'topk'"),
+        ({"lossy_mode": 3}, "`lossy_mode` has to be a str"),
+        ({"lossy_mode": {"__class__": "os.system"}}, "`lossy_mode` as a dict"),
+        ({"lossy_mode": "topk", "lossy_config": {"q": 2}}, "`lossy_config` key 'q'"),
+        ({"lossy_mode": "topk", "lossy_config": "k=2"}, "`lossy_config` has to be a dict"),
+        ({"lossy_mode": "topk", "lossy_head": "../../etc/passwd"}, "`lossy_head` is not used"),
+        ({"lossy_mode": "judge"}, "`lossy_head` has to be given"),
+        ({"lossy_mode": "judge", "lossy_head": "../../etc/passwd"}, "`lossy_head`"),
+        ({"lossy_mode": "topk", "num_beams": 3}, "`num_beams` has to be 1"),
+        ({"lossy_mode": "topk", "assistant_model": None}, "needs a drafter"),
+        ({"lossy_mode": "topk", "num_assistant_tokens": 0}, "`num_assistant_tokens`"),
+    ],
+)
+def test_bad_settings(pair: pairs.Pair, call: dict, fields: dict, message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pair.target, "forward", None)  # not even one pass
+    with pytest.raises(LossyValueError) as error:
+        pair.target.generate(**call | CUSTOM | fields)
+    assert message in str(error.value)
+
+
+def test_none_is_plain_generate(pair: pairs.Pair, call: dict):
+    call["assistant_model"] = None
+    got = pair.target.generate(**call, **CUSTOM, lossy_mode=None)
+    assert torch.equal(got.sequences, pair.target.generate(**call).sequences)
+    assert type(got).__name__ == "GenerateDecoderOnlyOutput"
+
+
+def test_an_exception_leaves_nothing_behind(pair: pairs.Pair, call: dict):
+    def broken(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        pair.target.generate(**call, **CUSTOM, lossy_mode="topk", logits_processor=[broken])
+    # The fixture sees that generate() is stock's again.
+    assert pair.target.generate(**call, **CUSTOM, lossy_mode="topk").lossy_stats.rounds > 0
+
+
+def test_code_is_run_only_where_it_is_trusted(pair: pairs.Pair, call: dict):
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        pair.target.generate(**call, custom_generate=str(FOLDER), trust_remote_code=False, lossy_mode="topk")
+
+
+@pytest.fixture
+def own(pair: pairs.Pair, tmp_path: Path) -> PreTrainedModel:
+    """A model whose own repository decodes so."""
+    folder = tmp_path / "model"
+    pair.target.save_pretrained(folder)
+    shutil.copytree(FOLDER / "custom_generate", folder / "custom_generate")
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+
+
+def test_in_a_models_own_repository(pair: pairs.Pair, call: dict, own: PreTrainedModel):
+    expected = pair.target.generate(**call, **CUSTOM, **TOPK)
+    ids = call.pop("input_ids")
+    got = own.generate(ids, **call, **TOPK)
+    assert torch.equal(got.sequences, expected.sequences)
+    assert got.lossy_stats.trace == expected.lossy_stats.trace
+    with pytest.raises(LossyValueError, match="`lossy_mode` has to be given"):
+        own.generate(ids, **call)
+
+
+def test_such_a_model_is_a_draft_too(pair: pairs.Pair, call: dict, own: PreTrainedModel):
+    call["assistant_model"] = own
+    stock = pair.target.generate(**call).sequences
+    assert torch.equal(stock, pair.target.generate(**call, **CUSTOM, lossy_mode="lossless").sequences)
+
+
+def test_published_and_used_from_the_hub(
+    pair: pairs.Pair,
+    call: dict,
+    signed_in: LoopbackHub,  # noqa: F811
+):
+    result = CliRunner().invoke(app, ["publish", "custom-generate", ID, "--private"])
+    assert result.exit_code == 0, result.output
+    repository = signed_in.repositories[ID]
+    assert repository.private
+    files = repository.commits[commit := repository.branches["main"]]
+    assert sorted(files) == ["README.md", "custom_generate/generate.py", "custom_generate/requirements.txt"]
+    assert f'custom_generate="{ID}"' in files["README.md"].content.decode()
+
+    custom = {"custom_generate": ID, "trust_remote_code": True, "token": TOKEN}
+    expected = pair.target.generate(**call, **CUSTOM, **TOPK)
+    for more in ({}, {"revision": commit}, {"local_files_only": True}):
+        got = pair.target.generate(**call, **custom, **more, **TOPK)
+        assert torch.equal(got.sequences, expected.sequences)
+        assert got.lossy_stats.rounds == expected.lossy_stats.rounds
+
+
+def test_dry_run_of_publishing(loopback_hub: LoopbackHub):  # noqa: F811
+    result = CliRunner().invoke(app, ["publish", "custom-generate", ID, "--dry-run"])
+    assert result.exit_code == 0, result.output
+    assert "custom_generate/generate.py" in result.output
+    assert not loopback_hub.requests
+
+
+def test_card_and_requirements():
+    card = huggingface_hub.ModelCard.load(FOLDER / "README.md")
+    assert card.data.library_name == "transformers"
+    assert "custom_generate" in card.data.tags
+    headings = [line[3:] for line in card.text.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "Description",
+        "Base model",
+        "Model compatibility",
+        "Additional Arguments",
+        "Output Type changes",
+        "Example usage",
+    ]
+    dynamic.check_python_requirements(str(FOLDER), requirements_file="custom_generate/requirements.txt")
+
+
+def test_without_an_import(pair: pairs.Pair, tmp_path: Path):
+    """A program that knows transformers only."""
+    program = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+target, draft, repository = sys.argv[1:]
+tokenizer = AutoTokenizer.from_pretrained(target)
+target, draft = (AutoModelForCausalLM.from_pretrained(x) for x in (target, draft))
+output = target.generate(
+    **tokenizer("Tom has 3 apples.", return_tensors="pt"), assistant_model=draft, custom_generate=repository,
+    trust_remote_code=True, lossy_mode="ears", do_sample=True, max_new_tokens=10, return_dict_in_generate=True,
+)
+print(json.dumps([type(output).__name__, output.lossy_stats.rounds]))
+"""
+    folders = [model.name_or_path for model in (pair.target, pair.draft)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *folders, str(FOLDER)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    name, rounds = json.loads(done.stdout.splitlines()[-1])
+    assert name == "GenerateLossyOutput"
+    assert rounds > 0
