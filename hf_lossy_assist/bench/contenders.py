@@ -18,6 +18,7 @@ from ..enabling import enabled
 DEFAULT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "topk": {"k": 2},
     "relaxed": {"top_n": 10, "delta": 0.6},
+    "thresholds": {"threshold_single": 0.3},
 }
 """Usual settings of rules whose own defaults are lossless or unusual; all others take part as they are."""
 

@@ -119,7 +119,7 @@ class Standing:
 def standings(
     contenders: Sequence[Contender],
     requests: Sequence[Request],
-    texts: Mapping[str, Sequence[list[int]]],
+    texts: Mapping[str, Sequence[list[int]]] | None,
     rows: int = 1,
     roofline: Roofline | None = None,
 ) -> list[Standing]:
@@ -130,13 +130,13 @@ def standings(
     contenders, requests
         Who took part, and what :func:`~hf_lossy_assist.bench.matchup.play` gave.
     texts
-        What each of them said to each prompt.
+        What each of them said to each prompt greedily; None where tokens are drawn.
     rows
         Rows of a batch.
     roofline
         The hardware's limit.
     """
-    alone = texts.get(TargetAlone().label)
+    alone = None if texts is None else texts.get(TargetAlone().label)
     by_label = {c.label: [r for r in requests if r.label == c.label] for c in contenders}
     speeds = {label: _speeds(own) for label, own in by_label.items()}
     result = []

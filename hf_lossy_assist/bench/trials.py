@@ -139,7 +139,6 @@ class Instruments:
     energy: Callable[[], float] | None = None
 
 
-@torch.inference_mode()
 def attempt(
     models: Models,
     contender: Contender,

@@ -91,7 +91,8 @@ def hold(
     marks = _judge(match, texts, bar) if match.judged else []
     predictions = _predict(match, bar)
     limit, notes = _limit(match, requests) if with_roofline else (None, [])
-    rows = standings(match.contenders, requests, texts, match.batch, limit)
+    comparable = None if match.workload.do_sample else texts
+    rows = standings(match.contenders, requests, comparable, match.batch, limit)
     for row in (*([limit] if limit else []), *rows, *marks, *predictions):
         write(row)
     return Results(rows, marks, predictions, limit, notes)

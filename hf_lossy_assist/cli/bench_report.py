@@ -14,18 +14,21 @@ from ..bench.plots import Point
 from ..bench.predictions import Prediction
 from ..bench.quality import Quality
 from ..bench.roofline import Roofline
-from ..bench.standings import ACCEPTANCE_QUANTILES, Standing
+from ..bench.standings import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, Standing
 from .bench_match import REFERENCE, Results
 
 ALONE, STOCK = TargetAlone().label, StockAssisted().label
+_SHOWN = (0.1, 0.5, 0.9)
 
 Column = Callable[[Any], str]
 
 
 def show(screen: Console, results: Results, origin: Mapping[str, Any], notes: Sequence[str]) -> None:
     """Print all tables, and what they say in a few lines."""
-    marks = {mark.label: mark for mark in results.qualities}
-    screen.print(speed_table(results.standings, marks, title(origin)))
+    screen.print(speed_table(results.standings, title(origin)))
+    screen.print(text_table(results.standings))
+    if results.qualities:
+        screen.print(answer_table(results.qualities))
     screen.print(time_table(results.standings))
     screen.print(request_table(results.standings))
     if results.predictions:
@@ -60,23 +63,47 @@ def points(results: Results) -> tuple[list[Point], str]:
     return [Point(row.label, x, x, x, row.tokens_per_second) for row, x in kept], "drafted tokens kept per round"
 
 
-def speed_table(rows: Sequence[Standing], marks: Mapping[str, Quality], heading: str) -> Table:
-    """Lay out how fast everybody is, and how good."""
+def speed_table(rows: Sequence[Standing], heading: str) -> Table:
+    """Lay out how fast everybody is."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
-        "tokens/s\n[spread]": _spread,
+        "tokens/s": lambda row: f"{row.tokens_per_second.median:.4g}",
+        "least–largest": lambda row: f"{row.tokens_per_second.low:.4g}–{row.tokens_per_second.high:.4g}",
         "× target\nalone": lambda row: _ratio(row, ALONE),
         "× stock": lambda row: _ratio(row, STOCK),
         "× loss-\nless": lambda row: _ratio(row, REFERENCE),
+        "roofline\n(%)": lambda row: _percent(row.roofline_share),
+    }
+    return _table(rows, columns, heading)
+
+
+def text_table(rows: Sequence[Standing]) -> Table:
+    """Lay out what the text is made of."""
+    at = {q: i for i, q in enumerate(ACCEPTANCE_QUANTILES)}
+
+    def rates(row: Standing) -> str:
+        return "" if row.acceptance_rates is None else "–".join(_percent(row.acceptance_rates[at[q]]) for q in _SHOWN)
+
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
         "mean\naccepted": lambda row: _number(row.mean_accepted),
         "tokens/\nround": lambda row: _number(row.tokens_per_round),
-        "same\ntext": lambda row: _percent(row.same_text),
-        "roof-\nline": lambda row: _percent(row.roofline_share),
+        "accepted (%)\np10–50–90": rates,
+        "same\ntext (%)": lambda row: _percent(row.same_text),
     }
-    if marks:
-        columns["accuracy %\n[95 %]"] = lambda row: _accuracy(marks.get(row.label))
-        columns["points vs\nlossless"] = lambda row: _difference(marks.get(row.label))
-    return _table(rows, columns, heading)
+    return _table(rows, columns, "Drafted tokens kept per round, and their share by request")
+
+
+def answer_table(rows: Sequence[Quality]) -> Table:
+    """Lay out how good the answers are."""
+    columns: dict[str, Column] = {
+        "mode": lambda mark: mark.label,
+        "right": lambda mark: f"{mark.correct} of {mark.problems}",
+        "accuracy (%)": lambda mark: f"{100 * mark.accuracy:.1f}",
+        "95 %": lambda mark: f"{100 * mark.low:.1f}–{100 * mark.high:.1f}",
+        "points against\nlossless": _difference,
+    }
+    return _table(rows, columns, "Answers")
 
 
 def time_table(rows: Sequence[Standing]) -> Table:
@@ -87,36 +114,28 @@ def time_table(rows: Sequence[Standing]) -> Table:
 
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
-        "drafting": part("drafting"),
-        "verifying": part("verifying"),
-        "deciding": part("deciding"),
+        "draft-\ning": part("drafting"),
+        "veri-\nfying": part("verifying"),
+        "decid-\ning": part("deciding"),
         "rest": part("rest"),
         "outside\nforwards": part("outside"),
-        "one draft\nforward": lambda row: _ms(row.draft_call),
-        "one target\nforward": lambda row: _ms(row.target_call),
-        "peak\nmemory": lambda row: "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB",
+        "a draft\nforward": lambda row: _ms(row.draft_call),
+        "a target\nforward": lambda row: _ms(row.target_call),
     }
-    if any(row.joules_per_token is not None for row in rows):
-        columns["J per\ntoken"] = lambda row: _number(row.joules_per_token)
     return _table(rows, columns, "Milliseconds per round, in runs of their own")
 
 
 def request_table(rows: Sequence[Standing]) -> Table:
-    """Lay out what differs from request to request."""
-    at = {q: i for i, q in enumerate(ACCEPTANCE_QUANTILES)}
-
-    def rate(q: float) -> Column:
-        return lambda row: "" if row.acceptance_rates is None else _percent(row.acceptance_rates[at[q]])
-
+    """Lay out what a request takes."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
-        "p50": lambda row: _ms(row.latencies[0]),
-        "p95": lambda row: _ms(row.latencies[1]),
-        "p99": lambda row: _ms(row.latencies[2]),
+        **{f"p{100 * q:.0f}": _latency(i) for i, q in enumerate(LATENCY_QUANTILES)},
         "first\ntoken": lambda row: _ms(row.first_token),
-        **{f"accepted,\n{name}": rate(q) for q, name in ((0.1, "p10"), (0.5, "median"), (0.9, "p90"))},
+        "peak\nmemory": lambda row: "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB",
     }
-    return _table(rows, columns, "Requests: milliseconds, and share of the drafted tokens kept (%)")
+    if any(row.joules_per_token is not None for row in rows):
+        columns["J per\ntoken"] = lambda row: _number(row.joules_per_token)
+    return _table(rows, columns, "Milliseconds per request, and memory")
 
 
 def prediction_table(rows: Sequence[Prediction]) -> Table:
@@ -175,7 +194,9 @@ def _table(rows: Sequence[Any], columns: Mapping[str, Column], heading: str) -> 
     table = Table(title=heading, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
         is_mode = name == "mode"
-        table.add_column(name, justify="left" if is_mode else "right", no_wrap=not is_mode, overflow="fold")
+        table.add_column(
+            name, justify="left" if is_mode else "right", no_wrap=not is_mode, overflow="fold", min_width=is_mode * 14
+        )
     for row in rows:
         table.add_row(*(column(row) for column in columns.values()))
     return table
@@ -186,9 +207,8 @@ def _count(parameters: int) -> str:
     return f"{parameters / unit:.3g}{name}"
 
 
-def _spread(row: Standing) -> str:
-    speed = row.tokens_per_second
-    return f"{speed.median:.4g} [{speed.low:.4g}–{speed.high:.4g}]"
+def _latency(i: int) -> Column:
+    return lambda row: _ms(row.latencies[i])
 
 
 def _ratio(row: Standing, other: str) -> str:
@@ -207,11 +227,5 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1000 * seconds:.4g}"
 
 
-def _accuracy(mark: Quality | None) -> str:
-    return "" if mark is None else f"{100 * mark.accuracy:.1f} [{100 * mark.low:.0f}–{100 * mark.high:.0f}]"
-
-
-def _difference(mark: Quality | None) -> str:
-    if mark is None or mark.difference is None:
-        return ""
-    return f"{100 * mark.difference:+.1f} ± {100 * mark.margin:.1f}"
+def _difference(mark: Quality) -> str:
+    return "" if mark.difference is None else f"{100 * mark.difference:+.1f} ± {100 * mark.margin:.1f}"

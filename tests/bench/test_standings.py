@@ -108,3 +108,4 @@ def test_rows_of_a_batch_are_rounds_of_their_own():
     assert stock.mean_accepted == pytest.approx(10 / 6)
     assert stock.draft_calls_per_round == 5
     assert stock.same_text is None
+    assert standings([STOCK], rows, None)[0].same_text is None
