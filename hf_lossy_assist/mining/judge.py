@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
+from ..heads.identity import ModelIdentity
 from .outcomes import FAILED, MINED, SKIPPED, Outcome, Prompt
 from .search import Mismatch
 from .searches import Searched, Searches
@@ -80,4 +81,4 @@ class JudgeMiner:
 
 def hidden_size(model: PreTrainedModel) -> int:
     """Return the width of the state that enters a model's LM head."""
-    return model.get_output_embeddings().weight.shape[-1]
+    return ModelIdentity.of(model).hidden_size

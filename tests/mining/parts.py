@@ -69,7 +69,7 @@ class Parts:
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast = field(default_factory=word_tokenizer)
     task: Task = field(default_factory=Checksum)
-    max_new_tokens: int = 24
+    max_new_tokens: int = 14
 
     def decode(self, ids) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)

@@ -70,14 +70,14 @@ def assert_promises(parts: Parts, prompt, found: Found) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_labels_are_those_of_the_printed_algorithm(architecture):
-    parts = tiny_parts(architecture, seed=3, noise=0.2)
-    prompts = parts.prompts(4)
-    found = by_prompt(parts, prompts, slots=3)
+    parts = tiny_parts(architecture, seed=3, noise=0.2, task=Checksum(5))
+    prompts = parts.prompts(3)
+    found = by_prompt(parts, prompts, slots=2)
     for prompt in prompts:
         assert_same(found[prompt.id], expected(parts, prompt))
     # The models disagree often enough for the comparison to mean something.
     labels = [mismatch.important for one in found.values() for mismatch in one.mismatches]
-    assert len(labels) > 6
+    assert len(labels) > 4
     assert {*labels} == {True, False}
 
 
@@ -104,8 +104,8 @@ def bundled() -> Parts:
 
 
 def test_labels_and_promises_on_the_bundled_pair(bundled):
-    prompts = bundled.prompts(3)
-    found = by_prompt(bundled, prompts, slots=3)
+    prompts = bundled.prompts(2)
+    found = by_prompt(bundled, prompts, slots=2)
     for prompt in prompts:
         assert_same(found[prompt.id], expected(bundled, prompt))
         assert_promises(bundled, prompt, found[prompt.id])
@@ -115,16 +115,16 @@ def test_labels_and_promises_on_the_bundled_pair(bundled):
 
 def test_neither_the_batch_nor_threads_change_anything():
     parts = tiny_parts()
-    prompts = parts.prompts(7)
+    prompts = parts.prompts(5)
     alone = by_prompt(parts, prompts, slots=1)
-    assert by_prompt(parts, prompts, slots=5) == alone
+    assert by_prompt(parts, prompts, slots=3) == alone
     assert by_prompt(parts, prompts, slots=16, workers=3) == alone
 
 
 def test_an_end_is_a_token_like_any_other():
     """A draft's end cuts a response off, and a target's end that is replaced opens it again."""
     replaced = set()
-    for seed in range(4):
+    for seed in range(3):
         parts = tiny_parts(seed=seed)
         eos = parts.limits().eos
         for found in by_prompt(parts, parts.prompts(6)).values():

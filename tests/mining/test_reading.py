@@ -1,0 +1,102 @@
+"""Batches of texts of different lengths against one forward for each text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from hf_lossy_assist import LossyUnsupportedError
+from hf_lossy_assist.mining.reading import Memory, check, read
+from hf_lossy_assist.mining.rows import Rows
+from tests.models import ARCHITECTURES, VOCAB, constant, tiny
+
+
+def alone(model, text) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
+
+
+def texts(seed: int, lengths) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(3, VOCAB) for _ in range(n)) for n in lengths]
+
+
+def close(a, b) -> None:
+    torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_texts_are_read_as_if_alone(architecture):
+    model = tiny(architecture)
+    batch = texts(0, (3, 17, 9))
+    reading = read(model, batch, [(Memory(), 0)] * 3)
+    for text, logits, memory in zip(batch, reading.logits, reading.memories, strict=True):
+        close(logits[-len(text) :], alone(model, text))
+        assert memory.tokens == text
+        assert memory.layers[0][0].shape[1] == len(text)
+
+    # Continue the texts, from different points on, together with a new one.
+    changed = [(*batch[0], 5, 6), (*batch[1][:11], 8), (*batch[2][:4], *batch[2][:3], 4), texts(1, (6,))[0]]
+    known = [(memory, memory.common(text)) for memory, text in zip(reading.memories, changed, strict=False)]
+    assert [n for _, n in known] == [3, 11, 4]
+    again = read(model, changed, [*known, (Memory(), 0)])
+    k = again.logits.shape[1]
+    assert k == 6
+    for text, logits in zip(changed, again.logits, strict=True):
+        close(logits[-min(k, len(text)) :], alone(model, text)[-k:])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_come_and_go(architecture):
+    """Random exchanges of rows, longer than the buffers' slack."""
+    model = tiny(architecture)
+    rng = random.Random(0)
+    rows = Rows(model, 3)
+    held: list[tuple[int, ...] | None] = [None] * 3
+    memories: list[Memory] = [read(model, [text], [(Memory(), 0)]).memories[0] for text in texts(2, (4, 11, 25))]
+    for step in range(160):
+        row = rng.randrange(3)
+        if held[row] is None or rng.random() < 0.1:
+            if held[row] is not None:
+                memories[row] = rows.take(row, held[row])
+                assert memories[row].tokens == held[row]
+                rows.clear(row)
+            memory = rng.choice(memories)
+            n = rng.randrange(1, min(len(memory.tokens), 40) + 1)
+            rows.put(row, memory, n)
+            held[row] = memory.tokens[:n]
+        active = [text is not None for text in held]
+        tokens = [rng.randrange(3, VOCAB) for _ in held]
+        logits = rows.step(tokens, active)
+        for i, on in enumerate(active):
+            if on:
+                held[i] = (*held[i], tokens[i])
+                if step % 8 == 0:
+                    close(logits[i], alone(model, held[i])[-1])
+    rows.keep([2, 0])
+    logits = rows.step([5, 6], [True, True])
+    close(logits[0], alone(model, (*held[2], 5))[-1])
+    close(logits[1], alone(model, (*held[0], 6))[-1])
+
+
+def test_a_row_may_begin_with_nothing():
+    model = tiny()
+    rows = Rows(model, 2)
+    rows.put(0, Memory(), 0)
+    logits = rows.step([7, 0], [True, False])
+    close(logits[0], alone(model, (7,))[-1])
+    memory = rows.take(0, (7,))
+    rows.clear(0)
+    rows.put(1, memory, 1)
+    close(rows.step([0, 9], [False, True])[1], alone(model, (7, 9))[-1])
+
+
+def test_a_model_that_keeps_a_state_is_refused():
+    check(tiny())
+    check(constant([0.5, 0.5]))
+    model = tiny()
+    model.config.is_encoder_decoder = True
+    with pytest.raises(LossyUnsupportedError, match="encoder-decoder"):
+        check(model)

@@ -1,0 +1,73 @@
+"""Hidden states of mismatches against one forward for each of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_lossy_assist import LossyUnsupportedError
+from hf_lossy_assist.mining.search import Mismatch
+from hf_lossy_assist.mining.states import POSITIONS, mismatch_states, read_text, variant_states
+from tests.models import ARCHITECTURES, tiny
+
+PROMPT = (1, 5, 9, 20)
+RESPONSE = (7, 8, 30, 31, 32, 12, 13, 14, 15, 33)
+# Important ones leave the target's token in the response, the others the draft's; also the first and the last token.
+MISMATCHES = (
+    Mismatch(0, 7, 40, True),
+    Mismatch(2, 50, 30, False),
+    Mismatch(3, 31, 41, True),
+    Mismatch(6, 51, 13, False),
+    Mismatch(9, 33, 42, True),
+)
+
+
+def states_of(model, text) -> torch.Tensor:
+    """Return what enters the LM head, caught by a hook of our own."""
+    caught = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+    with torch.no_grad():
+        model(input_ids=torch.tensor([text]), use_cache=False)
+    handle.remove()
+    return caught[0][0]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_states_are_those_of_one_text_for_each_mismatch(architecture):
+    model = tiny(architecture)
+    found = mismatch_states(model, PROMPT, RESPONSE, MISMATCHES, POSITIONS)
+    assert list(found) == list(POSITIONS)
+    for i, one in enumerate(MISMATCHES):
+        before = [*PROMPT, *RESPONSE[: one.index]]
+        for position, text in (
+            ("previous", before),
+            ("draft", [*before, one.draft_token]),
+            ("target", [*before, one.target_token]),
+        ):
+            torch.testing.assert_close(found[position][i], states_of(model, text)[-1], atol=2e-5, rtol=1e-4)
+
+
+def test_only_the_positions_that_are_wanted():
+    found = mismatch_states(tiny(), PROMPT, RESPONSE, MISMATCHES[:1], ("draft",))
+    assert [*found] == ["draft"]
+    assert found["draft"].shape == (1, 32)
+
+
+def test_many_variants_are_read_in_several_forwards():
+    model = tiny()
+    text = read_text(model, (*PROMPT, *RESPONSE))
+    variants = [(4 + i % 10, 3 + i) for i in range(40)]
+    states = variant_states(model, text, variants)
+    assert states.shape == (40, 32)
+    for i in (0, 17, 39):
+        index, token = variants[i]
+        expected = states_of(model, [*(PROMPT + RESPONSE)[:index], token])[-1]
+        torch.testing.assert_close(states[i], expected, atol=2e-5, rtol=1e-4)
+    assert variant_states(model, text, []).shape == (0, 32)
+
+
+def test_a_model_without_a_head_is_refused():
+    model = tiny()
+    model.get_output_embeddings = lambda: None
+    with pytest.raises(LossyUnsupportedError, match="LM head"):
+        read_text(model, PROMPT)
