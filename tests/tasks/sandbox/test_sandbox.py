@@ -153,8 +153,8 @@ def test_leaving_from_within_a_tested_function_is_no_way_to_pass(isolate):
 
 
 def test_raw_processes_are_refused_by_the_kernel(isolate):
-    if os.geteuid() == 0 and not kernel_isolation():
-        pytest.skip("root in a container may have to stay root")
+    if not outcome("import os; assert os.geteuid() != 0", isolate).passed:
+        pytest.skip("root in a container may have to stay root, whom no limit on processes binds")
     assert outcome(RAW_PROCESS + "start('/bin/true')", isolate) == Outcome(False, "raised BlockingIOError")
 
 
@@ -167,8 +167,8 @@ def test_a_raw_fork_bomb_leaves_nothing_behind(isolate, tmp_path, monkeypatch):
 
 
 def test_threads_can_t_be_started(isolate):
-    if os.geteuid() == 0 and not kernel_isolation():
-        pytest.skip("root in a container may have to stay root")
+    if not outcome("import os; assert os.geteuid() != 0", isolate).passed:
+        pytest.skip("root in a container may have to stay root, whom no limit on processes binds")
     run = outcome("import threading; threading.Thread(target=print).start()", isolate)
     assert run == Outcome(False, "raised RuntimeError")
 
