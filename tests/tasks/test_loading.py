@@ -83,7 +83,7 @@ def test_options_are_typed_as_json_unless_a_text_is_asked_for(own_module):
     [
         (
             "gsm9k",
-            r"`spec` has to be one of \['arithmetic', 'code', 'gsm8k', 'preference', 'prompts'\] or a dotted path",
+            r"has to be one of \['arithmetic', 'code', 'gsm8k', 'preference', 'prompts'\] or a dotted path",
         ),
         ("no_such_module:Task", "importing 'no_such_module' failed: No module named 'no_such_module'"),
         ("broken_task_of_a_user:Task", "failed: No module named 'nothing_of_this_name'"),
