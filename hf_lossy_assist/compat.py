@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from transformers.generation import logits_process as _processors
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .errors import LossyValueError
+
+if TYPE_CHECKING:
+    from .rows import Move
 
 DECODING_METHODS = ("_sample", "_assisted_decoding")
 """The methods of `GenerationMixin` that `generate()` ends in for one sequence per prompt."""
@@ -42,6 +45,14 @@ PREFIX_FREE_PROCESSORS = tuple(
     if hasattr(_processors, name)
 )
 
+# These look at a row's number in the batch, not only at its tokens.
+_INDEXED_PROCESSORS = (
+    _processors.PrefixConstrainedLogitsProcessor,
+    _processors.RepetitionPenaltyLogitsProcessor,  # counts the prompts' padding
+    _processors.EncoderRepetitionPenaltyLogitsProcessor,
+    _processors.EncoderNoRepeatNGramLogitsProcessor,
+)
+
 # These carry a cache or a context of their own from call to call, so asking twice about one prefix corrupts them.
 STATEFUL_PROCESSORS = (
     _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -53,6 +64,8 @@ _intercepts: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, list[Callable[
     weakref.WeakKeyDictionary()
 )
 _intercepts_lock = threading.Lock()
+
+_IN_LINE_WITH_IDS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
 _SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
 
@@ -224,6 +237,20 @@ def advance_inputs(
     )
 
 
+def move_inputs(model_kwargs: dict[str, Any], move: Move, ids: torch.Tensor) -> None:
+    """Let inputs that stand in line with ``ids`` ``(B, S)`` follow the rows of a batch."""
+    for name in _IN_LINE_WITH_IDS:
+        if (values := model_kwargs.get(name)) is not None:
+            model_kwargs[name] = move.take(values, 0)
+    if model_kwargs.get("attention_mask") is None and len(set(move.ends)) > 1:
+        model_kwargs["attention_mask"] = move.take(torch.ones_like(ids), 0)
+
+
+def processes_rows_alike(processor: Any) -> bool:
+    """Tell whether a logits processor is known not to care which row of the batch it looks at."""
+    return type(processor).__module__ == _processors.__name__ and not isinstance(processor, _INDEXED_PROCESSORS)
+
+
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
     """Tell whether the model's ``forward`` has a parameter called ``name``."""
     return name in inspect.signature(model.forward).parameters
@@ -238,8 +265,10 @@ __all__ = [
     "advance_inputs",
     "forward_accepts",
     "intercepted_drafter",
+    "move_inputs",
     "new_cache",
     "prepare_candidate_inputs",
+    "processes_rows_alike",
     "ready_for_rollback",
     "recording",
     "refusal_of_cache",

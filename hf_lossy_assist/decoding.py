@@ -116,7 +116,7 @@ class Decoding:
                     "is_first_iteration": self.outputs is None,
                     "n_last_matches": self.n_accepted,
                 }
-            room = self.stopping.room(self.ids) - 1  # the target adds a token of its own
+            room = self.stopping.room(self.ids.shape[1]) - 1  # the target adds a token of its own
             if self.run.break_even.plain:
                 room = 0
             return drafting.draft(self.run.drafter, self.ids, room, self.run.acceptor, **context)
@@ -142,7 +142,7 @@ class Decoding:
 
     def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
         with self.stats.timed("deciding"):
-            outcome = Outcome.fetch(draft, decision)
+            (outcome,) = Outcome.fetch(draft, decision)
         self.n_accepted = outcome.n_accepted
         extended = torch.cat([self.ids, draft.tokens[:, : outcome.n_accepted], decision.next_token[:, None]], dim=-1)
         scores = self.record.scores_with(verification.logits, len(outcome.tokens))

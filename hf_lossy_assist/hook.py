@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from . import compat
 from .acceptors import decide
-from .calls import check_mode
+from .checking import check_mode
 from .compat import CandidateGenerator
 from .config import parse
 from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens, window_of
@@ -301,4 +301,4 @@ class _Rounds(CandidateGenerator):
             self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
             self.selected[:, :-1] = self.draft.tokens
             self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
-            self.outcome = Outcome.fetch(self.draft, decision)
+            (self.outcome,) = Outcome.fetch(self.draft, decision)

@@ -28,14 +28,21 @@ class Draft:
         ``(B, n, V)`` processed logits of q, or None where the drafter has no distribution.
     hidden
         ``(B, n, d)`` the draft model's states that predicted the tokens, when a rule asked for them.
+    lengths
+        How many of the tokens each row was given, or None where all rows have n; the others only fill up.
     """
 
     tokens: Tensor
     logits: Tensor | None = None
     hidden: Tensor | None = None
+    lengths: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[1]
+
+    def length(self, row: int) -> int:
+        """Return how many tokens a row was given."""
+        return len(self) if self.lengths is None else self.lengths[row]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +97,8 @@ class Verification:
         ``(B, n, V)`` processed mean of the raw logits of the K dropped heads.
     draft_hidden
         ``(B, n, d)`` the draft model's states that predicted the drafted tokens, when a rule asked for them.
+    lengths
+        ``(B,)`` how many of the tokens each row was given, or None where all rows have n.
     """
 
     tokens: Tensor
@@ -101,6 +110,7 @@ class Verification:
     dropped_logits: Tensor | None = None
     centroid_logits: Tensor | None = None
     draft_hidden: Tensor | None = None
+    lengths: Tensor | None = None
 
     def __len__(self) -> int:
         return self.tokens.shape[1]
@@ -154,8 +164,16 @@ class Verification:
 
     @cached_property
     def allowed(self) -> Tensor:
-        """``(B, n)`` False where the user's processors forbid the drafted token."""
-        return self.logit_x > -torch.inf
+        """``(B, n)`` False where the user's processors forbid the drafted token, and where there is none."""
+        allowed = self.logit_x > -torch.inf
+        return allowed if self.drafted is None else allowed & self.drafted
+
+    @cached_property
+    def drafted(self) -> Tensor | None:
+        """``(B, n)`` where a row was given a token, or None where all were."""
+        if self.lengths is None:
+            return None
+        return torch.arange(len(self), device=self.tokens.device) < self.lengths[:, None]
 
     @cached_property
     def lossless(self) -> Tensor:
@@ -209,7 +227,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round's decision on the host.
+    """A round's decision about one row, on the host.
 
     Attributes
     ----------
@@ -227,15 +245,20 @@ class Outcome:
     kept_by: dict[str, list[bool]]
 
     @classmethod
-    def fetch(cls, draft: Draft, decision: Decision) -> Outcome:
-        """Bring everything that the host needs over in one transfer: the round's only synchronisation."""
-        parts = [draft.tokens[0], decision.lossless[0], *(mask[0] for mask in decision.kept_by.values())]
-        packed = torch.cat([decision.n_accepted, decision.next_token, *(part.long() for part in parts)]).tolist()
+    def fetch(cls, draft: Draft, decision: Decision) -> list[Outcome]:
+        """Bring over all that the host needs, row by row, in one transfer: the round's only synchronisation."""
+        parts = [draft.tokens, decision.lossless, *decision.kept_by.values()]
+        ends = [decision.n_accepted[:, None], decision.next_token[:, None]]
+        packed = torch.cat([*ends, *(part.long() for part in parts)], dim=-1).tolist()
+        return [cls._unpack(row, len(draft), tuple(decision.kept_by)) for row in packed]
+
+    @classmethod
+    def _unpack(cls, packed: list[int], drafted: int, rules: tuple[str, ...]) -> Outcome:
         n_accepted, next_token, *rest = packed
-        tokens, lossless, *masks = ([*rest[i * len(draft) : (i + 1) * len(draft)]] for i in range(len(parts)))
+        tokens, lossless, *masks = (rest[i * drafted : (i + 1) * drafted] for i in range(len(rules) + 2))
         return cls(
             n_accepted=n_accepted,
             tokens=[*tokens[:n_accepted], next_token],
             lossless=[bool(x) for x in lossless],
-            kept_by={rule: [bool(x) for x in mask] for rule, mask in zip(decision.kept_by, masks, strict=True)},
+            kept_by={rule: [bool(x) for x in mask] for rule, mask in zip(rules, masks, strict=True)},
         )

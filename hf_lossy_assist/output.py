@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
@@ -20,6 +22,9 @@ class GenerateLossyOutput(GenerateDecoderOnlyOutput):
     ----------
     lossy_stats
         What the run drafted, kept and corrected.
+
+    For a batch ``past_key_values`` is None, and scores, logits, states and attentions are zero at the padding after a
+    row's end.
     """
 
     lossy_stats: LossyStats | None = None
@@ -87,3 +92,79 @@ class OutputRecorder:
                 entry.append(layer[..., start:end, :width])
             entries.append(tuple(entry))
         return entries
+
+
+class BatchOutputRecorder:
+    """Collects what the caller asked for row by row, and puts the rows side by side in the end.
+
+    Parameters
+    ----------
+    config
+        What the caller asked for.
+    batch
+        Rows.
+    prompt
+        Width of the prompts.
+    """
+
+    def __init__(self, config: GenerationConfig, batch: int, prompt: int) -> None:
+        self.rows = [OutputRecorder(config) for _ in range(batch)]
+        self.prompt = prompt
+
+    def wants(self, name: str) -> bool:
+        """Tell whether the caller asked for ``output_<name>``."""
+        return self.rows[0].wants(name)
+
+    def record(
+        self, rows: list[int], outputs: Any, scores: Tensor, raw: Tensor | None, committed: list[int], drafted: int
+    ) -> None:
+        """Record one round of the given rows."""
+        layered = [name for name in ("hidden_states", "attentions") if self.wants(name)]
+        for i, (row, count) in enumerate(zip(rows, committed, strict=True)):
+            own = {name: tuple(layer[i : i + 1] for layer in getattr(outputs, name)) for name in layered}
+            own_raw = None if raw is None else raw[i : i + 1]
+            self.rows[row].record(SimpleNamespace(**own), scores[i : i + 1], own_raw, count, drafted)
+
+    def finish(self, sequences: Tensor, stats: LossyStats) -> GenerateLossyOutput:
+        """Return everything recorded; zeros where a row had ended."""
+
+        def given(name: str) -> tuple | None:
+            return self._together([getattr(row, name) for row in self.rows]) if self.wants(name) else None
+
+        return GenerateLossyOutput(
+            sequences=sequences,
+            scores=given("scores"),
+            logits=given("logits"),
+            hidden_states=given("hidden_states"),
+            attentions=self._attentions() if self.wants("attentions") else None,
+            lossy_stats=stats,
+        )
+
+    def _attentions(self) -> tuple:
+        """Give every token as many keys as its text has: padding that a batch in the making has besides goes."""
+        rows = [
+            [tuple(_last(layer, self.prompt + i) for layer in entry) for i, entry in enumerate(row.attentions)]
+            for row in self.rows
+        ]
+        return self._together(rows)
+
+    @staticmethod
+    def _together(rows: list[list[Any]]) -> tuple:
+        longest = max(rows, key=len)
+        return tuple(
+            _concatenated([row[i] if i < len(row) else None for row in rows], entry) for i, entry in enumerate(longest)
+        )
+
+
+def _concatenated(parts: list[Any], like: Any) -> Any:
+    if isinstance(like, tuple):
+        return tuple(
+            _concatenated([None if part is None else part[i] for part in parts], like[i]) for i in range(len(like))
+        )
+    return torch.cat([torch.zeros_like(like) if part is None else part for part in parts])
+
+
+def _last(weights: Tensor, keys: int) -> Tensor:
+    """Return attention weights of the last ``keys`` keys, with zeros for those that are not there."""
+    missing = keys - weights.shape[-1]
+    return torch.nn.functional.pad(weights, (missing, 0)) if missing > 0 else weights[..., -keys:]

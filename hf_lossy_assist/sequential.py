@@ -69,7 +69,7 @@ class SequentialDecoding(Decoding):
 
     def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
         with self.stats.timed("deciding"):
-            outcome = Outcome.fetch(draft, decision)
+            (outcome,) = Outcome.fetch(draft, decision)
         # The drafted token or its correction, and no bonus: with one, theorem 1 does not hold.
         self.done = self._extend(outcome.tokens[:1], draft.tokens if outcome.n_accepted else decision.next_token[None])
         self.after_target(drafted=1, committed=1, pending=self.ahead)

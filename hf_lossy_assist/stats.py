@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from .errors import warn_once
 
@@ -13,6 +15,9 @@ from .errors import warn_once
 @dataclass(frozen=True)
 class LossyStats:
     """Statistics of one ``generate()`` call.
+
+    For a batch, ``rows`` has every row's own, and what is counted here is the sum over rows: a round of four rows is
+    four rounds. Only ``target_calls`` and ``draft_calls`` count forward passes, which rows share.
 
     Attributes
     ----------
@@ -27,7 +32,8 @@ class LossyStats:
     corrected, bonus
         Output tokens that came from the target: after a rejection, and after a fully accepted draft.
     target_calls, draft_calls
-        Forward passes of the target, and of the draft model where the drafter counts them.
+        Forward passes of the target, and of the draft model where the drafter counts them; for a row, those it took
+        part in.
     accepted_histogram
         ``accepted_histogram[i]`` rounds kept i proposed tokens.
     accepted_by
@@ -42,7 +48,7 @@ class LossyStats:
     run_histogram
         ``run_histogram[i]`` runs committed i tokens before the target was asked.
     target_tokens, draft_tokens
-        Tokens that went through each model's forward passes.
+        Tokens that went through each model's forward passes, padding included.
     head_calls
         Tokens that a head scored while drafting.
     flops
@@ -52,7 +58,9 @@ class LossyStats:
         Output tokens after which drafting was given up because the target alone is faster here; None where it
         was not.
     trace
-        For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``.
+        For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``; row after row.
+    rows
+        The statistics of every row of the batch; their ``seconds`` are the call's until the row ended.
     """
 
     rounds: int = 0
@@ -75,6 +83,7 @@ class LossyStats:
     flops: Mapping[str, float] = field(default_factory=dict)
     plain_after: int | None = None
     trace: tuple[str, ...] = field(default=(), repr=False)
+    rows: tuple[LossyStats, ...] = field(default=(), repr=False)
 
     @property
     def mean_accepted(self) -> float:
@@ -182,6 +191,10 @@ class StatsRecorder:
 
     def finish(self) -> LossyStats:
         """Return the statistics of everything counted so far."""
+        own = self._own()
+        return replace(own, rows=(own,))
+
+    def _own(self) -> LossyStats:
         count = self.trace.count
         return LossyStats(
             rounds=self.rounds,
@@ -205,6 +218,64 @@ class StatsRecorder:
             lossless=self.lossless,
             trace=tuple(self.trace),
         )
+
+
+class BatchStatsRecorder:
+    """Collects the statistics of a batch: the rows' own, and the time and the forwards that they share."""
+
+    def __init__(self, lossless: bool, batch: int) -> None:
+        self.rows = [StatsRecorder(lossless) for _ in range(batch)]
+        self.shared = StatsRecorder(lossless)
+
+    def timed(self, stage: str) -> AbstractContextManager[None]:
+        """Add the block's time to a stage."""
+        return self.shared.timed(stage)
+
+    def target_call(self, tokens: int, rows: Sequence[int]) -> None:
+        """Count one forward of the target over so many tokens, for the given rows."""
+        self.shared.target_call(tokens)
+        for row in rows:
+            self.rows[row].target_call(tokens // len(rows))
+
+    def draft_work(self, calls: int, tokens: int, rows: Sequence[int]) -> None:
+        """Note how many forwards of the draft model, and tokens in them, there have been so far."""
+        done = tokens - self.shared.draft_tokens
+        self.shared.draft_calls, self.shared.draft_tokens = calls, tokens
+        for row in rows:
+            self.rows[row].draft_calls = calls
+            self.rows[row].draft_tokens += done // len(rows)
+
+    def gave_up(self) -> None:
+        """Note that from here on nothing is drafted."""
+        self.shared.generated = sum(row.generated for row in self.rows)
+        self.shared.gave_up()
+
+    def ended(self, row: int) -> None:
+        """Note that a row's text has ended."""
+        self.rows[row].seconds = dict(self.shared.seconds)
+        self.rows[row].plain_after = self.rows[row].generated if self.shared.plain_after is not None else None
+        self.rows[row].stop()
+
+    def finish(self) -> LossyStats:
+        """Return the sums over rows, with the rows' own statistics."""
+        rows = tuple(row._own() for row in self.rows)
+        shared = self.shared._own()
+        return replace(
+            shared,
+            **{name: sum(getattr(row, name) for row in rows) for name in _COUNTS},
+            accepted_histogram=_summed(row.accepted_histogram for row in rows),
+            run_histogram=_summed(row.run_histogram for row in rows),
+            accepted_by=dict(sum((Counter(row.accepted_by) for row in rows), Counter())),
+            trace=tuple(kind for row in rows for kind in row.trace),
+            rows=rows,
+        )
+
+
+_COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
+
+
+def _summed(histograms: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(*histograms, fillvalue=0)))
 
 
 def _dense(histogram: Mapping[int, int]) -> tuple[int, ...]:

@@ -32,9 +32,9 @@ class Stopping:
             else:
                 self.others.append(criterion)
 
-    def room(self, ids: Tensor) -> int:
-        """Return how many more tokens fit."""
-        return self.max_length - ids.shape[1]
+    def room(self, length: int) -> int:
+        """Return how many more tokens fit into a text."""
+        return self.max_length - length
 
     def cut(self, extended: Tensor, tokens: list[int], scores: tuple[Tensor, ...] | None) -> tuple[int, bool]:
         """Return how many of a round's tokens to commit, and whether the sequence ends with them.

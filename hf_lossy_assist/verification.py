@@ -65,6 +65,7 @@ class Verifier:
         first: bool,
         new_tokens: int | None,
         pending: int = 0,
+        last_position: int | None = None,
         overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[Verification, Any, Tensor | None]:
         """Run one forward over everything the target has not seen.
@@ -83,6 +84,8 @@ class Verifier:
             How many committed tokens are not in the cache; None sends all of ``ids``.
         pending
             How many of them came after ``model_kwargs`` were prepared.
+        last_position
+            The last position that a text can have, where some rows' tokens may be beyond it.
         overrides
             Inputs of the forward that the drafter insists on.
 
@@ -96,8 +99,10 @@ class Verifier:
         inputs = prepare_candidate_inputs(
             self.model, candidate, model_kwargs, n, None if new_tokens is None else new_tokens + n, first, pending
         )
+        if last_position is not None and inputs.get("position_ids") is not None:
+            inputs["position_ids"] = inputs["position_ids"].clamp(max=last_position)
         inputs.update(overrides)
-        self.sent = candidate.shape[1] if new_tokens is None else new_tokens + n
+        self.sent = len(ids) * (candidate.shape[1] if new_tokens is None else new_tokens + n)
         if self.tap is None:
             outputs = self.model(**inputs, return_dict=True)
             clean, dropped = outputs.logits[:, -(n + 1) :], None
@@ -135,6 +140,7 @@ class Verifier:
             dropped_logits=paths,
             centroid_logits=centroid,
             draft_hidden=draft.hidden,
+            lengths=None if draft.lengths is None else torch.tensor(draft.lengths, device=logits.device),
         )
 
     def _process_dropped(

@@ -11,7 +11,7 @@ from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_lossy_assist
-from hf_lossy_assist import calls
+from hf_lossy_assist import errors
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.heads import JudgeHead
 from tests.acceptors.table import judge_head
@@ -115,8 +115,6 @@ CASES = {
     "other tokenizer": ({"assistant_tokenizer": object()}, ["assistant_tokenizer", "not supported"]),
     "beams": ({"num_beams": 3}, ["num_beams", "3"]),
     "no cache": ({"use_cache": False}, ["use_cache", "False"]),
-    "batch": ({"input_ids": prompt().repeat(2, 1)}, ["batch", "2 rows"]),
-    "several sequences": ({"num_return_sequences": 2, "do_sample": True}, ["batch", "num_return_sequences"]),
     "static cache": ({"cache_implementation": "static"}, ["cache", "StaticCache", "dynamic"]),
     "static cache passed in": (
         {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64)},
@@ -189,7 +187,7 @@ def test_a_head_that_is_never_called_is_reported():
 
 
 def test_ears_warns_once_that_greedy_decoding_has_no_threshold():
-    calls.warn_once.cache_clear()
+    errors.warn_once.cache_clear()
     kwargs = {"input_ids": prompt(), "assistant_model": DRAFT, "lossy_mode": "ears", "max_new_tokens": 4}
     with pytest.warns(UserWarning, match=r"ears.*greedy"):
         TARGET.generate(**kwargs, do_sample=False)

@@ -130,12 +130,15 @@ def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = 
         keep = torch.where(strict, v.lossless, keep)
         credits = {rule: mask & ~strict for rule, mask in credits.items()}
         credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
+    if v.drafted is not None:
+        keep = keep & v.drafted
+        last = v.lengths
     n_accepted = keep.long().cumprod(-1).sum(-1)
     at = n_accepted.clamp(max=n - 1)
     replaced = acceptor.correction(v, at)
     if strict is not None:
         replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_law(at), replaced)
-    law = torch.where((n_accepted < n)[:, None], replaced, v.target_law(last))
+    law = torch.where((n_accepted < last)[:, None], replaced, v.target_law(last))
     return Decision(keep, n_accepted, v.choose(law), v.lossless, credits)
 
 

@@ -36,10 +36,20 @@ def draft(generator: CandidateGenerator, ids: Tensor, room: int, acceptor: Accep
         What generators that look at the target's outputs are given besides.
     """
     candidate, logits = generator.get_candidates(ids, **context) if room > 0 else (ids, None)
-    tokens = candidate[:, ids.shape[1] :][:, :room].to(ids.device)
-    if tokens.shape[1] == 0:
-        return Draft(tokens)
+    return proposal(generator, candidate[:, ids.shape[1] :][:, :room].to(ids.device), logits, acceptor)
+
+
+def proposal(
+    generator: CandidateGenerator,
+    tokens: Tensor,
+    logits: Tensor | None,
+    acceptor: Acceptor,
+    lengths: tuple[int, ...] | None = None,
+) -> Draft:
+    """Return a drafter's tokens ``(B, n)`` with what the rule needs of the drafter besides."""
     n = tokens.shape[1]
+    if n == 0:
+        return Draft(tokens)
     hidden = getattr(generator, "hidden", None)
     for need, value in (("draft_probs", logits), ("draft_hidden", hidden)):
         if need in acceptor.needs and value is None:
@@ -50,8 +60,9 @@ def draft(generator: CandidateGenerator, ids: Tensor, room: int, acceptor: Accep
             )
     return Draft(
         tokens,
-        None if logits is None else logits[:, :n].to(device=ids.device, dtype=torch.float32),
-        hidden[:, :n].to(ids.device) if "draft_hidden" in acceptor.needs else None,
+        None if logits is None else logits[:, :n].to(device=tokens.device, dtype=torch.float32),
+        hidden[:, :n].to(tokens.device) if "draft_hidden" in acceptor.needs else None,
+        lengths,
     )
 
 

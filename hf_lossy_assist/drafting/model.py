@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from ..caches import move_cache
 from ..compat import CandidateGenerator, forward_accepts, new_cache, rollback
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..processing import process
+from ..rows import Move
 from ..sampling import Randomness
 from ..tapping import head_tap
 from .window import ConstantWindow, Round, Stopwatch, Window
@@ -51,7 +53,7 @@ class ModelDrafter(CandidateGenerator):
     max_length
         Length that no candidate exceeds, leaving room for the token that the target adds.
     attention_mask
-        ``(B, L)`` mask of the prompt, where it is padded.
+        ``(B, L)`` mask of the prompts, where they are padded.
     randomness
         The source of the draws.
     keep_logits
@@ -87,14 +89,18 @@ class ModelDrafter(CandidateGenerator):
         self._watch = Stopwatch(model.device)
         self._tap = head_tap(model, self.randomness) if keep_hidden else None
         self.reset()
-        self._mask = None if attention_mask is None else attention_mask.to(model.device)
-        self._positions = self._mask is not None and forward_accepts(model, "position_ids")
+        self._see(attention_mask)
         self._extra = {"logits_to_keep": 1} if forward_accepts(model, "logits_to_keep") else {}
+
+    def _see(self, mask: Tensor | None) -> None:
+        self._mask = None if mask is None else mask.to(self.model.device)
+        self._positions = mask is not None and forward_accepts(self.model, "position_ids")
 
     def reset(self) -> None:
         """Forget everything seen, to draft for another prompt."""
         self.calls = self.tokens = 0
         self.hidden: Tensor | None = None
+        self.lengths: tuple[int, ...] | None = None
         self._drafted = 0
         self._marks: list[Any] = []
         self._cache = new_cache(self.model)
@@ -105,13 +111,22 @@ class ModelDrafter(CandidateGenerator):
 
         Where they are kept, ``hidden`` then holds the states ``(1, n, d)`` that predicted the tokens.
         """
-        length = input_ids.shape[1]
+        return self.extend(input_ids, self.max_length - input_ids.shape[1] - 1)
+
+    def extend(self, ids: Tensor, room: int) -> tuple[Tensor, Tensor | None]:
+        """Do the same for any number of rows, and up to ``room`` tokens.
+
+        Rows have one width, their padding on the left. Where drafting has stopped earlier in some than in others,
+        ``lengths`` then says how many tokens each has.
+        """
+        length = ids.shape[1]
         self._marks = [self._watch.mark()]
-        n = min(self.window.size, self.max_length - length - 1)
+        self.lengths = None
+        n = min(self.window.size, room)
         if n <= 0:
-            return input_ids, None
+            return ids, None
         self.forget_after(length - 1)
-        candidate, scores, states = input_ids, [], []
+        candidate, scores, states, sure = ids, [], [], []
         for _ in range(n):
             token, logits, law = self.step(candidate)
             candidate = torch.cat([candidate, token], dim=-1)
@@ -119,8 +134,12 @@ class ModelDrafter(CandidateGenerator):
                 scores.append(logits)
             if self._tap is not None:
                 states.append(self._tap.hidden)
-            if self.confidence is not None and law.gather(-1, token[..., None]).item() < self.confidence:
-                break
+            if self.confidence is not None:
+                sure.append((law.gather(-1, token[..., None]) >= self.confidence).flatten().tolist())
+                if not any(map(all, zip(*sure, strict=True))):
+                    break
+        if len(ids) > 1 and sure:
+            self.lengths = tuple(min(row.index(False) + 1 if False in row else n, n) for row in zip(*sure, strict=True))
         self.hidden = torch.cat(states, dim=1) if states else None
         self._drafted = candidate.shape[1] - length
         self._marks.append(self._watch.mark())
@@ -132,6 +151,13 @@ class ModelDrafter(CandidateGenerator):
         stale = max(0, self._cached - length)
         rollback(self._cache, stale)
         self._cached -= stale
+
+    def move(self, move: Move, mask: Tensor | None) -> None:
+        """Follow the rows into the next round's rectangle, of which ``mask`` ``(B', W')`` is the attention mask."""
+        slots = move.known(self._cached)
+        move_cache(self._cache, move, slots)
+        self._cached = slots
+        self._see(mask)
 
     def step(self, candidate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draft one token after ``candidate`` ``(1, L)``.
@@ -164,10 +190,11 @@ class ModelDrafter(CandidateGenerator):
             self._mask = torch.nn.functional.pad(self._mask[:, : candidate.shape[1]], (0, max(0, grown)), value=1)
             inputs["attention_mask"] = self._mask
         if self._positions:
-            inputs["position_ids"] = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, self._cached :]
+            positions = (self._mask.cumsum(-1) - 1).clamp(min=0, max=self.max_length - 1)
+            inputs["position_ids"] = positions[:, self._cached :]
         with nullcontext() if self._tap is None else self._tap.over(0):
             outputs = self.model(input_ids=new, past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
         self._cached = candidate.shape[1]
         self.calls += 1
-        self.tokens += new.shape[1]
+        self.tokens += new.numel()
         return outputs.logits[:, -1:].float()
