@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..acceptors import REGISTRY
 from ..config import head_type, parse
+from ..drafting import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
 
 DEFAULT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
@@ -115,7 +116,9 @@ class StockAssisted(Contender):
 
 @dataclass(frozen=True)
 class WithRule(Contender):
-    """A rule, or several.
+    """A rule, or several, with a seed of its own.
+
+    A seeded run never gives speculation up for being slow: what is measured is the rule.
 
     Attributes
     ----------
@@ -166,4 +169,9 @@ def field_of_all(models: Models, gamma: int | str, do_sample: bool) -> list[Cont
         settings = DEFAULT_CONFIGS.get(name, {})
         if name == "lossless" or not parse(name, dict(settings), head).is_lossless(do_sample):
             rules.append(WithRule(name, name, settings, gamma))
-    return [TargetAlone(), StockAssisted(gamma=gamma), *rules]
+    return [TargetAlone(), StockAssisted(gamma=fixed(gamma)), *rules]
+
+
+def fixed(gamma: int | str) -> int:
+    """Return γ for stock, which can't choose one."""
+    return DEFAULT_NUM_TOKENS if gamma == "auto" else gamma

@@ -196,7 +196,8 @@ class _Rounds:
         known = [c for c in counts if c is not None]
         if not counts or len(known) < len(counts):
             return None
-        passes, rounds = sum(c.passes for c in known), sum(c.rounds for c in known)
+        # SPRINTER may finish a text without asking the target once.
+        passes, rounds = max(1, sum(c.passes for c in known)), max(1, sum(c.rounds for c in known))
         drafts = any(c.drafted for c in known)
         rates = [c.accepted / c.drafted for c in known if c.drafted]
         splits = [r.split for r in metered if r.split is not None]

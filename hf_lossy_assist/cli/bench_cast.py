@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from .. import pairs
 from ..acceptors import REGISTRY
-from ..bench.contenders import Contender, Models, StockAssisted, TargetAlone, WithRule, rule_names
+from ..bench.contenders import Contender, Models, StockAssisted, TargetAlone, WithRule, fixed, rule_names
 from ..bench.geometry import Geometry
 from ..bench.growing import MIN_RESERVED, grow
 from ..bench.grown_heads import grow_head
@@ -177,7 +177,7 @@ def _contender(text: str, gamma: int | str) -> Contender:
     if name == "plain":
         return TargetAlone()
     if name == "stock":
-        return StockAssisted(f"stock assisted@{own}" if at else StockAssisted.label, gamma)
+        return StockAssisted(f"{StockAssisted.label}@{own}" if at else StockAssisted.label, fixed(gamma))
     names = name.split("+")
     for rule in names:
         if rule not in REGISTRY:

@@ -100,6 +100,13 @@ def test_compiled_passes_that_can_t_be_metered_leave_the_split_empty():
     assert ours.draft_calls_per_round == 5
 
 
+def test_a_text_without_a_pass_of_the_target():
+    rows = [timed(OURS.label, 0, 0, 1.0, 9), dataclasses.replace(metered(OURS.label, 9, 9, 0), split=None)]
+    rows[1] = dataclasses.replace(rows[1], counts=Counts(0, 9, 9, 9, 0))
+    (ours,) = standings([OURS], rows, None)
+    assert (ours.tokens_per_round, ours.mean_accepted, ours.draft_calls_per_round) == (9, 9, 9)
+
+
 def test_rows_of_a_batch_are_rounds_of_their_own():
     """Three rows, two passes: stock's kind of count has six rounds; ten tokens are kept beyond one a round."""
     rows = [timed(STOCK.label, 0, 0, 1.0, 16), metered(STOCK.label, 16, 10, 2)]

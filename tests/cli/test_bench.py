@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -171,6 +173,7 @@ def test_modes():
     assert (plain.label, stock.label, stock.gamma) == ("target alone", "stock assisted@3", 3)
     assert (several.gamma, several.settings) == (7, {"k": 3, "tolerance": 0.5})
     assert auto.gamma == "auto"
+    assert parse_contenders("stock", "auto")[0].gamma == 5
     with pytest.raises(LossyValueError, match=r"`--head` has to be RULE=SOURCE"):
         bench_cast.load_heads(["topk=folder"], "cpu")
 
@@ -207,3 +210,18 @@ def test_errors_are_one_line(tiny_pair_folder, tmp_path, arguments, message):
     *_, last = run(*here, *arguments, "--prompts", "1", "--repeats", "1", status=2).stderr.splitlines()
     assert last.startswith("error: ")
     assert message in last
+
+
+def documented():
+    text = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    return [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("lossy-assist bench ")]
+
+
+@pytest.mark.parametrize("command", documented(), ids=lambda command: command[-1])
+def test_documented_commands(tiny, tmp_path, command):
+    """As they stand, but on models, sizes and a device that every machine has."""
+    small = {"--device": "cpu", "--grow": "layers=2", "--grow-draft": "layers=2", "--accuracy-problems": "1"}
+    for option in small.keys() & set(command):
+        command[command.index(option) + 1] = small[option]
+    run(*tiny, *command, "--prompts", "1", "--repeats", "1", "--max-new-tokens", "3", "--out", str(tmp_path))
+    assert (tmp_path / "bench.png").exists()
