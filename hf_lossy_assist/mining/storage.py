@@ -140,8 +140,8 @@ class Store:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._join()
-        self._lock.close()
+        with self._lock:
+            self._join()
 
     def finished(self) -> set[int]:
         """Return the ids of the prompts that are finished, by whatever process. Failed ones may be tried again."""
@@ -255,10 +255,9 @@ def _without_retried(prompts: pyarrow.Table) -> pyarrow.Table:
     """Drop the failures of prompts that were tried again."""
     import pyarrow
 
+    statuses = prompts["status"].to_pylist()
     latest: dict[int, int] = {}
-    for i, (prompt, status) in enumerate(
-        zip(prompts["prompt_id"].to_pylist(), prompts["status"].to_pylist(), strict=True)
-    ):
-        if status != FAILED or prompt not in latest:
+    for i, prompt in enumerate(prompts["prompt_id"].to_pylist()):
+        if statuses[i] != FAILED or statuses[latest.get(prompt, i)] == FAILED:
             latest[prompt] = i
     return prompts.take(pyarrow.array(sorted(latest.values())))
