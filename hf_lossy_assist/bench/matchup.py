@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ..errors import LossyValueError
 from ..stats import LossyStats
@@ -21,6 +21,8 @@ class Counts:
         Rounds, tokens drafted, and tokens kept of them.
     draft_calls, target_calls
         Forward passes.
+    rates
+        The share of the drafted tokens that was kept, of every row that drafted any.
     """
 
     rounds: int
@@ -28,11 +30,20 @@ class Counts:
     accepted: int
     draft_calls: int
     target_calls: int
+    rates: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, stats: LossyStats) -> Counts:
         """Take them from the statistics."""
-        return cls(**{field.name: getattr(stats, field.name) for field in fields(cls)})
+        rows = stats.rows or (stats,)
+        return cls(
+            rounds=stats.rounds,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            draft_calls=stats.draft_calls,
+            target_calls=stats.target_calls,
+            rates=tuple(row.acceptance_rate for row in rows if row.drafted),
+        )
 
 
 @dataclass(frozen=True)

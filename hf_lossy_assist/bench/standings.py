@@ -199,37 +199,40 @@ class _Rounds:
         # SPRINTER may finish a text without asking the target once.
         passes, rounds = max(1, sum(c.passes for c in known)), max(1, sum(c.rounds for c in known))
         drafts = any(c.drafted for c in known)
-        rates = [c.accepted / c.drafted for c in known if c.drafted]
+        rates = [rate for c in known for rate in c.rates]
         splits = [r.split for r in metered if r.split is not None]
         return cls(
             tokens=sum(r.tokens for r in metered) / rounds,
             draft_calls=sum(c.draft_calls for c in known) / passes,
             accepted=sum(c.accepted for c in known) / rounds if drafts else None,
-            rates=_quantiles(rates, ACCEPTANCE_QUANTILES) if drafts else None,
+            rates=_quantiles(rates, ACCEPTANCE_QUANTILES) if rates else None,
             seconds=_per_round(splits, passes) if len(splits) == len(metered) else None,
         )
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """One request: passes of both models, and the rounds, drafted and kept tokens of all rows."""
+    """One request: passes of both models, the rounds, drafted and kept tokens of all rows, and each row's share."""
 
     passes: int
     draft_calls: int
     rounds: int
     drafted: int
     accepted: int
+    rates: tuple[float, ...]
 
     @classmethod
     def of(cls, request: Request, rows: int) -> _Counts | None:
         split, counted = request.split, request.counts
         if counted is not None:
-            return cls(counted.target_calls, counted.draft_calls, counted.rounds, counted.drafted, counted.accepted)
+            calls = counted.target_calls, counted.draft_calls
+            return cls(*calls, counted.rounds, counted.drafted, counted.accepted, counted.rates)
         if split is None:
             return None
         rounds, drafted = rows * split.target_calls, rows * split.draft_calls
         accepted = max(0, request.tokens - rounds) if drafted else 0
-        return cls(split.target_calls, split.draft_calls, rounds, drafted, accepted)
+        rates = (accepted / drafted,) if drafted else ()
+        return cls(split.target_calls, split.draft_calls, rounds, drafted, accepted, rates)
 
 
 def _speeds(requests: Sequence[Request]) -> list[float]:

@@ -38,8 +38,8 @@ def requests():
         metered(ALONE.label, 10, 0, 10),
         metered(STOCK.label, 10, 10, 2, seconds=0.6),
         metered(STOCK.label, 10, 20, 4, seconds=0.9),
-        metered(OURS.label, 10, 10, 2, 0.02, Counts(2, 10, 8, 10, 2), seconds=0.4),
-        metered(OURS.label, 10, 20, 4, 0.04, Counts(4, 20, 6, 20, 4), seconds=0.8),
+        metered(OURS.label, 10, 10, 2, 0.02, Counts(2, 10, 8, 10, 2, (0.8,)), seconds=0.4),
+        metered(OURS.label, 10, 20, 4, 0.04, Counts(4, 20, 6, 20, 4, (0.3,)), seconds=0.8),
     ]
 
 

@@ -150,10 +150,12 @@ def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
 
 def test_a_batch_of_whoever_can(tiny, tmp_path):
     printed = run(
-        *tiny, "--modes", "plain", "--prompts", "3", "--batch", "2", "--repeats", "1", "--out", str(tmp_path)
+        *tiny, "--modes", "plain,lossless", "--prompts", "3", "--batch", "2", "--repeats", "1", "--out", str(tmp_path)
     ).stdout
     _, tables = read(tmp_path)
-    assert [r["tokens"] for r in tables["Request"]] == [16, 8, 16, 8]
+    assert [r["tokens"] for r in tables["Request"]] == [16, 16, 8, 8, 16, 16, 8, 8]
+    assert [len(r["counts"]["rates"]) for r in tables["Request"] if r["counts"]] == [2, 1, 2, 1]
+    assert [row["same_text"] for row in tables["Standing"]] == [1.0, 1.0]
     assert "batch 2" in printed
     result = run(*tiny, "--modes", "plain,stock", "--prompts", "2", "--batch", "2", status=2)
     assert "stock assisted: assisted generate is only supported for batch_size = 1" in result.stderr
