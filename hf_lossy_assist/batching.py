@@ -40,6 +40,11 @@ class BatchDecoding(Decoding):
         self.record = BatchOutputRecorder(run.config, frame.batch, ids.shape[1])
         self.stats = BatchStatsRecorder(run.acceptor.is_lossless(run.config.do_sample), frame.batch)
 
+    @property
+    def asking(self) -> list[int]:
+        """The rows that a forward of the target is for."""
+        return self.frame.rows
+
     def draft(self) -> Draft:
         with self.stats.timed("drafting"):
             rooms = [self.stopping.room(length) - 1 for length in self.frame.lengths]
@@ -59,7 +64,7 @@ class BatchDecoding(Decoding):
                 new_tokens=self.unseen,
                 last_position=None if draft.lengths is None else self.stopping.max_length - 1,
             )
-            self.stats.target_call(self.verifier.sent, self.frame.rows)
+            self.stats.target_call(self.verifier.sent, self.verifier.sent // len(self.frame.rows), self.asking)
             return verification
 
     def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:

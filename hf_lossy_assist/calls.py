@@ -12,6 +12,7 @@ from . import compat
 from .batching import BatchDecoding
 from .break_even import BreakEven, NoBreakEven
 from .checking import check_mode, check_prepared
+from .compiled import StaticDecoding, plan_of
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
 from .drafting import DEFAULT_NUM_TOKENS
@@ -22,6 +23,7 @@ from .prepared import Prepared
 from .rows import Frame, framed
 from .sampling import Randomness
 from .sequential import SequentialDecoding
+from .sequential_batching import SequentialBatchDecoding
 from .stats import LossyStats
 
 
@@ -124,11 +126,17 @@ class LossyCall:
     def _loop(self, call: Prepared) -> Decoding:
         acceptor, randomness = self.config.acceptor, Randomness(self.config.seed)
         unseen = compat.unseen_tokens(call.ids, call.inputs, call.config)
+        plan = plan_of(self.model, self.config.compile, acceptor, self.choice, call)
         if call.batch > 1:
             frame = Frame.of(call.ids, call.padding)
             processors = framed(call.processors, frame)
             drafter = self.choice.batch_drafter(acceptor, call, processors, randomness)
-            return BatchDecoding(self._run(call, processors, drafter, randomness), call.ids, call.inputs, unseen, frame)
+            loop = BatchDecoding if acceptor.run_ahead is None else SequentialBatchDecoding
+            return loop(self._run(call, processors, drafter, randomness), call.ids, call.inputs, unseen, frame)
+        if plan is not None:
+            drafter = self.choice.drafter(acceptor, call, call.processors, randomness, plan.model_drafter)
+            run = self._run(call, call.processors, drafter, randomness)
+            return StaticDecoding(run, call.ids, call.inputs, unseen, plan)
         drafter = self.choice.drafter(acceptor, call, call.processors, randomness)
         loop = Decoding if acceptor.run_ahead is None else SequentialDecoding
         return loop(self._run(call, call.processors, drafter, randomness), call.ids, call.inputs, unseen)

@@ -41,13 +41,11 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
     if (refusal := compat.refusal_of_cache(model, cache)) is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
     if call.batch > 1:
-        _check_batch(mode, acceptor, call)
+        _check_batch(mode, call)
 
 
-def _check_batch(mode: str, acceptor: Acceptor, call: Prepared) -> None:
+def _check_batch(mode: str, call: Prepared) -> None:
     """Refuse what only one sequence at a time can have."""
-    if acceptor.run_ahead is not None:
-        raise LossyUnsupportedError(f"`lossy_mode` {mode!r} supports a batch of 1 so far, but has {call.batch} rows")
     rows = f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
     if call.streamer is not None:
         raise LossyValueError(f"`streamer` can only show a batch of 1, but {rows}; leave it out")

@@ -196,6 +196,27 @@ class Verification:
         """Pick one token per row of a law of shape ``(..., V)``: a draw when sampling, else the maximum."""
         return self.randomness.categorical(law) if self.do_sample else law.argmax(-1)
 
+    def at(self, positions: Tensor) -> Verification:
+        """Return what the target says about one drafted position ``(B,)`` of each row, and about the one after it."""
+        rows = torch.arange(len(positions), device=positions.device)[:, None]
+        one, two = positions[:, None], torch.stack([positions, positions + 1], dim=-1)
+
+        def pick(values: Tensor | None, columns: Tensor) -> Tensor | None:
+            return None if values is None else values[rows, columns]
+
+        dropped = self.dropped_logits
+        return Verification(
+            tokens=pick(self.tokens, one),
+            logits=pick(self.logits, two),
+            draft_logits=pick(self.draft_logits, one),
+            do_sample=self.do_sample,
+            randomness=self.randomness,
+            hidden=pick(self.hidden, two),
+            dropped_logits=None if dropped is None else pick(dropped.transpose(1, 2), one).transpose(1, 2),
+            centroid_logits=pick(self.centroid_logits, one),
+            draft_hidden=pick(self.draft_hidden, one),
+        )
+
     def _at_tokens(self, values: Tensor) -> Tensor:
         return values.gather(-1, self.tokens[..., None]).squeeze(-1)
 

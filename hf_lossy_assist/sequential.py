@@ -8,11 +8,37 @@ import torch
 from torch import Tensor
 
 from .decoding import Decoding, Run
+from .drafting import RunningDrafter
 from .errors import LossyUnsupportedError
 from .messages import Decision, Draft, Outcome, Verification
 from .output import GenerateLossyOutput
 from .stats import LossyStats
 from .theory import DenseDecoder, verifier_flops
+
+
+def count_flops(run: Run, drafter: RunningDrafter, length: int, verified: int, target_tokens: int) -> dict[str, float]:
+    """Count all forwards, at the mean context of texts of a length; nothing where an architecture isn't known.
+
+    Parameters
+    ----------
+    run, drafter
+        The models, and what the draft has done.
+    length
+        Of the whole text.
+    verified
+        Tokens that the target decided.
+    target_tokens
+        Tokens that went through the target.
+    """
+    try:
+        draft, target = (DenseDecoder.of_model(x).forward(1, length // 2) for x in (drafter.model, run.model))
+    except LossyUnsupportedError:
+        return {}
+    head = drafter.proposals * verifier_flops(run.acceptor.run_ahead.head.config.width)
+    return {
+        "paper": head + drafter.tokens * draft.published + verified * target.published,
+        "actual": head + drafter.tokens * draft.total + target_tokens * target.total,
+    }
 
 
 class SequentialDecoding(Decoding):
@@ -80,21 +106,11 @@ class SequentialDecoding(Decoding):
 
     def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         self.stats.head_calls = self.run.drafter.proposals
-        self.stats.flops = self._flops()
+        stats = self.stats
+        self.stats.flops = count_flops(
+            self.run, self.run.drafter, self.ids.shape[1], stats.target_calls, stats.target_tokens
+        )
         return super().finish()
-
-    def _flops(self) -> dict[str, float]:
-        """Count all forwards, at the text's mean context; nothing where an architecture's operations aren't known."""
-        drafter, context = self.run.drafter, self.ids.shape[1] // 2
-        try:
-            draft, target = (DenseDecoder.of_model(x).forward(1, context) for x in (drafter.model, self.run.model))
-        except LossyUnsupportedError:
-            return {}
-        head = drafter.proposals * verifier_flops(self.request.head.config.width)
-        return {
-            "paper": head + drafter.tokens * draft.published + self.stats.target_calls * target.published,
-            "actual": head + drafter.tokens * draft.total + self.stats.target_tokens * target.total,
-        }
 
     def _may_pass(self, token: Tensor) -> bool:
         if self.ahead >= self.request.max_draft - 1:

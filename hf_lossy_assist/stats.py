@@ -231,11 +231,11 @@ class BatchStatsRecorder:
         """Add the block's time to a stage."""
         return self.shared.timed(stage)
 
-    def target_call(self, tokens: int, rows: Sequence[int]) -> None:
-        """Count one forward of the target over so many tokens, for the given rows."""
+    def target_call(self, tokens: int, each: int, rows: Sequence[int]) -> None:
+        """Count one forward of the target over so many tokens in all, for the given rows."""
         self.shared.target_call(tokens)
         for row in rows:
-            self.rows[row].target_call(tokens // len(rows))
+            self.rows[row].target_call(each)
 
     def draft_work(self, calls: int, tokens: int, rows: Sequence[int]) -> None:
         """Note how many forwards of the draft model, and tokens in them, there have been so far."""

@@ -361,3 +361,19 @@ def test_refused(case: str):
 
 def test_every_rule_is_covered():
     assert {row.mode for row in ROWS} | {"sprinter"} == set(REGISTRY)
+
+
+def test_a_pipeline_with_a_batch_size():
+    from transformers import pipeline
+
+    import hf_lossy_assist
+
+    pair = hf_lossy_assist.pairs.load("arithmetic")
+    prompts = [example.prompt for example in pair.task.examples("test", 5)]
+    pair.tokenizer.padding_side = "left"
+    pipe = pipeline("text-generation", model=pair.target, tokenizer=pair.tokenizer, assistant_model=pair.draft)
+    kwargs = {"max_new_tokens": 30, "do_sample": False}
+    one_by_one = [out[0]["generated_text"] for out in pipe(prompts, lossy_mode="topk", **kwargs)]
+    together = [out[0]["generated_text"] for out in pipe(prompts, batch_size=3, lossy_mode="topk", **kwargs)]
+    assert together == one_by_one
+    assert len(hf_lossy_assist.last_stats(pair.target).rows) == 2

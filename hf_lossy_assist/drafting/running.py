@@ -41,17 +41,17 @@ class RunningDrafter(ModelDrafter, ABC):
 
     @abstractmethod
     def propose(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Draft one token after ``ids`` ``(1, L)``.
+        """Draft one token after ``ids`` ``(B, L)``.
 
         Returns
         -------
         tuple
-            The token ``(1, 1)``, the processed logits of q ``(1, 1, V)``, and P(acceptable) ``(1,)``.
+            The tokens ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and P(acceptable) ``(B,)``.
         """
 
     def _score(self) -> Tensor:
-        self.proposals += 1
         state = self._tap.hidden[:, -1]
+        self.proposals += len(state)
         return self.head.probability(state.to(self.head.weight.device).float())
 
 
