@@ -14,6 +14,7 @@ from . import (
     import_autojudge,
     mine,
     publish,
+    serve,
     theory,
     trade_off,
     train,
@@ -41,6 +42,7 @@ app.add_typer(train.app)
 app.command("theory")(theory.theory)
 app.command("bench")(bench.bench)
 app.command("publish")(publish.publish)
+app.command("serve", context_settings=serve.PASS_ON)(serve.serve)
 app.command("import-autojudge")(import_autojudge.import_autojudge)
 
 

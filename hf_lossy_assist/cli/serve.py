@@ -1,0 +1,86 @@
+"""``lossy-assist serve``: transformers' server, with an assistant and a lossy rule."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Annotated, Any
+
+import typer
+from transformers.utils.import_utils import is_serve_available
+
+from ..config import parse
+from ..errors import LossyUnsupportedError, LossyValueError
+from ..serving import Settings
+from .generate import parse_config, parse_mode
+
+# Everything is read by the command below, which knows the options of transformers' server.
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+_HELP = """Run transformers' server (OpenAI-compatible) with lossy assisted generation.
+
+A model is assisted where its generation_config.json has a field `lossy_assistant`, the Hub id or folder of a draft
+model, which is loaded once; and lossily where it has a `lossy_mode`. The first options below say the same for models
+whose files you would rather not edit; all others are those of `transformers serve`. What the last run of each model
+did is at /lossy_stats, and in the log.
+"""
+
+
+def serve(context: typer.Context) -> None:
+    """Run transformers' server (OpenAI-compatible) with an assistant and lossy rules."""
+    if not is_serve_available():
+        raise LossyUnsupportedError(
+            "`serve` needs packages that are not installed; `pip install 'hf-lossy-assist[serve]'` brings them"
+        )
+    _command().main(args=context.args, prog_name=context.command_path, standalone_mode=False)
+
+
+def _command() -> Any:
+    """Return the command of ``transformers serve`` with our options in front of its own."""
+    # Takes seconds, and nobody else needs it.
+    from transformers.cli.serve import Serve
+
+    ours, theirs = typer.Typer(), typer.Typer(rich_markup_mode=None)
+    ours.command()(_settings)
+    theirs.command(help=_HELP)(Serve)
+    options, command = typer.main.get_command(ours), typer.main.get_command(theirs)
+    own = [option for option in options.params if option.name in _settings.__annotations__]
+    command.params = [*own, *command.params]
+    command.callback = functools.partial(_run, options.callback, command.callback)
+    return command
+
+
+def _run(settings: Any, server: Any, /, **values: Any) -> None:
+    from ..serving.server import run
+
+    given = {name: values.pop(name) for name in list(values) if name in _settings.__annotations__}
+    if values["continuous_batching"]:
+        raise LossyUnsupportedError(
+            "`--continuous-batching` is a decoding loop of its own, without assistants; leave it out"
+        )
+    chosen = settings(**given)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s:     %(message)s"))  # as the server's own lines
+    log = logging.getLogger("hf_lossy_assist")
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    run(functools.partial(server, **values), chosen)
+
+
+def _settings(
+    assistant: Annotated[str | None, typer.Option(help="The draft model: a Hub id or a folder.")] = None,
+    mode: Annotated[str | None, typer.Option(help="The rule; of several, with commas between, any may keep.")] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="The rule's trained head: a Hub id or a folder.")] = None,
+) -> Settings:
+    if mode is None:
+        for option, value in {"--config": config, "--head": head}.items():
+            if value:
+                raise LossyValueError(f"`{option}` needs a `--mode`, but none is set; got {value!r}")
+        return Settings(assistant)
+    settings = Settings(assistant, parse_mode(mode), parse_config(config or ()) or None, head)
+    parse(settings.mode, settings.config, settings.head)  # before any weights are read
+    return settings

@@ -1,0 +1,181 @@
+"""From a model's generation configuration to a model that is assisted wherever a call names a rule."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from ..config import FIELDS, parse
+from ..custom_generate import wants_rule
+from ..drafting import check_draft_model
+from ..enabling import last_stats
+from ..errors import LossyValueError
+from ..hub import HUB_ID
+
+FIELD = "lossy_assistant"
+"""The field of a ``generation_config.json`` that names the draft model: a Hub id or a folder."""
+
+_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the server was told to use in place of what stands in a model's generation configuration.
+
+    Parameters
+    ----------
+    assistant
+        The draft model, as in the field ``lossy_assistant``.
+    mode, config, head
+        The rule, its settings and its head, as in ``lossy_mode``, ``lossy_config`` and ``lossy_head``.
+    """
+
+    assistant: str | None = None
+    mode: Any = None
+    config: Mapping[str, Any] | None = None
+    head: str | None = None
+
+    def apply(self, model: PreTrainedModel) -> None:
+        """Write what is set into the generation configuration of a model that the server has loaded for itself."""
+        if self.mode is not None:
+            # Settings and head of the model's own rule are not this one's.
+            model.generation_config.lossy_mode = self.mode
+            model.generation_config.lossy_config = None if self.config is None else dict(self.config)
+            model.generation_config.lossy_head = self.head
+        if self.assistant is not None:
+            setattr(model.generation_config, FIELD, self.assistant)
+
+
+def assist(model: PreTrainedModel, load: Callable[..., PreTrainedModel]) -> PreTrainedModel | None:
+    """Let ``model.generate()`` draft with the model that its generation configuration names.
+
+    Only calls with a ``lossy_mode``, their own or the configuration's, and without an assistant of their own. The
+    package has to be enabled for the model. A model whose configuration has nothing of ours is left alone.
+
+    Parameters
+    ----------
+    model
+        The target. Gets an attribute ``generate`` in front of its class's.
+    load
+        ``load(id_or_folder, revision=...)`` returns the draft model, as ``from_pretrained`` does.
+
+    Returns
+    -------
+    PreTrainedModel or None
+        The draft model.
+
+    Raises
+    ------
+    LossyValueError
+        When ``lossy_assistant`` can't be loaded or does not fit the target, or is missing though the configuration
+        has a ``lossy_mode``; when that or its settings are wrong.
+
+    Examples
+    --------
+    >>> from transformers import AutoModelForCausalLM
+    >>> import hf_lossy_assist
+    >>> pair = hf_lossy_assist.pairs.load("arithmetic")
+    >>> pair.target.generation_config.lossy_assistant = pair.draft.name_or_path
+    >>> pair.target.generation_config.lossy_mode = "topk"
+    >>> draft = assist(pair.target, AutoModelForCausalLM.from_pretrained)
+    >>> inputs = pair.tokenizer("Tom has 3 apples.", return_tensors="pt")
+    >>> with hf_lossy_assist.enabled(pair.target):
+    ...     _ = pair.target.generate(**inputs, max_new_tokens=10)
+    >>> hf_lossy_assist.last_stats(pair.target).drafted > 0
+    True
+    """
+    config = model.generation_config
+    mode, source = getattr(config, "lossy_mode", None), getattr(config, FIELD, None)
+    if mode is None and source is None:
+        _check_nothing_is_lost(model)
+        return None
+    if mode is not None:
+        settings = (getattr(config, name, None) for name in ("lossy_config", "lossy_head"))
+        parse(mode, *settings, device=model.device)  # now rather than at the first request
+        if source is None and config.prompt_lookup_num_tokens is None:
+            raise LossyValueError(
+                f"`lossy_mode` {mode!r} in the generation configuration of {model.name_or_path!r} needs a drafter; set "
+                f"`{FIELD}` there, to the id or folder of a draft model (or `prompt_lookup_num_tokens`)"
+            )
+    draft = None if source is None else _load_draft(model, source, load)
+    model.generate = functools.partial(_generate, model=model, draft=draft)
+    return draft
+
+
+def _check_nothing_is_lost(model: PreTrainedModel) -> None:
+    """Raise where transformers has passed over our fields in the model's folder, as it does without a word."""
+    path = Path(model.name_or_path) / "generation_config.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    lost = [name for name in (*FIELDS, FIELD) if found.get(name) is not None]
+    if lost and found.get("_from_model_config"):
+        raise LossyValueError(
+            f"`{lost[0]}` in {str(path)!r} does not count, because transformers leaves out of a file with "
+            "`_from_model_config` all fields that it does not know; remove `_from_model_config` there"
+        )
+
+
+def _load_draft(model: PreTrainedModel, source: Any, load: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+    where = f"`{FIELD}` of {model.name_or_path!r}"
+    if not isinstance(source, str):
+        raise LossyValueError(f"{where} has to be a str, a Hub id or a folder, but is {source!r}")
+    # A path in a file is meant from where the file is.
+    path = Path(source).expanduser()
+    folder = next((x for x in (Path(model.name_or_path) / path, path) if x.is_dir()), None)
+    match = _REFERENCE.fullmatch(source)
+    if folder is None and match is None:
+        raise LossyValueError(f"{where} is {source!r}, which is neither a folder nor an id on the Hub, 'org/name'")
+    name, revision = (str(folder), None) if folder is not None else (match["id"], match["revision"])
+    try:
+        draft = load(name, revision=revision or "main")
+    except (OSError, ValueError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise LossyValueError(f"{where} has to be a causal language model, but is {source!r}: {reason}") from error
+    check_draft_model(model, draft)
+    logger.info("%s is assisted by %s", model.name_or_path, name)
+    return draft
+
+
+class _OneByOne(BaseStreamer):
+    """Hands on tokens in one dimension: assisted generation has ``(1, n)``, which the server would count as one."""
+
+    def __init__(self, streamer: BaseStreamer) -> None:
+        self.streamer = streamer
+
+    def put(self, value: Tensor) -> None:
+        self.streamer.put(value.reshape(-1))
+
+    def end(self) -> None:
+        self.streamer.end()
+
+
+def _generate(*args: Any, model: PreTrainedModel, draft: PreTrainedModel | None, **kwargs: Any) -> Any:
+    if not wants_rule(model, kwargs):
+        return type(model).generate(model, *args, **kwargs)
+    if kwargs.get("assistant_model") is None:
+        kwargs["assistant_model"] = draft
+    if (streamer := kwargs.get("streamer")) is not None:
+        kwargs["streamer"] = _OneByOne(streamer)
+    output = type(model).generate(model, *args, **kwargs)
+    stats = last_stats(model)
+    logger.info(
+        "%s: %d tokens in %.2f s, %.2f per round, %d kept only by a lossy rule %s",
+        model.name_or_path,
+        len(stats.trace),
+        stats.seconds["total"],
+        stats.tokens_per_round,
+        stats.accepted_lossy,
+        dict(stats.accepted_by),
+    )
+    return output

@@ -1,0 +1,190 @@
+"""From a model's generation configuration to its assistant, and what can go wrong on the way."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from typer.testing import CliRunner
+
+from hf_lossy_assist import LossyValueError, last_stats
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.serving import Settings, assist
+from tests.hub.fixtures import loopback_hub  # noqa: F401
+from tests.hub.store import Repository, StoredFile
+from tests.models import prompt, tiny
+from tests.serving.conftest import FIELDS
+
+PLAIN = {"max_new_tokens": 8, "do_sample": False}
+
+
+def make_target() -> PreTrainedModel:
+    model = tiny()
+    model.generation_config.lossy_mode = "topk"
+    model.generation_config.lossy_assistant = "org/draft"
+    return model
+
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    return make_target()
+
+
+def load(name: str, revision: str) -> PreTrainedModel:
+    assert (name, revision) == ("org/draft", "main")
+    return tiny(seed=1)
+
+
+def test_assisted_wherever_a_rule_is_named(target):
+    draft = assist(target, load)
+    target.generate(prompt(), **PLAIN)
+    first = last_stats(target)
+    assert first.drafted > 0
+    assert first.accepted_by.keys() == {"topk"}
+    target.generate(inputs=prompt(), **PLAIN, lossy_mode=None)
+    assert last_stats(target) is first
+    # Its own assistant comes first.
+    other = tiny(seed=2)
+    calls = []
+    hook = other.register_forward_hook(lambda *_: calls.append(1))
+    target.generate(prompt(), **PLAIN, assistant_model=other)
+    hook.remove()
+    assert calls
+    assert draft is not other
+
+
+def test_a_rule_of_the_call_on_a_model_without_one(target):
+    target.generation_config.lossy_mode = None
+    assist(target, load)
+    target.generate(prompt(), **PLAIN)
+    assert last_stats(target) is None
+    target.generate(prompt(), generation_config=GenerationConfig(lossy_mode="typical", **PLAIN))
+    assert last_stats(target).accepted_by.keys() == {"typical"}
+
+
+def test_models_without_our_fields_are_left_alone():
+    model = tiny()
+    assert assist(model, load) is None
+    assert "generate" not in vars(model)
+
+
+def test_prompt_lookup_needs_no_assistant(target):
+    target.generation_config.lossy_assistant = None
+    target.generation_config.prompt_lookup_num_tokens = 3
+    assert assist(target, load) is None
+    target.generate(prompt(), **PLAIN)
+    assert last_stats(target).rounds > 0
+
+
+def test_a_revision(target):
+    target.generation_config.lossy_assistant = "org/draft@v2"
+    asked = []
+    assist(target, lambda name, revision: asked.append((name, revision)) or tiny(seed=1))
+    assert asked == [("org/draft", "v2")]
+
+
+def test_a_model_can_be_unloaded():
+    target = make_target()
+    seen = weakref.ref(assist(target, load)), weakref.ref(target)
+    target.generate(prompt(), **PLAIN)
+    del target
+    gc.collect()
+    assert [reference() for reference in seen] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lossy_assistant": 3}, "`lossy_assistant` of '' has to be a str"),
+        ({"lossy_assistant": "no such thing!"}, "neither a folder nor an id on the Hub"),
+        ({"lossy_assistant": None}, "needs a drafter; set `lossy_assistant`"),
+        ({"lossy_mode": "tpok"}, "did you mean 'topk'"),
+        ({"lossy_config": {"q": 1}}, "`lossy_config` key 'q'"),
+        ({"lossy_mode": "judge"}, "`lossy_head` has to be given"),
+    ],
+)
+def test_errors_at_load(target, fields: dict, message: str):
+    for name, value in fields.items():
+        setattr(target.generation_config, name, value)
+    with pytest.raises(LossyValueError) as error:
+        assist(target, load)
+    assert message in str(error.value)
+    assert "generate" not in vars(target)
+
+
+def test_a_draft_with_another_vocabulary(target):
+    def other(name: str, revision: str):
+        model = tiny(seed=1)
+        model.config.vocab_size += 1
+        return model
+
+    with pytest.raises(LossyValueError, match="vocabulary"):
+        assist(target, other)
+
+
+def test_a_draft_that_the_hub_does_not_have(target, loopback_hub):  # noqa: F811
+    loopback_hub.repositories["org/broken"] = repository = Repository()
+    repository.commit("main", {"config.json": StoredFile(b"{}", lfs=False)})
+    for name in ("org/draft", "org/broken"):
+        target.generation_config.lossy_assistant = name
+        with pytest.raises(LossyValueError, match=f"`lossy_assistant` of '' has to be a causal .* but is '{name}'"):
+            assist(target, AutoModelForCausalLM.from_pretrained)
+
+
+def test_settings_stand_above_the_file(target):
+    target.generation_config.lossy_config = {"k": 7}
+    Settings("a/b", "typical").apply(target)
+    config = target.generation_config
+    assert (config.lossy_mode, config.lossy_config, config.lossy_assistant) == ("typical", None, "a/b")
+    Settings().apply(target)
+    assert (config.lossy_mode, config.lossy_assistant) == ("typical", "a/b")
+
+
+def serve(*arguments: str):
+    return CliRunner().invoke(app, ["serve", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments", "message"),
+    [
+        (FIELDS | {"lossy_assistant": "../nobody"}, (), "`lossy_assistant` of "),
+        (FIELDS | {"_from_model_config": True}, (), "remove `_from_model_config`"),
+        (FIELDS, ("--mode", "judge", "--head", "./nowhere"), "'./nowhere'"),
+        ({}, ("--mode", "topk"), "needs a drafter"),
+        (FIELDS, ("--continuous-batching",), "leave it out"),
+    ],
+    ids=["no such draft", "file not read", "no such head", "no draft", "continuous batching"],
+)
+def test_the_command_does_not_start(make_folder: Callable[..., Path], fields: dict, arguments: tuple, message: str):
+    result = serve(str(make_folder(**fields)), *arguments, "--device", "cpu")
+    assert result.exit_code == 2, result.output
+    lines = [line for line in result.output.splitlines() if "error: " in line]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mode", "tpok"), "did you mean 'topk'"),
+        (("--config", "k=2"), "needs a `--mode`"),
+        (("--mode", "topk", "--config", "q=2"), "key 'q'"),
+        (("--prot", "1"), "No such option"),
+    ],
+)
+def test_bad_options(arguments: tuple, message: str):
+    result = serve("org/model", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_help_shows_both_kinds_of_options():
+    result = serve("--help")
+    assert result.exit_code == 0
+    for option in ("--assistant", "--mode", "--config", "--head", "--port", "--model-timeout"):
+        assert option in result.output

@@ -1,0 +1,160 @@
+"""A server process: a chat completion under a lossy rule, at once and streamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_lossy_assist import enabled, last_stats, pairs
+from tests.serving.conftest import FIELDS
+
+START_SECONDS = 120
+TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    url: str
+    model: str
+    log: Path
+
+    def open(self, path: str, body: dict | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60)
+
+    def chat(self, prompt: str, **more: Any) -> Any:
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": self.model, "messages": messages, "max_tokens": TOKENS, "temperature": 0} | more
+        return self.open("/v1/chat/completions", body)
+
+    def stats(self) -> dict[str, Any]:
+        return json.load(self.open("/lossy_stats"))[f"{self.model}@main"]
+
+
+@pytest.fixture(scope="module")
+def server(make_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    target = make_folder(**FIELDS)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("log") / "log"
+    command = [sys.executable, "-m", "hf_lossy_assist", "serve", str(target), "--device", "cpu"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    running = Server(f"http://127.0.0.1:{port}", str(target), log)
+    try:
+        _wait(running, process)
+        yield running
+    finally:
+        # All that the process started has to go, too.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(server: Server, process: subprocess.Popen) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            server.open("/health").close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"the server did not start:\n{server.log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def pair() -> pairs.Pair:
+    return pairs.load("arithmetic")
+
+
+@pytest.fixture(scope="module")
+def prompt(pair: pairs.Pair) -> str:
+    return pair.task.examples("test", 1)[0].prompt
+
+
+def expected(pair: pairs.Pair, prompt: str, **fields: Any) -> tuple[str, Any]:
+    """Return the text and the statistics of the same call here."""
+    inputs = pair.tokenizer(prompt, return_tensors="pt")
+    with enabled(pair.target):
+        ids = pair.target.generate(
+            **inputs,
+            assistant_model=pair.draft,
+            num_assistant_tokens=8,
+            do_sample=False,
+            max_new_tokens=TOKENS,
+            **fields,
+        )
+    text = pair.tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text, last_stats(pair.target)
+
+
+def test_answers_with_the_rule_of_the_model(server: Server, pair: pairs.Pair, prompt: str):
+    answer = json.load(server.chat(prompt))
+    fields = {name: value for name, value in FIELDS.items() if name != "lossy_assistant"}
+    text, stats = expected(pair, prompt, **fields)
+    assert answer["choices"][0]["message"]["content"] == text
+    told = server.stats()
+    assert told["rounds"] == stats.rounds < TOKENS
+    assert told["accepted"] == stats.accepted
+    assert told["accepted_lossy"] == stats.accepted_lossy
+    assert told["accepted_by"] == {"topk": stats.accepted}
+    assert not told["lossless"]
+    assert told["tokens_per_round"] == pytest.approx(stats.tokens_per_round)
+    log = server.log.read_text()
+    assert f"{server.model} is assisted by " in log
+    assert f"{server.model}: {TOKENS} tokens in " in log
+    assert f"{stats.accepted_lossy} kept only by a lossy rule {{'topk': {stats.accepted}}}" in log
+
+
+def test_streams(server: Server, prompt: str):
+    text = json.load(server.chat(prompt))["choices"][0]["message"]["content"]
+    response = server.chat(prompt, stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line.removeprefix(b"data: ")) for line in response if line.startswith(b"data: ")]
+    deltas = [event["choices"][0]["delta"].get("content") or "" for event in events]
+    assert "".join(deltas) == text
+    assert sum(map(bool, deltas)) > 1
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    assert events[-1]["usage"]["completion_tokens"] == TOKENS
+
+
+def test_a_request_may_bring_its_own_rule(server: Server, pair: pairs.Pair, prompt: str):
+    own = {"lossy_mode": "typical", "lossy_config": {"epsilon": 0.2, "break_even": False}}
+    request = json.dumps(own | {"num_assistant_tokens": 8})
+    answer = json.load(server.chat(prompt, generation_config=request))
+    text, stats = expected(pair, prompt, **own)
+    assert answer["choices"][0]["message"]["content"] == text
+    assert server.stats()["accepted_by"] == {"typical": stats.accepted}
+
+
+def test_bad_settings_of_a_request_are_its_own_fault(server: Server, prompt: str):
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        server.chat(prompt, generation_config=json.dumps({"lossy_mode": "tpok"}))
+    assert refusal.value.code == 400
+    assert "did you mean 'topk'" in json.load(refusal.value)["error"]["message"]
+    stream = server.chat(prompt, generation_config=json.dumps({"lossy_mode": "tpok"}), stream=True).read()
+    assert b"did you mean 'topk'" in stream
+    assert json.load(server.chat(prompt))["choices"]
