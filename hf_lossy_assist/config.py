@@ -89,7 +89,8 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise LossyValueError(f"`seed` in `lossy_config` has to be an int >= 0 and < 2**63, but is {seed!r}")
     break_even = _switch(settings, "break_even", seed is None)
-    limits = Limits(**{key: settings.pop(key) for key in _LIMITS if settings.get(key) is not None})
+    bounds = {key: settings.pop(key, None) for key in _LIMITS}
+    limits = Limits(**{key: value for key, value in bounds.items() if value is not None})
     per_rule = {names[0]: settings} if compose is None else settings
     unknown = [key for key in per_rule if key not in names]
     if unknown:
