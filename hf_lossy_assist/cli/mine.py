@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +13,7 @@ from ..bench import records
 from ..errors import LossyValueError
 from ..mining.manifest import Plan, open_run
 from ..mining.naive import compare
+from ..mining.processes import this_process
 from ..mining.running import Workload, longest_prompt
 from ..mining.running import mine as run
 from ..mining.storage import Store, prompt_rows
@@ -94,6 +94,8 @@ def mine(
     )  # fmt: skip
     named = CastOptions(pair, task, task_data, tuple(task_option or ()), model, assistant, dtype, device)
     options.check()
+    if compare_naive is not None and (labels != "judge" or target_api is not None):
+        raise LossyValueError("`--compare-naive` measures the search of a local target: not with ratios or an API")
     named.check(needs_target=target_api is None)
     cast = load_cast(named)
     workshop = Workshop(options, cast)
@@ -103,8 +105,7 @@ def mine(
         split,
         num_prompts if compare_naive is None else compare_naive,
         folds,
-        process=int(os.environ.get("RANK", 0)),
-        processes=int(os.environ.get("WORLD_SIZE", 1)),
+        this_process(),
         longest=longest_prompt(cast.models.values(), max_new_tokens),
     )
     if compare_naive is not None:
@@ -113,7 +114,7 @@ def mine(
         return
     plan = Plan(labels, cast.task.name, cast.target, cast.draft, options.compared(named, cast))
     origin = records.provenance(
-        cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=workload.processes
+        cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=workload.process.count
     )
     _mine(out, plan, workload, workshop, origin)
 
@@ -124,14 +125,14 @@ def _mine(out: Path, plan: Plan, workload: Workload, workshop: Workshop, origin:
     open_run(out, plan, origin)
     try:
         # One bar is enough for all processes.
-        bar = MiningBar(screen if workload.process == 0 else Console(quiet=True))
-        with Store(out, workload.process, miner.schemas()) as store, bar:
+        bar = MiningBar(screen if workload.process.number == 0 else Console(quiet=True))
+        with Store(out, workload.process.number, miner.schemas()) as store, bar:
             run(miner, workload, store, bar)
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None
     rows = prompt_rows(out)
     if len(rows) < workload.size():
-        screen.print(f"process {workload.process} is done; others are still at work on {out}")
+        screen.print(f"process {workload.process.number} is done; others are still at work on {out}")
     else:
         screen.print(summary_table(plan.kind, rows))

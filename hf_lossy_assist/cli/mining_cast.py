@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from .. import pairs, tasks
 from ..errors import LossyValueError
+from ..mining.processes import this_process
 from ..mining.reading import check
 from ..tasks import Task
 from .options import pretrained
@@ -124,7 +124,7 @@ def parse_options(items: Sequence[str]) -> dict[str, str]:
 
 def default_device() -> str:
     """Return this process's GPU if there is one, else the CPU."""
-    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+    return f"cuda:{this_process().local}" if torch.cuda.is_available() else "cpu"
 
 
 def _model(option: str, source: str, options: CastOptions) -> PreTrainedModel:

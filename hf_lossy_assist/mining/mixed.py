@@ -84,16 +84,17 @@ def write_all(
     for t in range(limits.max_new_tokens):
         if not unfinished:
             break
+        tokens: dict[int, int] = {}
         for role, hand in hands.items():
-            read_by_it = hand.read(unfinished)
-            written = [i for i in read_by_it if turns[i][t] == role]
-            if not written:
-                continue
-            logits = torch.stack([read_by_it[i] for i in written])
-            for i, token in zip(written, choice.choose(logits.float(), [contexts[i] for i in written]), strict=True):
-                ids[i].append(token)
-        for i in unfinished:
-            contexts[i] = choice.extend(contexts[i], ids[i][-1])
+            logits = hand.read(unfinished)
+            written = [i for i in logits if turns[i][t] == role]
+            if written:
+                rows = torch.stack([logits[i] for i in written]).float()
+                tokens.update(zip(written, choice.choose(rows, [contexts[i] for i in written]), strict=True))
+        # Not before both models have read the tokens before these.
+        for i, token in tokens.items():
+            ids[i].append(token)
+            contexts[i] = choice.extend(contexts[i], token)
         unfinished = {i for i in unfinished if not limits.ends(ids[i][-1])}
     return [tuple(text[len(sheet.prompt) :]) for sheet, text in zip(sheets, ids, strict=True)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..errors import LossyValueError
 from ..tasks import Example, Task
 from .outcomes import FAILED, SKIPPED, Miner, Outcome, Prompt
+from .processes import Process
 from .storage import Store
 
 
@@ -42,8 +43,8 @@ class Workload:
         The first ``count`` examples of a split.
     folds
         Every prompt is put into one of so many folds, for heads that are tested on what they were not trained on.
-    process, processes
-        This process mines every ``processes``-th prompt.
+    process
+        Of several processes each mines every so-many-th prompt.
     longest
         The most tokens a prompt may have; others are skipped.
     """
@@ -53,8 +54,7 @@ class Workload:
     split: str
     count: int
     folds: int = 5
-    process: int = 0
-    processes: int = 1
+    process: Process = field(default_factory=Process)
     longest: int | None = None
 
     def size(self) -> int:
@@ -68,7 +68,7 @@ class Workload:
             raise LossyValueError(
                 f"`split` has to be one with examples, but {self.split!r} of {self.task.name!r} has none"
             )
-        return {i: example for i, example in enumerate(examples) if i % self.processes == self.process}
+        return {i: example for i, example in enumerate(examples) if i % self.process.count == self.process.number}
 
     def prompt(self, id: int, example: Example) -> Prompt:
         """Return an example as the models see it."""

@@ -61,6 +61,22 @@ class Checksum(Task):
         return a is not None and a == b
 
 
+class Letters(Checksum):
+    """Short questions whose answer is how many letters a response has, modulo something; any response has one."""
+
+    name = "letters"
+
+    def __init__(self, modulus: int = 2) -> None:
+        super().__init__(modulus)
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        self.check_split(split)
+        return [Example(f"Question: {i + 3} + {7 * i}?\nAnswer:", "0") for i in range(n)]
+
+    def extract_answer(self, text: str) -> str | None:
+        return str(sum(letter.isalpha() for letter in text) % self.modulus)
+
+
 @dataclass(frozen=True, eq=False)
 class Parts:
     """A target, its draft, and what else a search needs."""

@@ -17,6 +17,7 @@ from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.mining.judge import JudgeMiner
 from hf_lossy_assist.mining.manifest import Plan, open_run
 from hf_lossy_assist.mining.outcomes import Outcome
+from hf_lossy_assist.mining.processes import Process
 from hf_lossy_assist.mining.running import Workload, fold_of, longest_prompt, mine
 from hf_lossy_assist.mining.states import mismatch_states
 from hf_lossy_assist.mining.storage import Store, load_mined
@@ -52,7 +53,7 @@ def run(folder, parts: Parts, work: Workload, miner=None) -> Notes:
     miner = miner or judge(parts)
     notes = Notes()
     open_run(folder, Plan("judge", parts.task.name, parts.target, parts.draft, {}), {})
-    with Store(folder, work.process, miner.schemas()) as store:
+    with Store(folder, work.process.number, miner.schemas()) as store:
         mine(miner, work, store, notes)
     return notes
 
@@ -105,7 +106,7 @@ def test_processes_share_the_prompts(tmp_path):
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     run(alone, parts, workload(parts, 5))
     for process in range(2):
-        notes = run(shared, parts, workload(parts, 5, process=process, processes=2))
+        notes = run(shared, parts, workload(parts, 5, process=Process(process, 2)))
         assert sorted(outcome.prompt.id for outcome in notes.outcomes) == list(range(5))[process::2]
 
     def labels(folder):

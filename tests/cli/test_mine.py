@@ -1,0 +1,248 @@
+"""``lossy-assist mine``."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_lossy_assist import pairs
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.mining.storage import Store, load_mined
+from tests.mining.server import serving
+
+TASK = "tests.mining.parts:Letters"
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["mine", *map(str, arguments)], env={"COLUMNS": "160"})
+
+
+def ok(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def models(tiny_pair_folder) -> list[str]:
+    target, draft = (str(tiny_pair_folder / role) for role in ("target", "draft"))
+    return ["--model", target, "--assistant", draft, "--dtype", "float32"]
+
+
+@pytest.fixture
+def options(models, tmp_path) -> list[object]:
+    """Return what mines four prompts of the tiny pair."""
+    return ["--task", TASK, *models, "--out", tmp_path / "data", "--num-prompts", 4, "--max-new-tokens", 8]
+
+
+def figure(printed: str, name: str) -> str:
+    return re.search(rf"^\s*{name}\s+(\S+)", printed, re.MULTILINE).group(1)
+
+
+def test_judge_labels(options, tmp_path):
+    printed = ok(*options, "--batch-size", 3, "--folds", 2, "--task-option", "modulus=3")
+    mined = load_mined(tmp_path / "data")
+    labels = mined.tokens["important"][:]
+    assert (figure(printed, "prompts"), figure(printed, "mined"), figure(printed, "failed")) == ("4", "4", "0")
+    assert int(figure(printed, "mismatches")) == len(labels) > 0
+    assert figure(printed, "important") == f"{100 * sum(labels) / len(labels):.1f}"
+    tokens = sum(mined.prompts["target_tokens"][:])
+    assert figure(printed, "target tokens per mismatch") == f"{tokens / len(labels):.1f}"
+    assert sorted(mined.prompts["prompt_id"]) == [0, 1, 2, 3]
+    assert set(mined.prompts["fold"]) <= {0, 1}
+    assert len(mined.tokens[0]["target_draft"]) == len(mined.tokens[0]["draft_previous"]) == 16
+    assert "target_target" not in mined.tokens.column_names
+
+    manifest = mined.manifest
+    assert (manifest["kind"], manifest["task"]) == ("judge", "letters")
+    assert (manifest["target"]["name"], manifest["draft"]["name"]) == ("target", "draft")
+    assert manifest["settings"] == {
+        "split": "train", "max_new_tokens": 8, "folds": 2, "dtype": {"target": "float32", "draft": "float32"},
+        "decoding": "greedy", "task_data": None, "task_options": ["modulus=3"], "target_api_model": None,
+        "features_target": False,
+    }  # fmt: skip
+    (origin,) = manifest["runs"]
+    assert {"torch", "transformers", "hf_lossy_assist", "date", "argv", "num_prompts", "batch_size"} <= origin.keys()
+
+
+def test_a_repeated_command_goes_on(options, tmp_path):
+    ok(*options)
+    before = load_mined(tmp_path / "data").prompts.to_list()
+    printed = ok(*options, "--num-prompts", 6)
+    assert "4 of 6 prompts were finished before" in printed
+    after = load_mined(tmp_path / "data")
+    assert after.prompts.to_list()[:4] == before
+    assert sorted(after.prompts["prompt_id"]) == list(range(6))
+    assert len(after.manifest["runs"]) == 2
+
+    refused = run(*options, "--max-new-tokens", 9, "--sampling")
+    assert refused.exit_code == 2
+    assert "`max_new_tokens` was 8 and is 9" in refused.stderr
+    assert "`decoding` was 'greedy' and is {'temperature': 1.0, 'seed': 0}" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert load_mined(tmp_path / "data").prompts.to_list() == after.prompts.to_list()
+
+
+def test_sampled_labels(options, tmp_path):
+    ok(*options, "--sampling", "--temperature", 0.7, "--seed", 3, "--features-target")
+    mined = load_mined(tmp_path / "data")
+    assert mined.manifest["settings"]["decoding"] == {"temperature": 0.7, "seed": 3}
+    assert {"target_target", "draft_target"} <= set(mined.tokens.column_names)
+
+
+def test_ratio_labels(options, tmp_path):
+    printed = ok(*options, "--labels", "ratio", "--rows-per-kind", 3)
+    assert figure(printed, "rows") == str(4 * 4 * 3)
+    mined = load_mined(tmp_path / "data")
+    assert mined.manifest["kind"] == "ratio"
+    assert mined.manifest["settings"]["rows_per_kind"] == 3
+    kinds = mined.tokens["kind"][:]
+    assert {kind: kinds.count(kind) for kind in kinds} == dict.fromkeys(
+        ("prompt", "draft", "target", "interleaved"), 12
+    )
+    row = mined.tokens[0]
+    assert 0 < row["p"] < 1 > row["q"] > 0
+    assert len(row["previous"]) == len(row["token_state"]) == 16
+
+
+def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(pairs, "load", functools.partial(pairs.load, folder=tiny_pair_folder))
+    printed = ok("--pair", "arithmetic", "--out", tmp_path, "--num-prompts", 2, "--max-new-tokens", 5)
+    # Untrained models state no answer.
+    assert figure(printed, "skipped") == "2"
+    assert load_mined(tmp_path).prompts["error"][0] == "the target's response states no answer"
+
+
+def test_the_reuse_can_be_measured(options, tmp_path):
+    printed = ok(*options, "--compare-naive", 2)
+    assert "2 prompts" in printed
+    assert "prompts with other labels: 0" in printed
+    assert float(figure(printed, "naive")) > float(figure(printed, "this one"))
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
+    pair = pairs.load("arithmetic", folder=tiny_pair_folder)
+    local = options[2:4]
+    remote = [option for option in options if option not in local]
+    with serving(pair.target, pair.tokenizer) as server:
+        api = ["--target-api", server.url, "--target-api-model", "org/big"]
+        ok(*remote, *api)
+        names = {request["model"] for request in server.requests}
+    mined = load_mined(tmp_path / "data")
+    assert names == {"org/big"}
+    assert mined.manifest["target"] is None
+    assert mined.manifest["settings"]["target_api_model"] == "org/big"
+    assert {"draft_draft", "draft_previous"} <= set(mined.tokens.column_names)
+    assert not [name for name in mined.tokens.column_names if name in ("target_draft", "target_previous")]
+
+    refused = run(*remote, "--target-api", "http://127.0.0.1:9/v1", "--target-api-model", "org/other")
+    assert "`target_api_model` was 'org/big' and is 'org/other'" in refused.stderr
+
+
+def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
+    add = Store.add
+
+    def interrupted(self, *arguments):
+        add(self, *arguments)
+        if len(self.finished()) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "add", interrupted)
+        result = run(*options)
+    assert result.exit_code == 130
+    assert re.search(r"stopped; 2 prompts are in .*data, and the same command goes on from there", result.stdout)
+    assert "Traceback" not in result.output
+    assert "2 of 4 prompts were finished before" in ok(*options)
+
+
+def test_processes_share_the_prompts(options, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert "process 1 is done; others are still at work" in ok(*options)
+    assert sorted(load_mined(tmp_path / "data").prompts["prompt_id"]) == [1, 3]
+    monkeypatch.setenv("RANK", "0")
+    assert figure(ok(*options), "prompts") == "4"
+
+
+def test_accelerate_launches_two_processes(options, tmp_path):
+    launch = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.accelerate_cli",
+        "launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+    ]
+    quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    command = [*launch, *quiet, "-m", "hf_lossy_assist", "mine", *map(str, options)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert sorted(load_mined(tmp_path / "data").prompts["prompt_id"]) == [0, 1, 2, 3]
+    assert {path.name.split("-")[1] for path in (tmp_path / "data").glob("prompts-*")} == {"000", "001"}
+    assert figure(done.stdout, "prompts") == "4"
+
+
+OUT_OF_PAIR = ["--out", "x", "--pair", "arithmetic"]
+API = ["--target-api", "http://x/v1"]
+NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pair", "arithmetic"], r"`--out` has to be a folder"),
+        (["--out", "x"], r"`--task` and `--assistant` and `--model` has to be given"),
+        ([*OUT_OF_PAIR, "--model", "m"], r"`--pair` 'arithmetic' brings its own models"),
+        (["--out", "x", "--task", TASK, "--model", "m"], r"`--assistant` has to be given"),
+        ([*OUT_OF_PAIR, "--temperature", "0.5"], r"`--temperature` counts only with `--sampling`"),
+        ([*OUT_OF_PAIR, "--sampling", "--temperature", "0"], r"`--temperature` has to be .* > 0"),
+        ([*OUT_OF_PAIR, *API], r"`--target-api-model` have to be given"),
+        ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--sampling"], r"`--target-api` gives greedy text only"),
+        (["--pair", "arithmetic", "--labels", "ratio", "--compare-naive", "2"], r"`--compare-naive` measures"),
+        (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`spec` has to be one of"),
+        (NOWHERE, r"`--model` has to be .*'/no'"),
+        ([*NOWHERE, "--task-option", "m"], r"`--task-option` has to be KEY=VALUE"),
+    ],
+)
+def test_bad_input_is_one_clean_line(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert re.search(message, result.stderr), result.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_split_that_is_none_leaves_nothing_behind(options):
+    result = run(*options, "--split", "dev")
+    assert result.exit_code == 2
+    assert re.search(r"`split` has to be one of .* but is 'dev'", result.stderr)
+
+
+def test_models_with_other_vocabularies_are_refused(models, tiny_pair_folder, tmp_path):
+    from tests.models import tiny
+
+    tiny().save_pretrained(tmp_path / "small")
+    result = run("--task", TASK, *models, "--assistant", tmp_path / "small", "--out", tmp_path / "data")
+    assert result.exit_code == 2
+    assert "`--assistant` has to share the target's tokenizer" in result.stderr
+
+
+def test_the_manifest_is_json_for_people(options, tmp_path):
+    ok(*options)
+    text = (tmp_path / "data" / "manifest.json").read_text(encoding="utf-8")
+    assert text.startswith("{\n  ")
+    assert json.loads(text)["settings"]["split"] == "train"
