@@ -29,7 +29,7 @@ class Descent:
         Of the order of tokens.
     """
 
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-2
     batch: int = 256
     patience: int = 10
     max_epochs: int = 300
