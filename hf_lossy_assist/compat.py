@@ -116,13 +116,35 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
     """Say why ``cache`` can't be rolled back, or None where it can."""
     if model._is_stateful:
         return f"{type(model).__name__} keeps a recurrent state, which can't be rolled back"
-    if isinstance(cache, StaticCache | QuantizedCache):
-        return f"a {type(cache).__name__} can't be rolled back (yet); use a dynamic cache"
+    if isinstance(cache, StaticCache):
+        return None  # by position, or a dynamic one takes its place: see `compiled`
+    if isinstance(cache, QuantizedCache):
+        return "a QuantizedCache can't be rolled back (yet); use a dynamic cache"
     if not isinstance(cache, DynamicCache):
         return f"a {type(cache).__name__} is not a DynamicCache"
     if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
         return "this version of transformers can't roll back a sliding window; upgrade to 5.17 or newer"
     return None
+
+
+def belongs_to_user(cache: Any) -> bool:
+    """Tell whether a cache was passed to ``generate()``, which makes one otherwise."""
+    return getattr(cache, "_is_user_defined", False)
+
+
+def supports_static_cache(model: PreTrainedModel) -> bool:
+    """Tell whether the model's class says that it can be compiled with a static cache."""
+    return model._can_compile_fullgraph
+
+
+def attention_of(model: PreTrainedModel) -> str:
+    """Return the name of the model's attention implementation."""
+    return model.config._attn_implementation
+
+
+def compiles_by_itself(model: PreTrainedModel, model_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
+    """Tell whether plain ``generate()`` would compile the model's forward."""
+    return model._valid_auto_compile_criteria(model_kwargs, config)
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -221,7 +243,7 @@ def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., Candida
 
 def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
     """Return how many of ``input_ids`` a cache passed in by the user lacks; None where all are to be sent."""
-    past = model_kwargs["past_key_values"].get_seq_length()
+    past = int(model_kwargs["past_key_values"].get_seq_length())
     mask = model_kwargs.get("attention_mask")
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
     # A mask longer than the ids says that the ids are only what is new.
@@ -263,6 +285,9 @@ __all__ = [
     "STATEFUL_PROCESSORS",
     "CandidateGenerator",
     "advance_inputs",
+    "attention_of",
+    "belongs_to_user",
+    "compiles_by_itself",
     "forward_accepts",
     "intercepted_drafter",
     "move_inputs",
@@ -275,6 +300,7 @@ __all__ = [
     "replaces_decoding",
     "rollback",
     "stock_drafter",
+    "supports_static_cache",
     "unseen_tokens",
     "unwrap",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf
-from .errors import LossyUnsupportedError, LossyValueError
+from .errors import LossyValueError
 from .heads import Head
 from .heads.loading import load_head
 from .limits import Limits
@@ -20,7 +20,6 @@ FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
 
 _LIMITS = tuple(x.name for x in fields(Limits))
-LATER_KEYS = ("compile",)
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class RunConfig:
     break_even
         Fall back to plain decoding where speculation turns out slower. That depends on the clock, so with a seed it
         is off unless asked for.
+    compile
+        Decode on static caches in compiled forwards; None where ``generate()`` itself would.
     """
 
     acceptor: Acceptor
@@ -47,6 +48,7 @@ class RunConfig:
     require_lossless: bool = False
     limits: Limits = field(default_factory=Limits)
     break_even: bool = True
+    compile: bool | None = None
 
     def is_lossless(self, do_sample: bool) -> bool:
         """Tell whether the run, as configured, leaves the output's law as it is."""
@@ -81,14 +83,12 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     names, compose = _names(mode)
     settings = _as_dict("lossy_config", config)
     heads = _heads(names, head)
-    for key in LATER_KEYS:
-        if settings.pop(key, None) is not None:
-            raise LossyUnsupportedError(f"`lossy_config` key {key!r} is not supported yet; leave it out")
     require_lossless = _switch(settings, "require_lossless", False)
     seed = settings.pop("seed", None)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise LossyValueError(f"`seed` in `lossy_config` has to be an int >= 0 and < 2**63, but is {seed!r}")
     break_even = _switch(settings, "break_even", seed is None)
+    compiled = _switch(settings, "compile", None)
     bounds = {key: settings.pop(key, None) for key in _LIMITS}
     limits = Limits(**{key: value for key, value in bounds.items() if value is not None})
     per_rule = {names[0]: settings} if compose is None else settings
@@ -106,7 +106,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if compose is AnyOf:
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
     acceptor = rules[0] if compose is None else compose(tuple(rules))
-    return RunConfig(acceptor, seed, require_lossless, limits, break_even)
+    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled)
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
@@ -196,7 +196,7 @@ def _names(mode: Any) -> tuple[list[str], type[AnyOf] | type[AllOf] | None]:
     return names, compose
 
 
-def _switch(settings: dict[str, Any], key: str, default: bool) -> bool:
+def _switch(settings: dict[str, Any], key: str, default: bool | None) -> bool | None:
     value = settings.pop(key, None)
     if value is not None and not isinstance(value, bool):
         raise LossyValueError(f"`{key}` in `lossy_config` has to be a bool, but is {value!r}")

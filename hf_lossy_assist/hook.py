@@ -90,6 +90,10 @@ class LossyVerification(LogitsProcessor):
         self._exit = ExitStack()
         self._thread = 0
         acceptor = self.config.acceptor
+        if self.config.compile:
+            raise LossyUnsupportedError(
+                "`compile` is set, but stock's loop can't decode on a static cache; use enable() and `lossy_config`"
+            )
         if acceptor.run_ahead is not None:
             raise LossyUnsupportedError(
                 f"the rule {acceptor.name!r} commits tokens without the target, which stock's loop can't do; use "

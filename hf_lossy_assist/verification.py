@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -96,24 +96,29 @@ class Verifier:
         """
         n = len(draft)
         candidate = torch.cat([ids, draft.tokens], dim=-1)
-        inputs = prepare_candidate_inputs(
-            self.model, candidate, model_kwargs, n, None if new_tokens is None else new_tokens + n, first, pending
-        )
+        forward, inputs = self.prepare(candidate, n, model_kwargs, new_tokens, first=first, pending=pending)
         if last_position is not None and inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"].clamp(max=last_position)
         inputs.update(overrides)
         self.sent = len(ids) * (candidate.shape[1] if new_tokens is None else new_tokens + n)
         if self.tap is None:
-            outputs = self.model(**inputs, return_dict=True)
+            outputs = forward(**inputs, return_dict=True)
             clean, dropped = outputs.logits[:, -(n + 1) :], None
         else:
             with self.tap.over(n):
-                outputs = self.model(**inputs, return_dict=True)
+                outputs = forward(**inputs, return_dict=True)
             clean, dropped = self.tap.split(outputs.logits, n)
         raw = clean.to(device=ids.device, dtype=torch.float32)
         # Processors may overwrite what they are given, and the raw logits belong to the caller.
         verification = self.judge(candidate, draft, raw.clone() if self.keep_raw else raw, dropped)
         return verification, outputs, raw if self.keep_raw else None
+
+    def prepare(
+        self, candidate: Tensor, drafted: int, model_kwargs: dict[str, Any], new_tokens: int | None, **context: Any
+    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """Return what runs a forward over the end of ``candidate`` ``(B, L + n)``, and its inputs."""
+        sent = None if new_tokens is None else new_tokens + drafted
+        return self.model, prepare_candidate_inputs(self.model, candidate, model_kwargs, drafted, sent, **context)
 
     def judge(self, candidate: Tensor, draft: Draft, logits: Tensor, dropped: Tensor | None) -> Verification:
         """Process a forward's logits into what acceptors read.

@@ -69,7 +69,7 @@ CASES = {
     "seed": ({"lossy_config": {"seed": -1}}, ["`seed`", "-1"]),
     "head for a rule without": ({"lossy_head": "org/head"}, ["lossy_head", "'org/head'", "'lossless'"]),
     "config without a mode": ({"lossy_mode": ..., "lossy_config": {"beta": 1}}, ["lossy_config", "lossy_mode"]),
-    "later key": ({"lossy_config": {"compile": True}}, ["'compile'", "not supported yet"]),
+    "compile": ({"lossy_config": {"compile": "yes"}}, ["`compile`", "'yes'"]),
     "scope without a tokenizer": ({"lossy_config": {"scope": "thinking"}}, ["`scope`", "'<think>'", "`tokenizer=`"]),
     "unknown scope": ({"lossy_config": {"scope": "dreaming"}}, ["`scope`", "'thinking'", "'dreaming'"]),
     "budget": ({"lossy_config": {"budget": 1.5}}, ["`budget`", "1.5"]),

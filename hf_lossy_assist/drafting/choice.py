@@ -82,19 +82,29 @@ class DrafterChoice:
             )
         check_draft_model(self.target, self.assistant_model)
 
+    @property
+    def drafts_with_model(self) -> bool:
+        """Whether the draft model drafts, and not the user's own drafter."""
+        return self.assistant_model is not None and self.candidate_generator is None
+
     def drafter(
-        self, acceptor: Acceptor, call: Prepared, processors: LogitsProcessorList, randomness: Randomness
+        self,
+        acceptor: Acceptor,
+        call: Prepared,
+        processors: LogitsProcessorList,
+        randomness: Randomness,
+        make: Callable[..., ModelDrafter] = ModelDrafter,
     ) -> CandidateGenerator:
-        """Return the drafter for one sequence."""
-        if self.assistant_model is not None and self.candidate_generator is None:
-            return self._model_drafter(acceptor, call, processors, randomness)
+        """Return the drafter for one sequence; ``make`` makes that of a draft model."""
+        if self.drafts_with_model:
+            return self._model_drafter(acceptor, call, processors, randomness, make)
         return self._checked(acceptor, self._given(call))
 
     def batch_drafter(
         self, acceptor: Acceptor, call: Prepared, processors: LogitsProcessorList, randomness: Randomness
     ) -> BatchDrafter:
         """Return the drafter for several rows."""
-        if self.assistant_model is not None and self.candidate_generator is None:
+        if self.drafts_with_model:
             return Together(self._model_drafter(acceptor, call, processors, randomness))
         if _is_drafter(self.candidate_generator):
             raise LossyUnsupportedError(
@@ -104,7 +114,12 @@ class DrafterChoice:
         return Apart(lambda row: self._checked(acceptor, self._given(call.row(row))), call.batch)
 
     def _model_drafter(
-        self, acceptor: Acceptor, call: Prepared, processors: LogitsProcessorList, randomness: Randomness
+        self,
+        acceptor: Acceptor,
+        call: Prepared,
+        processors: LogitsProcessorList,
+        randomness: Randomness,
+        make: Callable[..., ModelDrafter] = ModelDrafter,
     ) -> ModelDrafter:
         settings = {
             "processors": processors,
@@ -115,7 +130,7 @@ class DrafterChoice:
         }
         if acceptor.run_ahead is not None:
             return RunningDrafter.of(self.assistant_model, acceptor.run_ahead.head, **settings)
-        return ModelDrafter(
+        return make(
             self.assistant_model,
             window_of(self.num_assistant_tokens, self.schedule),
             # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
