@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hf_lossy_assist.acceptors import Acceptor, AllOf, AnyOf, Sprinter, decide
 from hf_lossy_assist.messages import Strictness, Verification
 from hf_lossy_assist.sampling import Randomness
+from tests.abuse.calls import ABUSE
 from tests.acceptors.table import ROWS, row_id
 from tests.acceptors.test_sprinter import head_for
 from tests.models import constant
@@ -24,7 +25,6 @@ RULES["any"] = AnyOf((RULES["topk"], RULES["judge"], RULES["dropmatch-js"], RULE
 RULES["all"] = AllOf((RULES["near_top"], RULES["lenience"]))
 # The mixture gives a token weight that the user's processors forbid: so says the rule's documentation.
 KEEPS_FORBIDDEN = {"ensemble"}
-ABUSE = settings(derandomize=True, deadline=None, max_examples=60)
 KINDS = ("smooth", "peaked", "flat", "one token", "half forbidden", "huge", "tied")
 
 
@@ -87,7 +87,7 @@ def assert_law(law: torch.Tensor, v: Verification, at: torch.Tensor, forbidden_t
 def test_masks_and_corrections(name: str):
     rule, forbidden_too = RULES[name], name in KEEPS_FORBIDDEN
 
-    @ABUSE
+    @settings(ABUSE, max_examples=40)
     @given(verifications())
     def check(v: Verification) -> None:
         rows, n = v.tokens.shape
@@ -119,7 +119,7 @@ def strictnesses(draw: st.DrawFn, v: Verification) -> Strictness | None:
 def test_decisions(name: str):
     rule, forbidden_too = RULES[name], name in KEEPS_FORBIDDEN
 
-    @ABUSE
+    @settings(ABUSE, max_examples=40)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         v = data.draw(verifications())
@@ -148,7 +148,7 @@ def test_decisions(name: str):
 def test_a_list_keeps_what_any_keeps_and_all_of_what_all_keep():
     names = ("topk", "typical", "ears", "fly")
 
-    @ABUSE
+    @settings(ABUSE, max_examples=40)
     @given(verifications())
     def check(v: Verification) -> None:
         masks = [RULES[name].keep(v) for name in names]
