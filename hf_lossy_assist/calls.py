@@ -13,7 +13,6 @@ from .batching import BatchDecoding
 from .break_even import BreakEven, NoBreakEven
 from .checking import check_mode, check_prepared
 from .compiled import StaticDecoding, plan_of
-from .compiled import StaticDecoding, plan_of
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
 from .drafting import DEFAULT_NUM_TOKENS
@@ -134,10 +133,6 @@ class LossyCall:
             drafter = self.choice.batch_drafter(acceptor, call, processors, randomness)
             loop = BatchDecoding if acceptor.run_ahead is None else SequentialBatchDecoding
             return loop(self._run(call, processors, drafter, randomness), call.ids, call.inputs, unseen, frame)
-        if plan is not None:
-            drafter = self.choice.drafter(acceptor, call, call.processors, randomness, plan.model_drafter)
-            run = self._run(call, call.processors, drafter, randomness)
-            return StaticDecoding(run, call.ids, call.inputs, unseen, plan)
         if plan is not None:
             drafter = self.choice.drafter(acceptor, call, call.processors, randomness, plan.model_drafter)
             run = self._run(call, call.processors, drafter, randomness)

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, MambaConfig, MambaForCausalLM, QuantizedCache, StaticCache
+from transformers import LogitsProcessorList, MambaConfig, MambaForCausalLM, MistralConfig, QuantizedCache, StaticCache
 from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -115,10 +115,13 @@ CASES = {
     "other tokenizer": ({"assistant_tokenizer": object()}, ["assistant_tokenizer", "not supported"]),
     "beams": ({"num_beams": 3}, ["num_beams", "3"]),
     "no cache": ({"use_cache": False}, ["use_cache", "False"]),
-    "static cache": ({"cache_implementation": "static"}, ["cache", "StaticCache", "dynamic"]),
-    "static cache passed in": (
-        {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64)},
-        ["cache", "StaticCache"],
+    "static cache with windows": (
+        {"past_key_values": StaticCache(config=MistralConfig(sliding_window=8), max_cache_len=64)},
+        ["past_key_values", "sliding windows", "DynamicCache"],
+    ),
+    "static cache and a rule that can't": (
+        {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64), "output_attentions": True},
+        ["past_key_values", "static", "output_attentions"],
     ),
     "classifier-free guidance": ({"guidance_scale": 1.5}, ["ClassifierFreeGuidance", "state"]),
     "SynthID": ({"logits_processor": LogitsProcessorList([synth_id()])}, ["SynthID", "state"]),
