@@ -119,7 +119,7 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
     if isinstance(cache, StaticCache):
         return None  # by position, or a dynamic one takes its place: see `compiled`
     if isinstance(cache, QuantizedCache):
-        return "a QuantizedCache can't be rolled back (yet); use a dynamic cache"
+        return f"a {type(cache).__name__} can't be rolled back (yet); use a dynamic cache"
     if not isinstance(cache, DynamicCache):
         return f"a {type(cache).__name__} is not a DynamicCache"
     if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
