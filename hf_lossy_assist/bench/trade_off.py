@@ -20,7 +20,7 @@ from ..tasks import Example
 from .maths_tokens import maths_tokens
 from .runs import pool
 
-JUDGE_THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
+JUDGE_THRESHOLDS = (0.01, 0.02, 0.05, 0.2, 0.5, 0.75, 0.9, 0.95, 0.98)
 VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 TOP_K = (2, 4, 8, 16)
 
