@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -119,7 +119,7 @@ def mine(
     _mine(out, plan, workload, workshop, origin)
 
 
-def _mine(out: Path, plan: Plan, workload: Workload, workshop: Workshop, origin: dict) -> None:
+def _mine(out: Path, plan: Plan, workload: Workload, workshop: Workshop, origin: dict[str, Any]) -> None:
     screen = console()
     miner = workshop.miner()
     open_run(out, plan, origin)

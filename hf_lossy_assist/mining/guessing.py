@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from .choice import Choice, Greedy
@@ -77,7 +78,7 @@ class Guesser:
             count = len(one.response) - one.start
             yield one.slot, self._choose(reading.logits[row, -count:], text, count)
 
-    def _choose(self, logits, text: tuple[int, ...], count: int) -> tuple[int, ...]:
+    def _choose(self, logits: Tensor, text: tuple[int, ...], count: int) -> tuple[int, ...]:
         context = self.choice.context(text[: len(text) - count + 1])
         contexts = [context]
         for token in text[len(text) - count + 1 :]:

@@ -8,11 +8,11 @@ into larger shards now and then, so a process may be killed at any moment.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LossyValueError
 from . import manifest as manifests
@@ -22,6 +22,8 @@ from .outcomes import FAILED
 if TYPE_CHECKING:
     import datasets
     import pyarrow
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"prompts-(\d+)-(\d+)-(\d+)\.parquet")
 _PER_SHARD = 64
@@ -241,7 +243,7 @@ def _read(shard: Shard, table: str, columns: list[str] | None = None) -> pyarrow
         ) from error
 
 
-def _patiently(read: Any) -> Any:
+def _patiently(read: Callable[[], T]) -> T:
     for attempt in range(_ATTEMPTS):
         try:
             return read()

@@ -142,6 +142,13 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     assert {"draft_draft", "draft_previous"} <= set(mined.tokens.column_names)
     assert not [name for name in mined.tokens.column_names if name in ("target_draft", "target_previous")]
 
+    # A copy of the target in this process gives its states too.
+    with serving(pair.target, pair.tokenizer) as server:
+        ok(*options, "--out", tmp_path / "both", "--target-api", server.url, "--target-api-model", "org/big")
+    both = load_mined(tmp_path / "both")
+    assert both.manifest["target"]["name"] == "target"
+    assert {"target_draft", "draft_draft"} <= set(both.tokens.column_names)
+
     refused = run(*remote, "--target-api", "http://127.0.0.1:9/v1", "--target-api-model", "org/other")
     assert "`target_api_model` was 'org/big' and is 'org/other'" in refused.stderr
 
