@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import cache_utils as _caches
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
 from transformers.generation import candidate_generator as _candidates
 from transformers.generation import logits_process as _processors
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 DECODING_METHODS = ("_sample", "_assisted_decoding")
 """The methods of `GenerationMixin` that `generate()` ends in for one sequence per prompt."""
+
+# Layers of a static cache that a position rolls back. The second kind, which holds nothing, is the newer one.
+REWINDING_LAYERS = tuple(getattr(_caches, name) for name in ("StaticLayer", "DummyLayer") if hasattr(_caches, name))
 
 DRAFTERS_WITHOUT_LOGITS = (_candidates.PromptLookupCandidateGenerator,)
 
@@ -282,6 +286,7 @@ __all__ = [
     "DECODING_METHODS",
     "DRAFTERS_WITHOUT_LOGITS",
     "PREFIX_FREE_PROCESSORS",
+    "REWINDING_LAYERS",
     "STATEFUL_PROCESSORS",
     "CandidateGenerator",
     "advance_inputs",

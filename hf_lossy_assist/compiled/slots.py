@@ -8,7 +8,9 @@ from collections.abc import Hashable
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DummyLayer, StaticCache, StaticLayer, StaticSlidingWindowLayer
+from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
+
+from ..compat import REWINDING_LAYERS
 
 _MOST_IDLE = 2
 
@@ -59,7 +61,7 @@ class Slots:
 
 def rewinds(cache: Cache) -> bool:
     """Tell whether ``cache`` can be rolled back by position: windows forget what they would need."""
-    return all(type(layer) in (StaticLayer, DummyLayer) for layer in cache.layers)
+    return all(type(layer) in REWINDING_LAYERS for layer in cache.layers)
 
 
 def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
