@@ -15,7 +15,6 @@ from .checking import check_mode, check_prepared
 from .compiled import StaticDecoding, plan_of
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
-from .drafting import DEFAULT_NUM_TOKENS
 from .drafting.choice import DrafterChoice
 from .errors import LossyUnsupportedError, LossyValueError
 from .output import GenerateLossyOutput
@@ -80,18 +79,8 @@ class LossyCall:
             raise LossyUnsupportedError(
                 f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of its own"
             )
-        assistant = kwargs.pop("assistant_model", None)
-        assistant_config = getattr(assistant, "generation_config", None)
-        gamma = explicit("num_assistant_tokens", assistant_config)
-        choice = DrafterChoice(
-            target=model,
-            assistant_model=assistant,
-            candidate_generator=given.get("candidate_generator"),
-            num_assistant_tokens=DEFAULT_NUM_TOKENS if gamma is None else gamma,
-            confidence=explicit("assistant_confidence_threshold", assistant_config),
-            schedule=explicit("num_assistant_tokens_schedule", assistant_config) or "constant",
-        )
-        choice.check(config.acceptor, explicit, kwargs.pop("assistant_tokenizer", None))
+        choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"))
+        choice.check(config.acceptor)
         return cls(model, config, choice)
 
     def decode(
@@ -141,6 +130,11 @@ class LossyCall:
         loop = Decoding if acceptor.run_ahead is None else SequentialDecoding
         return loop(self._run(call, call.processors, drafter, randomness), call.ids, call.inputs, unseen)
 
+    def _break_even(self, drafter: Any) -> BreakEven:
+        # A drafter that follows the target's states can't leave out a round.
+        possible = self.config.break_even and not getattr(drafter, "requires_model_outputs", False)
+        return BreakEven() if possible else NoBreakEven()
+
     def _run(self, call: Prepared, processors: LogitsProcessorList, drafter: Any, randomness: Randomness) -> Run:
         return Run(
             model=self.model,
@@ -152,7 +146,7 @@ class LossyCall:
             streamer=call.streamer,
             randomness=randomness,
             limits=self.config.limits.bind(call.tokenizer),
-            break_even=BreakEven() if self.config.break_even else NoBreakEven(),
+            break_even=self._break_even(drafter),
         )
 
 

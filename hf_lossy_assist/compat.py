@@ -29,7 +29,12 @@ DECODING_METHODS = ("_sample", "_assisted_decoding")
 # Layers of a static cache that a position rolls back. The second kind, which holds nothing, is the newer one.
 REWINDING_LAYERS = tuple(getattr(_caches, name) for name in ("StaticLayer", "DummyLayer") if hasattr(_caches, name))
 
-DRAFTERS_WITHOUT_LOGITS = (_candidates.PromptLookupCandidateGenerator,)
+# The second draws no tokens, whatever the law that it reports.
+DRAFTERS_WITHOUT_LOGITS = tuple(
+    getattr(_candidates, name)
+    for name in ("PromptLookupCandidateGenerator", "SinglePositionMultiTokenCandidateGenerator")
+    if hasattr(_candidates, name)
+)
 
 # Functions of one position's logits alone: all positions of a round can go through them at once.
 PREFIX_FREE_PROCESSORS = tuple(
@@ -203,16 +208,27 @@ def prepare_candidate_inputs(
 
 
 def stock_drafter(
-    model: PreTrainedModel, generation_config: GenerationConfig, input_ids: Any, processors: Any, model_kwargs: Any
+    model: PreTrainedModel,
+    generation_config: GenerationConfig,
+    input_ids: Any,
+    processors: Any,
+    model_kwargs: Any,
+    assistant_model: PreTrainedModel | None = None,
 ) -> CandidateGenerator:
-    """Return the drafter that stock assisted generation would build from the configuration alone."""
+    """Return the drafter that stock assisted generation would build."""
     return model._get_candidate_generator(
+        assistant_model=assistant_model,
         generation_config=generation_config,
         input_ids=input_ids,
         inputs_tensor=input_ids,
         logits_processor=processors,
         model_kwargs=model_kwargs,
     )
+
+
+def drafts_from_target_states(assistant: PreTrainedModel | None) -> bool:
+    """Tell whether a draft model is one that reads the target's keys and values instead of its own."""
+    return type(assistant).__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant"))
 
 
 @contextmanager
@@ -293,6 +309,7 @@ __all__ = [
     "attention_of",
     "belongs_to_user",
     "compiles_by_itself",
+    "drafts_from_target_states",
     "forward_accepts",
     "intercepted_drafter",
     "move_inputs",

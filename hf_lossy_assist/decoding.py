@@ -123,17 +123,25 @@ class Decoding:
 
     def verify(self, draft: Draft) -> Verification:
         with self.stats.timed("verifying"):
-            drafter = self.run.drafter
             verification, self.outputs, self.raw = self.verifier.verify(
                 self.ids,
                 draft,
                 self.inputs,
                 first=self.outputs is None,
                 new_tokens=self.unseen,
-                overrides=drafter.model_kwargs_overrides if drafter.requires_model_outputs else {},
+                overrides=self.overrides(),
             )
             self.stats.target_call(self.verifier.sent)
             return verification
+
+    def overrides(self) -> dict[str, Any]:
+        """Return inputs of the target's forward that the drafter insists on."""
+        drafter = self.run.drafter
+        if not drafter.requires_model_outputs:
+            return {}
+        # All states, where the caller wants them too, and not only those that the drafter reads.
+        wanted = {"output_hidden_states": True} if self.record.wants("hidden_states") else {}
+        return drafter.model_kwargs_overrides | wanted
 
     def accept(self, verification: Verification, draft: Draft) -> Decision:
         with self.stats.timed("deciding"):

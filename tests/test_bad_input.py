@@ -22,7 +22,7 @@ DRAFT = noisy_copy(TARGET)
 JUDGE = judge_head(constant([0.5, 0.5]), constant([0.5, 0.5]))
 UNTRAINED = JudgeHead(JUDGE.config)
 OTHER_VOCABULARY = LlamaForCausalLM(
-    LlamaConfig(vocab_size=99, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    LlamaConfig(vocab_size=9999, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
 )
 
 
@@ -96,10 +96,7 @@ CASES = {
         {"lossy_mode": "ears", "assistant_model": None, "prompt_lookup_num_tokens": 3},
         ["'ears'", "distribution", "PromptLookupCandidateGenerator", "assistant_model"],
     ),
-    "drafter chosen by configuration": (
-        {"assistant_model": None, "assistant_early_exit": 1},
-        ["assistant_early_exit", "1", "'lossless'", "assistant_model"],
-    ),
+    "early exit": ({"assistant_model": None, "assistant_early_exit": 2}, ["assistant_early_exit", "< 2", "but is 2"]),
     "factory of something else": (
         {"assistant_model": None, "candidate_generator": lambda **context: 7},
         ["candidate_generator", "7"],
@@ -111,8 +108,8 @@ CASES = {
     ),
     "candidate generator": ({"candidate_generator": 5}, ["candidate_generator", "5"]),
     "gamma": ({"num_assistant_tokens": 0}, ["num_assistant_tokens", "0"]),
-    "vocabularies differ": ({"assistant_model": OTHER_VOCABULARY}, ["assistant_model", "64", "99"]),
-    "other tokenizer": ({"assistant_tokenizer": object()}, ["assistant_tokenizer", "not supported"]),
+    "vocabularies differ": ({"assistant_model": OTHER_VOCABULARY}, ["assistant_model", "64", "9999", "tokenizer"]),
+    "another tokenizer": ({"assistant_tokenizer": object()}, ["`assistant_tokenizer`", "`tokenizer`"]),
     "beams": ({"num_beams": 3}, ["num_beams", "3"]),
     "no cache": ({"use_cache": False}, ["use_cache", "False"]),
     "static cache with windows": (

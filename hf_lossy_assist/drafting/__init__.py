@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..acceptors import Acceptor
-from ..compat import CandidateGenerator
+from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
 from ..errors import LossyValueError
 from ..messages import Draft
 from .model import ModelDrafter, check_draft_model
@@ -36,6 +36,8 @@ def draft(generator: CandidateGenerator, ids: Tensor, room: int, acceptor: Accep
         What generators that look at the target's outputs are given besides.
     """
     candidate, logits = generator.get_candidates(ids, **context) if room > 0 else (ids, None)
+    if isinstance(generator, DRAFTERS_WITHOUT_LOGITS):
+        logits = None
     return proposal(generator, candidate[:, ids.shape[1] :][:, :room].to(ids.device), logits, acceptor)
 
 

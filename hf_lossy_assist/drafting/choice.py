@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,17 @@ from ..compat import CandidateGenerator
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..prepared import Prepared
 from ..sampling import Randomness
-from . import ModelDrafter, RunningDrafter, check_draft_model, check_num_tokens, window_of
+from . import DEFAULT_NUM_TOKENS, ModelDrafter, RunningDrafter, check_draft_model, check_num_tokens, window_of
 from .batches import Apart, BatchDrafter, Together
+from .early_exit import first_layers
+from .model import check_rolls_back
+from .translated import TranslatingDrafter, Translation
+from .vocabulary import same_tokenizer, vocabulary_of
 
 DrafterFactory = Callable[..., CandidateGenerator]
+
+STOCK_OPTIONS = ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
+"""Fields by which transformers' ``generate()`` chooses one of its own drafters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +44,10 @@ class DrafterChoice:
         γ.
     confidence, schedule
         ``assistant_confidence_threshold`` and ``num_assistant_tokens_schedule`` where set explicitly.
+    options
+        What transformers' own drafters go by, see :data:`STOCK_OPTIONS`.
+    translation
+        Between the tokenizers of target and draft, where they are not the same.
     """
 
     target: PreTrainedModel
@@ -44,21 +56,58 @@ class DrafterChoice:
     num_assistant_tokens: int | str
     confidence: float | None
     schedule: str
+    options: Mapping[str, Any]
+    translation: Translation | None
 
-    def check(self, acceptor: Acceptor, explicit: Callable[..., Any], assistant_tokenizer: Any) -> None:
-        """Raise where nothing can draft for the rule; ``explicit(name)`` is a field of the call."""
+    @classmethod
+    def take(
+        cls, target: PreTrainedModel, kwargs: dict[str, Any], explicit: Callable[..., Any], generator: Any
+    ) -> DrafterChoice:
+        """Remove the keywords about drafting from those of ``generate()``.
+
+        Parameters
+        ----------
+        target
+            The model to draft for.
+        kwargs
+            Keywords of ``generate()``.
+        explicit
+            From a field's name, and configurations besides the target's, to what the user set it to.
+        generator
+            The user's ``candidate_generator``, or None.
+        """
+        assistant = kwargs.pop("assistant_model", None)
+        options = {name: explicit(name) for name in STOCK_OPTIONS if explicit(name)}
+        if (layers := explicit("assistant_early_exit")) is not None:
+            assistant = first_layers(target, layers)
+        for name in ("assistant_early_exit", *STOCK_OPTIONS):
+            kwargs.pop(name, None)
+        theirs = getattr(assistant, "generation_config", None)
+        gamma = explicit("num_assistant_tokens", theirs)
+        tokenizers = kwargs.get("tokenizer"), kwargs.pop("assistant_tokenizer", None)
+        return cls(
+            target=target,
+            assistant_model=assistant,
+            candidate_generator=generator,
+            num_assistant_tokens=DEFAULT_NUM_TOKENS if gamma is None else gamma,
+            confidence=explicit("assistant_confidence_threshold", theirs),
+            schedule=explicit("num_assistant_tokens_schedule", theirs) or "constant",
+            options=options,
+            translation=_translation(target, assistant, *tokenizers),
+        )
+
+    def check(self, acceptor: Acceptor) -> None:
+        """Raise where nothing can draft for the rule."""
         name = acceptor.name
         check_num_tokens(self.num_assistant_tokens)
-        for option in ("assistant_early_exit", "use_mtp", "speculation_type"):
-            if value := explicit(option):
-                raise LossyUnsupportedError(
-                    f"`{option}` {value!r} is not supported with `lossy_mode` {name!r} yet; leave it out and pass an "
-                    "`assistant_model`, `prompt_lookup_num_tokens` or `candidate_generator`"
-                )
-        if self.assistant_model is None and acceptor.run_ahead is not None:
+        if self.options.get("speculation_type") and self.assistant_model is None:
             raise LossyValueError(
-                f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model`, and no "
-                "`candidate_generator` or `prompt_lookup_num_tokens`"
+                f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"
+            )
+        if acceptor.run_ahead is not None and not self.drafts_with_model:
+            raise LossyValueError(
+                f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
+                "target's tokenizer, and no other drafter"
             )
         acceptor.check_models(self.target, self.assistant_model)
         if self.candidate_generator is not None:
@@ -67,25 +116,27 @@ class DrafterChoice:
                     "`candidate_generator` has to be a CandidateGenerator or a callable that returns one, but is "
                     f"{self.candidate_generator!r}"
                 )
-            return
-        if self.assistant_model is None:
-            if explicit("prompt_lookup_num_tokens") is None:
-                raise LossyValueError(
-                    f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
-                    "`candidate_generator`"
-                )
-            return
-        if assistant_tokenizer is not None:
-            raise LossyUnsupportedError(
-                "`assistant_tokenizer` (a draft with another tokenizer) is not supported yet; leave it out and use "
-                "an `assistant_model` with the target's tokenizer"
+        elif self.translation is not None:
+            check_rolls_back(self.assistant_model)
+        elif self.drafts_with_model:
+            check_draft_model(self.target, self.assistant_model)
+        elif self.assistant_model is None and not self.options:
+            raise LossyValueError(
+                f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
+                "`candidate_generator`"
             )
-        check_draft_model(self.target, self.assistant_model)
 
     @property
     def drafts_with_model(self) -> bool:
-        """Whether the draft model drafts, and not the user's own drafter."""
-        return self.assistant_model is not None and self.candidate_generator is None
+        """Whether a draft model drafts in the target's tokens, by itself."""
+        others = self.candidate_generator is not None or self.translation is not None or self._stock_with_model
+        return self.assistant_model is not None and not others
+
+    @property
+    def _stock_with_model(self) -> bool:
+        """Whether transformers' own drafter for a special kind of draft model is to be used."""
+        special = self.options.get("speculation_type") or self.options.get("use_mtp")
+        return bool(special) or compat.drafts_from_target_states(self.assistant_model)
 
     def drafter(
         self,
@@ -98,7 +149,7 @@ class DrafterChoice:
         """Return the drafter for one sequence; ``make`` makes that of a draft model."""
         if self.drafts_with_model:
             return self._model_drafter(acceptor, call, processors, randomness, make)
-        return self._checked(acceptor, self._given(call))
+        return self._checked(acceptor, self._given(acceptor, call, randomness))
 
     def batch_drafter(
         self, acceptor: Acceptor, call: Prepared, processors: LogitsProcessorList, randomness: Randomness
@@ -111,7 +162,15 @@ class DrafterChoice:
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
                 f"batch has {call.batch} rows; pass a function that returns one, which is called once per row"
             )
-        return Apart(lambda row: self._checked(acceptor, self._given(call.row(row))), call.batch)
+        drafter = Apart(
+            lambda row: self._checked(acceptor, self._given(acceptor, call.row(row), randomness)), call.batch
+        )
+        if any(x.requires_model_outputs for x in drafter.drafters):
+            raise LossyUnsupportedError(
+                f"{type(drafter.drafters[0]).__name__} drafts for one sequence from the target's states, but the batch "
+                f"has {call.batch} rows; call generate() for one prompt at a time, or use another drafter"
+            )
+        return drafter
 
     def _model_drafter(
         self,
@@ -121,30 +180,52 @@ class DrafterChoice:
         randomness: Randomness,
         make: Callable[..., ModelDrafter] = ModelDrafter,
     ) -> ModelDrafter:
-        settings = {
+        settings = self._settings(call, processors, randomness)
+        settings["vocabulary"] = vocabulary_of(self.target, self.assistant_model)
+        if acceptor.run_ahead is not None:
+            return RunningDrafter.of(self.assistant_model, acceptor.run_ahead.head, **settings)
+        return make(
+            self.assistant_model,
+            window_of(self.num_assistant_tokens, self.schedule),
+            **self._kept(acceptor, call),
+            **settings,
+        )
+
+    def _settings(self, call: Prepared, processors: LogitsProcessorList, randomness: Randomness) -> dict[str, Any]:
+        return {
             "processors": processors,
             "do_sample": call.config.do_sample,
             "max_length": call.config.max_length,
             "attention_mask": call.inputs.get("attention_mask"),
             "randomness": randomness,
         }
-        if acceptor.run_ahead is not None:
-            return RunningDrafter.of(self.assistant_model, acceptor.run_ahead.head, **settings)
-        return make(
-            self.assistant_model,
-            window_of(self.num_assistant_tokens, self.schedule),
-            # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
-            keep_logits=call.config.do_sample or "draft_probs" in acceptor.needs,
-            keep_hidden="draft_hidden" in acceptor.needs,
-            confidence=self.confidence,
-            **settings,
-        )
 
-    def _given(self, call: Prepared) -> CandidateGenerator:
-        """Return the user's own drafter, or the one that transformers has for the configuration."""
+    def _kept(self, acceptor: Acceptor, call: Prepared) -> dict[str, Any]:
+        return {
+            # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
+            "keep_logits": call.config.do_sample or "draft_probs" in acceptor.needs,
+            "keep_hidden": "draft_hidden" in acceptor.needs,
+            "confidence": self.confidence,
+        }
+
+    def _given(self, acceptor: Acceptor, call: Prepared, randomness: Randomness) -> CandidateGenerator:
+        """Return a drafter for one sequence: the user's own, one for another tokenizer, or transformers' own."""
         drafter = self.candidate_generator
+        if drafter is None and self.translation is not None:
+            return TranslatingDrafter(
+                self.assistant_model,
+                window_of(self.num_assistant_tokens, self.schedule),
+                translation=self.translation,
+                prompt=call.ids,
+                **self._kept(acceptor, call),
+                **self._settings(call, call.processors, randomness),
+            )
         if drafter is None:
-            return compat.stock_drafter(self.target, call.config, call.ids, call.processors, call.inputs)
+            config = copy.deepcopy(call.config)
+            config.update(**self.options, assistant_early_exit=None, num_assistant_tokens=self.num_assistant_tokens)
+            return compat.stock_drafter(
+                self.target, config, call.ids, call.processors, call.inputs, self.assistant_model
+            )
         if not _is_drafter(drafter):
             drafter = drafter(
                 input_ids=call.ids,
@@ -168,6 +249,22 @@ class DrafterChoice:
                 "pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
             )
         return drafter
+
+
+def _translation(
+    target: PreTrainedModel, assistant: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
+) -> Translation | None:
+    if assistant is None or assistant_tokenizer is None:
+        return None
+    if tokenizer is None:
+        raise LossyValueError("`assistant_tokenizer` needs the target's tokenizer to compare with; pass `tokenizer`")
+    for name, value in (("tokenizer", tokenizer), ("assistant_tokenizer", assistant_tokenizer)):
+        if not hasattr(value, "get_vocab"):
+            raise LossyValueError(f"`{name}` has to be a tokenizer, but is {value!r}")
+    if same_tokenizer(tokenizer, assistant_tokenizer):
+        return None
+    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
+    return Translation(tokenizer, assistant_tokenizer, *sizes)
 
 
 def _is_drafter(value: Any) -> bool:

@@ -11,22 +11,23 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..caches import move_cache
 from ..compat import CandidateGenerator, forward_accepts, new_cache, rollback
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..errors import LossyUnsupportedError
 from ..processing import process
 from ..rows import Move
 from ..sampling import Randomness
 from ..tapping import head_tap
+from .vocabulary import Vocabulary, check_vocabularies
 from .window import ConstantWindow, Round, Stopwatch, Window
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Raise unless ``draft`` can draft for ``target`` through :class:`ModelDrafter`."""
-    sizes = [model.config.get_text_config().vocab_size for model in (target, draft)]
-    if sizes[0] != sizes[1]:
-        raise LossyValueError(
-            f"`assistant_model` has to have the target's vocabulary of {sizes[0]} tokens, but has {sizes[1]}; use a "
-            "draft of the same family"
-        )
+    check_vocabularies(target, draft)
+    check_rolls_back(draft)
+
+
+def check_rolls_back(draft: PreTrainedModel) -> None:
+    """Raise unless the cache of ``draft`` can be rolled back."""
     if draft.config.is_encoder_decoder or draft._is_stateful:
         raise LossyUnsupportedError(
             "`assistant_model` has to be a decoder-only model whose cache can be rolled back, but is a "
@@ -62,6 +63,8 @@ class ModelDrafter(CandidateGenerator):
         Whether the inputs of the LM head are kept in ``hidden``.
     confidence
         Stop drafting after a token whose probability q(x) is below this.
+    vocabulary
+        Which of the model's tokens are which of the target's; by default they are the same.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class ModelDrafter(CandidateGenerator):
         keep_logits: bool = True,
         keep_hidden: bool = False,
         confidence: float | None = None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.model = model
         self.window = ConstantWindow(window) if isinstance(window, int) else window
@@ -86,6 +90,7 @@ class ModelDrafter(CandidateGenerator):
         self.randomness = Randomness() if randomness is None else randomness
         self.keep_logits = keep_logits
         self.confidence = confidence
+        self.vocabulary = Vocabulary() if vocabulary is None else vocabulary
         self._watch = Stopwatch(model.device)
         self._tap = head_tap(model, self.randomness) if keep_hidden else None
         self.reset()
@@ -168,7 +173,8 @@ class ModelDrafter(CandidateGenerator):
             The token ``(1, 1)``, the processed logits of q ``(1, 1, V)``, and what the token was chosen by: q where
             it is needed, else the logits.
         """
-        logits = process(self.processors, candidate, self.read(candidate).to(candidate.device))
+        raw = self.vocabulary.logits(self.read(self.vocabulary.context(candidate)).to(candidate.device))
+        logits = process(self.processors, candidate, raw)
         law = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
         token = self.randomness.categorical(law) if self.do_sample else logits.argmax(-1)
         return token, logits, law

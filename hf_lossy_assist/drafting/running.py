@@ -74,9 +74,9 @@ class TokenStateDrafter(RunningDrafter):
     def propose(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self._cached != ids.shape[1] or self._next is None:  # the last token was not the one that was read
             self.forget_after(ids.shape[1] - 1)
-            self._next = super().read(ids)
+            self._next = super().read(self.vocabulary.context(ids))
         token, logits, _ = self.step(ids)
-        self._next = super().read(torch.cat([ids, token], dim=-1))
+        self._next = super().read(self.vocabulary.context(torch.cat([ids, token], dim=-1)))
         return token, logits, self._score()
 
     def read(self, candidate: Tensor) -> Tensor:

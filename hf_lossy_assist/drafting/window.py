@@ -121,7 +121,7 @@ class AutoWindow(Window):
     def _choose(self) -> int:
         base, slope = self._line()
         t_draft = statistics.median(self.steps)
-        return best_gamma(self.acceptance, t_draft, (base - slope, slope), lowest=1, highest=self.highest)
+        return best_gamma(self.acceptance, t_draft, (max(0.0, base - slope), slope), lowest=1, highest=self.highest)
 
     def _line(self) -> tuple[float, float]:
         """Fit the rest of a round as ``base + slope · γ``, by least squares over the median of every γ."""

@@ -1,0 +1,65 @@
+"""A model's first layers as its own draft."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import LossyUnsupportedError, LossyValueError
+
+_OF_THE_ORIGINAL = ("forward", "_old_forward", "_hf_hook")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+
+
+def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """Return a view of ``model`` that ends after its first layers: the same weights, norm and head; nothing is edited.
+
+    Parameters
+    ----------
+    model
+        A decoder-only model, best one that was trained to be left early, such as LayerSkip's.
+    layers
+        How many layers to keep.
+
+    Raises
+    ------
+    LossyValueError
+        When the model does not have so many layers, and one more.
+    LossyUnsupportedError
+        When its layers are not to be found.
+    """
+    base = model.base_model
+    total = model.config.get_text_config(decoder=True).num_hidden_layers
+    if isinstance(layers, bool) or not isinstance(layers, int) or not 0 < layers < total:
+        raise LossyValueError(
+            f"`assistant_early_exit` has to be an int > 0 and < {total}, the target's layers, but is {layers!r}"
+        )
+    name = next((n for n, x in base.named_children() if isinstance(x, nn.ModuleList) and len(x) == total), None)
+    if base is model or name is None:
+        raise LossyUnsupportedError(
+            f"`assistant_early_exit` {layers} can't be used with {type(model).__name__}, whose layers are not one list "
+            "in its base model; pass an `assistant_model`"
+        )
+    shallow_base, shallow = _view(base), _view(model)
+    config = copy.deepcopy(base.config)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[:layers]
+    shallow_base.config = shallow.config = config
+    shallow_base._modules[name] = nn.ModuleList(list(base._modules[name])[:layers])
+    shallow._modules[model.base_model_prefix] = shallow_base
+    return shallow
+
+
+def _view(module: nn.Module) -> nn.Module:
+    """Return a copy with the same children that can be given others, and none of the original's hooks."""
+    view = copy.copy(module)
+    view._modules = dict(module._modules)
+    for name in _OF_THE_ORIGINAL:
+        view.__dict__.pop(name, None)
+    for name in _HOOKS:
+        setattr(view, name, OrderedDict())
+    return view

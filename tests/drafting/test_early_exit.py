@@ -1,0 +1,80 @@
+"""A model's first layers draft for it, and the model stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_lossy_assist import LossyError
+from hf_lossy_assist.drafting.early_exit import first_layers
+from tests.models import _COMMON, ARCHITECTURES, prompt, tiny
+from tests.parity import assert_same_text
+from tests.test_batches import assert_same_rows, padded
+
+GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
+
+
+@torch.no_grad()
+def easy(architecture: str = "llama"):
+    """Return a model whose last layer changes little."""
+    model = tiny(architecture)
+    layers = next(x for x in model.base_model.children() if isinstance(x, torch.nn.ModuleList))
+    for parameter in layers[-1].parameters():
+        if parameter.dim() > 1:
+            parameter *= 0.3
+    return model
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_lossless_parity(architecture: str):
+    model = easy(architecture)
+    config = model.config.to_dict()
+    plain = model.generate(input_ids=prompt(), **GREEDY, output_logits=True)
+    ours = model.generate(input_ids=prompt(), **GREEDY, assistant_early_exit=1, lossy_mode="lossless")
+    assert_same_text(ours.sequences, plain)
+    assert ours.lossy_stats.accepted > 0
+    assert model.config.to_dict() == config
+
+
+def test_batches_and_lossy_rules():
+    model = easy()
+    plain = model.generate(**padded(), **GREEDY, output_logits=True)
+    ours = model.generate(**padded(), **GREEDY, assistant_early_exit=1, lossy_mode="lossless")
+    assert_same_rows(ours.sequences, plain)
+    for mode in ("dropmatch", "ears", "topk"):
+        out = model.generate(
+            **padded(),
+            **(GREEDY | {"do_sample": True}),
+            assistant_early_exit=1,
+            lossy_mode=mode,
+            num_return_sequences=2,
+        )
+        assert out.sequences.shape[0] == 8
+
+
+@torch.no_grad()
+def test_the_view_computes_what_the_layers_compute():
+    model = LlamaForCausalLM(LlamaConfig(**(_COMMON | {"num_hidden_layers": 4}))).eval()
+    states = model(input_ids=prompt(), output_hidden_states=True).hidden_states
+    view = first_layers(model, 2)
+    expected = model.lm_head(model.model.norm(states[2]))
+    torch.testing.assert_close(view(input_ids=prompt()).logits, expected)
+    assert len(model.model.layers) == model.config.num_hidden_layers == 4
+    assert view.lm_head is model.lm_head
+
+
+def test_a_failure_leaves_the_model_as_it_was():
+    model = easy()
+    with pytest.raises(RuntimeError, match="boom"):
+        model.generate(
+            input_ids=prompt(), **GREEDY, assistant_early_exit=1, lossy_mode="lossless",
+            logits_processor=[lambda ids, scores: (_ for _ in ()).throw(RuntimeError("boom"))],
+        )  # fmt: skip
+    assert model.config.num_hidden_layers == len(model.model.layers) == 2
+
+
+@pytest.mark.parametrize("layers", [2, True, "1"])
+def test_refused(layers):
+    with pytest.raises(LossyError, match="assistant_early_exit"):
+        tiny().generate(input_ids=prompt(), **GREEDY, assistant_early_exit=layers, lossy_mode="lossless")

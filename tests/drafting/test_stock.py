@@ -1,0 +1,126 @@
+"""transformers' own drafters, which read the target's states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    MuseGlimmerAssistantConfig,
+    MuseGlimmerAssistantModel,
+)
+from transformers.modeling_layers import MtpModel
+
+from hf_lossy_assist import LossyError
+from tests.models import VOCAB, prompt, tiny
+from tests.parity import assert_same_text
+from tests.test_batches import padded
+
+GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
+
+
+def multi_token(monkeypatch, layers: int):
+    """Return a tiny model with multi-token prediction; its weights would be in the checkpoint."""
+    config = DeepseekV3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+        topk_group=1, first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, num_mtp_layers=layers, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    target = DeepseekV3ForCausalLM(config).eval()
+
+    def from_pretrained(main_model, device_map=None):
+        torch.manual_seed(1)
+        model = MtpModel(main_model, layers).eval()
+        with torch.no_grad():
+            for parameter in model.layers.parameters():
+                parameter.normal_(std=0.2) if parameter.dim() > 1 else parameter.fill_(1)
+        return model
+
+    monkeypatch.setattr(MtpModel, "from_pretrained", from_pretrained)
+    return target
+
+
+def dflash():
+    """Return a target, and a draft that fills in a block from the target's states."""
+    target = tiny()
+    torch.manual_seed(1)
+    draft = MuseGlimmerAssistantModel(
+        MuseGlimmerAssistantConfig(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, block_size=4, mask_token_id=5, target_layer_ids=[0, 1], sliding_window=8, pad_token_id=0,
+        )
+    ).eval()  # fmt: skip
+    return target, draft
+
+
+@pytest.fixture(params=["mtp-1", "mtp-2", "dflash"])
+def drafted(request, monkeypatch):
+    """Return a target, and the keywords that have it drafted for."""
+    if request.param == "dflash":
+        target, draft = dflash()
+        return target, {"assistant_model": draft, "speculation_type": "dflash"}
+    return multi_token(monkeypatch, int(request.param[-1])), {"use_mtp": True}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_lossless_parity(drafted, asked: bool):
+    target, keywords = drafted
+    kwargs = GREEDY | {"input_ids": prompt(), "output_hidden_states": asked}
+    plain = target.generate(**kwargs, output_logits=True)
+    ours = target.generate(**kwargs, **keywords, lossy_mode="lossless")
+    assert_same_text(ours.sequences, plain)
+    assert ours.lossy_stats.drafted > 20
+    if asked:
+        for a, b in zip(plain.hidden_states, ours.hidden_states, strict=True):
+            torch.testing.assert_close(a[-1], b[-1], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["topk", "ears", "dropmatch"])
+def test_lossy_rules(drafted, mode: str):
+    target, keywords = drafted
+    kwargs = GREEDY | {"do_sample": True, "input_ids": prompt()}
+    settings = {"k": 60} if mode == "topk" else {}
+    out = target.generate(**kwargs, **keywords, lossy_mode=mode, lossy_config={"seed": 0, **settings})
+    assert len(out.lossy_stats.trace) == 30
+    if mode == "topk":
+        assert out.lossy_stats.accepted > 10
+
+
+def test_sampling_has_the_target_s_law(drafted):
+    """120 tokens that were drafted, over 4: p > 1e-5 catches a law that is off by 0.25 anywhere."""
+    from scipy import stats
+
+    target, keywords = drafted
+    kwargs = {"input_ids": prompt(), "do_sample": True, "top_k": 4, "temperature": 2.0, "eos_token_id": None}
+    with torch.no_grad():
+        first = target(input_ids=prompt()).logits[0, -1]
+    best = int(first.argmax())
+    counts = np.zeros(VOCAB)
+    for seed in range(120):
+        out = target.generate(
+            **kwargs, **keywords, max_new_tokens=3, lossy_mode="lossless", lossy_config={"seed": seed},
+            prefix_allowed_tokens_fn=lambda _, ids: [best] if len(ids) == 7 else list(range(VOCAB)),
+        )  # fmt: skip
+        counts[out[0, 8]] += 1
+    with torch.no_grad():
+        logits = target(input_ids=torch.cat([prompt(), torch.tensor([[best]])], 1)).logits[0, -1] / 2.0
+    kept = logits.topk(4)
+    law = kept.values.double().softmax(-1).numpy()
+    assert counts.sum() == counts[kept.indices].sum() == 120
+    assert stats.chisquare(counts[kept.indices], 120 * law / law.sum()).pvalue > 1e-5
+
+
+def test_one_sequence_at_a_time(drafted):
+    target, keywords = drafted
+    with pytest.raises(LossyError, match="4 rows"):
+        target.generate(**(GREEDY | padded()), **keywords, lossy_mode="lossless")
+
+
+def test_dflash_needs_its_draft():
+    with pytest.raises(LossyError, match=r"speculation_type.*assistant_model"):
+        tiny().generate(input_ids=prompt(), **GREEDY, speculation_type="dflash", lossy_mode="lossless")

@@ -1,0 +1,143 @@
+"""A draft with a tokenizer of its own."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hf_lossy_assist import LossyError
+from hf_lossy_assist.drafting.translated import Translation
+from tests.acceptors.table import ROWS, row_id
+from tests.acceptors.test_laws import chi_square_p
+from tests.models import constant, noisy_copy, tiny
+from tests.parity import assert_same_text
+from tests.test_batches import assert_same_rows
+
+SPECIAL = ["<pad>", "<s>", "</s>"]
+WORDS = [f"{a}{b}" for a in "bcdfghklm" for b in "aeiou"]
+GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
+
+
+def tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, "<unk>", *words])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, padding_side="left", **special)
+
+
+TARGET = tokenizer(WORDS)
+DRAFT = tokenizer([*WORDS[40:], "zzz", *WORDS[:35]])  # another order, five words less, and one more
+BOTH = {"tokenizer": TARGET, "assistant_tokenizer": DRAFT}
+SIZE = len(TARGET)
+
+
+def pair(noise: float = 0.01):
+    """Return a target, and a draft that thinks much the same, in its own tokens."""
+    target = tiny()
+    target.resize_token_embeddings(SIZE, mean_resizing=False)
+    draft = noisy_copy(target, noise)
+    draft.resize_token_embeddings(len(DRAFT), mean_resizing=False)
+    ours = torch.tensor(
+        [TARGET.get_vocab().get(word, 3) for word in sorted(DRAFT.get_vocab(), key=DRAFT.get_vocab().get)]
+    )
+    with torch.no_grad():
+        for get in ("get_input_embeddings", "get_output_embeddings"):
+            getattr(draft, get)().weight.copy_(getattr(target, get)().weight[ours])
+    return target, draft
+
+
+def prompts(*texts: str):
+    return TARGET(list(texts), return_tensors="pt", padding=True, return_token_type_ids=False)
+
+
+@pytest.mark.parametrize("gamma", [1, 5])
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_lossless_parity(gamma: int, noise: float):
+    target, draft = pair(noise)
+    before = copy.deepcopy((draft.state_dict(), draft.config.to_dict(), draft.generation_config.to_dict()))
+    inputs = prompts("ba mi ko")
+    plain = target.generate(**inputs, **GREEDY, output_logits=True)
+    ours = target.generate(
+        **inputs, **GREEDY, **BOTH, assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=gamma
+    )
+    assert_same_text(ours.sequences, plain)
+    assert ours.lossy_stats.acceptance_rate > (0.5 if noise == 0 else 0.05)
+    after = draft.state_dict(), draft.config.to_dict(), draft.generation_config.to_dict()
+    assert all(torch.equal(before[0][name], value) for name, value in after[0].items())
+    assert before[1:] == after[1:]
+
+
+def test_batches():
+    target, draft = pair()
+    inputs = prompts("ba mi ko", "du", "la la be do gu")
+    plain = target.generate(**inputs, **GREEDY, output_logits=True)
+    ours = target.generate(**inputs, **GREEDY, **BOTH, assistant_model=draft, lossy_mode="lossless")
+    assert_same_rows(ours.sequences, plain)
+    assert ours.lossy_stats.accepted > 0
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.mode != "judge"], ids=row_id)
+def test_every_rule(row):
+    target, draft = pair(0.05)
+    kwargs = GREEDY | BOTH | {"do_sample": True, "assistant_model": draft}
+    out = target.generate(**prompts("ba mi"), **kwargs, **row.keywords(target, draft, seed=0))
+    assert len(out.lossy_stats.trace) == 30
+
+
+def test_sampling_has_the_target_s_law():
+    """6,000 tokens, p > 1e-5: catches a law that is off by 0.03 anywhere."""
+    a, b = tokenizer(["ba", "be", "bi"]), tokenizer(["bi", "bo", "be"])  # each has a word that the other lacks
+    p = np.array([0.0001, 0.0999, 0.1, 0.1, 0.3, 0.25, 0.15])
+    q = np.array([0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3])
+    out = constant(p.tolist()).generate(
+        input_ids=torch.tensor([[4]]), attention_mask=torch.tensor([[1]]), do_sample=True, top_k=0,
+        assistant_model=constant(q.tolist(), seed=2), tokenizer=a, assistant_tokenizer=b, eos_token_id=None,
+        lossy_mode="lossless", lossy_config={"seed": 1}, max_new_tokens=6000, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert chi_square_p(np.bincount(out.sequences[0, 1:], minlength=7), p) > 1e-5
+    assert out.lossy_stats.acceptance_rate > 0.3
+
+
+def test_translation():
+    translation = Translation(TARGET, DRAFT, SIZE, len(DRAFT))
+    shared = TARGET.convert_tokens_to_ids(["<s>", "ba", "mi"])
+    assert DRAFT.convert_ids_to_tokens(translation.text(shared)) == ["<s>", "ba", "mi"]
+    assert DRAFT.convert_ids_to_tokens(translation.token(TARGET.convert_tokens_to_ids(WORDS[36]))) == ["<unk>"]
+    law = translation.logits(torch.zeros(1, 1, len(DRAFT))).softmax(-1)[0, 0]
+    lacking = TARGET.convert_tokens_to_ids(WORDS[35:40])
+    assert law[lacking].tolist() == [0] * 5
+    assert law.count_nonzero() == SIZE - 5
+
+
+def test_the_same_tokenizer_twice_takes_the_direct_path(monkeypatch):
+    monkeypatch.setattr(
+        "hf_lossy_assist.drafting.choice.TranslatingDrafter", lambda *_, **__: pytest.fail("translated")
+    )
+    target, _ = pair()
+    twin = tokenizer(WORDS)
+    for other in (TARGET, twin):
+        out = target.generate(
+            **prompts("ba mi"), **GREEDY, assistant_model=target, tokenizer=TARGET, assistant_tokenizer=other,
+            lossy_mode="lossless",
+        )  # fmt: skip
+        assert out.lossy_stats.acceptance_rate == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "needles"),
+    [
+        ({"tokenizer": None}, ["`assistant_tokenizer`", "`tokenizer`"]),
+        ({"assistant_tokenizer": 3}, ["`assistant_tokenizer`", "3"]),
+    ],
+)
+def test_refused(change: dict, needles: list[str]):
+    target, draft = pair()
+    with pytest.raises(LossyError) as error:
+        target.generate(**prompts("ba"), **(GREEDY | BOTH | change), assistant_model=draft, lossy_mode="lossless")
+    assert all(needle in str(error.value) for needle in needles)

@@ -1,0 +1,86 @@
+"""One tokenizer, vocabularies padded differently."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from hf_lossy_assist import LossyError
+from hf_lossy_assist.drafting.vocabulary import PaddedVocabulary, vocabulary_of
+from tests.acceptors.table import ROWS, row_id
+from tests.acceptors.test_laws import chi_square_p
+from tests.models import VOCAB, constant, noisy_copy, prompt, tiny
+from tests.parity import assert_same_text
+from tests.test_batches import assert_same_rows, padded
+
+GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
+
+
+def resized(model, size: int):
+    """Return a copy of ``model`` with so many rows; new rows of the head are not without a chance."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(0)
+    other.resize_token_embeddings(size, mean_resizing=False)
+    return other
+
+
+@pytest.mark.parametrize(("target_size", "draft_size"), [(VOCAB, VOCAB - 9), (VOCAB, VOCAB + 7)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_lossless_parity(target_size: int, draft_size: int, batch: int):
+    target = tiny()
+    draft = resized(noisy_copy(target, 0.01), draft_size)
+    inputs = {"input_ids": prompt()} if batch == 1 else padded()
+    plain = target.generate(**inputs, **GREEDY, output_logits=True)
+    assert plain.sequences.max() >= draft_size or draft_size > target_size, "the text has tokens the draft lacks"
+    ours = target.generate(**inputs, **GREEDY, assistant_model=draft, lossy_mode="lossless")
+    (assert_same_text if batch == 1 else assert_same_rows)(ours.sequences, plain)
+    assert ours.lossy_stats.accepted > 0
+
+
+@pytest.mark.parametrize("row", ROWS, ids=row_id)
+@pytest.mark.parametrize("size", [VOCAB - 9, VOCAB + 7])
+def test_every_rule(row, size: int):
+    target = tiny()
+    draft = resized(noisy_copy(target, 0.03), size)
+    config = {"seed": 0}
+    out = target.generate(
+        input_ids=prompt(),
+        **(GREEDY | {"do_sample": True}),
+        assistant_model=draft,
+        **row.keywords(target, draft, **config),
+    )
+    assert len(out.lossy_stats.trace) == 30
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_sampling_has_the_target_s_law(size: int):
+    """6,000 tokens, p > 1e-5: catches a law that is off by 0.03 anywhere."""
+    p = np.array([0.3, 0.25, 0.2, 0.1, 0.1, 0.05])
+    q = np.array([0.2, 0.3, 0.1, 0.15, 0.05, 0.1, 0.04, 0.06][:size])
+    out = constant(p.tolist()).generate(
+        input_ids=torch.tensor([[1]]), attention_mask=torch.tensor([[1]]), do_sample=True, top_k=0,
+        assistant_model=constant((q / q.sum()).tolist(), seed=2), lossy_mode="lossless", lossy_config={"seed": 1},
+        max_new_tokens=6000, num_assistant_tokens=4, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert chi_square_p(np.bincount(out.sequences[0, 1:], minlength=6), p) > 1e-5
+    assert out.lossy_stats.acceptance_rate > 0.3
+
+
+def test_a_law_over_the_target_s_tokens():
+    target, draft = tiny(), resized(tiny(), VOCAB - 9)
+    vocabulary = vocabulary_of(target, draft)
+    logits = vocabulary.logits(torch.zeros(1, 2, VOCAB - 9))
+    assert logits.shape == (1, 2, VOCAB)
+    assert logits.softmax(-1)[0, 0].tolist() == pytest.approx([1 / (VOCAB - 9)] * (VOCAB - 9) + [0] * 9)
+    assert vocabulary.context(torch.tensor([[3, VOCAB - 9, VOCAB - 10]])).tolist() == [[3, 0, VOCAB - 10]]
+    cut = PaddedVocabulary(4, 6)
+    assert cut.logits(torch.arange(6.0)[None, None])[0, 0].tolist() == [0, 1, 2, 3]
+    assert cut.context(torch.tensor([[3]])).tolist() == [[3]]
+
+
+def test_more_than_padding_needs_tokenizers():
+    with pytest.raises(LossyError, match=r"assistant_model.*1264.*64.*assistant_tokenizer"):
+        tiny().generate(input_ids=prompt(), assistant_model=resized(tiny(), VOCAB + 1200), lossy_mode="lossless")
