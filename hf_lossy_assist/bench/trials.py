@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..stats import LossyStats
 from .contenders import Contender, Models
 from .meters import Clock, Forwards, metered, synchronizer
-from .resources import peak_memory
+from .resources import PeakMemory, peak_memory
 from .runs import Setting, until_end
 
 
@@ -70,7 +70,8 @@ class Split:
     drafting, verifying
         Forward passes of the draft and of the target: decoder and LM head.
     deciding
-        What the rule and fetching its decision took, as the run's statistics say; None where there are none.
+        What the rule and fetching its decision took, as the run's statistics say; None where there are none, or
+        where another clock is read.
     rest
         Everything else.
     draft_calls, target_calls
@@ -160,8 +161,8 @@ def attempt(
         Also find out where the time goes. On a GPU that means waiting for the device at every pass, so such a call
         is slower than others.
     """
-    device, clock, energy = models.target.device, instruments.clock, instruments.energy
-    synchronize = synchronizer(device)
+    clock, energy = instruments.clock, instruments.energy
+    synchronize = synchronizer(models.target.device)
     arguments = {
         "input_ids": batch.ids,
         "attention_mask": batch.mask,
@@ -172,13 +173,7 @@ def attempt(
     }
     with ExitStack() as stack:
         stack.enter_context(contender.ready(models))
-        target, draft, memory = (None, None, None)
-        if meter:
-            target, draft = (
-                stack.enter_context(metered(model, synchronize, clock)) for model in (models.target, models.draft)
-            )
-            memory = peak_memory(device)
-            memory.reset()
+        watch = stack.enter_context(_watching(models, synchronize, clock)) if meter else None
         torch.manual_seed(workload.seed + batch.first)
         synchronize()
         joules = energy() if energy else 0.0
@@ -187,23 +182,42 @@ def attempt(
         synchronize()
         seconds = clock() - started
         joules = energy() - joules if energy else None
-        peak = memory and memory.peak()
+        peak = watch and watch.memory.peak()
     stats = getattr(output, "lossy_stats", None)
+    # The statistics look at the wall's clock.
+    deciding = stats.seconds.get("deciding") if stats is not None and clock is time.perf_counter else None
     width = batch.ids.shape[1]
     return Trial(
         rows=[until_end(row[width:], models.target) for row in output.sequences],
         seconds=seconds,
         stats=stats,
-        split=_split(target, draft, started, seconds, stats) if meter else None,
+        split=watch and _split(watch, started, seconds, deciding),
         peak_memory=peak,
         joules=joules,
     )
 
 
-def _split(target: Forwards, draft: Forwards, started: float, seconds: float, stats: LossyStats | None) -> Split | None:
+@dataclass(frozen=True, eq=False)
+class _Watch:
+    """What is watched during a metered call."""
+
+    target: Forwards
+    draft: Forwards
+    memory: PeakMemory
+
+
+@contextmanager
+def _watching(models: Models, synchronize: Callable[[], None], clock: Clock) -> Iterator[_Watch]:
+    memory = peak_memory(models.target.device)
+    memory.reset()
+    with metered(models.target, synchronize, clock) as target, metered(models.draft, synchronize, clock) as draft:
+        yield _Watch(target, draft, memory)
+
+
+def _split(watch: _Watch, started: float, seconds: float, deciding: float | None) -> Split | None:
+    target, draft = watch.target, watch.draft
     if not target.calls:
         return None  # a compiled pass does not call its modules
-    deciding = None if stats is None else stats.seconds.get("deciding")
     return Split(
         drafting=draft.seconds,
         verifying=target.seconds,
