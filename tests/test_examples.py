@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import runpy
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from hf_lossy_assist import disable, enable
+from hf_lossy_assist.acceptors import REGISTRY
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+SAYS = {
+    "01_generate": "tokens per round",
+    "02_pipeline": "drafted tokens kept",
+    "03_train_judge": "judge: ",
+    "04_verifier": "runs of ",
+    "05_own_rule": "let through: [' ",
+    "06_batches": "for all 6 answers",
+    "07_device_map_and_offload": "typical: ",
+    "08_stock_loop": "drafted tokens kept",
+}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_example(example: Path, capsys: pytest.CaptureFixture[str]):
+def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    known = dict(REGISTRY)
     disable()  # examples enable for themselves
     try:
         runpy.run_path(str(example), run_name="__main__")
     finally:
         enable()
-    assert "drafted tokens kept" in (text := capsys.readouterr().out) or "tokens per round" in text
+        for rule in REGISTRY.keys() - known.keys():
+            del REGISTRY[rule]
+    assert SAYS[example.stem] in capsys.readouterr().out

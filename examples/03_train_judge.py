@@ -1,0 +1,43 @@
+"""Mine a few problems, train a judge head, look at what would be published, and decode with it."""
+
+import tempfile
+from pathlib import Path
+
+import hf_lossy_assist
+from hf_lossy_assist import pairs
+from hf_lossy_assist.cli import app
+
+
+def command(*arguments):
+    print("\n$ lossy-assist", *arguments)
+    app([str(x) for x in arguments], standalone_mode=False)
+
+
+folder = Path(tempfile.mkdtemp())
+data, head = folder / "mined", folder / "judge"
+# Enough to see how it goes; a head that is to be used wants thousands of problems.
+command("mine", "--pair", "arithmetic", "--num-prompts", 14, "--out", data)
+command("train", "judge", "--data", data, "--pair", "arithmetic", "--validation", 0.3, "--out", head)
+command("publish", head, "your-org/your-judge", "--dry-run")  # without --dry-run once you are logged in
+
+pair = pairs.load("arithmetic")
+problems = pair.task.examples("test", 4)
+for mode, fields in {"lossless": {}, "judge": {"lossy_head": str(head)}}.items():
+    kept = rounds = right = 0
+    for problem in problems:
+        inputs = pair.tokenizer(problem.prompt, return_tensors="pt")
+        with hf_lossy_assist.enabled(pair.target):
+            ids = pair.target.generate(
+                **inputs,
+                **fields,
+                assistant_model=pair.draft,
+                lossy_mode=mode,
+                num_assistant_tokens=8,
+                do_sample=False,
+                max_new_tokens=160,
+            )
+        stats = hf_lossy_assist.last_stats(pair.target)
+        kept, rounds = kept + stats.accepted, rounds + stats.rounds
+        text = pair.tokenizer.decode(ids[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+        right += pair.task.correct(problem, text)
+    print(f"{mode}: {kept / rounds:.2f} drafted tokens kept a round, {right} of {len(problems)} answers right")

@@ -1,0 +1,44 @@
+"""Train a verifier head on a few problems, and let the draft run ahead of the target with it (SPRINTER)."""
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import hf_lossy_assist
+from hf_lossy_assist import pairs
+from hf_lossy_assist.cli import app
+
+
+def command(*arguments):
+    print("\n$ lossy-assist", *arguments)
+    app([str(x) for x in arguments], standalone_mode=False)
+
+
+folder = Path(tempfile.mkdtemp())
+data, head = folder / "mined", folder / "verifier"
+# Enough to see how it goes; a head that is to be used wants thousands of problems.
+command("mine", "--labels", "ratio", "--pair", "arithmetic", "--num-prompts", 16, "--out", data)
+command("train", "verifier", "--data", data, "--pair", "arithmetic", "--validation", 0.3, "--out", head)
+
+pair = pairs.load("arithmetic")
+problem = pair.task.examples("test", 2)[1]
+inputs = pair.tokenizer(problem.prompt, return_tensors="pt")
+torch.manual_seed(0)
+with hf_lossy_assist.enabled(pair.target):
+    for threshold in (0.8, 0.4):
+        output = pair.target.generate(
+            **inputs,
+            assistant_model=pair.draft,
+            lossy_mode="sprinter",
+            lossy_head=str(head),
+            lossy_config={"threshold": threshold, "max_draft": 32},
+            do_sample=True,
+            max_new_tokens=160,
+            return_dict_in_generate=True,
+        )
+        stats = output.lossy_stats
+        text = pair.tokenizer.decode(output.sequences[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
+        print(f"\nthreshold {threshold}:{text}")
+        print(f"  the target was asked {stats.target_calls} times for {len(stats.trace)} tokens,")
+        print(f"  runs of {stats.mean_run:.1f} tokens between")

@@ -1,0 +1,53 @@
+"""A rule of your own: words may differ from what the target would say, numbers may not."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+import hf_lossy_assist
+from hf_lossy_assist import pairs
+from hf_lossy_assist.acceptors import Acceptor, register
+
+
+@register
+@dataclass(frozen=True)
+class Words(Acceptor):
+    """Keep x iff the lossless rule does, or x is not in ``strict`` and ``p(x) >= share``. Correction: lossless."""
+
+    share: float = 0.05
+    strict: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "words"
+    paper: ClassVar[str] = "none"
+
+    def __post_init__(self):
+        if not 0 <= self.share <= 1:
+            raise hf_lossy_assist.LossyValueError(f"`share` of the rule 'words' has to be 0 to 1, but is {self.share}")
+
+    def keep(self, v):
+        strict = torch.isin(v.tokens, torch.tensor(self.strict, device=v.tokens.device))
+        return v.lossless | ((v.p_x >= self.share) & ~strict & v.allowed)
+
+
+pair = pairs.load("arithmetic")
+numbers = [i for token, i in pair.tokenizer.get_vocab().items() if any(c.isdigit() for c in token)]
+problem = pair.task.examples("test", 2)[1]
+inputs = pair.tokenizer(problem.prompt, return_tensors="pt")
+
+with hf_lossy_assist.enabled(pair.target):
+    output = pair.target.generate(
+        **inputs,
+        assistant_model=pair.draft,
+        lossy_mode="words",
+        lossy_config={"share": 0.05, "strict": numbers},
+        num_assistant_tokens=8,
+        do_sample=False,
+        max_new_tokens=160,
+        return_dict_in_generate=True,
+    )
+answer = output.sequences[0, inputs.input_ids.shape[1] :].tolist()
+marks = zip(answer, output.lossy_stats.trace, strict=True)
+let_through = [pair.tokenizer.decode([token]) for token, what in marks if what == "accepted_lossy"]
+print(pair.tokenizer.decode(output.sequences[0], skip_special_tokens=True))
+print(f"  {output.lossy_stats.mean_accepted:.1f} drafted tokens kept a round; let through: {let_through}")
