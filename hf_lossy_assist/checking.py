@@ -50,7 +50,7 @@ def _check_batch(mode: str, call: Prepared) -> None:
     if call.streamer is not None:
         raise LossyValueError(f"`streamer` can only show a batch of 1, but {rows}; leave it out")
     cache = call.inputs["past_key_values"]
-    if cache.get_seq_length() or getattr(cache, "_is_user_defined", False):
+    if cache.get_seq_length() or compat.belongs_to_user(cache):
         raise LossyUnsupportedError(
             f"`past_key_values` can't be passed in with `lossy_mode` {mode!r} where {rows}, because rows that end "
             "leave the cache; leave it out, and pass the prompts whole"

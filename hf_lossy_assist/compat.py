@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers import cache_utils as _caches
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
 from transformers.generation import candidate_generator as _candidates
@@ -123,7 +123,7 @@ def rollback(cache: DynamicCache, tokens: int) -> None:
 
 def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
     """Say why ``cache`` can't be rolled back, or None where it can."""
-    if model._is_stateful:
+    if has_recurrent_state(model):
         return f"{type(model).__name__} keeps a recurrent state, which can't be rolled back"
     if isinstance(cache, StaticCache):
         return None  # by position, or a dynamic one takes its place: see `compiled`
@@ -149,6 +149,33 @@ def supports_static_cache(model: PreTrainedModel) -> bool:
 def attention_of(model: PreTrainedModel) -> str:
     """Return the name of the model's attention implementation."""
     return model.config._attn_implementation
+
+
+def with_attention_of(model: PreTrainedModel, config: PretrainedConfig) -> PretrainedConfig:
+    """Return ``config``, told to use the model's attention implementation."""
+    config._attn_implementation = attention_of(model)
+    return config
+
+
+def has_recurrent_state(model: PreTrainedModel) -> bool:
+    """Tell whether the model keeps a state that can't be rolled back."""
+    return model._is_stateful
+
+
+def origin_of(model: PreTrainedModel) -> tuple[str, str | None]:
+    """Return what the model was loaded from, a Hub id or a folder or nothing, and the commit if it is known."""
+    return model.config._name_or_path, getattr(model.config, "_commit_hash", None)
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Tell whether accelerate brings the module's weights only for a forward."""
+    return hasattr(module, "_hf_hook")
+
+
+def padding_token(config: GenerationConfig) -> int:
+    """Return the token that fills rows up in a prepared call; any, where the model has none."""
+    token = getattr(config, "_pad_token_tensor", None)
+    return 0 if token is None else int(token)
 
 
 def compiles_by_itself(model: PreTrainedModel, model_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
@@ -311,9 +338,13 @@ __all__ = [
     "compiles_by_itself",
     "drafts_from_target_states",
     "forward_accepts",
+    "has_recurrent_state",
     "intercepted_drafter",
+    "is_offloaded",
     "move_inputs",
     "new_cache",
+    "origin_of",
+    "padding_token",
     "prepare_candidate_inputs",
     "processes_rows_alike",
     "ready_for_rollback",
@@ -325,4 +356,5 @@ __all__ = [
     "supports_static_cache",
     "unseen_tokens",
     "unwrap",
+    "with_attention_of",
 ]

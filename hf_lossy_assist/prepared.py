@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+from .compat import padding_token
 from .rows import RowProcessors
 
 
@@ -56,5 +57,4 @@ class Prepared:
     @property
     def padding(self) -> int:
         """The token that fills rows up; any, where the model has none."""
-        token = getattr(self.config, "_pad_token_tensor", None)
-        return 0 if token is None else int(token)
+        return padding_token(self.config)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..compat import with_attention_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from .geometry import Geometry
 
@@ -208,8 +209,7 @@ def _empty(
     fields["rope_parameters"] = rope | {"rope_theta": rope["rope_theta"] ** heads.theta_power}
     # The embedding holds constants, and the head what answers to them.
     fields["tie_word_embeddings"] = model.config.tie_word_embeddings and reserve.dims == 0
-    config = type(model.config).from_dict(fields)
-    config._attn_implementation = model.config._attn_implementation
+    config = with_attention_of(model, type(model.config).from_dict(fields))
     config.dtype = dtype
     with torch.device("meta"):
         grown = type(model)(config).to(dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..caches import move_cache
-from ..compat import CandidateGenerator, forward_accepts, new_cache, rollback
+from ..compat import CandidateGenerator, forward_accepts, has_recurrent_state, new_cache, rollback
 from ..errors import LossyUnsupportedError
 from ..processing import process
 from ..rows import Move
@@ -28,7 +28,7 @@ def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
 
 def check_rolls_back(draft: PreTrainedModel) -> None:
     """Raise unless the cache of ``draft`` can be rolled back."""
-    if draft.config.is_encoder_decoder or draft._is_stateful:
+    if draft.config.is_encoder_decoder or has_recurrent_state(draft):
         raise LossyUnsupportedError(
             "`assistant_model` has to be a decoder-only model whose cache can be rolled back, but is a "
             f"{type(draft).__name__}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compat import unwrap
+from ..compat import is_offloaded, origin_of, unwrap
 from ..errors import LossyValueError
 from ..hub import HUB_ID
 from .checks import check_sequence, check_size, is_number, require
@@ -83,9 +83,10 @@ class ModelIdentity:
         if _is_plain(head.weight):
             # Some models project the hidden state, or pad the vocabulary, on the way to the head.
             vocab_size, hidden_size = head.weight.shape
+        source, revision = origin_of(inner)
         return cls(
-            name=_name(inner.config._name_or_path) or type(inner).__name__,
-            revision=getattr(inner.config, "_commit_hash", None),
+            name=_name(source) or type(inner).__name__,
+            revision=revision,
             architecture=type(inner).__name__,
             hidden_size=hidden_size,
             vocab_size=vocab_size,
@@ -149,7 +150,7 @@ def _fingerprint(head: nn.Module) -> tuple[float, ...]:
 
 def _at_hand(head: nn.Module) -> Any:
     # accelerate keeps offloaded weights elsewhere, and brings them only for a forward.
-    if not hasattr(head, "_hf_hook"):
+    if not is_offloaded(head):
         return nullcontext()
     from accelerate.utils import align_module_device
 
