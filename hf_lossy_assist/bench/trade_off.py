@@ -20,7 +20,7 @@ from ..tasks import Example
 from .maths_tokens import maths_tokens
 from .runs import pool
 
-JUDGE_THRESHOLDS = (0.01, 0.02, 0.05, 0.2, 0.5, 0.75, 0.9, 0.95, 0.98)
+JUDGE_THRESHOLDS = (0.01, 0.02, 0.05, 0.2, 0.75, 0.95, 0.98)
 VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 TOP_K = (2, 4, 8, 16)
 
@@ -167,7 +167,7 @@ def measure(
                 began = time.perf_counter()
                 texts, stats = _answer(pair, point, batch, gamma, available, important)
                 seconds += time.perf_counter() - began
-                runs.append(stats)
+                runs += stats.rows
                 correct += sum(pair.task.correct(x, text) for x, text in zip(batch, texts, strict=True))
                 on_batch(len(batch))
             yield _row(point, len(examples), correct, seconds, pool(runs))
