@@ -22,6 +22,7 @@ from .steps import Steps
 from .support import obstacle_to_compiling, obstacle_to_inputs, obstacle_to_static
 
 _ANY_WIDTH = (8, 16, 40)
+_LOOKUP = {"prompt_lookup_num_tokens"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ def plan_of(
             return None
     draft = None
     if target.programs and choice.drafts_with_model:
-        draft = _draft(choice.assistant_model, call)
+        draft = _draft(choice.assistant_model, model, call)
     return Plan(target, draft)
 
 
@@ -102,8 +103,8 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
     cache = call.inputs["past_key_values"]
     if acceptor.run_ahead is not None:
         return f"the rule {acceptor.name!r} sends the target as many tokens as it has not seen"
-    if choice.candidate_generator is not None:
-        return "a `candidate_generator` may want to see the target's inputs and outputs"
+    if not (choice.drafts_with_model or choice.translation is not None or set(choice.options) == _LOOKUP):
+        return "its drafter may want to see the target's inputs and outputs"
     if belongs_to_user(cache) and not isinstance(cache, StaticCache):
         return f"`past_key_values` is a {type(cache).__name__}"
     if belongs_to_user(cache) and not rewinds(cache):
@@ -114,9 +115,9 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
 def _verified_widths(choice: DrafterChoice, call: Prepared) -> tuple[int, ...]:
     """Return how many tokens the target's forwards are over: drafted ones and the one before them."""
     if choice.assistant_model is None:
-        return (call.config.prompt_lookup_num_tokens + 1,)
+        return (choice.options["prompt_lookup_num_tokens"] + 1,)
     constant = isinstance(choice.num_assistant_tokens, int) and not choice.schedule.startswith("heuristic")
-    return (choice.num_assistant_tokens + 1,) if constant else _ANY_WIDTH
+    return (choice.num_assistant_tokens + 1,) if constant and choice.drafts_with_model else _ANY_WIDTH
 
 
 def _target(model: PreTrainedModel, call: Prepared, width: int) -> Steps:
@@ -129,9 +130,11 @@ def _target(model: PreTrainedModel, call: Prepared, width: int) -> Steps:
     return Steps(model, slots, call.inputs.get("attention_mask"), call.inputs.get("position_ids"))
 
 
-def _draft(model: PreTrainedModel, call: Prepared) -> Steps | None:
+def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> Steps | None:
     """Return the draft model's forwards, compiled; None where it has to draft on a dynamic cache."""
     obstacle = obstacle_to_static(model)
+    if model.get_input_embeddings() is target.get_input_embeddings():
+        obstacle = "the draft is a part of the target, made anew for every call"
     if obstacle is None:
         slots = POOL.take(model, call.config.max_length + WIDTHS[-1])
         steps = Steps(model, slots, call.inputs.get("attention_mask"))
@@ -151,7 +154,7 @@ def _compile(steps: Steps, widths: tuple[int, ...], call: Prepared) -> str | Non
     except Exception as error:  # whatever a compiler, a backend or a model's code may raise
         steps.programs.clear()
         forget(steps.model)
-        reason = str(error).strip().split("\n")[0]
+        reason = " ".join(str(error).strip().split("\n")[:2])
         return f"{type(steps.model).__name__} can't be compiled ({type(error).__name__}: {reason})"
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,15 +27,22 @@ class Program:
         The user's model; nothing is written to it.
     options
         Keywords of ``torch.compile``.
+
+    Attributes
+    ----------
+    runs
+        How often it has run.
     """
 
     def __init__(self, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         compiled = torch.compile(_states_of(model.get_decoder()), **options)
         self.model = shadow(model, DecoderForward(compiled))
+        self.runs = 0
 
     def __call__(self, **inputs: Any) -> Any:
         # Says that nobody reads what the last run returned: CUDA graphs write to the same place.
         torch.compiler.cudagraph_mark_step_begin()
+        self.runs += 1
         return self.model(**inputs)
 
 
@@ -62,8 +70,12 @@ def _options(config: CompileConfig | None) -> dict[str, Any]:
 
 
 def _states_of(decoder: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    # Without transformers' decorators, which collect what nobody wants here: they look at a table of all models in
+    # the process, so that loading another one would have everything compiled again.
+    forward = inspect.unwrap(type(decoder).forward)
+
     def states(*args: Any, **inputs: Any) -> torch.Tensor:
-        return decoder.forward(*args, **inputs)[0]
+        return forward(decoder, *args, **inputs)[0]
 
     # torch counts recompilations by code object, and gives up after a few: every program has one of its own.
     own = FunctionType(states.__code__.replace(), states.__globals__, "states", None, states.__closure__)

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
 
+from ..errors import LossyUnsupportedError
 from .programs import Program, program
 from .slots import Slots
+
+_TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
 
 
 @dataclass(eq=False)
@@ -96,10 +99,15 @@ class Steps:
         return self._last[count, keep]
 
     def _warm_up(self, compiled: Program, width: int) -> None:
+        """Run and check a program: twice more than it takes to compile it, because CUDA graphs need that."""
         tokens = torch.zeros(1, width, dtype=torch.long, device=self.model.device)
-        # The first forward makes the cache's tensors, which a compiled one could not; CUDA graphs need two more.
+        logits = []
+        # The first forward makes the cache's tensors, which a compiled one could not.
         for forward in (self.model, compiled, compiled, compiled):
             self.slots.seek(0)
-            forward(**self._inputs(tokens, 0, width, 1), return_dict=True)
+            logits.append(forward(**self._inputs(tokens, 0, width, 1), return_dict=True).logits)
             self.slots.filled += width
+        wrong = (logits[-1] - logits[0]).abs().max()
+        if not wrong <= _TOLERANCE * logits[0].abs().max():
+            raise LossyUnsupportedError(f"its logits are off by {wrong:.3g}")
         self.slots.warm.add((compiled, self._padding is None))
