@@ -97,7 +97,7 @@ def _keep_everything(cache: DynamicCache) -> None:
 
 def ready_for_rollback(cache: Any) -> None:
     """Let the empty cache that ``generate()`` has just made keep what this version can't roll back otherwise."""
-    fresh = type(cache) is DynamicCache and not getattr(cache, "_is_user_defined", False)
+    fresh = type(cache) is DynamicCache and not belongs_to_user(cache)
     if fresh and not _SLIDING_LAYERS_ROLL_BACK:
         _keep_everything(cache)
 
@@ -134,6 +134,12 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
     if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
         return "this version of transformers can't roll back a sliding window; upgrade to 5.17 or newer"
     return None
+
+
+def mark_as_user_s(cache: Any) -> None:
+    """Mark what was passed to ``generate()`` as a cache; newer versions do it themselves."""
+    if isinstance(cache, _caches.Cache):
+        cache._is_user_defined = True
 
 
 def belongs_to_user(cache: Any) -> bool:
@@ -341,6 +347,7 @@ __all__ = [
     "has_recurrent_state",
     "intercepted_drafter",
     "is_offloaded",
+    "mark_as_user_s",
     "move_inputs",
     "new_cache",
     "origin_of",

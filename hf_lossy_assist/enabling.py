@@ -15,12 +15,13 @@ from torch import nn
 from transformers import GenerationMixin
 
 from .calls import LossyCall
-from .compat import DECODING_METHODS, unwrap
+from .compat import DECODING_METHODS, mark_as_user_s, unwrap
 from .stats import LossyStats
 
 _lock = threading.RLock()
 _counts: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _everywhere = 0
+_running = 0
 _originals: dict[str, Callable[..., Any]] = {}
 _last: weakref.WeakKeyDictionary[nn.Module, LossyStats] = weakref.WeakKeyDictionary()
 # The call on its way through generate()'s preparations, in this thread.
@@ -70,8 +71,7 @@ def disable(model: nn.Module | None = None) -> None:
             _counts[target] = _counts.get(target, 0) - 1
             if _counts[target] <= 0:
                 del _counts[target]
-        if not _everywhere and not _counts:
-            _uninstall()
+        _uninstall_unless_used()
 
 
 @contextmanager
@@ -110,7 +110,25 @@ def _install() -> None:
         setattr(GenerationMixin, name, _wrap_decoding(_originals[name]))
 
 
-def _uninstall() -> None:
+@contextmanager
+def _in_use() -> Iterator[None]:
+    """Whoever disables meanwhile, in another thread or a streamer, does not turn this call into an ordinary one."""
+    global _running
+    with _lock:
+        _running += 1
+        if not _originals:
+            _install()
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+            _uninstall_unless_used()
+
+
+def _uninstall_unless_used() -> None:
+    if _everywhere or _counts or _running:
+        return
     for name, original in _originals.items():
         setattr(GenerationMixin, name, original)
     _originals.clear()
@@ -131,9 +149,11 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         call = LossyCall.take(self, arguments)
         if call is None:
             return original(self, **arguments)
+        mark_as_user_s(arguments.get("past_key_values"))
         token = _pending.set(call)
         try:
-            return original(self, **arguments)
+            with _in_use():
+                return original(self, **arguments)
         finally:
             _pending.reset(token)
 
