@@ -147,9 +147,8 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments.pop("self")
         arguments |= arguments.pop("kwargs", {})
         call = LossyCall.take(self, arguments)
-        if call is None:
-            return original(self, **arguments)
         mark_as_user_s(arguments.get("past_key_values"))
+        # None for an ordinary call, which may be made while a lossy one is being prepared: by its streamer, say.
         token = _pending.set(call)
         try:
             with _in_use():
