@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,12 +12,13 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from . import compat
 from .batching import BatchDecoding
 from .break_even import BreakEven, NoBreakEven
-from .checking import check_mode, check_prepared
+from .checking import check_mode, check_prepared, check_together
 from .compiled import StaticDecoding, plan_of
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
 from .drafting.choice import DrafterChoice
 from .errors import LossyUnsupportedError, LossyValueError
+from .one_by_one import Loop, OneByOne
 from .output import GenerateLossyOutput
 from .prepared import Prepared
 from .rows import Frame, framed
@@ -38,11 +40,14 @@ class LossyCall:
         The rule and the run's settings.
     choice
         What is to draft.
+    encoder_input
+        What the target's encoder is to read, for an encoder-decoder model.
     """
 
     model: PreTrainedModel
     config: RunConfig
     choice: DrafterChoice
+    encoder_input: Any = None
 
     @classmethod
     def take(cls, model: PreTrainedModel, kwargs: dict[str, Any]) -> LossyCall | None:
@@ -81,7 +86,8 @@ class LossyCall:
             )
         choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"))
         choice.check(config.acceptor)
-        return cls(model, config, choice)
+        main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)
+        return cls(model, config, choice, main if model.config.is_encoder_decoder else None)
 
     def decode(
         self,
@@ -106,22 +112,29 @@ class LossyCall:
             inputs=model_kwargs,
             streamer=streamer,
             tokenizer=tokenizer,
+            encoder_input=self.encoder_input,
             synced_gpus=synced_gpus,
         )
         check_prepared(self.model, self.config.acceptor, call)
         check_mode(self.config, generation_config.do_sample)
         return self._loop(call).decode()
 
-    def _loop(self, call: Prepared) -> Decoding:
-        acceptor, randomness = self.config.acceptor, Randomness(self.config.seed)
-        unseen = compat.unseen_tokens(call.ids, call.inputs, call.config)
+    def _loop(self, call: Prepared) -> Loop:
+        randomness = Randomness(self.config.seed)
+        if call.batch == 1:
+            return self._single(call, randomness)
+        if self.choice.one_by_one:
+            return OneByOne([partial(self._single, call.alone(i), randomness) for i in range(call.batch)], call)
+        acceptor, frame = self.config.acceptor, Frame.of(call.ids, call.padding)
+        check_together(acceptor.name, call)
+        processors = framed(call.processors, frame)
+        drafter = self.choice.batch_drafter(acceptor, call, processors, randomness)
+        loop = BatchDecoding if acceptor.run_ahead is None else SequentialBatchDecoding
+        return loop(self._run(call, processors, drafter, randomness), call.ids, call.inputs, self._unseen(call), frame)
+
+    def _single(self, call: Prepared, randomness: Randomness) -> Loop:
+        acceptor, unseen = self.config.acceptor, self._unseen(call)
         plan = plan_of(self.model, self.config.compile, acceptor, self.choice, call)
-        if call.batch > 1:
-            frame = Frame.of(call.ids, call.padding)
-            processors = framed(call.processors, frame)
-            drafter = self.choice.batch_drafter(acceptor, call, processors, randomness)
-            loop = BatchDecoding if acceptor.run_ahead is None else SequentialBatchDecoding
-            return loop(self._run(call, processors, drafter, randomness), call.ids, call.inputs, unseen, frame)
         if plan is not None:
             drafter = self.choice.drafter(acceptor, call, call.processors, randomness, plan.model_drafter)
             run = self._run(call, call.processors, drafter, randomness)
@@ -129,6 +142,10 @@ class LossyCall:
         drafter = self.choice.drafter(acceptor, call, call.processors, randomness)
         loop = Decoding if acceptor.run_ahead is None else SequentialDecoding
         return loop(self._run(call, call.processors, drafter, randomness), call.ids, call.inputs, unseen)
+
+    @staticmethod
+    def _unseen(call: Prepared) -> int | None:
+        return compat.unseen_tokens(call.ids, call.inputs, call.config)
 
     def _break_even(self, drafter: Any) -> BreakEven:
         # A drafter that follows the target's states can't leave out a round.

@@ -15,8 +15,6 @@ from .prepared import Prepared
 def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -> None:
     """Refuse what no batch can have."""
     mode = acceptor.name
-    if model.config.is_encoder_decoder:
-        raise LossyUnsupportedError(f"`lossy_mode` {mode!r} does not support encoder-decoder models yet")
     if call.ids.shape[1] == 0 or call.inputs.get("inputs_embeds") is not None:
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} needs the prompt as `input_ids`, but got `inputs_embeds` or no tokens"
@@ -40,15 +38,16 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
     cache = call.inputs.get("past_key_values")
     if (refusal := compat.refusal_of_cache(model, cache)) is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
-    if call.batch > 1:
-        _check_batch(mode, call)
+    if call.batch > 1 and call.streamer is not None:
+        raise LossyValueError(
+            f"`streamer` can only show a batch of 1, but the batch has {call.batch} rows (prompts × "
+            "`num_return_sequences`); leave it out"
+        )
 
 
-def _check_batch(mode: str, call: Prepared) -> None:
-    """Refuse what only one sequence at a time can have."""
+def check_together(mode: str, call: Prepared) -> None:
+    """Refuse what rows that are decoded together can't have."""
     rows = f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
-    if call.streamer is not None:
-        raise LossyValueError(f"`streamer` can only show a batch of 1, but {rows}; leave it out")
     cache = call.inputs["past_key_values"]
     if cache.get_seq_length() or compat.belongs_to_user(cache):
         raise LossyUnsupportedError(

@@ -13,7 +13,15 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers import cache_utils as _caches
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, QuantizedCache, StaticCache
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    QuantizedCache,
+    StaticCache,
+)
 from transformers.generation import candidate_generator as _candidates
 from transformers.generation import logits_process as _processors
 from transformers.generation.candidate_generator import CandidateGenerator
@@ -102,15 +110,36 @@ def ready_for_rollback(cache: Any) -> None:
         _keep_everything(cache)
 
 
+def text_cache(cache: Cache) -> Cache:
+    """Return the part of a cache that grows with the text, of one that holds an encoder's states too."""
+    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+
+def new_cross_cache() -> EncoderDecoderCache:
+    """Return an empty cache for a decoder that looks at an encoder's states."""
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+def encode(model: PreTrainedModel, inputs: Any, mask: Any) -> Any:
+    """Return what a model's encoder says of its input."""
+    given = {} if mask is None else {"attention_mask": mask.to(model.device)}
+    name = model.get_encoder().main_input_name
+    prepared = model._maybe_prepare_encoder_kwargs_for_generation(
+        inputs.to(model.device), given, name, model.generation_config
+    )
+    return prepared["encoder_outputs"]
+
+
 @contextmanager
 def recording(cache: DynamicCache) -> Iterator[None]:
     """Let ``cache`` be rolled back inside the block; afterwards it behaves as it did before."""
-    recorded = [getattr(layer, "record_past", None) for layer in cache.layers]
-    cache.activate_past_recording()
+    own = text_cache(cache)
+    recorded = [getattr(layer, "record_past", None) for layer in own.layers]
+    own.activate_past_recording()
     try:
         yield
     finally:
-        for i, layer in enumerate(cache.layers):
+        for i, layer in enumerate(own.layers):
             if hasattr(layer, "record_past"):
                 layer.record_past = recorded[i] if i < len(recorded) else False
 
@@ -118,7 +147,7 @@ def recording(cache: DynamicCache) -> Iterator[None]:
 def rollback(cache: DynamicCache, tokens: int) -> None:
     """Forget the last ``tokens`` tokens. Recording layers also shrink to their window, so call it with 0 too."""
     if tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
-        cache.crop(-tokens)
+        text_cache(cache).crop(-tokens)
 
 
 def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
@@ -129,6 +158,8 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
         return None  # by position, or a dynamic one takes its place: see `compiled`
     if isinstance(cache, QuantizedCache):
         return f"a {type(cache).__name__} can't be rolled back (yet); use a dynamic cache"
+    if isinstance(cache, EncoderDecoderCache):
+        return refusal_of_cache(model, cache.self_attention_cache)
     if not isinstance(cache, DynamicCache):
         return f"a {type(cache).__name__} is not a DynamicCache"
     if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
@@ -226,12 +257,16 @@ def prepare_candidate_inputs(
     """
     kwargs = dict(model_kwargs)
     longer = drafted + pending
-    if (mask := kwargs.get("attention_mask")) is not None:
-        kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + longer, False)
+    with_encoder = model.config.is_encoder_decoder
+    prefix = "decoder_" if with_encoder else ""
+    if (mask := kwargs.get(f"{prefix}attention_mask")) is not None:
+        kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + longer, with_encoder)
     if (types := kwargs.get("token_type_ids")) is not None:
         kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + longer)
-    if (positions := kwargs.get("position_ids")) is not None:
-        kwargs = _candidates._prepare_position_ids(kwargs, positions.shape[-1] + longer, False)
+    if (types := kwargs.get("mm_token_type_ids")) is not None:
+        kwargs["mm_token_type_ids"] = nn.functional.pad(types, (0, longer))  # all text
+    if (positions := kwargs.get(f"{prefix}position_ids")) is not None:
+        kwargs = _candidates._prepare_position_ids(kwargs, positions.shape[-1] + longer, with_encoder)
     inputs = model.prepare_inputs_for_generation(
         candidate_ids, next_sequence_length=new_tokens, is_first_iteration=first, **kwargs
     )
@@ -297,10 +332,12 @@ def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., Candida
 def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
     """Return how many of ``input_ids`` a cache passed in by the user lacks; None where all are to be sent."""
     past = int(model_kwargs["past_key_values"].get_seq_length())
+    if not past:
+        return None
     mask = model_kwargs.get("attention_mask")
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
     # A mask longer than the ids says that the ids are only what is new.
-    return input_ids.shape[1] - past if past and covered == input_ids.shape[1] else None
+    return input_ids.shape[1] - past if covered == input_ids.shape[1] else None
 
 
 def advance_inputs(
@@ -308,7 +345,7 @@ def advance_inputs(
 ) -> dict[str, Any]:
     """Return the model's inputs after ``committed`` more tokens: longer mask and positions, newest cache."""
     return model._update_model_kwargs_for_generation(
-        outputs, model_kwargs, is_encoder_decoder=False, num_new_tokens=committed
+        outputs, model_kwargs, is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=committed
     )
 
 
@@ -343,6 +380,7 @@ __all__ = [
     "belongs_to_user",
     "compiles_by_itself",
     "drafts_from_target_states",
+    "encode",
     "forward_accepts",
     "has_recurrent_state",
     "intercepted_drafter",
@@ -350,6 +388,7 @@ __all__ = [
     "mark_as_user_s",
     "move_inputs",
     "new_cache",
+    "new_cross_cache",
     "origin_of",
     "padding_token",
     "prepare_candidate_inputs",
@@ -361,6 +400,7 @@ __all__ = [
     "rollback",
     "stock_drafter",
     "supports_static_cache",
+    "text_cache",
     "unseen_tokens",
     "unwrap",
     "with_attention_of",

@@ -184,4 +184,5 @@ class Decoding:
         stats = self.stats.finish()
         if not self.run.config.return_dict_in_generate:
             return self.ids, stats
-        return self.record.finish(self.ids, self.inputs["past_key_values"], stats), stats
+        inputs = self.inputs
+        return self.record.finish(self.ids, inputs["past_key_values"], stats, inputs.get("encoder_outputs")), stats

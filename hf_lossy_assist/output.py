@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from .stats import LossyStats
 
@@ -29,6 +30,29 @@ class GenerateLossyOutput(GenerateDecoderOnlyOutput):
 
     lossy_stats: LossyStats | None = None
 
+    def with_stats(self, stats: LossyStats) -> GenerateLossyOutput:
+        """Return the output, with its statistics."""
+        self.lossy_stats = stats
+        return self
+
+
+class GenerateLossyEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+    """``GenerateEncoderDecoderOutput`` with the run's statistics.
+
+    Attributes
+    ----------
+    lossy_stats
+        What the run drafted, kept and corrected. No field, because Whisper's ``generate()`` takes fields apart by row
+        (and drops this; see :func:`~hf_lossy_assist.last_stats`).
+    """
+
+    lossy_stats = None
+
+    def with_stats(self, stats: LossyStats) -> GenerateLossyEncoderDecoderOutput:
+        """Return the output, with its statistics."""
+        self.lossy_stats = stats
+        return self
+
 
 @dataclass(eq=False)
 class OutputRecorder:
@@ -39,6 +63,7 @@ class OutputRecorder:
     logits: list[Tensor] = field(default_factory=list)
     hidden_states: list[tuple[Tensor, ...]] = field(default_factory=list)
     attentions: list[tuple[Tensor, ...]] = field(default_factory=list)
+    cross_attentions: list[tuple[Tensor, ...]] = field(default_factory=list)
 
     def wants(self, name: str) -> bool:
         """Tell whether the caller asked for ``output_<name>``."""
@@ -55,25 +80,41 @@ class OutputRecorder:
         if raw is not None:
             self.logits += [raw[:, i] for i in range(committed)]
         if self.wants("hidden_states"):
-            self.hidden_states += self._per_token(outputs.hidden_states, committed, drafted, not self.hidden_states)
+            states = _of_decoder(outputs, "hidden_states")
+            self.hidden_states += self._per_token(states, committed, drafted, not self.hidden_states)
         if self.wants("attentions"):
-            self.attentions += self._per_token(outputs.attentions, committed, drafted, not self.attentions, True)
+            first = not self.attentions
+            weights = _of_decoder(outputs, "attentions")
+            self.attentions += self._per_token(weights, committed, drafted, first, True)
+            if (cross := getattr(outputs, "cross_attentions", None)) is not None:
+                self.cross_attentions += self._per_token(cross, committed, drafted, first)
 
-    def finish(self, sequences: Tensor, cache: Any, stats: LossyStats) -> GenerateLossyOutput:
-        """Return everything recorded, as tuples."""
+    def finish(
+        self, sequences: Tensor, cache: Any, stats: LossyStats, encoder_outputs: Any = None
+    ) -> GenerateLossyOutput | GenerateLossyEncoderDecoderOutput:
+        """Return everything recorded, as tuples; for an encoder-decoder model with what its encoder said."""
 
         def given(name: str, values: list) -> tuple | None:
             return tuple(values) if self.wants(name) else None
 
-        return GenerateLossyOutput(
-            sequences=sequences,
-            scores=given("scores", self.scores),
-            logits=given("logits", self.logits),
-            attentions=given("attentions", self.attentions),
-            hidden_states=given("hidden_states", self.hidden_states),
-            past_key_values=cache,
-            lossy_stats=stats,
+        both = {
+            "sequences": sequences,
+            "scores": given("scores", self.scores),
+            "logits": given("logits", self.logits),
+            "past_key_values": cache,
+        }
+        states, weights = given("hidden_states", self.hidden_states), given("attentions", self.attentions)
+        if encoder_outputs is None:
+            return GenerateLossyOutput(**both, hidden_states=states, attentions=weights, lossy_stats=stats)
+        output = GenerateLossyEncoderDecoderOutput(
+            **both,
+            decoder_hidden_states=states,
+            decoder_attentions=weights,
+            cross_attentions=given("attentions", self.cross_attentions),
+            encoder_hidden_states=encoder_outputs.get("hidden_states") if self.wants("hidden_states") else None,
+            encoder_attentions=encoder_outputs.get("attentions") if self.wants("attentions") else None,
         )
+        return output.with_stats(stats)
 
     @staticmethod
     def _per_token(
@@ -129,7 +170,7 @@ class BatchOutputRecorder:
         """Return everything recorded; zeros where a row had ended."""
 
         def given(name: str) -> tuple | None:
-            return self._together([getattr(row, name) for row in self.rows]) if self.wants(name) else None
+            return side_by_side([getattr(row, name) for row in self.rows]) if self.wants(name) else None
 
         return GenerateLossyOutput(
             sequences=sequences,
@@ -146,14 +187,20 @@ class BatchOutputRecorder:
             [tuple(_last(layer, self.prompt + i) for layer in entry) for i, entry in enumerate(row.attentions)]
             for row in self.rows
         ]
-        return self._together(rows)
+        return side_by_side(rows)
 
-    @staticmethod
-    def _together(rows: list[list[Any]]) -> tuple:
-        longest = max(rows, key=len)
-        return tuple(
-            _concatenated([row[i] if i < len(row) else None for row in rows], entry) for i, entry in enumerate(longest)
-        )
+
+def side_by_side(rows: Sequence[Sequence[Any]]) -> tuple:
+    """Put rows' entries, one per token, side by side; zeros where a row has none any more."""
+    longest = max(rows, key=len)
+    return tuple(
+        _concatenated([row[i] if i < len(row) else None for row in rows], entry) for i, entry in enumerate(longest)
+    )
+
+
+def _of_decoder(outputs: Any, name: str) -> tuple[Tensor, ...]:
+    states = getattr(outputs, f"decoder_{name}", None)
+    return getattr(outputs, name) if states is None else states
 
 
 def _concatenated(parts: list[Any], like: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.utils import ModelOutput
 
 from .compat import padding_token
 from .rows import RowProcessors
@@ -26,6 +28,8 @@ class Prepared:
         The model's inputs besides ``ids``: cache, mask, positions.
     streamer, tokenizer
         As the caller gave them, or None.
+    encoder_input
+        What the target's encoder reads, if it has one and the caller gave its input.
     synced_gpus
         Whether all processes have to run as many forwards as the slowest.
     """
@@ -37,6 +41,7 @@ class Prepared:
     inputs: dict[str, Any]
     streamer: Any = None
     tokenizer: Any = None
+    encoder_input: Any = None
     synced_gpus: bool = False
 
     @property
@@ -53,6 +58,28 @@ class Prepared:
         }
         processors = LogitsProcessorList([RowProcessors(self.processors, row, self.batch)] if self.processors else [])
         return replace(self, ids=ids, inputs=inputs, processors=processors)
+
+    def alone(self, row: int) -> Prepared:
+        """Return one row of a batch with all of its inputs and an empty cache of its own."""
+        encoder = self.encoder_input
+        call = self.row(row)
+        return replace(
+            call,
+            inputs={name: self._of_row(name, value, row) for name, value in self.inputs.items()},
+            encoder_input=encoder[row : row + 1] if isinstance(encoder, Tensor) else encoder,
+        )
+
+    def _of_row(self, name: str, value: Any, row: int) -> Any:
+        if name == "past_key_values":
+            return copy.deepcopy(value)
+        if isinstance(value, ModelOutput):
+            return type(value)(**{key: self._of_row(key, part, row) for key, part in value.items()})
+        if isinstance(value, tuple):  # layers
+            return tuple(self._of_row(name, part, row) for part in value)
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        batched = value.dim() - 2 if name == "position_ids" else 0
+        return value.narrow(batched, row, 1) if value.shape[batched] == self.batch else value
 
     @property
     def padding(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import Any
 
 from .errors import warn_once
 
@@ -263,14 +263,43 @@ class BatchStatsRecorder:
         return replace(
             shared,
             **{name: sum(getattr(row, name) for row in rows) for name in _COUNTS},
-            accepted_histogram=_summed(row.accepted_histogram for row in rows),
-            run_histogram=_summed(row.run_histogram for row in rows),
-            accepted_by=dict(sum((Counter(row.accepted_by) for row in rows), Counter())),
-            trace=tuple(kind for row in rows for kind in row.trace),
+            **_merged(rows),
             rows=rows,
         )
 
 
+def joined(rows: Sequence[LossyStats]) -> LossyStats:
+    """Return the sums over rows that were decoded one by one."""
+    totals = {name: sum(getattr(row, name) for row in rows) for name in (*_COUNTS, *_CALLS)}
+    return LossyStats(
+        **totals,
+        **_merged(rows),
+        seconds=_added(row.seconds for row in rows),
+        flops=_added(row.flops for row in rows),
+        lossless=all(row.lossless for row in rows),
+        plain_after=next((row.plain_after for row in rows if row.plain_after is not None), None),
+        rows=tuple(replace(row, rows=()) for row in rows),
+    )
+
+
+def _merged(rows: Sequence[LossyStats]) -> dict[str, Any]:
+    return {
+        "accepted_histogram": _summed(row.accepted_histogram for row in rows),
+        "run_histogram": _summed(row.run_histogram for row in rows),
+        "accepted_by": _added(row.accepted_by for row in rows),
+        "trace": tuple(kind for row in rows for kind in row.trace),
+    }
+
+
+def _added(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    totals: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            totals[name] = totals.get(name, 0) + value
+    return totals
+
+
+_CALLS = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls")
 _COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
 
 

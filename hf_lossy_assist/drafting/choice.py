@@ -18,9 +18,10 @@ from ..sampling import Randomness
 from . import DEFAULT_NUM_TOKENS, ModelDrafter, RunningDrafter, check_draft_model, check_num_tokens, window_of
 from .batches import Apart, BatchDrafter, Together
 from .early_exit import first_layers
+from .encoded import EncodedDrafter, check_encoded_draft
 from .model import check_rolls_back
 from .translated import TranslatingDrafter, Translation
-from .vocabulary import same_tokenizer, vocabulary_of
+from .vocabulary import check_vocabularies, same_tokenizer, vocabulary_of
 
 DrafterFactory = Callable[..., CandidateGenerator]
 
@@ -118,6 +119,9 @@ class DrafterChoice:
                 )
         elif self.translation is not None:
             check_rolls_back(self.assistant_model)
+        elif self._encoded:
+            check_vocabularies(self.target, self.assistant_model)
+            check_encoded_draft(self.target, self.assistant_model)
         elif self.drafts_with_model:
             check_draft_model(self.target, self.assistant_model)
         elif self.assistant_model is None and not self.options:
@@ -129,8 +133,17 @@ class DrafterChoice:
     @property
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
-        others = self.candidate_generator is not None or self.translation is not None or self._stock_with_model
+        others = self.candidate_generator is not None or self.translation is not None or self.one_by_one
         return self.assistant_model is not None and not others
+
+    @property
+    def _encoded(self) -> bool:
+        return self.target.config.is_encoder_decoder and self.assistant_model is not None
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the rows of a batch can't be decoded together."""
+        return self.target.config.is_encoder_decoder or self._stock_with_model
 
     @property
     def _stock_with_model(self) -> bool:
@@ -162,15 +175,7 @@ class DrafterChoice:
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
                 f"batch has {call.batch} rows; pass a function that returns one, which is called once per row"
             )
-        drafter = Apart(
-            lambda row: self._checked(acceptor, self._given(acceptor, call.row(row), randomness)), call.batch
-        )
-        if any(x.requires_model_outputs for x in drafter.drafters):
-            raise LossyUnsupportedError(
-                f"{type(drafter.drafters[0]).__name__} drafts for one sequence from the target's states, but the batch "
-                f"has {call.batch} rows; call generate() for one prompt at a time, or use another drafter"
-            )
-        return drafter
+        return Apart(lambda row: self._checked(acceptor, self._given(acceptor, call.row(row), randomness)), call.batch)
 
     def _model_drafter(
         self,
@@ -217,6 +222,15 @@ class DrafterChoice:
                 window_of(self.num_assistant_tokens, self.schedule),
                 translation=self.translation,
                 prompt=call.ids,
+                **self._kept(acceptor, call),
+                **self._settings(call, call.processors, randomness),
+            )
+        if drafter is None and self._encoded:
+            return EncodedDrafter(
+                self.assistant_model,
+                window_of(self.num_assistant_tokens, self.schedule),
+                call=call,
+                vocabulary=vocabulary_of(self.target, self.assistant_model),
                 **self._kept(acceptor, call),
                 **self._settings(call, call.processors, randomness),
             )

@@ -190,7 +190,17 @@ class ModelDrafter(CandidateGenerator):
     def read(self, candidate: Tensor) -> Tensor:
         """Run the model over what its cache lacks and return the last position's raw logits ``(B, 1, V)``."""
         new = candidate[:, self._cached :].to(self.model.device)
-        inputs = dict(self._extra)
+        inputs = self._inputs(new, candidate)
+        with nullcontext() if self._tap is None else self._tap.over(0):
+            outputs = self.model(past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
+        self._cached = candidate.shape[1]
+        self.calls += 1
+        self.tokens += new.numel()
+        return outputs.logits[:, -1:].float()
+
+    def _inputs(self, new: Tensor, candidate: Tensor) -> dict[str, Any]:
+        """Return the inputs of a forward over the last tokens of ``candidate``, ``new``."""
+        inputs = {"input_ids": new, **self._extra}
         if self._mask is not None:
             grown = candidate.shape[1] - self._mask.shape[1]
             self._mask = torch.nn.functional.pad(self._mask[:, : candidate.shape[1]], (0, max(0, grown)), value=1)
@@ -198,9 +208,4 @@ class ModelDrafter(CandidateGenerator):
         if self._positions:
             positions = (self._mask.cumsum(-1) - 1).clamp(min=0, max=self.max_length - 1)
             inputs["position_ids"] = positions[:, self._cached :]
-        with nullcontext() if self._tap is None else self._tap.over(0):
-            outputs = self.model(input_ids=new, past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
-        self._cached = candidate.shape[1]
-        self.calls += 1
-        self.tokens += new.numel()
-        return outputs.logits[:, -1:].float()
+        return inputs

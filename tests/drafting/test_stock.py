@@ -16,7 +16,7 @@ from transformers.modeling_layers import MtpModel
 from hf_lossy_assist import LossyError
 from tests.models import VOCAB, prompt, tiny
 from tests.parity import assert_same_text
-from tests.test_batches import padded
+from tests.test_batches import assert_same_rows, padded
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
 
@@ -115,10 +115,16 @@ def test_sampling_has_the_target_s_law(drafted):
     assert stats.chisquare(counts[kept.indices], 120 * law / law.sum()).pvalue > 1e-5
 
 
-def test_one_sequence_at_a_time(drafted):
+def test_rows_of_a_batch_are_decoded_one_by_one(drafted):
     target, keywords = drafted
-    with pytest.raises(LossyError, match="4 rows"):
-        target.generate(**(GREEDY | padded()), **keywords, lossy_mode="lossless")
+    inputs = padded()
+    plain = target.generate(**GREEDY, **inputs, output_logits=True)
+    ours = target.generate(**GREEDY, **inputs, **keywords, lossy_mode="lossless", output_scores=True)
+    assert_same_rows(ours.sequences, plain)
+    assert len(ours.lossy_stats.rows) == 4
+    assert ours.lossy_stats.target_calls == ours.lossy_stats.rounds
+    assert len(ours.scores) == 30
+    assert ours.scores[0].shape == (4, VOCAB)
 
 
 def test_dflash_needs_its_draft():
