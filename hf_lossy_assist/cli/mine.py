@@ -45,7 +45,7 @@ def mine(
     num_prompts: Annotated[
         int, typer.Option(min=1, help="How many of them; a repeated command may ask for more.")
     ] = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are mined at once.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are mined at once.")] = 32,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
     sampling: Annotated[
         bool, typer.Option("--sampling", help="Draw responses, by draws that depend on seed and prefix alone.")

@@ -28,7 +28,7 @@ class MiningOptions:
 
     labels: Labels = "judge"
     split: str = "train"
-    batch_size: int = 16
+    batch_size: int = 32
     max_new_tokens: int = 160
     sampling: bool = False
     temperature: float | None = None
