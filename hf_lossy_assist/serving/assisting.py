@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from ..config import FIELDS, parse
 from ..custom_generate import wants_rule
 from ..drafting import check_draft_model
+from ..drafting.vocabulary import same_tokenizer
 from ..enabling import last_stats
 from ..errors import LossyValueError
 from ..hub import HUB_ID
@@ -58,7 +59,12 @@ class Settings:
             setattr(model.generation_config, FIELD, self.assistant)
 
 
-def assist(model: PreTrainedModel, load: Callable[..., PreTrainedModel]) -> PreTrainedModel | None:
+def assist(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    load_model: Callable[..., PreTrainedModel],
+    load_tokenizer: Callable[..., PreTrainedTokenizerBase],
+) -> PreTrainedModel | None:
     """Let ``model.generate()`` draft with the model that its generation configuration names.
 
     Only calls with a ``lossy_mode``, their own or the configuration's, and without an assistant of their own. The
@@ -68,8 +74,10 @@ def assist(model: PreTrainedModel, load: Callable[..., PreTrainedModel]) -> PreT
     ----------
     model
         The target. Gets an attribute ``generate`` in front of its class's.
-    load
-        ``load(id_or_folder, revision=...)`` returns the draft model, as ``from_pretrained`` does.
+    tokenizer
+        The target's. Where the draft has another one, calls have to pass this one, as the server's do.
+    load_model, load_tokenizer
+        ``load(id_or_folder, revision=...)`` returns the draft's, as ``from_pretrained`` does.
 
     Returns
     -------
@@ -84,12 +92,14 @@ def assist(model: PreTrainedModel, load: Callable[..., PreTrainedModel]) -> PreT
 
     Examples
     --------
-    >>> from transformers import AutoModelForCausalLM
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
     >>> import hf_lossy_assist
     >>> pair = hf_lossy_assist.pairs.load("arithmetic")
     >>> pair.target.generation_config.lossy_assistant = pair.draft.name_or_path
     >>> pair.target.generation_config.lossy_mode = "topk"
-    >>> draft = assist(pair.target, AutoModelForCausalLM.from_pretrained)
+    >>> draft = assist(
+    ...     pair.target, pair.tokenizer, AutoModelForCausalLM.from_pretrained, AutoTokenizer.from_pretrained
+    ... )
     >>> inputs = pair.tokenizer("Tom has 3 apples.", return_tensors="pt")
     >>> with hf_lossy_assist.enabled(pair.target):
     ...     _ = pair.target.generate(**inputs, max_new_tokens=10)
@@ -109,9 +119,17 @@ def assist(model: PreTrainedModel, load: Callable[..., PreTrainedModel]) -> PreT
                 f"`lossy_mode` {mode!r} in the generation configuration of {model.name_or_path!r} needs a drafter; set "
                 f"`{FIELD}` there, to the id or folder of a draft model (or `prompt_lookup_num_tokens`)"
             )
-    draft = None if source is None else _load_draft(model, source, load)
-    model.generate = functools.partial(_generate, model=model, draft=draft)
-    return draft
+    assistant: dict[str, Any] = {"assistant_model": None}
+    if source is not None:
+        name, revision = _location(model, source)
+        draft = _load_draft(model, source, functools.partial(load_model, name, revision=revision))
+        own = _tokenizer_of_draft(tokenizer, functools.partial(load_tokenizer, name, revision=revision))
+        if own is None:
+            check_draft_model(model, draft)
+        assistant = {"assistant_model": draft} | ({} if own is None else {"assistant_tokenizer": own})
+        logger.info("%s is assisted by %s", model.name_or_path, name)
+    model.generate = functools.partial(_generate, model=model, assistant=assistant)
+    return assistant["assistant_model"]
 
 
 def _check_nothing_is_lost(model: PreTrainedModel) -> None:
@@ -126,25 +144,41 @@ def _check_nothing_is_lost(model: PreTrainedModel) -> None:
         )
 
 
-def _load_draft(model: PreTrainedModel, source: Any, load: Callable[..., PreTrainedModel]) -> PreTrainedModel:
+def _location(model: PreTrainedModel, source: Any) -> tuple[str, str]:
+    """Return the draft's folder or id, and its revision."""
     where = f"`{FIELD}` of {model.name_or_path!r}"
     if not isinstance(source, str):
         raise LossyValueError(f"{where} has to be a str, a Hub id or a folder, but is {source!r}")
     # A path in a file is meant from where the file is.
     path = Path(source).expanduser()
     folder = next((x for x in (Path(model.name_or_path) / path, path) if x.is_dir()), None)
+    if folder is not None:
+        return str(folder), "main"
     match = _REFERENCE.fullmatch(source)
-    if folder is None and match is None:
+    if match is None:
         raise LossyValueError(f"{where} is {source!r}, which is neither a folder nor an id on the Hub, 'org/name'")
-    name, revision = (str(folder), None) if folder is not None else (match["id"], match["revision"])
+    return match["id"], match["revision"] or "main"
+
+
+def _load_draft(model: PreTrainedModel, source: str, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
     try:
-        draft = load(name, revision=revision or "main")
+        return load()
     except (OSError, ValueError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise LossyValueError(f"{where} has to be a causal language model, but is {source!r}: {reason}") from error
-    check_draft_model(model, draft)
-    logger.info("%s is assisted by %s", model.name_or_path, name)
-    return draft
+        raise LossyValueError(
+            f"`{FIELD}` of {model.name_or_path!r} has to be a causal language model, but is {source!r}: {reason}"
+        ) from error
+
+
+def _tokenizer_of_draft(
+    target: PreTrainedTokenizerBase, load: Callable[[], PreTrainedTokenizerBase]
+) -> PreTrainedTokenizerBase | None:
+    """Return the draft's tokenizer where it is not the target's too."""
+    try:
+        own = load()
+    except (OSError, ValueError):
+        return None  # a draft without one was made for the target's
+    return None if same_tokenizer(target, own) else own
 
 
 class _OneByOne(BaseStreamer):
@@ -160,11 +194,11 @@ class _OneByOne(BaseStreamer):
         self.streamer.end()
 
 
-def _generate(*args: Any, model: PreTrainedModel, draft: PreTrainedModel | None, **kwargs: Any) -> Any:
+def _generate(*args: Any, model: PreTrainedModel, assistant: Mapping[str, Any], **kwargs: Any) -> Any:
     if not wants_rule(model, kwargs):
         return type(model).generate(model, *args, **kwargs)
     if kwargs.get("assistant_model") is None:
-        kwargs["assistant_model"] = draft
+        kwargs |= assistant
     if (streamer := kwargs.get("streamer")) is not None:
         kwargs["streamer"] = _OneByOne(streamer)
     output = type(model).generate(model, *args, **kwargs)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ..enabling import enabled, last_stats
 from ..errors import LossyError
@@ -75,7 +75,12 @@ def _manager_type(base: type, settings: Settings) -> type:
             with self._assisting:
                 if model not in self._assisted and model.can_generate():
                     settings.apply(model)
-                    assist(model, functools.partial(self._load_draft, device=model.device))
+                    assist(
+                        model,
+                        getattr(processor, "tokenizer", processor),
+                        functools.partial(self._load_draft, device=model.device),
+                        functools.partial(AutoTokenizer.from_pretrained, trust_remote_code=self.trust_remote_code),
+                    )
                     self._assisted.add(model)
             return model, processor
 

@@ -8,18 +8,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from typer.testing import CliRunner
 
-from hf_lossy_assist import LossyValueError, last_stats
+from hf_lossy_assist import LossyValueError, last_stats, pairs
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.pairs.recipe import build_model, build_tokenizer
 from hf_lossy_assist.serving import Settings, assist
 from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.store import Repository, StoredFile
 from tests.models import prompt, tiny
 from tests.serving.conftest import FIELDS
+from tests.tiny_pair import TINY
 
 PLAIN = {"max_new_tokens": 8, "do_sample": False}
+
+
+TOKENIZER = build_tokenizer(100)
+
+
+def load_tokenizer(name: str, revision: str):
+    raise OSError("there is none")
 
 
 def make_target() -> PreTrainedModel:
@@ -40,7 +49,7 @@ def load(name: str, revision: str) -> PreTrainedModel:
 
 
 def test_assisted_wherever_a_rule_is_named(target):
-    draft = assist(target, load)
+    draft = assist(target, TOKENIZER, load, load_tokenizer)
     target.generate(prompt(), **PLAIN)
     first = last_stats(target)
     assert first.drafted > 0
@@ -59,7 +68,7 @@ def test_assisted_wherever_a_rule_is_named(target):
 
 def test_a_rule_of_the_call_on_a_model_without_one(target):
     target.generation_config.lossy_mode = None
-    assist(target, load)
+    assist(target, TOKENIZER, load, load_tokenizer)
     target.generate(prompt(), **PLAIN)
     assert last_stats(target) is None
     target.generate(prompt(), generation_config=GenerationConfig(lossy_mode="typical", **PLAIN))
@@ -68,14 +77,14 @@ def test_a_rule_of_the_call_on_a_model_without_one(target):
 
 def test_models_without_our_fields_are_left_alone():
     model = tiny()
-    assert assist(model, load) is None
+    assert assist(model, TOKENIZER, load, load_tokenizer) is None
     assert "generate" not in vars(model)
 
 
 def test_prompt_lookup_needs_no_assistant(target):
     target.generation_config.lossy_assistant = None
     target.generation_config.prompt_lookup_num_tokens = 3
-    assert assist(target, load) is None
+    assert assist(target, TOKENIZER, load, load_tokenizer) is None
     target.generate(prompt(), **PLAIN)
     assert last_stats(target).rounds > 0
 
@@ -83,13 +92,18 @@ def test_prompt_lookup_needs_no_assistant(target):
 def test_a_revision(target):
     target.generation_config.lossy_assistant = "org/draft@v2"
     asked = []
-    assist(target, lambda name, revision: asked.append((name, revision)) or tiny(seed=1))
-    assert asked == [("org/draft", "v2")]
+
+    def load_v2(name: str, revision: str) -> PreTrainedModel:
+        asked.append((name, revision))
+        return tiny(seed=1)
+
+    assist(target, TOKENIZER, load_v2, lambda name, revision: asked.append((name, revision)) or TOKENIZER)
+    assert asked == [("org/draft", "v2")] * 2
 
 
 def test_a_model_can_be_unloaded():
     target = make_target()
-    seen = weakref.ref(assist(target, load)), weakref.ref(target)
+    seen = weakref.ref(assist(target, TOKENIZER, load, load_tokenizer)), weakref.ref(target)
     target.generate(prompt(), **PLAIN)
     del target
     gc.collect()
@@ -111,19 +125,32 @@ def test_errors_at_load(target, fields: dict, message: str):
     for name, value in fields.items():
         setattr(target.generation_config, name, value)
     with pytest.raises(LossyValueError) as error:
-        assist(target, load)
+        assist(target, TOKENIZER, load, load_tokenizer)
     assert message in str(error.value)
     assert "generate" not in vars(target)
 
 
-def test_a_draft_with_another_vocabulary(target):
-    def other(name: str, revision: str):
+def test_a_draft_with_another_vocabulary_and_no_tokenizer(target):
+    def other(name: str, revision: str) -> PreTrainedModel:
         model = tiny(seed=1)
-        model.config.vocab_size += 1
+        model.config.vocab_size += 10_000
         return model
 
     with pytest.raises(LossyValueError, match="vocabulary"):
-        assist(target, other)
+        assist(target, TOKENIZER, other, load_tokenizer)
+
+
+def test_a_draft_with_another_tokenizer():
+    """As the server calls it: with the target's tokenizer."""
+    pair = pairs.load("arithmetic")
+    pair.target.generation_config.lossy_assistant = "org/draft"
+    pair.target.generation_config.lossy_mode = "typical"
+    other = build_tokenizer(100)
+    draft = build_model(TINY, other).eval()
+    assist(pair.target, pair.tokenizer, lambda *_, **__: draft, lambda *_, **__: other)
+    inputs = pair.tokenizer("Tom has 3 apples.", return_tensors="pt")
+    pair.target.generate(**inputs, **PLAIN, tokenizer=pair.tokenizer)
+    assert last_stats(pair.target).drafted > 0
 
 
 def test_a_draft_that_the_hub_does_not_have(target, loopback_hub):  # noqa: F811
@@ -132,7 +159,7 @@ def test_a_draft_that_the_hub_does_not_have(target, loopback_hub):  # noqa: F811
     for name in ("org/draft", "org/broken"):
         target.generation_config.lossy_assistant = name
         with pytest.raises(LossyValueError, match=f"`lossy_assistant` of '' has to be a causal .* but is '{name}'"):
-            assist(target, AutoModelForCausalLM.from_pretrained)
+            assist(target, TOKENIZER, AutoModelForCausalLM.from_pretrained, AutoTokenizer.from_pretrained)
 
 
 def test_settings_stand_above_the_file(target):
