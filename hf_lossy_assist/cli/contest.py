@@ -56,6 +56,8 @@ _GREEDY = (
     Contender("typical", "typical"),
     Contender("relaxed", "relaxed", (("top_n", 10), ("delta", 0.6))),
     Contender("ensemble", "ensemble"),
+    Contender("judge", "judge", (("threshold", 0.2),)),
+    Contender("sprinter", "sprinter", (("threshold", 0.9),)),
 )
 _SAMPLED = (
     Contender("target alone", sample=True),
@@ -63,6 +65,13 @@ _SAMPLED = (
     Contender("ears", "ears", sample=True),
 )
 CONTENDERS = _GREEDY + _SAMPLED
+
+
+def contenders_for(pair: Pair) -> tuple[Contender, ...]:
+    """Return the modes that a pair can decode by: those with a head only where it has one."""
+    return tuple(c for c in CONTENDERS if c.mode not in ("judge", "sprinter") or c.mode in pair.rule_heads)
+
+
 SHOWN = (_GREEDY[0], _GREEDY[2], _GREEDY[4])
 """The modes whose answers to one question the demo prints in full."""
 
@@ -148,6 +157,8 @@ def answer(pair: Pair, contender: Contender, example: Example, gamma: int, seed:
             "lossy_config": {**dict(contender.config), "seed": seed},
             "num_assistant_tokens": gamma,
         }
+        if contender.mode in pair.rule_heads:
+            options["lossy_head"] = pair.rule_heads[contender.mode]
     torch.manual_seed(seed)
     started = time.perf_counter()
     output = pair.target.generate(**inputs, **options, return_dict_in_generate=True)

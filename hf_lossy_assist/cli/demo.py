@@ -14,7 +14,7 @@ from .. import enabled, pairs
 from ..pairs import Pair
 from ..tasks import Example
 from .console import console, limit_threads, progress
-from .contest import CONTENDERS, SHOWN, Answer, Contender, Tally, answer
+from .contest import SHOWN, Answer, Contender, Tally, answer, contenders_for
 from .rendering import marked, traced_text
 
 
@@ -29,18 +29,19 @@ def demo(
     disable_progress_bar()
     screen = console()
     pair = pairs.load("arithmetic")
-    tallies = {contender: Tally() for contender in CONTENDERS}
+    modes = contenders_for(pair)
+    tallies = {contender: Tally() for contender in modes}
     shown: tuple[Example, dict[Contender, Answer]] | None = None
     warm_up = pair.task.examples("validation", 1)[0]
     examples = pair.task.examples("test", problems)
     with enabled(pair.target), progress(screen) as bar:
-        task = bar.add_task("answering", total=problems * len(CONTENDERS))
-        for contender in CONTENDERS:
+        task = bar.add_task("answering", total=problems * len(modes))
+        for contender in modes:
             answer(pair, contender, warm_up, gamma, seed)
         for i, example in enumerate(examples):
             answers = {}
             # All modes answer a question before the next one, each in turn first, so that noise hits them alike.
-            for contender in (*CONTENDERS[i % len(CONTENDERS) :], *CONTENDERS[: i % len(CONTENDERS)]):
+            for contender in (*modes[i % len(modes) :], *modes[: i % len(modes)]):
                 answers[contender] = given = answer(pair, contender, example, gamma, seed + i)
                 tallies[contender].add(given)
                 bar.advance(task)

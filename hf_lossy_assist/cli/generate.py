@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -23,8 +23,10 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from .. import enabled, pairs
-from ..config import parse
+from ..acceptors import REGISTRY
+from ..config import head_type, parse
 from ..errors import LossyValueError
+from ..heads import Head
 from .console import console
 from .rendering import stats_table, traced_text
 
@@ -37,6 +39,7 @@ class Cast:
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     prompt: str
+    heads: Mapping[str, Head] = field(default_factory=dict)
 
 
 class ConsoleStreamer(TextStreamer):
@@ -68,6 +71,10 @@ def generate(
         list[str] | None,
         typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="The trained head of judge or sprinter: a Hub id or a folder; a pair's own by default."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation.")] = 160,
     num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 8,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
@@ -85,8 +92,12 @@ def generate(
     if seed is not None:
         lossy_config.setdefault("seed", seed)
         set_seed(seed)
-    parse(lossy_mode, lossy_config)  # before any weights are read
+    names = lossy_mode if isinstance(lossy_mode, list) else [lossy_mode]
+    users = [name for name in names if name in REGISTRY and head_type(REGISTRY[name]) is not None]
+    if head is not None or pair is None or not users:
+        parse(lossy_mode, lossy_config, head)  # before any weights are read
     cast = _cast(model, assistant, pair, prompt)
+    heads = {name: cast.heads[name] for name in users} if head is None and users else head
     screen = console()
     if prompt is None:
         screen.print(Text(cast.prompt, style="dim"), soft_wrap=True)
@@ -101,6 +112,7 @@ def generate(
             assistant_model=cast.draft,
             lossy_mode=lossy_mode,
             lossy_config=lossy_config,
+            lossy_head=heads,
             num_assistant_tokens=num_assistant_tokens,
             max_new_tokens=max_new_tokens,
             do_sample=sample,
@@ -153,7 +165,7 @@ def _cast(model: str | None, assistant: str | None, pair: str | None, prompt: st
         disable_progress_bar()
         bundled = pairs.load(pair)
         question = bundled.task.examples("test", 1)[0].prompt if prompt is None else prompt
-        return Cast(bundled.target, bundled.draft, bundled.tokenizer, question)
+        return Cast(bundled.target, bundled.draft, bundled.tokenizer, question, bundled.rule_heads)
     given = {"--model": model, "--assistant": assistant, "PROMPT": prompt}
     missing = [f"`{name}`" for name, value in given.items() if value is None]
     if missing:

@@ -18,6 +18,7 @@ NAMES: Mapping[str, type[Task]] = {"arithmetic": Arithmetic}
 
 ROLES = ("target", "draft")
 HEADS: Mapping[str, type[Head]] = {"judge": JudgeHead, "verifier": VerifierHead}
+_RULES = {"judge": "judge", "verifier": "sprinter"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,11 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     task: Task
     heads: Mapping[str, Head] = field(default_factory=dict)
+
+    @property
+    def rule_heads(self) -> dict[str, Head]:
+        """The heads by the rule that uses them, as ``lossy_head`` takes them."""
+        return {_RULES[name]: head for name, head in self.heads.items()}
 
 
 def load(
