@@ -25,8 +25,30 @@ def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor) -> Ten
     if not processors or logits.shape[1] == 0:
         return logits
     batch, positions, vocabulary = logits.shape
-    if all(type(processor) in PREFIX_FREE_PROCESSORS for processor in processors):
+    if _prefix_free(processors):
         flat = logits.reshape(batch * positions, vocabulary)
         return processors(ids[:, -1:].expand(batch, positions).reshape(-1, 1), flat).view_as(logits)
     start = ids.shape[1] - positions + 1
     return torch.stack([processors(ids[:, : start + i], logits[:, i]) for i in range(positions)], dim=1)
+
+
+def process_paths(processors: LogitsProcessorList, ids: Tensor, logits: Tensor) -> Tensor:
+    """Do the same for several laws at every position.
+
+    Parameters
+    ----------
+    processors, ids
+        As for :func:`process`.
+    logits
+        ``(B, K, m, V)`` in any precision, which they keep if there are no processors. May be overwritten.
+    """
+    if not processors:
+        return logits
+    logits = logits.float()
+    if _prefix_free(processors):
+        return process(processors, ids, logits.flatten(1, 2)).view_as(logits)
+    return torch.stack([process(processors, ids, path) for path in logits.unbind(1)], dim=1)
+
+
+def _prefix_free(processors: LogitsProcessorList) -> bool:
+    return all(type(processor) in PREFIX_FREE_PROCESSORS for processor in processors)

@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from .acceptors import Acceptor
 from .compat import prepare_candidate_inputs
 from .messages import Draft, Verification
-from .processing import process
+from .processing import process, process_paths
 from .sampling import Randomness
 from .tapping import HeadTap, head_tap
 
@@ -153,7 +153,6 @@ class Verifier:
     ) -> tuple[Tensor | None, Tensor | None]:
         if dropped is None:
             return None, None
-        dropped = dropped.to(device=device, dtype=torch.float32)
-        centroid = process(self.processors, prefix, dropped.mean(1))
-        paths = [process(self.processors, prefix, path) for path in dropped.unbind(1)]
-        return torch.stack(paths, dim=1), centroid
+        dropped = dropped.to(device)
+        centroid = process(self.processors, prefix, dropped.mean(1, dtype=torch.float32))
+        return process_paths(self.processors, prefix, dropped), centroid

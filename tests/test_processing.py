@@ -11,7 +11,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from hf_lossy_assist.processing import process
+from hf_lossy_assist.processing import process, process_paths
 
 
 class Anneal(TemperatureLogitsWarper):
@@ -21,7 +21,7 @@ class Anneal(TemperatureLogitsWarper):
         return scores / input_ids.shape[1]
 
 
-@pytest.mark.parametrize(
+PROCESSORS = pytest.mark.parametrize(
     "processors",
     [
         [],
@@ -31,6 +31,9 @@ class Anneal(TemperatureLogitsWarper):
     ],
     ids=lambda processors: "+".join(type(p).__name__ for p in processors) or "none",
 )
+
+
+@PROCESSORS
 def test_all_positions_at_once_equal_one_at_a_time(processors):
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 9, (1, 8), generator=generator)
@@ -39,3 +42,14 @@ def test_all_positions_at_once_equal_one_at_a_time(processors):
     for i in range(4):
         alone = LogitsProcessorList(processors)(ids[:, : 5 + i], logits[:, i].clone())
         torch.testing.assert_close(together[:, i], alone)
+
+
+@PROCESSORS
+def test_all_paths_at_once_equal_one_at_a_time(processors):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (2, 8), generator=generator)
+    logits = torch.randn(2, 3, 4, 9, generator=generator)
+    together = process_paths(LogitsProcessorList(processors), ids, logits.clone())
+    for k in range(3):
+        alone = process(LogitsProcessorList(processors), ids, logits[:, k].clone())
+        torch.testing.assert_close(together[:, k], alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,12 +13,25 @@ from torch import Tensor
 from ..messages import Verification
 from .base import Acceptor, DroppedHeads, check_choice, check_number
 
+_CHUNK_BYTES = {"cpu": 2**20}
+_CHUNK_BYTES_ELSEWHERE = 2**25
+
+
+def entropy(law: Tensor) -> Tensor:
+    """Return ``-Σ x log x`` in nats over the last dimension."""
+    return torch.special.entr(law).sum(-1)
+
 
 def js_divergence(a: Tensor, b: Tensor) -> Tensor:
     """Return ``JS(a ‖ b) = H((a+b)/2) - (H(a) + H(b))/2`` in nats over the last dimension, in [0, ln 2]."""
-    entropy = torch.special.entr
-    mixed = entropy((a + b) / 2).sum(-1)
-    return (mixed - (entropy(a).sum(-1) + entropy(b).sum(-1)) / 2).clamp(min=0)
+    return _js(entropy(a), entropy(b), a + b)
+
+
+def _js(entropy_a: Tensor, entropy_b: Tensor, total: Tensor) -> Tensor:
+    """Return the divergence of two laws from their entropies and their sum, which is overwritten."""
+    # H((a+b)/2) = ln 2 - Σ (a+b) log (a+b) / 2, so the sum need not be halved.
+    mixed = torch.special.entr(total, out=total).sum(-1)
+    return (math.log(2) + (mixed - entropy_a - entropy_b) / 2).clamp_(min=0)
 
 
 @dataclass(frozen=True)
@@ -70,16 +84,34 @@ class DropMatch(Acceptor):
         return DroppedHeads(self.num_paths, self.dropout)
 
     def keep(self, v: Verification) -> Tensor:
-        y = v.choose(v.dropped_logits.softmax(-1) if v.do_sample else v.dropped_logits)  # (B, K, n)
+        if self.criterion == "naive" and not v.do_sample:
+            return (v.dropped_logits.argmax(-1) == v.tokens[:, None]).any(1) & v.allowed
+        kept = [self._keep(v, positions) for positions in _chunks(v.dropped_logits)]
+        return torch.cat(kept, dim=-1) & v.allowed
+
+    def _keep(self, v: Verification, at: slice) -> Tensor:
+        """Decide some of the positions: the K laws of all would not fit into a cache."""
+        x, logits = v.tokens[:, at], v.dropped_logits[:, :, at]
+        paths = logits.softmax(-1, dtype=torch.float32)  # (B, K, positions, V)
+        y = v.choose(paths if v.do_sample else logits)
         if self.criterion == "naive":
-            return (y == v.tokens[:, None]).any(1) & v.allowed
-        paths = v.dropped_logits.softmax(-1)
-        centroid = v.centroid_logits.softmax(-1)
-        inside = js_divergence(v.q, centroid) <= js_divergence(paths, centroid[:, None]).amax(1)
-        return (inside | (v.tokens == majority(y, centroid))) & v.allowed
+            return (y == x[:, None]).any(1)
+        centroid = v.centroid_logits[:, at].softmax(-1)
+        spread = entropy(centroid)
+        of_draft = _js(entropy(v.q[:, at]), spread, v.q[:, at] + centroid)
+        of_paths = _js(entropy(paths), spread[:, None], paths.add_(centroid[:, None]))
+        return (of_draft <= of_paths.amax(1)) | (x == majority(y, centroid))
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_law(at)
+
+
+def _chunks(logits: Tensor) -> list[slice]:
+    """Cut the positions of ``(B, K, n, V)`` into slices whose laws in float32 are of a size that stays in caches."""
+    batch, paths, n, vocabulary = logits.shape
+    room = _CHUNK_BYTES.get(logits.device.type, _CHUNK_BYTES_ELSEWHERE)
+    step = max(1, room // (4 * batch * paths * vocabulary))
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 def majority(y: Tensor, centroid: Tensor) -> Tensor:
