@@ -72,8 +72,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         n, budget = self.strict_first_n, self.budget
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise LossyValueError(f"`strict_first_n` in `lossy_config` has to be an int >= 0, but is {n!r}")
+        if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**63:
+            raise LossyValueError(f"`strict_first_n` in `lossy_config` has to be an int >= 0 and < 2**63, but is {n!r}")
         if budget is not None and (
             isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1
         ):
@@ -161,7 +161,7 @@ class BoundLimits:
 
 def _is_marker(value: Any) -> bool:
     ids = value if isinstance(value, list | tuple) else [value]
-    is_ids = bool(ids) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+    is_ids = bool(ids) and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**63 for i in ids)
     return is_ids or (isinstance(value, str) and value != "")
 
 

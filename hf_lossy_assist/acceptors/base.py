@@ -142,10 +142,14 @@ def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = 
     return Decision(keep, n_accepted, v.choose(law), v.lossless, credits)
 
 
+_LARGEST_INT = 2**63 - 1  # that a tensor can be compared with
+
+
 def check_number(
     rule: str, name: str, value: Any, low: float, high: float = float("inf"), *, integer: bool = False
 ) -> None:
     """Raise unless ``value`` is a number in ``[low, high]``, naming the argument, the rule and the value."""
+    high = min(high, _LARGEST_INT) if isinstance(value, int) else high
     kind = "an int" if integer else "a number"
     bounds = f">= {low:g}" + (f" and <= {high:g}" if high != float("inf") else "")
     wanted = int if integer else int | float

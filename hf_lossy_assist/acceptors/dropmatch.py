@@ -49,7 +49,7 @@ class DropMatch(Acceptor):
     Parameters
     ----------
     num_paths
-        K, the number of dropped heads.
+        K, the number of dropped heads; at most 1,000.
     dropout
         ρ, the probability that an entry of the head's input is dropped; 0 is lossless greedy decoding.
     criterion
@@ -71,7 +71,7 @@ class DropMatch(Acceptor):
     lossless_at: ClassVar[Mapping[str, Any]] = {"dropout": 0.0}
 
     def __post_init__(self) -> None:
-        check_number(self.name, "num_paths", self.num_paths, 1, integer=True)
+        check_number(self.name, "num_paths", self.num_paths, 1, 1000, integer=True)
         check_number(self.name, "dropout", self.dropout, 0, 0.99)
         check_choice(self.name, "criterion", self.criterion, ("js", "naive"))
 
