@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from . import compat
 from .batching import BatchDecoding
 from .break_even import BreakEven, NoBreakEven
-from .checking import check_mode, check_prepared, check_together
+from .checking import check_apart, check_mode, check_prepared, check_together
 from .compiled import StaticDecoding, plan_of
 from .config import FIELDS, RunConfig, parse
 from .decoding import Decoding, Run
@@ -77,7 +77,7 @@ class LossyCall:
             if orphan is not None and "lossy_mode" not in given:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
-        config = parse(mode, field("lossy_config"), field("lossy_head"), device=model.device)
+        config = parse(mode, field("lossy_config"), field("lossy_head"), device=compat.device_of(model))
         if (beams := explicit("num_beams") or 1) > 1:
             raise LossyValueError(f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams}")
         if compat.replaces_decoding(model):
@@ -120,12 +120,13 @@ class LossyCall:
         return self._loop(call).decode()
 
     def _loop(self, call: Prepared) -> Loop:
-        randomness = Randomness(self.config.seed)
+        acceptor, randomness = self.config.acceptor, Randomness(self.config.seed)
         if call.batch == 1:
             return self._single(call, randomness)
         if self.choice.one_by_one:
+            check_apart(acceptor.name, call)
             return OneByOne([partial(self._single, call.alone(i), randomness) for i in range(call.batch)], call)
-        acceptor, frame = self.config.acceptor, Frame.of(call.ids, call.padding)
+        frame = Frame.of(call.ids, call.padding)
         check_together(acceptor.name, call)
         processors = framed(call.processors, frame)
         drafter = self.choice.batch_drafter(acceptor, call, processors, randomness)
@@ -164,6 +165,7 @@ class LossyCall:
             randomness=randomness,
             limits=self.config.limits.bind(call.tokenizer),
             break_even=self._break_even(drafter),
+            synced=call.synced_gpus,
         )
 
 

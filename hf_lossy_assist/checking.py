@@ -27,8 +27,6 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
                 f"`{name}` can't be used with `lossy_mode` {mode!r}, which commits tokens that the target has not "
                 "seen; leave it out"
             )
-    if call.synced_gpus:
-        raise LossyUnsupportedError(f"`synced_gpus` is not supported with `lossy_mode` {mode!r} yet")
     for processor in call.processors:
         if isinstance(processor, compat.STATEFUL_PROCESSORS):
             raise LossyUnsupportedError(
@@ -58,6 +56,15 @@ def check_together(mode: str, call: Prepared) -> None:
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} has to move the rows of the cache where {rows}, but can't with the layers "
             f"{sorted({type(layer).__name__ for layer in cache.layers})}; call generate() for one prompt at a time"
+        )
+
+
+def check_apart(mode: str, call: Prepared) -> None:
+    """Refuse what rows that are decoded one by one can't have."""
+    if call.synced_gpus:
+        raise LossyUnsupportedError(
+            f"`synced_gpus` is set, but with `lossy_mode` {mode!r} and these models the {call.batch} rows of the batch "
+            "are decoded one by one, and processes can't keep in step; call generate() for one prompt at a time"
         )
 
 

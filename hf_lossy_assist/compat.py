@@ -122,10 +122,10 @@ def new_cross_cache() -> EncoderDecoderCache:
 
 def encode(model: PreTrainedModel, inputs: Any, mask: Any) -> Any:
     """Return what a model's encoder says of its input."""
-    given = {} if mask is None else {"attention_mask": mask.to(model.device)}
+    given = {} if mask is None else {"attention_mask": mask.to(device_of(model))}
     name = model.get_encoder().main_input_name
     prepared = model._maybe_prepare_encoder_kwargs_for_generation(
-        inputs.to(model.device), given, name, model.generation_config
+        inputs.to(device_of(model)), given, name, model.generation_config
     )
     return prepared["encoder_outputs"]
 
@@ -364,8 +364,29 @@ def processes_rows_alike(processor: Any) -> bool:
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
-    """Tell whether the model's ``forward`` has a parameter called ``name``."""
-    return name in inspect.signature(model.forward).parameters
+    """Tell whether the ``forward`` of the model, inside all wrappers, has a parameter called ``name``."""
+    return name in inspect.signature(unwrap(model).forward).parameters
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Return where a model's inputs belong, also where its weights are kept elsewhere and loaded on demand."""
+    if model.device.type != "meta":
+        return model.device
+    place = getattr(getattr(unwrap(model), "_hf_hook", None), "execution_device", None)
+    return torch.device("cpu" if place is None else place)
+
+
+def unfinished(model: PreTrainedModel, done: bool, synced: bool, device: torch.device) -> bool:
+    """Tell whether there is a text to go on with: here or, where processes keep in step, anywhere."""
+    return model._has_unfinished_sequences(done, synced, device=device)
+
+
+def idle_forward(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Run the model over one token, for nothing."""
+    if model.config.is_encoder_decoder:
+        model(decoder_input_ids=ids[:, -1:], encoder_outputs=model_kwargs["encoder_outputs"], use_cache=False)
+    else:
+        model(input_ids=ids[:, -1:], use_cache=False)
 
 
 __all__ = [
@@ -379,10 +400,12 @@ __all__ = [
     "attention_of",
     "belongs_to_user",
     "compiles_by_itself",
+    "device_of",
     "drafts_from_target_states",
     "encode",
     "forward_accepts",
     "has_recurrent_state",
+    "idle_forward",
     "intercepted_drafter",
     "is_offloaded",
     "mark_as_user_s",
@@ -401,6 +424,7 @@ __all__ = [
     "stock_drafter",
     "supports_static_cache",
     "text_cache",
+    "unfinished",
     "unseen_tokens",
     "unwrap",
     "with_attention_of",

@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from . import drafting
 from .acceptors import Acceptor, decide
 from .break_even import BreakEven
-from .compat import CandidateGenerator, advance_inputs, recording, rollback
+from .compat import CandidateGenerator, advance_inputs, idle_forward, recording, rollback, unfinished
 from .limits import BoundLimits
 from .messages import Decision, Draft, Outcome, Strictness, Verification
 from .output import GenerateLossyOutput, OutputRecorder
@@ -43,6 +43,8 @@ class Run:
         Where the run may be lossy.
     break_even
         Says when to decode without a draft.
+    synced
+        Whether every process has to run a forward of the target in every round, until all have finished.
     """
 
     model: PreTrainedModel
@@ -55,6 +57,7 @@ class Run:
     randomness: Randomness
     limits: BoundLimits
     break_even: BreakEven
+    synced: bool = False
 
 
 class Decoding:
@@ -100,11 +103,22 @@ class Decoding:
         return self.finish()
 
     def rounds(self) -> None:
-        while not self.done:
-            draft = self.draft()
-            verification = self.verify(draft)
-            decision = self.accept(verification, draft)
-            self.commit(draft, verification, decision)
+        while unfinished(self.run.model, self.done, self.run.synced, self.ids.device):
+            if self.done:
+                self.keep_up()
+            else:
+                self.round()
+
+    def round(self) -> None:
+        draft = self.draft()
+        verification = self.verify(draft)
+        decision = self.accept(verification, draft)
+        self.commit(draft, verification, decision)
+
+    def keep_up(self) -> None:
+        """Run a forward for nothing where processes that share weights have to run as many as the slowest."""
+        if self.run.synced:
+            idle_forward(self.run.model, self.ids, self.inputs)
 
     def draft(self) -> Draft:
         with self.stats.timed("drafting"):

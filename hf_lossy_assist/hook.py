@@ -77,7 +77,7 @@ class LossyVerification(LogitsProcessor):
         **config: Any,
     ) -> None:
         self.target = compat.unwrap(target)
-        self.config = parse(mode, config, lossy_head, device=self.target.device)
+        self.config = parse(mode, config, lossy_head, device=compat.device_of(self.target))
         self.limits = self.config.limits.bind(tokenizer)
         self.assistant_model = assistant_model
         own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
@@ -223,7 +223,7 @@ class _Rounds(CandidateGenerator):
         with self.stats.timed("drafting"):
             candidate, logits = self.drafter.get_candidates(input_ids, **kwargs)
         # A copy of our own: see `rewrite`.
-        self.candidate = candidate.to(self.verifier.model.device, copy=True)
+        self.candidate = candidate.to(compat.device_of(self.verifier.model), copy=True)
         self.committed = input_ids.shape[1]
         if logits is not None:
             logits = logits.to(device=self.candidate.device, dtype=torch.float32)

@@ -57,15 +57,15 @@ class SequentialDecoding(Decoding):
         self.request = run.acceptor.run_ahead
         self.ahead = 0
 
-    def rounds(self) -> None:
-        while not self.done:
-            draft = self.draft()
-            if self.done:  # the text ended before the head rejected a token
-                self.stats.run(self.ahead)
-                return
-            verification = self.verify(draft)
-            decision = self.accept(verification, draft)
-            self.commit(draft, verification, decision)
+    def round(self) -> None:
+        draft = self.draft()
+        if self.done:  # the text ended before the head rejected a token
+            self.stats.run(self.ahead)
+            self.keep_up()
+            return
+        verification = self.verify(draft)
+        decision = self.accept(verification, draft)
+        self.commit(draft, verification, decision)
 
     def draft(self) -> Draft:
         """Commit tokens while the head lets them pass; return the first that it does not."""

@@ -41,15 +41,15 @@ class SequentialBatchDecoding(BatchDecoding):
     def asking(self) -> list[int]:
         return [row for row, ended in zip(self.frame.rows, self.ended, strict=True) if not ended]
 
-    def rounds(self) -> None:
-        while not self.done:
-            draft = self.draft()
-            if all(self.ended):  # no row is left that the target has to decide
-                self._conclude(torch.cat([self.ids, draft.tokens], dim=-1))
-                return
-            verification = self.verify(draft)
-            decision = self.accept(verification, draft)
-            self.commit(draft, verification, decision)
+    def round(self) -> None:
+        draft = self.draft()
+        if all(self.ended):  # no row is left that the target has to decide
+            self._conclude(torch.cat([self.ids, draft.tokens], dim=-1))
+            self.keep_up()
+            return
+        verification = self.verify(draft)
+        decision = self.accept(verification, draft)
+        self.commit(draft, verification, decision)
 
     def draft(self) -> Draft:
         """Draft until every row has a token that does not pass, or has ended."""
@@ -143,6 +143,7 @@ class SequentialBatchDecoding(BatchDecoding):
         return self.run.limits.strictness(candidate, drafted, generated, [row.lossy for row in rows])
 
     def _conclude(self, texts: Tensor) -> None:
+        self.done = True
         for i, row in enumerate(self.frame.rows):
             self.stats.rows[row].run(self.ahead[i])
             self.stats.ended(row)

@@ -45,7 +45,7 @@ def gemma3():
 
 def qwen2_vl():
     config = Qwen2VLConfig(
-        text_config=_COMMON | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+        text_config=_COMMON | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
         vision_config={"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 4,
                        "spatial_merge_size": 2, "temporal_patch_size": 2},
         image_token_id=IMAGE, vision_start_token_id=3, vision_end_token_id=4, video_token_id=VOCAB - 2,
@@ -91,7 +91,8 @@ def test_lossless_parity(name: str):
     assert_same_text(ours.sequences, plain)
     assert ours.lossy_stats.drafted > 0
     other = dict(inputs, pixel_values=torch.randn_like(inputs["pixel_values"]) * 3)
-    assert not torch.equal(target.generate(**other, **GREEDY).sequences, plain.sequences), "the image matters"
+    without = target.generate(**other, **GREEDY, output_logits=True)
+    assert (without.logits[0] - plain.logits[0]).abs().max() > 1e-4, "the image matters"
 
 
 @pytest.mark.parametrize("mode", ["topk", "dropmatch", "ears"])
@@ -103,9 +104,8 @@ def test_lossy_rules(mode: str):
 
 def test_a_batch_of_images():
     target, inputs = made("llava")
-    inputs = {
-        name: torch.cat([value, value.flip(-1) if name == "pixel_values" else value]) for name, value in inputs.items()
-    }
+    inputs = {name: value.repeat(2, *[1] * (value.dim() - 1)) for name, value in inputs.items()}
+    inputs["pixel_values"][1] = inputs["pixel_values"][1].flip(-1)
     plain = target.generate(**inputs, **GREEDY, output_logits=True)
     ours = target.generate(**inputs, **GREEDY, assistant_model=text_only(target), lossy_mode="lossless")
     assert_same_rows(ours.sequences, plain)

@@ -48,10 +48,10 @@ class EncodedDrafter(ModelDrafter):
         if model.config.is_encoder_decoder:
             self._seen = {"encoder_outputs": encode(model, call.encoder_input, mask)}
             if mask is not None:
-                self._seen["attention_mask"] = mask.to(model.device)
+                self._seen["attention_mask"] = mask.to(self.device)
         else:
             states = call.inputs["encoder_outputs"][0]
-            self._seen = {"encoder_outputs": (states.to(device=model.device, dtype=model.dtype),)}
+            self._seen = {"encoder_outputs": (states.to(device=self.device, dtype=model.dtype),)}
         self._ids = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
 
     def reset(self) -> None:

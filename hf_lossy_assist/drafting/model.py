@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..caches import move_cache
-from ..compat import CandidateGenerator, forward_accepts, has_recurrent_state, new_cache, rollback
+from ..compat import CandidateGenerator, device_of, forward_accepts, has_recurrent_state, new_cache, rollback
 from ..errors import LossyUnsupportedError
 from ..processing import process
 from ..rows import Move
@@ -91,14 +91,15 @@ class ModelDrafter(CandidateGenerator):
         self.keep_logits = keep_logits
         self.confidence = confidence
         self.vocabulary = Vocabulary() if vocabulary is None else vocabulary
-        self._watch = Stopwatch(model.device)
+        self.device = device_of(model)
+        self._watch = Stopwatch(self.device)
         self._tap = head_tap(model, self.randomness) if keep_hidden else None
         self.reset()
         self._see(attention_mask)
         self._extra = {"logits_to_keep": 1} if forward_accepts(model, "logits_to_keep") else {}
 
     def _see(self, mask: Tensor | None) -> None:
-        self._mask = None if mask is None else mask.to(self.model.device)
+        self._mask = None if mask is None else mask.to(self.device)
         self._positions = mask is not None and forward_accepts(self.model, "position_ids")
 
     def reset(self) -> None:
@@ -189,7 +190,7 @@ class ModelDrafter(CandidateGenerator):
 
     def read(self, candidate: Tensor) -> Tensor:
         """Run the model over what its cache lacks and return the last position's raw logits ``(B, 1, V)``."""
-        new = candidate[:, self._cached :].to(self.model.device)
+        new = candidate[:, self._cached :].to(self.device)
         inputs = self._inputs(new, candidate)
         with nullcontext() if self._tap is None else self._tap.over(0):
             outputs = self.model(past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)

@@ -118,7 +118,7 @@ class TranslatingDrafter(ModelDrafter):
         kept = min(_common(ids, self._seen), len(ids) - 1)
         rollback(self._cache, len(self._seen) - kept)
         self._seen, self._cached = ids, kept
-        logits = super().read(torch.tensor([ids], device=self.model.device))
+        logits = super().read(torch.tensor([ids], device=self.device))
         return self.translation.logits(logits)
 
 

@@ -1,0 +1,153 @@
+"""Where the weights are, and in what form, makes no difference."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload, dispatch_model
+
+from hf_lossy_assist import enabled
+from tests.acceptors.test_judge import head_for as judge_for
+from tests.acceptors.test_sprinter import head_for as verifier_for
+from tests.models import noisy_copy, prompt, tiny
+from tests.parity import assert_same_text
+from tests.test_batches import assert_same_rows, padded
+
+GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "return_dict_in_generate": True}
+
+
+def placed(how: str, folder: Path, seed: int = 0):
+    """Return a tiny model of which some weights are loaded on demand."""
+    model = tiny(seed=seed)
+    if how == "disk":
+        disk_offload(model, str(folder), execution_device=torch.device("cpu"))
+    elif how == "cpu":
+        cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        parts = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu",
+                 "model.rotary_emb": "cpu", "lm_head": "disk"}  # fmt: skip
+        dispatch_model(model, parts, main_device="cpu", offload_dir=str(folder), force_hooks=True)
+    return model
+
+
+def loads_of(module) -> list[int]:
+    """Count how often accelerate loads a module's weights."""
+    loads, original = [], module._hf_hook.pre_forward
+
+    def pre_forward(*args, **kwargs):
+        loads.append(1)
+        return original(*args, **kwargs)
+
+    module._hf_hook.pre_forward = pre_forward
+    return loads
+
+
+@pytest.mark.parametrize("how", ["cpu", "disk", "map"])
+@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
+def test_offloaded_targets_and_drafts(how: str, inputs, tmp_path: Path):
+    plain = tiny().generate(**inputs, **GREEDY, output_logits=True)
+    target, draft = placed(how, tmp_path / "target"), noisy_copy(tiny(), 0.01)
+    ours = target.generate(**inputs, **GREEDY, assistant_model=draft, lossy_mode="lossless")
+    assert_same_rows(ours.sequences, plain)
+    assert ours.lossy_stats.accepted > 0
+    swapped = tiny().generate(
+        **inputs, **GREEDY, assistant_model=placed(how, tmp_path / "draft"), lossy_mode="lossless"
+    )
+    assert_same_rows(swapped.sequences, plain)
+    assert swapped.lossy_stats.acceptance_rate == 1
+
+
+@pytest.mark.parametrize("how", ["cpu", "disk", "map"])
+def test_the_head_is_loaded_once_a_round_however_many_paths(how: str, tmp_path: Path):
+    target = placed(how, tmp_path)
+    loads = loads_of(target.lm_head)
+    out = target.generate(
+        input_ids=prompt(), **GREEDY, assistant_model=noisy_copy(tiny(), 0.05), lossy_mode="dropmatch",
+        lossy_config={"num_paths": 5, "seed": 0},
+    )  # fmt: skip
+    assert out.lossy_stats.drafted > 0
+    assert len(loads) == out.lossy_stats.target_calls
+
+
+def test_trained_heads_with_an_offloaded_target(tmp_path: Path):
+    whole, draft = tiny(), noisy_copy(tiny(), 0.05)
+    heads = {"judge": judge_for(whole, draft), "sprinter": verifier_for(whole, draft)}
+    target = placed("map", tmp_path)
+    for mode, head in heads.items():
+        kwargs = GREEDY | {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": mode, "lossy_head": head}
+        assert target.generate(**kwargs).sequences.equal(whole.generate(**kwargs).sequences)
+
+
+@pytest.mark.parametrize(
+    ("of_target", "of_draft"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float16,) * 2]
+)
+@pytest.mark.parametrize("mode", ["dropmatch", "ears"])
+def test_mixed_precision(of_target, of_draft, mode: str):
+    target, draft = tiny().to(of_target), noisy_copy(tiny(), 0.02).to(of_draft)
+    for inputs in ({"input_ids": prompt()}, padded()):
+        kwargs = GREEDY | inputs | {"do_sample": True, "assistant_model": draft, "lossy_mode": mode}
+        assert target.generate(**kwargs, lossy_config={"seed": 0}).lossy_stats.accepted > 0
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # asked for by peft
+@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
+def test_adapters_on_both(inputs):
+    import peft
+
+    def adapted(model, seed: int):
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(
+            target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False, task_type="CAUSAL_LM"
+        )
+        return peft.get_peft_model(copy.deepcopy(model), config).eval()
+
+    target, draft = adapted(tiny(), 0), adapted(tiny(), 0)
+    plain = target.generate(**inputs, **GREEDY, output_logits=True)
+    with enabled(target):
+        ours = target.generate(**inputs, **GREEDY, assistant_model=draft, lossy_mode="lossless")
+        assert_same_rows(ours.sequences, plain)
+        assert ours.lossy_stats.acceptance_rate == 1, "the draft has its adapter too"
+        other = target.generate(**inputs, **GREEDY, assistant_model=adapted(tiny(), 1), lossy_mode="dropmatch")
+        assert len(other.lossy_stats.rows[0].trace) == 24
+
+
+def test_quantised_weights():
+    pytest.importorskip("torchao")
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    target, draft = tiny(), noisy_copy(tiny(), 0.01)
+    for model in (target, draft):
+        quantize_(model, Int8WeightOnlyConfig())
+    assert type(target.model.layers[0].mlp.up_proj.weight) is not torch.nn.Parameter
+    plain = target.generate(input_ids=prompt(), **GREEDY, output_logits=True)
+    ours = target.generate(input_ids=prompt(), **GREEDY, assistant_model=draft, lossy_mode="lossless")
+    assert_same_text(ours.sequences, plain)
+    out = target.generate(input_ids=prompt(), **GREEDY, assistant_model=draft, lossy_mode="dropmatch")
+    assert out.lossy_stats.accepted > 0
+
+
+def test_two_processes_keep_in_step():
+    """Two processes over gloo, whose texts have different lengths, run as many forwards of the target."""
+    root = Path(__file__).parents[1]
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+        "--main_process_port", str(free_port()), "-m",
+        "tests.two_processes",
+    ]  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
