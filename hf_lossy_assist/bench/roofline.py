@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..theory import DenseDecoder
-from .meters import synchronizer
+from .meters import Clock, synchronizer
 
 # Of the CPU, and of anything faster: there a small working set shows how long a kernel takes to start.
 _SMALLEST, _LARGEST, _SQUARE = (1, 2**30), (2**30, 2**33), (1024, 8192)
@@ -122,16 +122,16 @@ class Roofline:
         return self.batch * tokens_per_round / (draft + verify)
 
 
-def measure_rates(model: PreTrainedModel) -> Rates:
+def measure_rates(model: PreTrainedModel, clock: Clock = time.perf_counter) -> Rates:
     """Measure what this machine, with as many threads as torch uses now, can do for a model; about two seconds."""
     cost = Cost.of(model)
     return Rates(
-        bandwidth=measure_bandwidth(cost.weight_bytes, model.dtype, model.device),
-        flops=measure_flops(model.dtype, model.device),
+        bandwidth=measure_bandwidth(cost.weight_bytes, model.dtype, model.device, clock),
+        flops=measure_flops(model.dtype, model.device, clock),
     )
 
 
-def measure_bandwidth(size: int, dtype: torch.dtype, device: torch.device) -> float:
+def measure_bandwidth(size: int, dtype: torch.dtype, device: torch.device, clock: Clock = time.perf_counter) -> float:
     """Return bytes per second of the fastest way to go through ``size`` bytes, again and again.
 
     The sum of a vector, a copy (which reads and writes), and a product of a matrix and a vector: which one is
@@ -144,31 +144,30 @@ def measure_bandwidth(size: int, dtype: torch.dtype, device: torch.device) -> fl
     matrix = torch.empty(rows, width, dtype=dtype, device=device).normal_()
     vector = torch.empty(width, dtype=dtype, device=device).normal_()
     moved = rows * width * itemsize
-    best = moved / _fastest(lambda: torch.mv(matrix, vector), device)
-    best = max(best, moved / _fastest(matrix.sum, device))
+    best = moved / _fastest(lambda: torch.mv(matrix, vector), device, clock)
+    best = max(best, moved / _fastest(matrix.sum, device, clock))
     half = matrix.view(-1)[: matrix.numel() // 2]
-    return max(best, moved / _fastest(lambda: matrix.view(-1)[-len(half) :].copy_(half), device))
+    return max(best, moved / _fastest(lambda: matrix.view(-1)[-len(half) :].copy_(half), device, clock))
 
 
-def measure_flops(dtype: torch.dtype, device: torch.device) -> float:
+def measure_flops(dtype: torch.dtype, device: torch.device, clock: Clock = time.perf_counter) -> float:
     """Return operations per second of a product of large square matrices."""
     n = _SQUARE[device.type != "cpu"]
     a, b = (torch.empty(n, n, dtype=dtype, device=device).normal_() for _ in range(2))
-    return 2 * n**3 / _fastest(lambda: a @ b, device)
+    return 2 * n**3 / _fastest(lambda: a @ b, device, clock)
 
 
-def _fastest(action: Callable[[], Tensor], device: torch.device) -> float:
+def _fastest(action: Callable[[], Tensor], device: torch.device, clock: Clock) -> float:
     """Return the seconds of the fastest of many calls."""
     synchronize = synchronizer(device)
     action()
     best, begin = float("inf"), time.perf_counter()
     for _ in range(_MOST_REPEATS):
         synchronize()
-        started = time.perf_counter()
+        started = clock()
         action()
         synchronize()
-        now = time.perf_counter()
-        best = min(best, now - started)
-        if now - begin > _SECONDS:
+        best = min(best, clock() - started)
+        if time.perf_counter() - begin > _SECONDS:
             break
     return best

@@ -79,7 +79,7 @@ def load_cast(
         )
     if model is None:
         loaded = pairs.load(pair or "arithmetic", dtype=dtype, device=device, folder=folder)
-        found = {**loaded.heads, **load_heads(heads, device)}
+        found = {**loaded.rule_heads, **load_heads(heads, device)}
         cast = Cast(Models(loaded.target, loaded.draft, found), loaded.tokenizer, loaded.task)
     else:
         target, draft = (

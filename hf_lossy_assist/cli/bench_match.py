@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from ..bench.contenders import Contender, Models
 from ..bench.matchup import Request, play
+from ..bench.meters import Clock
 from ..bench.predictions import CLOSED_FORMS, Prediction, predict
 from ..bench.quality import Quality, answers, judge, qualities
 from ..bench.roofline import Cost, Roofline, measure_rates
@@ -90,7 +91,7 @@ def hold(
     requests, texts = _compare(match, bar, write, instruments)
     marks = _judge(match, texts, bar) if match.judged else []
     predictions = _predict(match, bar)
-    limit, notes = _limit(match, requests) if with_roofline else (None, [])
+    limit, notes = _limit(match, requests, instruments.clock) if with_roofline else (None, [])
     comparable = None if match.workload.do_sample else texts
     rows = standings(match.contenders, requests, comparable, match.batch, limit)
     for row in (*([limit] if limit else []), *rows, *marks, *predictions):
@@ -142,7 +143,7 @@ def _predict(match: Match, bar: Progress) -> list[Prediction]:
     ]
 
 
-def _limit(match: Match, requests: Sequence[Request]) -> tuple[Roofline | None, list[str]]:
+def _limit(match: Match, requests: Sequence[Request], clock: Clock) -> tuple[Roofline | None, list[str]]:
     target, draft = match.models.target, match.models.draft
     prompt = sum(batch.mask.sum().item() for batch in match.batches) / len(match.examples)
     response = sum(r.tokens for r in requests) / len(requests) / match.batch
@@ -153,8 +154,8 @@ def _limit(match: Match, requests: Sequence[Request]) -> tuple[Roofline | None, 
     return Roofline(
         target=costs[0],
         draft=costs[1],
-        target_rates=measure_rates(target),
-        draft_rates=measure_rates(draft),
+        target_rates=measure_rates(target, clock),
+        draft_rates=measure_rates(draft, clock),
         context=round(prompt + response / 2),
         batch=match.batch,
     ), []
