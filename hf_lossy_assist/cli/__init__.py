@@ -8,6 +8,7 @@ from . import (
     acceptance,
     bench,
     demo,
+    dropmatch_cost,
     dropout_tables,
     evaluate_pair,
     generate,
@@ -36,6 +37,7 @@ app.command("train-pair")(train_pair.train_pair)
 app.command("evaluate-pair")(evaluate_pair.evaluate_pair)
 app.command("acceptance")(acceptance.acceptance)
 app.command("dropout-tables")(dropout_tables.dropout_tables)
+app.command("dropmatch-cost")(dropmatch_cost.dropmatch_cost)
 app.command("trade-off")(trade_off.trade_off)
 app.command("mine")(mine.mine)
 app.add_typer(train.app)
