@@ -90,7 +90,7 @@ class Acceptance:
     foretold_run: float | None
 
 
-VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+VERIFIER_THRESHOLDS = (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.9)
 
 
 def sprinter_settings(head: VerifierHead, temperatures: Iterable[float | None] = (None,)) -> list[Setting]:

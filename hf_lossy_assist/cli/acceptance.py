@@ -24,9 +24,10 @@ from .console import console, limit_threads, progress
 from .options import numbers, pretrained
 
 _LEGEND = (
-    "accepted: share of the drafted tokens that were kept; lossy: share of those that the lossless rule would have "
+    "kept: drafted tokens kept, per round and as a share; lossy: share of those that the lossless rule would have "
     "rejected. The text that came out, judged by the target: log p per token in nats; top 1: share of tokens that "
-    "are its likeliest; prefix: share of its own greedy text up to the first difference."
+    "are its likeliest; same: share of its own greedy text up to the first difference; ROUGE-L against that text. Calls "
+    "of the target per 100 tokens; run: tokens that SPRINTER commits before it asks; foretold: by its theorem 2."
 )
 
 
@@ -125,7 +126,7 @@ def _model(option: str, source: str, device: str) -> PreTrainedModel:
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f}"
+    return "" if share is None else f"{100 * share:.0f}"
 
 
 def _number(value: float | None) -> str:
@@ -141,13 +142,12 @@ def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> T
     """Lay out the rows of one temperature."""
     columns: dict[str, Callable[[Acceptance], str]] = {
         "rule": _label,
-        "mean\naccepted": lambda row: _number(row.mean_accepted),
-        "tokens/\nround": lambda row: _number(row.tokens_per_round),
-        "accepted\n(%)": lambda row: _percent(row.acceptance_rate),
+        "mean\nkept": lambda row: _number(row.mean_accepted),
+        "kept\n(%)": lambda row: _percent(row.acceptance_rate),
         "lossy\n(%)": lambda row: _percent(row.accepted_lossy),
         "log p": lambda row: f"{row.log_likelihood:.3f}",
         "top 1\n(%)": lambda row: _percent(row.likeliest),
-        "prefix\n(%)": lambda row: _percent(row.greedy_prefix),
+        "same\n(%)": lambda row: _percent(row.greedy_prefix),
         "ROUGE\nL": lambda row: _number(row.rouge),
         "calls/\n100": lambda row: _number(row.target_calls_per_100_tokens),
         "run": lambda row: _number(row.mean_run),
@@ -157,7 +157,7 @@ def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> T
     table = Table(title=f"{rows[0].prompts} prompts, {title}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
         is_rule = name == "rule"
-        table.add_column(name, justify="left" if is_rule else "right", no_wrap=not is_rule)
+        table.add_column(name, justify="left" if is_rule else "right", no_wrap=not is_rule, overflow="fold")
     for row in rows:
         if row.temperature == temperature:
             table.add_row(*(column(row) for column in columns.values()))
