@@ -78,8 +78,9 @@ class LossyCall:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
         config = parse(mode, field("lossy_config"), field("lossy_head"), device=compat.device_of(model))
-        if (beams := explicit("num_beams") or 1) > 1:
-            raise LossyValueError(f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams}")
+        beams = explicit("num_beams")
+        if beams is not None and not (isinstance(beams, int) and beams <= 1):
+            raise LossyValueError(f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}")
         if compat.replaces_decoding(model):
             raise LossyUnsupportedError(
                 f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of its own"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from .. import compat
@@ -22,6 +23,7 @@ from .encoded import EncodedDrafter, check_encoded_draft
 from .model import check_rolls_back
 from .translated import TranslatingDrafter, Translation
 from .vocabulary import check_vocabularies, same_tokenizer, vocabulary_of
+from .window import check_confidence, check_schedule
 
 DrafterFactory = Callable[..., CandidateGenerator]
 
@@ -78,6 +80,8 @@ class DrafterChoice:
             The user's ``candidate_generator``, or None.
         """
         assistant = kwargs.pop("assistant_model", None)
+        if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
+            raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
         options = {name: explicit(name) for name in STOCK_OPTIONS if explicit(name)}
         if (layers := explicit("assistant_early_exit")) is not None:
             assistant = first_layers(target, layers)
@@ -101,6 +105,8 @@ class DrafterChoice:
         """Raise where nothing can draft for the rule."""
         name = acceptor.name
         check_num_tokens(self.num_assistant_tokens)
+        check_schedule(self.schedule)
+        check_confidence(self.confidence)
         if self.options.get("speculation_type") and self.assistant_model is None:
             raise LossyValueError(
                 f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"

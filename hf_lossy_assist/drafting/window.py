@@ -15,6 +15,8 @@ from ..errors import LossyValueError
 from ..theory import best_gamma
 
 DEFAULT_NUM_TOKENS = 5
+SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+"""Values of ``num_assistant_tokens_schedule``; the last two differ from call to call in transformers only."""
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,21 @@ def window_of(num_tokens: int | str, schedule: str = "constant") -> Window:
     return HeuristicWindow(num_tokens) if schedule.startswith("heuristic") else ConstantWindow(num_tokens)
 
 
+def check_schedule(value: Any) -> None:
+    """Raise unless ``value`` can say how γ changes."""
+    if not isinstance(value, str) or value not in SCHEDULES:
+        raise LossyValueError(f"`num_assistant_tokens_schedule` has to be one of {list(SCHEDULES)}, but is {value!r}")
+
+
+def check_confidence(value: Any) -> None:
+    """Raise unless ``value`` can be a probability below which drafting stops; None for never."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
+        raise LossyValueError(f"`assistant_confidence_threshold` has to be a number >= 0 and <= 1, but is {value!r}")
+
+
 def check_num_tokens(value: Any) -> None:
     """Raise unless ``value`` can be γ."""
-    if value == "auto":
+    if isinstance(value, str) and value == "auto":
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1 or 'auto', but is {value!r}")
