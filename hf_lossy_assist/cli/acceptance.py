@@ -26,7 +26,7 @@ from .options import numbers, pretrained
 _LEGEND = (
     "kept: drafted tokens kept, per round and as a share; lossy: share of those that the lossless rule would have "
     "rejected. The text that came out, judged by the target: log p per token in nats; top 1: share of tokens that "
-    "are its likeliest; same: share of its own greedy text up to the first difference; ROUGE-L against that text. Calls "
+    "are its likeliest; same: share of its own greedy text up to the first difference; ROUGE-L against it. Calls "
     "of the target per 100 tokens; run: tokens that SPRINTER commits before it asks; foretold: by its theorem 2."
 )
 
