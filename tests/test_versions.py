@@ -1,4 +1,4 @@
-"""Only one module knows versions of transformers and names that transformers keeps to itself."""
+"""Only one part of the package knows versions of transformers and names that transformers keeps to itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCES = sorted(
     path
     for folder in (PACKAGE, *(PACKAGE.parent / name for name in SHARED))
     for path in folder.rglob("*.py")
-    if path != PACKAGE / "compat.py"
+    if PACKAGE / "compat" not in path.parents
 )
 OTHERS = ("transformers", "huggingface_hub", "accelerate", "peft")
 # What provenance records, and the private names of torch and the standard library.

@@ -1,0 +1,83 @@
+"""Everything this package knows about transformers' versions and private names."""
+
+from __future__ import annotations
+
+from .caches import (
+    REWINDING_LAYERS,
+    belongs_to_user,
+    mark_as_user_s,
+    new_cache,
+    new_cross_cache,
+    ready_for_rollback,
+    recording,
+    refusal_of_cache,
+    rollback,
+    text_cache,
+)
+from .drafters import (
+    DRAFTERS_WITHOUT_LOGITS,
+    CandidateGenerator,
+    drafts_from_target_states,
+    intercepted_drafter,
+    stock_drafter,
+)
+from .inputs import advance_inputs, move_inputs, padding_token, prepare_candidate_inputs, unseen_tokens
+from .models import (
+    DECODING_METHODS,
+    attention_of,
+    compiles_by_itself,
+    device_of,
+    encode,
+    forward_accepts,
+    has_recurrent_state,
+    idle_forward,
+    is_offloaded,
+    origin_of,
+    replaces_decoding,
+    supports_static_cache,
+    unfinished,
+    unwrap,
+    with_attention_of,
+)
+from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
+
+__all__ = [
+    "DECODING_METHODS",
+    "DRAFTERS_WITHOUT_LOGITS",
+    "PREFIX_FREE_PROCESSORS",
+    "REWINDING_LAYERS",
+    "STATEFUL_PROCESSORS",
+    "CandidateGenerator",
+    "advance_inputs",
+    "attention_of",
+    "belongs_to_user",
+    "compiles_by_itself",
+    "device_of",
+    "drafts_from_target_states",
+    "encode",
+    "forward_accepts",
+    "has_recurrent_state",
+    "idle_forward",
+    "intercepted_drafter",
+    "is_offloaded",
+    "mark_as_user_s",
+    "move_inputs",
+    "new_cache",
+    "new_cross_cache",
+    "origin_of",
+    "padding_token",
+    "prepare_candidate_inputs",
+    "processes_rows_alike",
+    "ready_for_rollback",
+    "recording",
+    "refusal_of_cache",
+    "replaces_decoding",
+    "rollback",
+    "stock_drafter",
+    "supports_static_cache",
+    "text_cache",
+    "unfinished",
+    "unseen_tokens",
+    "unwrap",
+    "with_attention_of",
+]

@@ -1,0 +1,108 @@
+"""Caches: making them, rolling them back, saying whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers import cache_utils as _caches
+from transformers.cache_utils import (
+    Cache,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    EncoderDecoderCache,
+    QuantizedCache,
+    StaticCache,
+)
+
+from .models import has_recurrent_state
+
+# Layers of a static cache that a position rolls back. The second kind, which holds nothing, is the newer one.
+REWINDING_LAYERS = tuple(getattr(_caches, name) for name in ("StaticLayer", "DummyLayer") if hasattr(_caches, name))
+
+
+_SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
+
+
+def new_cache(model: PreTrainedModel) -> DynamicCache:
+    """Return an empty cache for ``model`` that can be rolled back after any number of forwards.
+
+    Layers of a sliding window keep everything: not every version can roll those back over several forwards, and
+    the attention mask sees to the window.
+    """
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    _keep_everything(cache)
+    cache.activate_past_recording()
+    return cache
+
+
+def _keep_everything(cache: DynamicCache) -> None:
+    cache.layers = [DynamicLayer() if isinstance(x, DynamicSlidingWindowLayer) else x for x in cache.layers]
+
+
+def ready_for_rollback(cache: Any) -> None:
+    """Let the empty cache that ``generate()`` has just made keep what this version can't roll back otherwise."""
+    fresh = type(cache) is DynamicCache and not belongs_to_user(cache)
+    if fresh and not _SLIDING_LAYERS_ROLL_BACK:
+        _keep_everything(cache)
+
+
+def text_cache(cache: Cache) -> Cache:
+    """Return the part of a cache that grows with the text, of one that holds an encoder's states too."""
+    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+
+def new_cross_cache() -> EncoderDecoderCache:
+    """Return an empty cache for a decoder that looks at an encoder's states."""
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+
+@contextmanager
+def recording(cache: DynamicCache) -> Iterator[None]:
+    """Let ``cache`` be rolled back inside the block; afterwards it behaves as it did before."""
+    own = text_cache(cache)
+    recorded = [getattr(layer, "record_past", None) for layer in own.layers]
+    own.activate_past_recording()
+    try:
+        yield
+    finally:
+        for i, layer in enumerate(own.layers):
+            if hasattr(layer, "record_past"):
+                layer.record_past = recorded[i] if i < len(recorded) else False
+
+
+def rollback(cache: DynamicCache, tokens: int) -> None:
+    """Forget the last ``tokens`` tokens. Recording layers also shrink to their window, so call it with 0 too."""
+    if tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
+        text_cache(cache).crop(-tokens)
+
+
+def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
+    """Say why ``cache`` can't be rolled back, or None where it can."""
+    if has_recurrent_state(model):
+        return f"{type(model).__name__} keeps a recurrent state, which can't be rolled back"
+    if isinstance(cache, StaticCache):
+        return None  # by position, or a dynamic one takes its place: see `compiled`
+    if isinstance(cache, QuantizedCache):
+        return f"a {type(cache).__name__} can't be rolled back (yet); use a dynamic cache"
+    if isinstance(cache, EncoderDecoderCache):
+        return refusal_of_cache(model, cache.self_attention_cache)
+    if not isinstance(cache, DynamicCache):
+        return f"a {type(cache).__name__} is not a DynamicCache"
+    if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
+        return "this version of transformers can't roll back a sliding window; upgrade to 5.17 or newer"
+    return None
+
+
+def mark_as_user_s(cache: Any) -> None:
+    """Mark what was passed to ``generate()`` as a cache; newer versions do it themselves."""
+    if isinstance(cache, _caches.Cache):
+        cache._is_user_defined = True
+
+
+def belongs_to_user(cache: Any) -> bool:
+    """Tell whether a cache was passed to ``generate()``, which makes one otherwise."""
+    return getattr(cache, "_is_user_defined", False)

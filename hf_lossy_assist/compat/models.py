@@ -1,0 +1,108 @@
+"""Models: what is inside their wrappers, where they are, what they can."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+
+from ..errors import LossyValueError
+
+DECODING_METHODS = ("_sample", "_assisted_decoding")
+"""The methods of `GenerationMixin` that `generate()` ends in for one sequence per prompt."""
+
+
+def supports_static_cache(model: PreTrainedModel) -> bool:
+    """Tell whether the model's class says that it can be compiled with a static cache."""
+    return model._can_compile_fullgraph
+
+
+def attention_of(model: PreTrainedModel) -> str:
+    """Return the name of the model's attention implementation."""
+    return model.config._attn_implementation
+
+
+def with_attention_of(model: PreTrainedModel, config: PretrainedConfig) -> PretrainedConfig:
+    """Return ``config``, told to use the model's attention implementation."""
+    config._attn_implementation = attention_of(model)
+    return config
+
+
+def has_recurrent_state(model: PreTrainedModel) -> bool:
+    """Tell whether the model keeps a state that can't be rolled back."""
+    return model._is_stateful
+
+
+def origin_of(model: PreTrainedModel) -> tuple[str, str | None]:
+    """Return what the model was loaded from, a Hub id or a folder or nothing, and the commit if it is known."""
+    return model.config._name_or_path, getattr(model.config, "_commit_hash", None)
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Tell whether accelerate brings the module's weights only for a forward."""
+    return hasattr(module, "_hf_hook")
+
+
+def compiles_by_itself(model: PreTrainedModel, model_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
+    """Tell whether plain ``generate()`` would compile the model's forward."""
+    return model._valid_auto_compile_criteria(model_kwargs, config)
+
+
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """Return the transformers model inside PEFT's and ``torch.compile``'s wrappers."""
+    inner = getattr(model, "_orig_mod", model)
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    if not isinstance(inner, GenerationMixin):
+        raise LossyValueError(
+            f"`model` has to be a transformers model that can generate, but is a {type(model).__name__}"
+        )
+    return inner
+
+
+def replaces_decoding(model: PreTrainedModel) -> bool:
+    """Tell whether the model's class has a decoding loop of its own instead of transformers'."""
+    return any(
+        getattr(type(model), name) is not getattr(GenerationMixin, name)
+        for name in DECODING_METHODS
+        if hasattr(GenerationMixin, name)
+    )
+
+
+def forward_accepts(model: PreTrainedModel, name: str) -> bool:
+    """Tell whether the ``forward`` of the model, inside all wrappers, has a parameter called ``name``."""
+    return name in inspect.signature(unwrap(model).forward).parameters
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Return where a model's inputs belong, also where its weights are kept elsewhere and loaded on demand."""
+    if model.device.type != "meta":
+        return model.device
+    place = getattr(getattr(unwrap(model), "_hf_hook", None), "execution_device", None)
+    return torch.device("cpu" if place is None else place)
+
+
+def unfinished(model: PreTrainedModel, done: bool, synced: bool, device: torch.device) -> bool:
+    """Tell whether there is a text to go on with: here or, where processes keep in step, anywhere."""
+    return model._has_unfinished_sequences(done, synced, device=device)
+
+
+def idle_forward(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
+    """Run the model over one token, for nothing."""
+    if model.config.is_encoder_decoder:
+        model(decoder_input_ids=ids[:, -1:], encoder_outputs=model_kwargs["encoder_outputs"], use_cache=False)
+    else:
+        model(input_ids=ids[:, -1:], use_cache=False)
+
+
+def encode(model: PreTrainedModel, inputs: Any, mask: Any) -> Any:
+    """Return what a model's encoder says of its input."""
+    given = {} if mask is None else {"attention_mask": mask.to(device_of(model))}
+    name = model.get_encoder().main_input_name
+    prepared = model._maybe_prepare_encoder_kwargs_for_generation(
+        inputs.to(device_of(model)), given, name, model.generation_config
+    )
+    return prepared["encoder_outputs"]
