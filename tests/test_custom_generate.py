@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -268,8 +269,15 @@ output = target.generate(
 print(json.dumps([type(output).__name__, output.lossy_stats.rounds]))
 """
     folders = [model.name_or_path for model in (pair.target, pair.draft)]
+    settings = {"HF_MODULES_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", program, *folders, str(FOLDER)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", program, *folders, str(FOLDER)],
+        env=os.environ | settings,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     name, rounds = json.loads(done.stdout.splitlines()[-1])
