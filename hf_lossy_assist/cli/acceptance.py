@@ -157,7 +157,10 @@ def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> T
     table = Table(title=f"{rows[0].prompts} prompts, {title}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
         is_rule = name == "rule"
-        table.add_column(name, justify="left" if is_rule else "right", no_wrap=not is_rule, overflow="fold")
+        table.add_column(
+            name, justify="left" if is_rule else "right", no_wrap=not is_rule, overflow="fold",
+            min_width=20 if is_rule else None,
+        )  # fmt: skip
     for row in rows:
         if row.temperature == temperature:
             table.add_row(*(column(row) for column in columns.values()))
