@@ -24,7 +24,7 @@ from .console import console, limit_threads, progress
 from .options import numbers, pretrained
 
 _LEGEND = (
-    "kept: drafted tokens kept, per round and as a share; lossy: share of those that the lossless rule would have "
+    "kept: drafted tokens kept per round; lossy: share of those that the lossless rule would have "
     "rejected. The text that came out, judged by the target: log p per token in nats; top 1: share of tokens that "
     "are its likeliest; same: share of its own greedy text up to the first difference; ROUGE-L against it. Calls "
     "of the target per 100 tokens; run: tokens that SPRINTER commits before it asks; foretold: by its theorem 2."
@@ -143,7 +143,6 @@ def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> T
     columns: dict[str, Callable[[Acceptance], str]] = {
         "rule": _label,
         "mean\nkept": lambda row: _number(row.mean_accepted),
-        "kept\n(%)": lambda row: _percent(row.acceptance_rate),
         "lossy\n(%)": lambda row: _percent(row.accepted_lossy),
         "log p": lambda row: f"{row.log_likelihood:.3f}",
         "top 1\n(%)": lambda row: _percent(row.likeliest),
@@ -159,7 +158,7 @@ def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> T
         is_rule = name == "rule"
         table.add_column(
             name, justify="left" if is_rule else "right", no_wrap=not is_rule, overflow="fold",
-            min_width=20 if is_rule else None,
+            min_width=17 if is_rule else None,
         )  # fmt: skip
     for row in rows:
         if row.temperature == temperature:
