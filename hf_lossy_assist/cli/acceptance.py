@@ -158,7 +158,7 @@ def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> T
         is_rule = name == "rule"
         table.add_column(
             name, justify="left" if is_rule else "right", no_wrap=not is_rule, overflow="fold",
-            min_width=17 if is_rule else None,
+            min_width=14 if is_rule else None,
         )  # fmt: skip
     for row in rows:
         if row.temperature == temperature:
