@@ -19,7 +19,10 @@ _CHUNK_BYTES_ELSEWHERE = 2**25
 
 def entropy(law: Tensor) -> Tensor:
     """Return ``-Σ x log x`` in nats over the last dimension."""
-    return torch.special.entr(law).sum(-1)
+    if law.device.type != "cpu":
+        return torch.special.entr(law).sum(-1)
+    # Twice as fast as `entr` there, which is not vectorised.
+    return -law.clamp(min=torch.finfo(law.dtype).tiny).log_().mul_(law).sum(-1)
 
 
 def js_divergence(a: Tensor, b: Tensor) -> Tensor:
@@ -28,10 +31,9 @@ def js_divergence(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _js(entropy_a: Tensor, entropy_b: Tensor, total: Tensor) -> Tensor:
-    """Return the divergence of two laws from their entropies and their sum, which is overwritten."""
+    """Return the divergence of two laws from their entropies and their sum."""
     # H((a+b)/2) = ln 2 - Σ (a+b) log (a+b) / 2, so the sum need not be halved.
-    mixed = torch.special.entr(total, out=total).sum(-1)
-    return (math.log(2) + (mixed - entropy_a - entropy_b) / 2).clamp_(min=0)
+    return (math.log(2) + (entropy(total) - entropy_a - entropy_b) / 2).clamp_(min=0)
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ class DropMatch(Acceptor):
 
     def _keep(self, v: Verification, at: slice) -> Tensor:
         """Decide some of the positions: the K laws of all would not fit into a cache."""
-        x, logits = v.tokens[:, at], v.dropped_logits[:, :, at]
-        paths = logits.softmax(-1, dtype=torch.float32)  # (B, K, positions, V)
+        x, logits = v.tokens[:, at], v.dropped_logits[:, :, at].float()
+        paths = logits.softmax(-1)  # (B, K, positions, V)
         y = v.choose(paths if v.do_sample else logits)
         if self.criterion == "naive":
             return (y == x[:, None]).any(1)

@@ -48,12 +48,14 @@ TARGETS: dict[str, tuple[LlamaConfig, float]] = {
 H200 = Rates(bandwidth=4.8e12, flops=7.9e14)
 """Memory bandwidth by its data sheet, and dense bfloat16 products as they come out in practice."""
 
-# How often an entry of the K dropped laws is read or written: as logits by argmax, mean and (twice) softmax; in float32
-# by softmax, for the terms of an entropy and their sum (3 times), for the sum of two laws (twice), for its entropy.
-_AS_LOGITS, _IN_FLOAT32 = 4, 1 + 3 + 2 + 3
+# How often an entry of the K dropped laws is read or written: as logits by their mean and a conversion; in float32 by
+# that, argmax, softmax (3 times), for the terms of an entropy and their sum (3 times), for the sum of two laws (twice),
+# for its entropy.
+_AS_LOGITS, _IN_FLOAT32 = 2, 1 + 1 + 3 + 3 + 2 + 3
 # The same of an entry of the draft's law and of the centroid, all in float32.
 _BESIDE_PATHS = 3 + 3 + 3 + 3 + 3 + 3
-_KERNELS = 30
+# Kernels on a GPU, greedily, most of them over a few numbers only; and those that drop the inputs.
+_KERNELS, _MASK_KERNELS = 42, 4
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def divergence_bytes(round: Round) -> int:
     return round.vocabulary * (of_paths + round.gamma * _BESIDE_PATHS * 4)
 
 
-def computed(round: Round, rates: Rates, launch: float = 3e-6) -> DropMatchCost:
+def computed(round: Round, rates: Rates, launch: float = 2e-6) -> DropMatchCost:
     """Return the cost where every part takes as long as its bytes or its operations, whichever is longer.
 
     Parameters
@@ -147,7 +149,7 @@ def computed(round: Round, rates: Rates, launch: float = 3e-6) -> DropMatchCost:
     rates
         What the machine can do.
     launch
-        Seconds that a kernel takes at least; the rule's own are small and many.
+        Seconds that every kernel of the rule takes besides: they are small and many.
 
     Examples
     --------
@@ -170,8 +172,8 @@ def computed(round: Round, rates: Rates, launch: float = 3e-6) -> DropMatchCost:
     return DropMatchCost(
         forward=seconds(blocks * round.itemsize, 2 * round.rows * blocks) + head(round.rows),
         head=head(round.rows + round.dropped_rows) - head(round.rows),
-        masks=max(seconds(masks, 0), 4 * launch),
-        divergence=max(seconds(divergence_bytes(round), 0), _KERNELS * launch),
+        masks=seconds(masks, 0) + _MASK_KERNELS * launch,
+        divergence=seconds(divergence_bytes(round), 0) + _KERNELS * launch,
     )
 
 

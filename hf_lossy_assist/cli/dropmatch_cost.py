@@ -19,7 +19,7 @@ def dropmatch_cost(
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
     bandwidth: Annotated[float, typer.Option(min=1, help="Bytes per second of the machine to compute for.")] = 4.8e12,
     flops: Annotated[float, typer.Option(min=1, help="Operations per second of its bfloat16 products.")] = 7.9e14,
-    launch: Annotated[float, typer.Option(min=0, help="Seconds that one of its kernels takes at least.")] = 3e-6,
+    launch: Annotated[float, typer.Option(min=0, help="Seconds that each kernel of the rule takes besides.")] = 2e-6,
     seconds: Annotated[float, typer.Option(min=0.001, help="How long each part is timed.")] = 0.3,
 ) -> None:
     """Tabulate DropMatch's share of a verify forward, by the geometry of the target: computed, and timed in parts."""

@@ -64,6 +64,10 @@ def test_js_divergence_to_a_millionth(sharpness):
     torch.testing.assert_close(js_divergence(a, b).double(), naive_js(a, b), atol=1e-6, rtol=0)
 
 
+def test_entropy_of_a_large_vocabulary():
+    assert dropmatch.entropy(torch.full((1, 128256), 1 / 128256)).item() == pytest.approx(math.log(128256), rel=1e-6)
+
+
 def test_bounds_of_the_divergence():
     one, other = torch.eye(2)
     assert js_divergence(one, one) == 0

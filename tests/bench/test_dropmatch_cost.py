@@ -35,7 +35,7 @@ def test_parts_by_hand():
     assert cost.forward == 2 * (blocks + d * vocabulary + 3 * vocabulary)
     assert cost.head == 2 * 6 * vocabulary  # the dropped rows' logits; the weights are read anyway
     assert cost.masks == 3 * 6 * d * 2
-    assert cost.divergence == vocabulary * (6 * (4 * 2 + 9 * 4) + 2 * 18 * 4)
+    assert cost.divergence == vocabulary * (6 * (2 * 2 + 13 * 4) + 2 * 18 * 4)
     assert cost.share == (cost.head + cost.masks + cost.divergence) / cost.forward
 
 
