@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lossy_assist import LossyError
+from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.drafting.vocabulary import PaddedVocabulary, vocabulary_of
 from tests.acceptors.table import ROWS, row_id
 from tests.acceptors.test_laws import chi_square_p
@@ -84,3 +84,23 @@ def test_a_law_over_the_target_s_tokens():
 def test_more_than_padding_needs_tokenizers():
     with pytest.raises(LossyError, match=r"assistant_model.*1264.*64.*assistant_tokenizer"):
         tiny().generate(input_ids=prompt(), assistant_model=resized(tiny(), VOCAB + 1200), lossy_mode="lossless")
+
+
+def test_a_pipeline_takes_the_tokenizer_twice():
+    from transformers import pipeline
+
+    pair = pairs.load("arithmetic")
+    draft = resized(pair.draft, len(pair.tokenizer) + 40)
+    asked = [example.prompt for example in pair.task.examples("test", 2)]
+    kwargs = {"max_new_tokens": 30, "do_sample": False, "lossy_mode": "topk", "batch_size": 2}
+    texts = []
+    for assistant in (
+        {"assistant_model": pair.draft},
+        {"assistant_model": draft, "assistant_tokenizer": pair.tokenizer},
+    ):
+        pipe = pipeline("text-generation", model=pair.target, tokenizer=pair.tokenizer, **assistant)
+        pipe.tokenizer.padding_side = "left"
+        texts.append([out[0]["generated_text"] for out in pipe(asked, **kwargs)])
+    with torch.no_grad():
+        assert draft.lm_head.weight.shape[0] > pair.target.lm_head.weight.shape[0]
+    assert texts[0] == texts[1]
