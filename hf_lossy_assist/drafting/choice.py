@@ -89,6 +89,7 @@ class DrafterChoice:
             kwargs.pop(name, None)
         theirs = getattr(assistant, "generation_config", None)
         gamma = explicit("num_assistant_tokens", theirs)
+        schedule = explicit("num_assistant_tokens_schedule", theirs)
         tokenizers = kwargs.get("tokenizer"), kwargs.pop("assistant_tokenizer", None)
         return cls(
             target=target,
@@ -96,7 +97,7 @@ class DrafterChoice:
             candidate_generator=generator,
             num_assistant_tokens=DEFAULT_NUM_TOKENS if gamma is None else gamma,
             confidence=explicit("assistant_confidence_threshold", theirs),
-            schedule=explicit("num_assistant_tokens_schedule", theirs) or "constant",
+            schedule="constant" if schedule is None else schedule,
             options=options,
             translation=_translation(target, assistant, *tokenizers),
         )
