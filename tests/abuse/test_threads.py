@@ -15,6 +15,7 @@ from tests.acceptors.table import ROWS, row_id
 from tests.acceptors.test_sprinter import head_for
 from tests.models import noisy_copy, prompt, tiny
 
+SEEDED = {"seed": 0}
 KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "return_dict_in_generate": True}
 COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "accepted_by", "trace", "lossless", "unverified")
 

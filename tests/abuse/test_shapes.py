@@ -1,0 +1,177 @@
+"""Strange laws, small vocabularies, short prompts, and texts that end where a round does not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from hf_lossy_assist import LossyVerification
+from hf_lossy_assist.drafting.window import AutoWindow, Round
+from hf_lossy_assist.pairs.recipe import build_tokenizer
+from tests.abuse.calls import ABUSE
+from tests.acceptors.table import ROWS, Row, row_id
+from tests.acceptors.test_sprinter import head_for
+from tests.models import constant, noisy_copy, prompt, tiny
+
+SPRINTER = Row("sprinter", {"threshold": 0.5}, None, head=head_for)
+EVERY_ROW = pytest.mark.parametrize("row", [*ROWS, SPRINTER], ids=row_id)
+TARGET = tiny()
+DRAFT = noisy_copy(TARGET, 0.05)
+GREEDY = {"do_sample": False, "eos_token_id": None}
+
+
+def generate(row: Row, target: Any = TARGET, draft: Any = DRAFT, ids: Any = None, gamma: int = 5, **kwargs: Any) -> Any:
+    return target.generate(
+        prompt() if ids is None else ids, assistant_model=draft, num_assistant_tokens=gamma,
+        return_dict_in_generate=True, **row.keywords(target, draft, seed=0), **kwargs,
+    )  # fmt: skip
+
+
+@EVERY_ROW
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("gamma", [1, 7])
+def test_two_tokens_and_a_prompt_of_one(row: Row, do_sample: bool, gamma: int):
+    target, draft = constant([0.7, 0.3]), constant([0.4, 0.6], seed=1)
+    ids = torch.tensor([[1]])
+    for tokens in (1, 2, 9):
+        out = generate(row, target, draft, ids, gamma, do_sample=do_sample, max_new_tokens=tokens)
+        assert out.sequences.shape == (1, 1 + tokens)
+        assert len(out.lossy_stats.trace) == tokens
+        assert set(out.sequences[0].tolist()) <= {0, 1}
+
+
+@EVERY_ROW
+def test_one_new_token_is_the_target_s(row: Row):
+    """There is no room for a draft, so no rule has anything to keep; but a rule that runs ahead keeps it unseen."""
+    out = generate(row, gamma=50, max_new_tokens=1, **GREEDY)
+    if row is not SPRINTER:
+        assert out.sequences.tolist() == TARGET.generate(prompt(), max_new_tokens=1, **GREEDY).tolist()
+        assert out.lossy_stats.drafted == 0
+
+
+class Damaged(LogitsProcessor):
+    """Writes a value into the logits of some tokens, or of all, from some length on."""
+
+    def __init__(self, value: float, tokens: list[int] | None, start: int, step: int = 1) -> None:
+        self.value, self.tokens, self.start, self.step = value, tokens, start, step
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        length = input_ids.shape[1]
+        if length < self.start or (length - self.start) % self.step:
+            return scores
+        scores = scores.clone()
+        scores[:, slice(None) if self.tokens is None else self.tokens] = self.value
+        return scores
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return call()
+    except (RuntimeError, ValueError) as error:
+        return type(error), str(error)
+
+
+DAMAGES = {
+    "NaN": Damaged(float("nan"), [3, 9], 9),
+    "all NaN": Damaged(float("nan"), None, 10, step=3),
+    "+inf": Damaged(float("inf"), [9], 9, step=2),
+    "+inf twice": Damaged(float("inf"), [9, 5], 9, step=2),
+    "-inf but one": Damaged(-float("inf"), [i for i in range(64) if i != 7], 9, step=2),
+    "nothing allowed": Damaged(-float("inf"), None, 10, step=3),
+    "nothing allowed at all": Damaged(-float("inf"), None, 0),
+}
+
+
+@EVERY_ROW
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_laws_that_are_none_do_what_they_do_in_plain_generation(row: Row, damage: str):
+    """Greedily a text, the lossless one plain generation's; where a token is to be drawn, torch's own error."""
+    kwargs = {"max_new_tokens": 10, "logits_processor": LogitsProcessorList([DAMAGES[damage]]), "eos_token_id": None}
+    ours = outcome(lambda: generate(row, **kwargs, do_sample=False).sequences.tolist())
+    plain = outcome(lambda: TARGET.generate(prompt(), **kwargs, do_sample=False).tolist())
+    assert isinstance(ours, list)
+    assert len(ours[0]) == 17
+    if row.mode == "lossless":
+        assert ours == plain
+    ours = outcome(lambda: generate(row, **kwargs, do_sample=True).sequences.tolist())
+    plain = outcome(lambda: TARGET.generate(prompt(), **kwargs, do_sample=True).tolist())
+    assert isinstance(ours, tuple) == isinstance(plain, tuple)
+    if isinstance(plain, tuple):
+        assert ours == plain
+
+
+@EVERY_ROW
+@pytest.mark.parametrize("gamma", [3, 30])
+def test_the_text_ends_with_the_first_end_wherever_in_a_round_it_is(row: Row, gamma: int):
+    kwargs = {"do_sample": False, "max_new_tokens": 16}
+    free = generate(row, gamma=gamma, eos_token_id=None, **kwargs).sequences[0, 7:].tolist()
+    for end in dict.fromkeys(free[2:15:4]):
+        out = generate(row, gamma=gamma, eos_token_id=[end, 1], **kwargs)
+        text = out.sequences[0, 7:].tolist()
+        stop = min(free.index(end), free.index(1) if 1 in free else 99)
+        if row.mode not in ("dropmatch",):  # whose masks depend on how many positions were drafted
+            assert text == free[: stop + 1]
+        assert text[-1] in (end, 1) or len(text) == 16
+        assert not {end, 1} & set(text[:-1])
+        assert len(out.lossy_stats.trace) == len(text)
+
+
+def test_an_end_that_only_a_lossy_rule_lets_through():
+    """The target never says token 2, the draft always does; a rule that keeps anything ends the text with it."""
+    target, draft = constant([0.1, 0.6, 0.3]), constant([0.1, 0.1, 0.8], seed=1)
+    ids, kwargs = torch.tensor([[1]]), {"do_sample": False, "max_new_tokens": 12, "eos_token_id": 2}
+    lossless, topk = ROWS[0], Row("topk", {"k": 3}, None)
+    assert generate(lossless, target, draft, ids, **kwargs).sequences.tolist() == [[1] * 13]
+    out = generate(topk, target, draft, ids, **kwargs)
+    assert out.sequences.tolist() == [[1, 2]]
+    assert out.lossy_stats.trace == ("accepted_lossy",)
+    with LossyVerification("topk", target, assistant_model=draft, k=3, seed=0) as hook:
+        stock = target.generate(ids, assistant_model=draft, logits_processor=[hook], **kwargs)
+    assert stock.tolist() == [[1, 2]]
+
+
+@pytest.fixture(scope="module")
+def speaking() -> tuple[Any, Any, Any]:
+    tokenizer = build_tokenizer(200)
+    target = tiny()
+    target.resize_token_embeddings(len(tokenizer))
+    return tokenizer, target, noisy_copy(target, 0.05)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "topk", "judge", "sprinter"])
+def test_stop_strings_inside_a_round(speaking, mode: str):
+    tokenizer, target, draft = speaking
+    row = next(row for row in [*ROWS, SPRINTER] if row.mode == mode)
+    ids = tokenizer("Question: How many", return_tensors="pt").input_ids
+    kwargs = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "tokenizer": tokenizer}
+    free = generate(row, target, draft, ids, 8, **kwargs).sequences[0, ids.shape[1] :]
+    for i in (3, 10, 17):
+        stop = tokenizer.decode(free[i : i + 2])
+        if not stop.strip():
+            continue
+        out = generate(row, target, draft, ids, 8, stop_strings=[stop], **kwargs)
+        text = out.sequences[0, ids.shape[1] :]
+        assert text.tolist() == free[: len(text)].tolist()
+        assert stop in tokenizer.decode(text)
+        assert stop not in tokenizer.decode(text[:-1])
+        assert len(out.lossy_stats.trace) == len(text)
+
+
+@settings(ABUSE, max_examples=100)
+@given(st.lists(st.tuples(st.integers(0, 40), st.floats(0, 1), st.floats(0, 1e9), st.floats(0, 1e9)), max_size=60))
+def test_a_window_that_adapts_stays_a_window(rounds: list[tuple[int, float, float, float]]):
+    window = AutoWindow()
+    for drafted, share, drafting, rest in rounds:
+        window.observe(Round(drafted, int(share * drafted), drafting, rest))
+        assert isinstance(window.size, int)
+        assert 1 <= window.size <= 32
