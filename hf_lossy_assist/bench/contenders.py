@@ -61,8 +61,9 @@ class Contender(ABC):
     def keywords(self, models: Models, seed: int) -> dict[str, Any]:
         """Return what ``generate()`` is told besides prompt, length and temperature."""
 
+    @property
     def config(self) -> dict[str, Any]:
-        """Return its settings, as they are written to files."""
+        """Its settings, as they are written to files."""
         return {}
 
 
@@ -110,6 +111,7 @@ class StockAssisted(Contender):
     def keywords(self, models: Models, seed: int) -> dict[str, Any]:
         return {"assistant_model": models.draft}
 
+    @property
     def config(self) -> dict[str, Any]:
         return {"num_assistant_tokens": self.gamma}
 
@@ -147,6 +149,7 @@ class WithRule(Contender):
             **head,
         }
 
+    @property
     def config(self) -> dict[str, Any]:
         return {"lossy_mode": self.mode, "lossy_config": dict(self.settings), "num_assistant_tokens": self.gamma}
 

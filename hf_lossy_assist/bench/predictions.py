@@ -63,7 +63,7 @@ def predict(models: Models, contender: Contender, batches: Sequence[Batch], work
     contender
         One whose mode is in :data:`CLOSED_FORMS`.
     """
-    config = contender.config()
+    config = contender.config
     mode, settings = config["lossy_mode"], config["lossy_config"]
     kept: list[bool] = []
     expected, lossless, bounds = [], [], []

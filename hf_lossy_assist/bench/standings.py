@@ -153,7 +153,7 @@ def standings(
         result.append(
             Standing(
                 label=contender.label,
-                config=contender.config(),
+                config=contender.config,
                 requests=len(first),
                 tokens=sum(r.tokens for r in first),
                 tokens_per_second=speed,

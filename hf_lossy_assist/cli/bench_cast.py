@@ -197,7 +197,7 @@ def parse_gamma(option: str, text: str) -> int | str:
 
 def needs_head(contender: Contender, models: Models) -> str | None:
     """Return the rule of a contender whose head is missing, if there is one."""
-    names = rule_names(contender.config().get("lossy_mode", []))
+    names = rule_names(contender.config.get("lossy_mode", []))
     return next((name for name in names if head_type(REGISTRY[name]) and name not in models.heads), None)
 
 

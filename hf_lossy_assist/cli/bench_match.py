@@ -20,8 +20,10 @@ from ..errors import LossyUnsupportedError
 from ..tasks import Example
 from .bench_cast import Cast, batches_of
 
-REFERENCE = "lossless"
-"""The contender whose accuracy the others' is compared with."""
+
+def reference(field: Sequence[Contender | Standing]) -> str | None:
+    """Return the label of the first that is plainly lossless: with it the others are compared."""
+    return next((one.label for one in field if one.config.get("lossy_mode") == "lossless"), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +132,13 @@ def _judge(match: Match, texts: dict[str, list[list[int]]], bar: Progress) -> li
                 bar.track(said, total=len(examples), description=f"judging {contender.label}")
             )
     right = {label: judge(cast.tokenizer, cast.task, examples, said) for label, said in texts.items()}
-    return qualities(right, REFERENCE)
+    return qualities(right, reference(match.contenders))
 
 
 def _predict(match: Match, bar: Progress) -> list[Prediction]:
     if not match.workload.do_sample or match.batch > 1:
         return []
-    known = [c for c in match.contenders if c.config().get("lossy_mode") in CLOSED_FORMS]
+    known = [c for c in match.contenders if c.config.get("lossy_mode") in CLOSED_FORMS]
     return [
         predict(match.cast.models, contender, match.batches, match.workload)
         for contender in bar.track(known, description="closed forms")

@@ -15,7 +15,7 @@ from ..bench.predictions import Prediction
 from ..bench.quality import Quality
 from ..bench.roofline import Roofline
 from ..bench.standings import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, Standing
-from .bench_match import REFERENCE, Results
+from .bench_match import Results, reference
 
 ALONE, STOCK = TargetAlone().label, StockAssisted().label
 _SHOWN = (0.1, 0.5, 0.9)
@@ -69,11 +69,11 @@ def speed_table(rows: Sequence[Standing], heading: str) -> Table:
         "mode": lambda row: row.label,
         "tokens/s": lambda row: f"{row.tokens_per_second.median:.4g}",
         "least–largest": lambda row: f"{row.tokens_per_second.low:.4g}–{row.tokens_per_second.high:.4g}",
-        "× target\nalone": lambda row: _ratio(row, ALONE),
-        "× stock": lambda row: _ratio(row, STOCK),
-        "× loss-\nless": lambda row: _ratio(row, REFERENCE),
-        "roofline\n(%)": lambda row: _percent(row.roofline_share),
     }
+    others = {"× target\nalone": ALONE, "× stock": STOCK, "× loss-\nless": reference(rows)}
+    columns |= {name: _times(other) for name, other in others.items() if other in {row.label for row in rows}}
+    if any(row.roofline is not None for row in rows):
+        columns["roofline\n(%)"] = lambda row: _percent(row.roofline_share)
     return _table(rows, columns, heading)
 
 
@@ -154,7 +154,7 @@ def prediction_table(rows: Sequence[Prediction]) -> Table:
 def findings(rows: Sequence[Standing]) -> list[str]:
     """Say what the comparison was made for."""
     by_label = {row.label: row for row in rows}
-    alone, stock, ours = (by_label.get(label) for label in (ALONE, STOCK, REFERENCE))
+    alone, stock, ours = (by_label.get(label) for label in (ALONE, STOCK, reference(rows)))
     lines = []
     for row in (stock, ours):
         if row is not None and row.same_text is not None:
@@ -168,7 +168,7 @@ def findings(rows: Sequence[Standing]) -> list[str]:
         lines.append(
             f"outside both models' forwards, per round: stock {1000 * stock.per_round.outside:.2f} ms, ours "
             f"{1000 * ours.per_round.outside:.2f} ms ({ours.per_round.outside / stock.per_round.outside:.2f} of "
-            f"stock's); lossless is {ours.ratios[STOCK]:.2f} × stock"
+            f"stock's); {ours.label} is {ours.ratios[STOCK]:.2f} × stock"
         )
     return lines
 
@@ -211,8 +211,8 @@ def _latency(i: int) -> Column:
     return lambda row: _ms(row.latencies[i])
 
 
-def _ratio(row: Standing, other: str) -> str:
-    return f"{row.ratios[other]:.2f}" if other in row.ratios else ""
+def _times(other: str) -> Column:
+    return lambda row: f"{row.ratios[other]:.2f}"
 
 
 def _number(value: float | None) -> str:
