@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
+# Processes that run tests side by side.
+JOBS ?= 2
 
 # The first Python on the PATH that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
@@ -36,10 +38,10 @@ demo: $(STAMP)
 	$(BIN)/lossy-assist demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS)
 
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest
+	$(OLDEST)/bin/python -m pytest -n $(JOBS)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
