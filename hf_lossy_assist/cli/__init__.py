@@ -20,6 +20,7 @@ from . import (
     trade_off,
     train,
     train_pair,
+    windows,
 )
 from .console import CleanErrors
 
@@ -39,6 +40,7 @@ app.command("acceptance")(acceptance.acceptance)
 app.command("dropout-tables")(dropout_tables.dropout_tables)
 app.command("dropmatch-cost")(dropmatch_cost.dropmatch_cost)
 app.command("trade-off")(trade_off.trade_off)
+app.command("windows")(windows.windows)
 app.command("mine")(mine.mine)
 app.add_typer(train.app)
 app.command("theory")(theory.theory)

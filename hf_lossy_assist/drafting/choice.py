@@ -137,6 +137,14 @@ class DrafterChoice:
                 "`candidate_generator`"
             )
 
+    def check_batch(self, rows: int) -> None:
+        """Raise where there is one drafter for several rows."""
+        if _is_drafter(self.candidate_generator):
+            raise LossyUnsupportedError(
+                f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
+                f"batch has {rows} rows; pass a function that returns one, which is called once per row"
+            )
+
     @property
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
@@ -177,12 +185,15 @@ class DrafterChoice:
         """Return the drafter for several rows."""
         if self.drafts_with_model:
             return Together(self._model_drafter(acceptor, call, processors, randomness))
-        if _is_drafter(self.candidate_generator):
+        drafter = Apart(
+            lambda row: self._checked(acceptor, self._given(acceptor, call.row(row), randomness)), call.batch
+        )
+        if any(x.requires_model_outputs for x in drafter.drafters):
             raise LossyUnsupportedError(
-                f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
-                f"batch has {call.batch} rows; pass a function that returns one, which is called once per row"
+                f"`candidate_generator` {type(drafter.drafters[0]).__name__} drafts from the states of one sequence, "
+                f"but the batch has {call.batch} rows; call generate() for one prompt at a time"
             )
-        return Apart(lambda row: self._checked(acceptor, self._given(acceptor, call.row(row), randomness)), call.batch)
+        return drafter
 
     def _model_drafter(
         self,
@@ -198,7 +209,7 @@ class DrafterChoice:
             return RunningDrafter.of(self.assistant_model, acceptor.run_ahead.head, **settings)
         return make(
             self.assistant_model,
-            window_of(self.num_assistant_tokens, self.schedule),
+            window_of(self.num_assistant_tokens, self.schedule, self.assistant_model, acceptor.name),
             **self._kept(acceptor, call),
             **settings,
         )

@@ -108,6 +108,7 @@ class ModelDrafter(CandidateGenerator):
         self.hidden: Tensor | None = None
         self.lengths: tuple[int, ...] | None = None
         self._drafted = 0
+        self._first = True
         self._marks: list[Any] = []
         self._cache = new_cache(self.model)
         self._cached = 0
@@ -127,6 +128,7 @@ class ModelDrafter(CandidateGenerator):
         """
         length = ids.shape[1]
         self._marks = [self._watch.mark()]
+        self._first = self._cached == 0
         self.lengths = None
         n = min(self.window.size, room)
         if n <= 0:
@@ -185,7 +187,7 @@ class ModelDrafter(CandidateGenerator):
         if len(self._marks) == 2:
             begin, drafted, end = *self._marks, self._watch.mark()
             seconds = self._watch.between(begin, drafted), self._watch.between(drafted, end)
-            self.window.observe(Round(self._drafted, num_matches, *seconds))
+            self.window.observe(Round(self._drafted, num_matches, *seconds, first=self._first))
             self._marks = []
 
     def read(self, candidate: Tensor) -> Tensor:

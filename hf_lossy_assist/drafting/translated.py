@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -100,24 +101,28 @@ class TranslatingDrafter(ModelDrafter):
         self._prompt = prompt.shape[1]
         real = prompt[0] if mask is None else prompt[0][mask[0].bool().to(prompt.device)]
         self._begin = translation.text(real.tolist()) or [translation.draft.bos_token_id or 0]
-        self._of: dict[int, list[int]] = {}
 
     def reset(self) -> None:
         super().reset()
-        self._seen: list[int] = []
+        self._text: list[int] = []
+        self._ends: list[int] = []
+        self._ids: list[int] = []
 
     def forget_after(self, length: int) -> None:
         return  # what was rejected is found by comparing texts
 
     def read(self, candidate: Tensor) -> Tensor:
-        ids = [*self._begin]
-        for i in candidate[0, self._prompt :].tolist():
-            if i not in self._of:
-                self._of[i] = self.translation.token(i)
-            ids += self._of[i]
-        kept = min(_common(ids, self._seen), len(ids) - 1)
-        rollback(self._cache, len(self._seen) - kept)
-        self._seen, self._cached = ids, kept
+        text = candidate[0, self._prompt :].tolist()
+        same = _common(text, self._text)
+        self._text = text
+        del self._ends[same:]
+        ids = self._ids[: self._ends[-1]] if self._ends else [*self._begin]
+        for i in text[same:]:
+            ids += self.translation.token(i)
+            self._ends.append(len(ids))
+        kept = min(_common(ids, self._ids), len(ids) - 1)
+        rollback(self._cache, len(self._ids) - kept)
+        self._ids, self._cached = ids, kept
         logits = super().read(torch.tensor([ids], device=self.device))
         return self.translation.logits(logits)
 
@@ -132,4 +137,6 @@ def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:
 
 def _common(a: list[int], b: list[int]) -> int:
     """Return the length of the common beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    shortest = min(len(a), len(b))
+    # Where a length is the first that differs: comparing slices is fast, and most texts differ near their end.
+    return bisect_left(range(shortest), True, key=lambda n: a[: n + 1] != b[: n + 1])

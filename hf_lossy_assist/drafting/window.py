@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import LossyValueError
 from ..theory import best_gamma
@@ -29,12 +31,15 @@ class Round:
         Tokens proposed and kept.
     drafting, rest
         Seconds in the draft model, and from then until the next draft could begin.
+    first
+        Whether it was a text's first round, in which both models read the prompt.
     """
 
     drafted: int
     accepted: int
     drafting: float
     rest: float
+    first: bool = False
 
 
 class Window(ABC):
@@ -114,10 +119,10 @@ class AutoWindow(Window):
             return
         self.kept = self._FORGET * self.kept + last.accepted
         self.rejected = self._FORGET * self.rejected + (last.accepted < last.drafted)
-        if self.rounds > 1:  # the first forwards read the prompt
+        if not last.first:
             self.steps.append(last.drafting / last.drafted)
             self.rests.setdefault(last.drafted, deque(maxlen=self._MEMORY)).append(last.rest)
-        if self.rounds >= len(self._FIRST):
+        if self.rounds >= len(self._FIRST) and self.steps:
             self._best = self._choose()
 
     def _choose(self) -> int:
@@ -137,11 +142,20 @@ class AutoWindow(Window):
         return mean_y - slope * mean_x, slope
 
 
-def window_of(num_tokens: int | str, schedule: str = "constant") -> Window:
-    """Return the window that ``num_assistant_tokens`` and ``num_assistant_tokens_schedule`` ask for."""
+# Texts are short and requests many: what one has shown of a draft under a rule serves the next.
+_learned: weakref.WeakKeyDictionary[nn.Module, dict[str, AutoWindow]] = weakref.WeakKeyDictionary()
+
+
+def window_of(
+    num_tokens: int | str, schedule: str = "constant", draft: nn.Module | None = None, rule: str = ""
+) -> Window:
+    """Return the window that ``num_assistant_tokens`` and ``num_assistant_tokens_schedule`` ask for.
+
+    The automatic one goes on from what it has learnt of a draft model under a rule, where these are given.
+    """
     check_num_tokens(num_tokens)
     if num_tokens == "auto":
-        return AutoWindow()
+        return AutoWindow() if draft is None else _learned.setdefault(draft, {}).setdefault(rule, AutoWindow())
     return HeuristicWindow(num_tokens) if schedule.startswith("heuristic") else ConstantWindow(num_tokens)
 
 

@@ -56,6 +56,24 @@ def test_windows_by_name():
             window_of(bad)
 
 
+def test_auto_remembers_a_draft_and_a_rule_for_as_long_as_the_draft_lives():
+    draft, other = tiny(), tiny()
+    learned = window_of("auto", "constant", draft, "topk")
+    simulate(learned, 0.95, 0.05, (1.0, 0.0), 400)
+    assert window_of("auto", "constant", draft, "topk") is learned
+    assert window_of("auto", "constant", draft, "lossless").rounds == 0
+    assert window_of("auto", "constant", other, "topk").rounds == 0
+    assert window_of("auto") is not window_of("auto")
+
+
+def test_the_rounds_that_read_a_prompt_teach_no_times():
+    window = AutoWindow()
+    for first in (True, False, False, True):
+        window.observe(Round(5, 4, 50.0 if first else 0.5, 90.0 if first else 1.0, first))
+    assert list(window.steps) == [0.1, 0.1]
+    assert window.rounds == 4
+
+
 def test_auto_in_generate_and_its_text_is_plain_text():
     target = tiny()
     draft = noisy_copy(target)

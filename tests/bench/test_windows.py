@@ -1,0 +1,32 @@
+"""Costs in calls."""
+
+from __future__ import annotations
+
+import json
+
+from typer.testing import CliRunner
+
+from hf_lossy_assist import pairs
+from hf_lossy_assist.bench.windows import measure
+from hf_lossy_assist.cli import app
+
+
+def test_calls_are_those_of_the_rounds():
+    pair = pairs.load("arithmetic")
+    one, four = measure(pair, [1, 4], pair.task.examples("test", 2))
+    assert one.tokens == four.tokens
+    assert one.target_calls > four.target_calls
+    # A text of n tokens takes as many rounds as the target has calls, the first of which reads the prompt; the draft
+    # reads it in its first call too.
+    assert one.target_calls < one.tokens < 2 * (one.target_calls + 2) + 2
+    assert 0.5 * one.draft_calls <= one.target_calls <= one.draft_calls + 2
+    assert one.seconds > 0 < four.seconds
+
+
+def test_the_command_compares_with_the_automatic_window(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    result = CliRunner().invoke(app, ["windows", "--gammas", "2,6", "--problems", "1", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row.get("window") for row in rows] == [None, 2, 6, "auto"]
+    assert "× best" in result.stdout
