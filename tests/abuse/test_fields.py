@@ -26,7 +26,7 @@ from tests.models import prompt
 RUN_ONLY = ("output_scores", "output_logits")
 
 
-@settings(ABUSE, max_examples=80)
+@settings(ABUSE, max_examples=60)
 @given(
     fields=lossy_fields(),
     generation=some(GENERATION, 5),

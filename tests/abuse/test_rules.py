@@ -87,7 +87,7 @@ def assert_law(law: torch.Tensor, v: Verification, at: torch.Tensor, forbidden_t
 def test_masks_and_corrections(name: str):
     rule, forbidden_too = RULES[name], name in KEEPS_FORBIDDEN
 
-    @settings(ABUSE, max_examples=40)
+    @settings(ABUSE, max_examples=25)
     @given(verifications())
     def check(v: Verification) -> None:
         rows, n = v.tokens.shape
@@ -119,7 +119,7 @@ def strictnesses(draw: st.DrawFn, v: Verification) -> Strictness | None:
 def test_decisions(name: str):
     rule, forbidden_too = RULES[name], name in KEEPS_FORBIDDEN
 
-    @settings(ABUSE, max_examples=40)
+    @settings(ABUSE, max_examples=25)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         v = data.draw(verifications())
@@ -148,7 +148,7 @@ def test_decisions(name: str):
 def test_a_list_keeps_what_any_keeps_and_all_of_what_all_keep():
     names = ("topk", "typical", "ears", "fly")
 
-    @settings(ABUSE, max_examples=40)
+    @settings(ABUSE, max_examples=25)
     @given(verifications())
     def check(v: Verification) -> None:
         masks = [RULES[name].keep(v) for name in names]
