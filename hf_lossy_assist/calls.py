@@ -124,9 +124,11 @@ class LossyCall:
         acceptor, randomness = self.config.acceptor, Randomness(self.config.seed)
         if call.batch == 1:
             return self._single(call, randomness)
+        self.choice.check_batch(call.batch)
         if self.choice.one_by_one:
             check_apart(acceptor.name, call)
             return OneByOne([partial(self._single, call.alone(i), randomness) for i in range(call.batch)], call)
+        plan_of(self.model, self.config.compile, acceptor, self.choice, call)  # a static cache gives way
         frame = Frame.of(call.ids, call.padding)
         check_together(acceptor.name, call)
         processors = framed(call.processors, frame)

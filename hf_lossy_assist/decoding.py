@@ -159,7 +159,9 @@ class Decoding:
 
     def accept(self, verification: Verification, draft: Draft) -> Decision:
         with self.stats.timed("deciding"):
-            strictness = self.strictness(torch.cat([self.ids, draft.tokens], dim=-1), len(draft))
+            strictness = None
+            if not self.run.limits.limits.everywhere_lossy:
+                strictness = self.strictness(torch.cat([self.ids, draft.tokens], dim=-1), len(draft))
             return decide(self.run.acceptor, verification, strictness)
 
     def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:

@@ -46,6 +46,9 @@ def whisper():
 ARCHITECTURES = {"t5": t5, "bart": bart, "whisper": whisper}
 
 
+SOME_RULES = ("topk", "ears", "dropmatch", "fly")
+
+
 def made(name: str):
     torch.manual_seed(0)
     model = ARCHITECTURES[name]().eval()
@@ -99,8 +102,8 @@ def test_whisper_with_a_decoder_that_shares_its_encoder():
         assert stats.acceptance_rate == 1 if noise == 0 else stats.accepted > 0
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.mode != "judge"], ids=row_id)
-def test_every_rule(row):
+@pytest.mark.parametrize("row", [row for row in ROWS if row.mode in SOME_RULES], ids=row_id)
+def test_lossy_rules(row):
     target = made("t5")
     draft = drafts(target, 0.1)
     kwargs = GREEDY | {"do_sample": True} | seen("t5")

@@ -40,7 +40,10 @@ def gemma3():
         vision_config=SiglipVisionConfig(**_VISION), mm_tokens_per_image=4, image_token_index=IMAGE, boi_token_index=3,
         eoi_token_index=4, text_config=Gemma3TextConfig(**_COMMON, sliding_window=8),
     )  # fmt: skip
-    return Gemma3ForConditionalGeneration(config), {"pixel_values": torch.randn(1, 3, 8, 8)}, 4
+    model = Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():
+        model.model.multi_modal_projector.mm_input_projection_weight.normal_()
+    return model, {"pixel_values": torch.randn(1, 3, 8, 8)}, 4
 
 
 def qwen2_vl():

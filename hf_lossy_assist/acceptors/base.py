@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -124,7 +125,7 @@ def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = 
         none = v.tokens.bool()
         return Decision(none, last, v.choose(v.target_law(last)), none, {})
     credits = acceptor.credits(v)
-    keep = torch.stack(list(credits.values())).any(0)
+    keep = reduce(torch.logical_or, credits.values())
     strict = None if strictness is None else strictness.over(keep, v.lossless)
     if strict is not None:
         keep = torch.where(strict, v.lossless, keep)
@@ -133,7 +134,11 @@ def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = 
     if v.drafted is not None:
         keep = keep & v.drafted
         last = v.lengths
-    n_accepted = keep.long().cumprod(-1).sum(-1)
+    n_accepted = keep.cumprod(-1).sum(-1)
+    if strict is None and not v.do_sample and type(acceptor).correction is Acceptor.correction:
+        # The lossless correction and the bonus are both the target's best token, which is known already.
+        next_token = v.best.gather(-1, n_accepted[:, None])[:, 0]
+        return Decision(keep, n_accepted, next_token, v.lossless, credits)
     at = n_accepted.clamp(max=n - 1)
     replaced = acceptor.correction(v, at)
     if strict is not None:
