@@ -197,8 +197,10 @@ def test_an_interrupt_between_two_steps_of_our_own_loop(monkeypatch: pytest.Monk
                 return out
 
             patch.setattr(Decoding, stage, broken)
+            fields = fields_of("dropmatch", target, draft)
+            fields["lossy_config"] = {**fields["lossy_config"], "strict_first_n": 2}  # without limits nobody asks
             with pytest.raises(KeyboardInterrupt):
-                target.generate(prompt(), assistant_model=draft, **fields_of("dropmatch", target, draft))
+                target.generate(prompt(), assistant_model=draft, **fields)
         assert state_of(target, draft) == before
         assert last_stats(target) is None
 
