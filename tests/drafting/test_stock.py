@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    MuseGlimmerAssistantConfig,
-    MuseGlimmerAssistantModel,
-)
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import LossyError
@@ -47,6 +42,9 @@ def multi_token(monkeypatch, layers: int):
 
 def dflash():
     """Return a target, and a draft that fills in a block from the target's states."""
+    pytest.importorskip("transformers.models.muse_glimmer_assistant", reason="no draft of that kind in this version")
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
     target = tiny()
     torch.manual_seed(1)
     draft = MuseGlimmerAssistantModel(
