@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .caches import move_cache
-from .compat import advance_inputs, move_inputs
+from .compat import move_inputs
 from .decoding import Decoding, Run
 from .drafting.batches import BatchDrafter
 from .messages import Decision, Draft, Outcome, Strictness, Verification
@@ -57,7 +57,7 @@ class BatchDecoding(Decoding):
     def verify(self, draft: Draft) -> Verification:
         with self.stats.timed("verifying"):
             verification, self.outputs, self.raw = self.verifier.verify(
-                self.ids,
+                self.text.followed_by(draft.tokens),
                 draft,
                 self.inputs,
                 first=self.outputs is None,
@@ -71,7 +71,7 @@ class BatchDecoding(Decoding):
         with self.stats.timed("deciding"):
             outcomes = Outcome.fetch(draft, decision)
         newest = decision.next_token[:, None]
-        extended = torch.cat([self.ids, draft.tokens, newest], dim=-1)
+        extended = self.text.followed_by(torch.cat([draft.tokens, newest], dim=-1))
         extended.scatter_(1, self.ids.shape[1] + decision.n_accepted[:, None], newest)
         committed, done = self._cut(outcomes, extended, verification.logits)
         self._count(draft, outcomes, committed)
@@ -120,12 +120,12 @@ class BatchDecoding(Decoding):
     def _go_on(self, move: Move, extended: Tensor, drafted: int, committed: int) -> None:
         """Bring tokens, inputs and caches in line with the rows' new places."""
         if not move.changes:
-            self.ids = extended[:, : move.width]
+            self.text.advance(committed)
             self.after_target(drafted, committed)
             return
-        self.ids = move.take(extended, self.frame.pad)
+        self.text.become(move.take(extended, self.frame.pad))
         move_cache(self.inputs["past_key_values"], move, move.width - 1)
-        self.inputs = advance_inputs(self.run.model, self.outputs, self.inputs, drafted + 1)
+        self.inputs = self.verifier.inputs.after(self.outputs, self.inputs, drafted + 1)
         move_inputs(self.inputs, move, extended)
         self.unseen = 1
         self.drafter.follow(move, self.inputs.get("attention_mask"))

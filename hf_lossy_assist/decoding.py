@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -13,7 +12,8 @@ from transformers.generation.streamers import BaseStreamer
 from . import drafting
 from .acceptors import Acceptor, decide
 from .break_even import BreakEven
-from .compat import CandidateGenerator, advance_inputs, idle_forward, recording, rollback, unfinished
+from .buffers import TokenBuffer
+from .compat import CandidateGenerator, idle_forward, recording, rollback, unfinished
 from .limits import BoundLimits
 from .messages import Decision, Draft, Outcome, Strictness, Verification
 from .output import GenerateLossyOutput, OutputRecorder
@@ -77,7 +77,7 @@ class Decoding:
 
     def __init__(self, run: Run, ids: Tensor, inputs: dict[str, Any], unseen: int | None) -> None:
         self.run = run
-        self.ids = ids
+        self.text = TokenBuffer(ids)
         self.inputs = inputs
         self.unseen = unseen
         self.outputs: Any = None
@@ -95,6 +95,11 @@ class Decoding:
             run.randomness,
             self.record.wants("logits"),
         )
+
+    @property
+    def ids(self) -> Tensor:
+        """``(B, L)`` the committed tokens, as a view."""
+        return self.text.ids
 
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run rounds until the sequence ends; return what ``generate()`` is to return, and the statistics."""
@@ -138,7 +143,7 @@ class Decoding:
     def verify(self, draft: Draft) -> Verification:
         with self.stats.timed("verifying"):
             verification, self.outputs, self.raw = self.verifier.verify(
-                self.ids,
+                self.text.followed_by(draft.tokens),
                 draft,
                 self.inputs,
                 first=self.outputs is None,
@@ -161,17 +166,17 @@ class Decoding:
         with self.stats.timed("deciding"):
             strictness = None
             if not self.run.limits.limits.everywhere_lossy:
-                strictness = self.strictness(torch.cat([self.ids, draft.tokens], dim=-1), len(draft))
+                strictness = self.strictness(self.text.followed_by(draft.tokens), len(draft))
             return decide(self.run.acceptor, verification, strictness)
 
     def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
         with self.stats.timed("deciding"):
             (outcome,) = Outcome.fetch(draft, decision)
         self.n_accepted = outcome.n_accepted
-        extended = torch.cat([self.ids, draft.tokens[:, : outcome.n_accepted], decision.next_token[:, None]], dim=-1)
+        extended = self.text.ending_with(outcome.n_accepted, decision.next_token)
         scores = self.record.scores_with(verification.logits, len(outcome.tokens))
         committed, self.done = self.stopping.cut(extended, outcome.tokens, scores)
-        self.ids = extended[:, : self.ids.shape[1] + committed]
+        self.text.advance(committed)
         self.after_target(len(draft), committed)
         self.record.record(self.outputs, verification.logits, self.raw, committed, len(draft))
         self.stats.round(len(draft), outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
@@ -185,7 +190,7 @@ class Decoding:
         """Bring the target's inputs in line with what a forward over ``drafted`` tokens has led to."""
         # The newest token is never in the cache: it is the first input of the next forward.
         rollback(self.inputs["past_key_values"], drafted - (committed - 1))
-        self.inputs = advance_inputs(self.run.model, self.outputs, self.inputs, pending + committed)
+        self.inputs = self.verifier.inputs.after(self.outputs, self.inputs, pending + committed)
         self.unseen = 1
 
     def strictness(self, candidate: Tensor, drafted: int) -> Strictness | None:
@@ -199,6 +204,8 @@ class Decoding:
         self.stats.draft_tokens = getattr(self.run.drafter, "tokens", 0)
         stats = self.stats.finish()
         if not self.run.config.return_dict_in_generate:
-            return self.ids, stats
+            return self.ids.clone(), stats
         inputs = self.inputs
-        return self.record.finish(self.ids, inputs["past_key_values"], stats, inputs.get("encoder_outputs")), stats
+        return self.record.finish(
+            self.ids.clone(), inputs["past_key_values"], stats, inputs.get("encoder_outputs")
+        ), stats

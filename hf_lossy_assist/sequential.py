@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .decoding import Decoding, Run
@@ -83,7 +82,7 @@ class SequentialDecoding(Decoding):
     def verify(self, draft: Draft) -> Verification:
         with self.stats.timed("verifying"):
             verification, self.outputs, _ = self.verifier.verify(
-                self.ids,
+                self.text.followed_by(draft.tokens),
                 draft,
                 self.inputs,
                 first=self.outputs is None,
@@ -115,7 +114,7 @@ class SequentialDecoding(Decoding):
     def _may_pass(self, token: Tensor) -> bool:
         if self.ahead >= self.request.max_draft - 1:
             return False
-        strictness = self.strictness(torch.cat([self.ids, token], dim=-1), 1)
+        strictness = self.strictness(self.text.followed_by(token), 1)
         return strictness is None or not bool(strictness.forbids_lossy.any())
 
     def _commit_unseen(self, token: Tensor) -> None:
@@ -125,7 +124,7 @@ class SequentialDecoding(Decoding):
 
     def _extend(self, tokens: list[int], tensor: Tensor) -> bool:
         """Add one token to the text and show it; return whether the text ends with it."""
-        self.ids = torch.cat([self.ids, tensor], dim=-1)
+        self.text.append(tensor)
         _, done = self.stopping.cut(self.ids, tokens, None)
         if self.run.streamer is not None:
             self.run.streamer.put(self.ids[:, -1:].cpu())

@@ -44,7 +44,7 @@ class SequentialBatchDecoding(BatchDecoding):
     def round(self) -> None:
         draft = self.draft()
         if all(self.ended):  # no row is left that the target has to decide
-            self._conclude(torch.cat([self.ids, draft.tokens], dim=-1))
+            self._conclude(self.text.followed_by(draft.tokens))
             self.keep_up()
             return
         verification = self.verify(draft)
@@ -55,22 +55,24 @@ class SequentialBatchDecoding(BatchDecoding):
         """Draft until every row has a token that does not pass, or has ended."""
         rows = len(self.frame.rows)
         self.ahead, self.ended = [0] * rows, [False] * rows
-        running, candidate, logits = [True] * rows, self.ids, []
+        running, width, logits = [True] * rows, self.text.length, []
         with self.stats.timed("drafting"):
             while any(running):
-                token, law, score = self.runner.propose(candidate)
-                candidate = torch.cat([candidate, token], dim=-1)
+                token, law, score = self.runner.propose(self.ids)
+                self.text.append(token)
                 logits.append(law)
-                for i, (drafted, passes) in enumerate(self._fetch(candidate, score)):
-                    running[i] = running[i] and passes and self._pass(i, drafted, candidate)
+                for i, (drafted, passes) in enumerate(self._fetch(self.ids, score)):
+                    running[i] = running[i] and passes and self._pass(i, drafted, self.ids)
         self.stats.draft_work(self.runner.calls, self.runner.tokens, self.frame.rows)
         lengths = tuple(a + (not ended) for a, ended in zip(self.ahead, self.ended, strict=True))
-        return Draft(candidate[:, self.ids.shape[1] :], torch.cat(logits, dim=1).float(), lengths=lengths)
+        tokens = self.ids[:, width:].clone()
+        self.text.length = width  # nothing is committed yet
+        return Draft(tokens, torch.cat(logits, dim=1).float(), lengths=lengths)
 
     def accept(self, verification: Verification, draft: Draft) -> Decision:
         with self.stats.timed("deciding"):
             at = torch.tensor([min(a, len(draft) - 1) for a in self.ahead], device=self.ids.device)
-            strictness = self._strictness_over(torch.cat([self.ids, draft.tokens], dim=-1), len(draft))
+            strictness = self._strictness_over(self.text.followed_by(draft.tokens), len(draft))
             if strictness is not None:
                 allowance = strictness.allowance
                 strictness = Strictness(
@@ -89,7 +91,7 @@ class SequentialBatchDecoding(BatchDecoding):
         decided = torch.where(decision.n_accepted[:, None] > 0, drafted, decision.next_token[:, None])
         going = torch.tensor([not ended for ended in self.ended], device=self.ids.device)[:, None]
         tokens = draft.tokens.scatter(1, at, torch.where(going, decided, drafted))
-        extended = torch.cat([self.ids, tokens, tokens[:, :1]], dim=-1)
+        extended = self.text.followed_by(torch.cat([tokens, tokens[:, :1]], dim=-1))
         committed, done = list(self.ahead), list(self.ended)
         for i, (row, outcome) in enumerate(zip(self.frame.rows, outcomes, strict=True)):
             self.stats.rows[row].run(self.ahead[i])

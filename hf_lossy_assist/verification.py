@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from .acceptors import Acceptor
-from .compat import prepare_candidate_inputs
+from .compat import ForwardInputs
 from .messages import Draft, Verification
 from .processing import process, process_paths
 from .sampling import Randomness
@@ -53,12 +53,13 @@ class Verifier:
     sent: int = 0
 
     def __post_init__(self) -> None:
+        self.inputs = ForwardInputs(self.model)
         if self.acceptor.needs & {"hidden", "dropped_heads"}:
             self.tap = head_tap(self.model, self.randomness, self.acceptor.dropped_heads)
 
     def verify(
         self,
-        ids: Tensor,
+        candidate: Tensor,
         draft: Draft,
         model_kwargs: dict[str, Any],
         *,
@@ -72,8 +73,8 @@ class Verifier:
 
         Parameters
         ----------
-        ids
-            ``(B, L)`` committed tokens.
+        candidate
+            ``(B, L + n)`` committed and drafted tokens.
         draft
             The proposal to judge.
         model_kwargs
@@ -81,7 +82,7 @@ class Verifier:
         first
             Whether this is the run's first forward.
         new_tokens
-            How many committed tokens are not in the cache; None sends all of ``ids``.
+            How many committed tokens are not in the cache; None sends all.
         pending
             How many of them came after ``model_kwargs`` were prepared.
         last_position
@@ -95,12 +96,11 @@ class Verifier:
             The verification, the forward's own output, and the raw logits ``(B, n+1, V)`` if they are kept.
         """
         n = len(draft)
-        candidate = torch.cat([ids, draft.tokens], dim=-1)
         forward, inputs = self.prepare(candidate, n, model_kwargs, new_tokens, first=first, pending=pending)
         if last_position is not None and inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"].clamp(max=last_position)
         inputs.update(overrides)
-        self.sent = len(ids) * (candidate.shape[1] if new_tokens is None else new_tokens + n)
+        self.sent = len(candidate) * (candidate.shape[1] if new_tokens is None else new_tokens + n)
         if self.tap is None:
             outputs = forward(**inputs, return_dict=True)
             clean, dropped = outputs.logits[:, -(n + 1) :], None
@@ -108,7 +108,7 @@ class Verifier:
             with self.tap.over(n):
                 outputs = forward(**inputs, return_dict=True)
             clean, dropped = self.tap.split(outputs.logits, n)
-        raw = clean.to(device=ids.device, dtype=torch.float32)
+        raw = clean.to(device=candidate.device, dtype=torch.float32)
         # Processors may overwrite what they are given, and the raw logits belong to the caller.
         verification = self.judge(candidate, draft, raw.clone() if self.keep_raw else raw, dropped)
         return verification, outputs, raw if self.keep_raw else None
@@ -118,7 +118,7 @@ class Verifier:
     ) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return what runs a forward over the end of ``candidate`` ``(B, L + n)``, and its inputs."""
         sent = None if new_tokens is None else new_tokens + drafted
-        return self.model, prepare_candidate_inputs(self.model, candidate, model_kwargs, drafted, sent, **context)
+        return self.model, self.inputs.of_candidate(candidate, model_kwargs, drafted, sent, **context)
 
     def judge(self, candidate: Tensor, draft: Draft, logits: Tensor, dropped: Tensor | None) -> Verification:
         """Process a forward's logits into what acceptors read.

@@ -45,7 +45,7 @@ def dropped_logits(model, transform, k=3, rate=0.4, seed=0):
     rule = DropMatch(num_paths=k, dropout=rate)
     verifier = Verifier(model, LogitsProcessorList(), rule, do_sample=False, randomness=Randomness(seed))
     with torch.no_grad():
-        v, _, _ = verifier.verify(ids[:, :-n], Draft(ids[:, -n:]), {"use_cache": False}, first=True, new_tokens=None)
+        v, _, _ = verifier.verify(ids, Draft(ids[:, -n:]), {"use_cache": False}, first=True, new_tokens=None)
         seen = []
         head = model.get_output_embeddings()
         handle = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -82,7 +82,7 @@ def test_the_head_is_called_once():
     handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     verifier = Verifier(model, LogitsProcessorList(), DropMatch(), do_sample=False, randomness=Randomness(0))
     with torch.no_grad():
-        verifier.verify(prompt(), Draft(prompt(3)), {"use_cache": False}, first=True, new_tokens=None)
+        verifier.verify(prompt(), Draft(prompt()[:, -3:]), {"use_cache": False}, first=True, new_tokens=None)
     handle.remove()
     assert calls == [1]
 

@@ -165,7 +165,9 @@ def verify_along(
     """
     verifier = Verifier(target, LogitsProcessorList(), rule, do_sample=False, randomness=randomness)
     prompt, tokens = response.prompt[None], response.tokens[None]
-    v, _, _ = verifier.verify(prompt, Draft(tokens), {"use_cache": False}, first=True, new_tokens=None)
+    v, _, _ = verifier.verify(
+        torch.cat([prompt, tokens], dim=-1), Draft(tokens), {"use_cache": False}, first=True, new_tokens=None
+    )
     if draft is None:
         return v
     ids = torch.cat([prompt, tokens[:, :-1]], dim=1).to(draft.device)

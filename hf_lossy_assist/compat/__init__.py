@@ -21,7 +21,7 @@ from .drafters import (
     intercepted_drafter,
     stock_drafter,
 )
-from .inputs import advance_inputs, move_inputs, padding_token, prepare_candidate_inputs, unseen_tokens
+from .inputs import ForwardInputs, move_inputs, padding_token, unseen_tokens
 from .models import (
     DECODING_METHODS,
     attention_of,
@@ -48,7 +48,7 @@ __all__ = [
     "REWINDING_LAYERS",
     "STATEFUL_PROCESSORS",
     "CandidateGenerator",
-    "advance_inputs",
+    "ForwardInputs",
     "attention_of",
     "belongs_to_user",
     "compiles_by_itself",
@@ -66,7 +66,6 @@ __all__ = [
     "new_cross_cache",
     "origin_of",
     "padding_token",
-    "prepare_candidate_inputs",
     "processes_rows_alike",
     "ready_for_rollback",
     "recording",

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
+
+from ..buffers import Continued, counting, ones
 
 if TYPE_CHECKING:
     from ..rows import Move
 
+_CROSS_MASKS = ("cross_attention_mask", "image_attention_mask")
 _IN_LINE_WITH_IDS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
 
@@ -21,38 +24,75 @@ def padding_token(config: GenerationConfig) -> int:
     return 0 if token is None else int(token)
 
 
-def prepare_candidate_inputs(
-    model: PreTrainedModel,
-    candidate_ids: torch.LongTensor,
-    model_kwargs: dict[str, Any],
-    drafted: int,
-    new_tokens: int | None,
-    first: bool,
-    pending: int = 0,
-) -> dict[str, Any]:
-    """Return the inputs of one target forward over ``drafted`` tokens and the committed ones before them.
+class ForwardInputs:
+    """The inputs of a target's forwards, made from what ``generate()`` carries from one to the next.
 
-    ``new_tokens`` is the number of tokens to send, None for all; logits are asked for at the last
-    ``drafted + 1`` positions. ``pending`` committed tokens came after ``model_kwargs`` were prepared.
+    Masks and positions are written ahead of the text, and read as far as it has come.
+
+    Parameters
+    ----------
+    model
+        The target.
     """
-    kwargs = dict(model_kwargs)
-    longer = drafted + pending
-    with_encoder = model.config.is_encoder_decoder
-    prefix = "decoder_" if with_encoder else ""
-    if (mask := kwargs.get(f"{prefix}attention_mask")) is not None:
-        kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + longer, with_encoder)
-    if (types := kwargs.get("token_type_ids")) is not None:
-        kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + longer)
-    if (types := kwargs.get("mm_token_type_ids")) is not None:
-        kwargs["mm_token_type_ids"] = nn.functional.pad(types, (0, longer))  # all text
-    if (positions := kwargs.get(f"{prefix}position_ids")) is not None:
-        kwargs = _candidates._prepare_position_ids(kwargs, positions.shape[-1] + longer, with_encoder)
-    inputs = model.prepare_inputs_for_generation(
-        candidate_ids, next_sequence_length=new_tokens, is_first_iteration=first, **kwargs
-    )
-    if "logits_to_keep" in inputs:
-        inputs["logits_to_keep"] = drafted + 1
-    return inputs
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.with_encoder = model.config.is_encoder_decoder
+        prefix = "decoder_" if self.with_encoder else ""
+        self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
+        self._going_on = {self._mask: ones, self._positions: counting}
+        self._ahead: dict[str, Continued] = {}
+        method = "_update_model_kwargs_for_generation"
+        self._usual = getattr(type(model), method) is getattr(GenerationMixin, method)
+
+    def of_candidate(
+        self,
+        candidate_ids: torch.LongTensor,
+        model_kwargs: dict[str, Any],
+        drafted: int,
+        new_tokens: int | None,
+        first: bool,
+        pending: int = 0,
+    ) -> dict[str, Any]:
+        """Return the inputs of one forward over ``drafted`` tokens and the committed ones before them.
+
+        ``new_tokens`` is the number of tokens to send, None for all; logits are asked for at the last
+        ``drafted + 1`` positions. ``pending`` committed tokens came after ``model_kwargs`` were prepared.
+        """
+        kwargs = dict(model_kwargs)
+        longer = drafted + pending
+        mask = kwargs.get(self._mask)
+        if mask is not None and any(name in kwargs for name in _CROSS_MASKS):  # they grow with it
+            kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + longer, self.with_encoder)
+        kwargs |= self._longer(model_kwargs, longer)
+        if (types := kwargs.get("token_type_ids")) is not None:
+            kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + longer)
+        if (types := kwargs.get("mm_token_type_ids")) is not None:
+            kwargs["mm_token_type_ids"] = nn.functional.pad(types, (0, longer))  # all text
+        inputs = self.model.prepare_inputs_for_generation(
+            candidate_ids, next_sequence_length=new_tokens, is_first_iteration=first, **kwargs
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = drafted + 1
+        return inputs
+
+    def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
+        """Return what to carry on after ``committed`` more tokens: longer mask and positions, newest cache."""
+        longer = self._longer(model_kwargs, committed) if self._usual else {}
+        rest = {name: value for name, value in model_kwargs.items() if name not in longer}
+        return longer | self.model._update_model_kwargs_for_generation(
+            outputs, rest, is_encoder_decoder=self.with_encoder, num_new_tokens=committed
+        )
+
+    def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
+        """Return mask and positions, as far as there are any, for ``count`` more tokens."""
+        longer = {}
+        for name, go_on in self._going_on.items():
+            if (values := model_kwargs.get(name)) is not None:
+                if name not in self._ahead or not self._ahead[name].begins_with(values):
+                    self._ahead[name] = Continued(values, go_on)
+                longer[name] = self._ahead[name].upto(values.shape[-1] + count)
+        return longer
 
 
 def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
@@ -64,15 +104,6 @@ def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], con
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
     # A mask longer than the ids says that the ids are only what is new.
     return input_ids.shape[1] - past if covered == input_ids.shape[1] else None
-
-
-def advance_inputs(
-    model: PreTrainedModel, outputs: Any, model_kwargs: dict[str, Any], committed: int
-) -> dict[str, Any]:
-    """Return the model's inputs after ``committed`` more tokens: longer mask and positions, newest cache."""
-    return model._update_model_kwargs_for_generation(
-        outputs, model_kwargs, is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=committed
-    )
 
 
 def move_inputs(model_kwargs: dict[str, Any], move: Move, ids: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
 
+from ..buffers import Continued, counting, ones
 from ..errors import LossyUnsupportedError
 from .programs import Program, program
 from .slots import Slots
@@ -43,16 +44,14 @@ class Steps:
         # As long as the cache: what follows the prompt is no padding, and the causal mask hides stale slots.
         capacity, device = self.slots.capacity, self.model.device
         self._padding = None
-        if self.mask is not None:
-            room = capacity - self.mask.shape[1]
-            self._padding = torch.nn.functional.pad(self.mask.to(device), (0, room), value=1)
         known = torch.arange(1, device=device)[None]
+        if self.mask is not None:
+            mask = self.mask.to(device)
+            self._padding = Continued(mask, ones).upto(capacity).contiguous()
+            known = (mask.cumsum(-1) - 1).clamp(min=0)
         if self.positions is not None:
             known = self.positions.to(device)
-        elif self._padding is not None:
-            known = (self._padding.cumsum(-1) - 1).clamp(min=0)
-        rest = torch.arange(1, capacity - known.shape[1] + 1, device=device)
-        self._positions = torch.cat([known, known[:, -1:] + rest], dim=-1)
+        self._positions = Continued(known, counting).upto(capacity)
         self._last: dict[tuple[int, int], Tensor] = {}
 
     def compile(self, config: CompileConfig | None, widths: tuple[int, ...]) -> None:

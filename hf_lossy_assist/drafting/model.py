@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from ..buffers import Continued, TokenBuffer, counting, ones
 from ..caches import move_cache
 from ..compat import CandidateGenerator, device_of, forward_accepts, has_recurrent_state, new_cache, rollback
 from ..errors import LossyUnsupportedError
@@ -99,8 +100,12 @@ class ModelDrafter(CandidateGenerator):
         self._extra = {"logits_to_keep": 1} if forward_accepts(model, "logits_to_keep") else {}
 
     def _see(self, mask: Tensor | None) -> None:
-        self._mask = None if mask is None else mask.to(self.device)
-        self._positions = mask is not None and forward_accepts(self.model, "position_ids")
+        self._mask = self._positions = None
+        if mask is not None:
+            mask = mask.to(self.device)
+            self._mask = Continued(mask, ones)
+            if forward_accepts(self.model, "position_ids"):
+                self._positions = Continued((mask.cumsum(-1) - 1).clamp(min=0), counting)
 
     def reset(self) -> None:
         """Forget everything seen, to draft for another prompt."""
@@ -112,11 +117,14 @@ class ModelDrafter(CandidateGenerator):
         self._marks: list[Any] = []
         self._cache = new_cache(self.model)
         self._cached = 0
+        self._buffer: TokenBuffer | None = None
+        self._committed = 0
 
     def get_candidates(self, input_ids: Tensor, **kwargs) -> tuple[Tensor, Tensor | None]:
         """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``.
 
-        Where they are kept, ``hidden`` then holds the states ``(1, n, d)`` that predicted the tokens.
+        Where they are kept, ``hidden`` then holds the states ``(1, n, d)`` that predicted the tokens. The tokens are
+        a view, overwritten by the next call.
         """
         return self.extend(input_ids, self.max_length - input_ids.shape[1] - 1)
 
@@ -134,10 +142,11 @@ class ModelDrafter(CandidateGenerator):
         if n <= 0:
             return ids, None
         self.forget_after(length - 1)
-        candidate, scores, states, sure = ids, [], [], []
+        text = self._hold(ids)
+        scores, states, sure = [], [], []
         for _ in range(n):
-            token, logits, law = self.step(candidate)
-            candidate = torch.cat([candidate, token], dim=-1)
+            token, logits, law = self.step(text.ids)
+            text.append(token)
             if self.keep_logits:
                 scores.append(logits)
             if self._tap is not None:
@@ -149,9 +158,18 @@ class ModelDrafter(CandidateGenerator):
         if len(ids) > 1 and sure:
             self.lengths = tuple(min(row.index(False) + 1 if False in row else n, n) for row in zip(*sure, strict=True))
         self.hidden = torch.cat(states, dim=1) if states else None
-        self._drafted = candidate.shape[1] - length
+        self._drafted = text.length - length
         self._marks.append(self._watch.mark())
-        return candidate, torch.cat(scores, dim=1) if self.keep_logits else None
+        return text.ids, torch.cat(scores, dim=1) if self.keep_logits else None
+
+    def _hold(self, ids: Tensor) -> TokenBuffer:
+        """Return the committed tokens in the drafter's own memory; those of earlier rounds are there already."""
+        if self._buffer is None:
+            self._buffer = TokenBuffer(ids)
+        else:
+            self._buffer.become(ids, known=min(self._committed, ids.shape[1]))
+        self._committed = ids.shape[1]
+        return self._buffer
 
     def forget_after(self, length: int) -> None:
         """Take everything after the first ``length`` tokens out of the cache: tokens that were rejected."""
@@ -165,6 +183,7 @@ class ModelDrafter(CandidateGenerator):
         slots = move.known(self._cached)
         move_cache(self._cache, move, slots)
         self._cached = slots
+        self._buffer = None
         self._see(mask)
 
     def step(self, candidate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,10 +224,9 @@ class ModelDrafter(CandidateGenerator):
         """Return the inputs of a forward over the last tokens of ``candidate``, ``new``."""
         inputs = {"input_ids": new, **self._extra}
         if self._mask is not None:
-            grown = candidate.shape[1] - self._mask.shape[1]
-            self._mask = torch.nn.functional.pad(self._mask[:, : candidate.shape[1]], (0, max(0, grown)), value=1)
-            inputs["attention_mask"] = self._mask
-        if self._positions:
-            positions = (self._mask.cumsum(-1) - 1).clamp(min=0, max=self.max_length - 1)
-            inputs["position_ids"] = positions[:, self._cached :]
+            inputs["attention_mask"] = self._mask.upto(candidate.shape[1])
+        if self._positions is not None:
+            # In a batch, what only fills a row up may stand behind the last position that there can be.
+            positions = self._positions.upto(candidate.shape[1])[:, self._cached :]
+            inputs["position_ids"] = positions.clamp(max=self.max_length - 1)
         return inputs

@@ -1,0 +1,127 @@
+"""Tokens, masks and positions of texts in the making, in memory that has room for what is to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ROOM = 256
+"""Slots that a buffer has at least, beyond what it is made for."""
+
+
+class TokenBuffer:
+    """The tokens of a text and of proposals after it; writing one does not copy the others.
+
+    Everything that is handed out is a view. What stands behind the text is overwritten by the next proposal.
+
+    Parameters
+    ----------
+    ids
+        ``(B, L)`` the text so far, which is copied.
+
+    Examples
+    --------
+    >>> text = TokenBuffer(torch.tensor([[5, 6]]))
+    >>> text.followed_by(torch.tensor([[7, 8]]))
+    tensor([[5, 6, 7, 8]])
+    >>> text.advance(1)
+    >>> text.followed_by(torch.tensor([[9]]))
+    tensor([[5, 6, 7, 9]])
+    """
+
+    def __init__(self, ids: Tensor) -> None:
+        self._block = ids[:, :0]
+        self.length = 0
+        self.become(ids)
+
+    @property
+    def ids(self) -> Tensor:
+        """``(B, L)`` the text."""
+        return self._block[:, : self.length]
+
+    def become(self, ids: Tensor, known: int = 0) -> None:
+        """Hold ``ids`` ``(B, L)``, of which the first ``known`` tokens are here already."""
+        rows, length = ids.shape
+        if rows != len(self._block) or ids.device != self._block.device or length > self._block.shape[1]:
+            self._block, known = ids.new_empty(rows, 2 * length + ROOM), 0
+        self._block[:, known:length] = ids[:, known:]
+        self.length = length
+
+    def followed_by(self, tokens: Tensor) -> Tensor:
+        """Write a proposal ``(B, n)`` after the text and return both ``(B, L + n)``; the text remains what it is."""
+        end = self._reserve(tokens.shape[1])
+        self._block[:, self.length : end] = tokens
+        return self._block[:, :end]
+
+    def ending_with(self, kept: int, token: Tensor) -> Tensor:
+        """Write ``token`` ``(B,)`` after the first ``kept`` tokens of the last proposal; return the text up to it."""
+        end = self._reserve(kept + 1)
+        self._block[:, end - 1] = token
+        return self._block[:, :end]
+
+    def advance(self, count: int) -> None:
+        """Let ``count`` tokens of the last proposal belong to the text."""
+        self.length += count
+
+    def _reserve(self, count: int) -> int:
+        """Make room for ``count`` tokens after the text, and return where they end."""
+        end = self.length + count
+        if end > self._block.shape[1]:
+            self._block = torch.cat([self._block, self._block.new_empty(len(self._block), end + ROOM)], dim=-1)
+        return end
+
+    def append(self, tokens: Tensor) -> None:
+        """Let the text go on with ``tokens`` ``(B, n)``."""
+        self.followed_by(tokens)
+        self.advance(tokens.shape[1])
+
+
+class Continued:
+    """A tensor in line with a text, and how it goes on: made once, read as far as the text has come.
+
+    Parameters
+    ----------
+    values
+        ``(…, L)`` as it begins.
+    go_on
+        Gives the ``n`` values after it, see :func:`ones` and :func:`counting`.
+
+    Examples
+    --------
+    >>> Continued(torch.tensor([[0, 0, 1]]), counting).upto(6)
+    tensor([[0, 0, 1, 2, 3, 4]])
+    """
+
+    def __init__(self, values: Tensor, go_on: Callable[[Tensor, int], Tensor]) -> None:
+        self._block = values
+        self._go_on = go_on
+
+    def upto(self, length: int) -> Tensor:
+        """Return the first ``length`` values, as a view."""
+        missing = length - self._block.shape[-1]
+        if missing > 0:
+            more = self._go_on(self._block, missing + length + ROOM)
+            self._block = torch.cat([self._block, more], dim=-1)
+        return self._block[..., :length]
+
+    def begins_with(self, values: Tensor) -> bool:
+        """Tell whether ``values`` came from here: a view of the beginning, and no tensor of somebody else."""
+        own = self._block
+        return (
+            values.data_ptr() == own.data_ptr()
+            and values.device == own.device
+            and values.stride() == own.stride()
+            and values.shape[:-1] == own.shape[:-1]
+        )
+
+
+def ones(values: Tensor, count: int) -> Tensor:
+    """Return what follows a mask: nothing of it is hidden."""
+    return values.new_ones(*values.shape[:-1], count)
+
+
+def counting(values: Tensor, count: int) -> Tensor:
+    """Return what follows positions: the next ones."""
+    return values[..., -1:] + torch.arange(1, count + 1, dtype=values.dtype, device=values.device)

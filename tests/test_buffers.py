@@ -1,0 +1,63 @@
+"""Buffers hold what concatenation would give, and what they hand out as committed does not change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_lossy_assist.buffers import ROOM, Continued, TokenBuffer, counting, ones
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rounds_of_a_text_are_what_concatenation_gives(rows):
+    """Over several reallocations, with every share of a proposal kept."""
+    generator = torch.Generator().manual_seed(rows)
+    expected = torch.randint(99, (rows, 5), generator=generator)
+    text, seen = TokenBuffer(expected), []
+    for n in range(60):
+        proposal = torch.randint(99, (rows, n), generator=generator)
+        assert torch.equal(text.followed_by(proposal), torch.cat([expected, proposal], dim=1))
+        kept = n * 7 % (n + 1)
+        token = torch.randint(99, (rows,), generator=generator)
+        expected = torch.cat([expected, proposal[:, :kept], token[:, None]], dim=1)
+        assert torch.equal(text.ending_with(kept, token), expected)
+        text.advance(kept + 1)
+        seen.append((text.ids, expected))
+    assert expected.shape[1] > 5 + ROOM
+    assert all(torch.equal(*pair) for pair in seen)
+
+
+def test_a_buffer_is_no_part_of_what_it_was_made_of():
+    ids = torch.tensor([[1, 2]])
+    text = TokenBuffer(ids)
+    text.append(torch.tensor([[3]]))
+    text.become(torch.tensor([[9, 9, 9, 4]]), known=3)
+    assert text.ids.tolist() == [[1, 2, 3, 4]]
+    assert ids.tolist() == [[1, 2]]
+
+
+def test_another_rectangle_is_taken_in_whole():
+    text = TokenBuffer(torch.zeros(3, 4, dtype=torch.long))
+    fewer, longer = torch.full((2, 4), 7), torch.full((2, 5 * ROOM), 8)
+    text.become(fewer, known=4)
+    assert torch.equal(text.ids, fewer)
+    text.become(longer, known=4)
+    assert torch.equal(text.ids, longer)
+
+
+@pytest.mark.parametrize(
+    ("values", "go_on", "expected"),
+    [
+        (torch.tensor([[0, 1, 1], [1, 1, 1]]), ones, [[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]),
+        (torch.tensor([[0, 0, 1], [0, 1, 2]]), counting, [[0, 0, 1, 2, 3], [0, 1, 2, 3, 4]]),
+        (torch.tensor([[[0, 1]], [[4, 6]]]), counting, [[[0, 1, 2, 3, 4]], [[4, 6, 7, 8, 9]]]),
+    ],
+)
+def test_what_goes_on(values, go_on, expected):
+    line = Continued(values, go_on)
+    for length in (values.shape[-1], 5, 5 * ROOM, 5):
+        out = line.upto(length)
+        assert out.shape == (*values.shape[:-1], length)
+        assert torch.equal(out[..., :5], torch.tensor(expected)[..., :length])
+        assert line.begins_with(out)
+    assert not line.begins_with(out.clone())
