@@ -74,8 +74,9 @@ class TokenBuffer:
 
     def append(self, tokens: Tensor) -> None:
         """Let the text go on with ``tokens`` ``(B, n)``."""
-        self.followed_by(tokens)
-        self.advance(tokens.shape[1])
+        end = self._reserve(tokens.shape[1])
+        self._block[:, self.length : end] = tokens
+        self.length = end
 
 
 class Continued:

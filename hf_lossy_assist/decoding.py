@@ -13,7 +13,7 @@ from . import drafting
 from .acceptors import Acceptor, decide
 from .break_even import BreakEven
 from .buffers import TokenBuffer
-from .compat import CandidateGenerator, idle_forward, recording, rollback, unfinished
+from .compat import CandidateGenerator, forward_inputs, idle_forward, recording, rollback, unfinished
 from .limits import BoundLimits
 from .messages import Decision, Draft, Outcome, Strictness, Verification
 from .output import GenerateLossyOutput, OutputRecorder
@@ -94,6 +94,7 @@ class Decoding:
             run.config.do_sample,
             run.randomness,
             self.record.wants("logits"),
+            forward_inputs(run.model, ids, inputs),
         )
 
     @property

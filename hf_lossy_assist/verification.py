@@ -37,6 +37,8 @@ class Verifier:
         The run's source of random numbers.
     keep_raw
         Whether the logits before the processors are wanted in the output.
+    inputs
+        Makes the inputs of the target's forwards.
     tap
         Looks at the LM head's input, where the rule wants to.
     sent
@@ -49,11 +51,13 @@ class Verifier:
     do_sample: bool
     randomness: Randomness
     keep_raw: bool = False
+    inputs: ForwardInputs | None = None
     tap: HeadTap | None = None
     sent: int = 0
 
     def __post_init__(self) -> None:
-        self.inputs = ForwardInputs(self.model)
+        if self.inputs is None:
+            self.inputs = ForwardInputs(self.model)
         if self.acceptor.needs & {"hidden", "dropped_heads"}:
             self.tap = head_tap(self.model, self.randomness, self.acceptor.dropped_heads)
 

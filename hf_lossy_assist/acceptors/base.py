@@ -120,9 +120,9 @@ def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = 
     Where ``strictness`` says so, the lossless rule decides instead.
     """
     n = len(v)
-    last = torch.full((v.tokens.shape[0],), n, device=v.logits.device)
     if n == 0:
         none = v.tokens.bool()
+        last = torch.zeros(len(none), dtype=torch.long, device=v.logits.device)
         return Decision(none, last, v.choose(v.target_law(last)), none, {})
     credits = acceptor.credits(v)
     keep = reduce(torch.logical_or, credits.values())
@@ -133,7 +133,6 @@ def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = 
         credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
     if v.drafted is not None:
         keep = keep & v.drafted
-        last = v.lengths
     n_accepted = keep.cumprod(-1).sum(-1)
     if strict is None and not v.do_sample and type(acceptor).correction is Acceptor.correction:
         # The lossless correction and the bonus are both the target's best token, which is known already.
@@ -143,6 +142,7 @@ def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = 
     replaced = acceptor.correction(v, at)
     if strict is not None:
         replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_law(at), replaced)
+    last = torch.full_like(at, n) if v.lengths is None else v.lengths
     law = torch.where((n_accepted < last)[:, None], replaced, v.target_law(last))
     return Decision(keep, n_accepted, v.choose(law), v.lossless, credits)
 

@@ -10,6 +10,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 
 from ..buffers import Continued, counting, ones
+from .models import forward_accepts
 
 if TYPE_CHECKING:
     from ..rows import Move
@@ -42,8 +43,7 @@ class ForwardInputs:
         self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
         self._going_on = {self._mask: ones, self._positions: counting}
         self._ahead: dict[str, Continued] = {}
-        method = "_update_model_kwargs_for_generation"
-        self._usual = getattr(type(model), method) is getattr(GenerationMixin, method)
+        self._usual = _as_the_mixin(model, "_update_model_kwargs_for_generation")
 
     def of_candidate(
         self,
@@ -93,6 +93,57 @@ class ForwardInputs:
                     self._ahead[name] = Continued(values, go_on)
                 longer[name] = self._ahead[name].upto(values.shape[-1] + count)
         return longer
+
+
+class PlainForwardInputs(ForwardInputs):
+    """The same where there are only tokens, masks and positions, and nothing but slicing is left to do."""
+
+    NAMES = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+    _WANTED = frozenset({"output_hidden_states", "output_attentions"})
+
+    @classmethod
+    def fits(cls, model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> bool:
+        """Tell whether transformers itself would only slice."""
+        given = {name for name, value in model_kwargs.items() if value is not None}
+        return (
+            given >= cls.NAMES - {"attention_mask"}
+            and given <= cls.NAMES | cls._WANTED
+            and _as_the_mixin(model, "prepare_inputs_for_generation")
+            and _as_the_mixin(model, "_update_model_kwargs_for_generation")
+            and not model.config.is_encoder_decoder
+            and not forward_accepts(model, "cache_position")
+            and ids.device == model.device
+        )
+
+    def of_candidate(
+        self,
+        candidate_ids: torch.LongTensor,
+        model_kwargs: dict[str, Any],
+        drafted: int,
+        new_tokens: int | None,
+        first: bool,
+        pending: int = 0,
+    ) -> dict[str, Any]:
+        length = candidate_ids.shape[1]
+        start = 0 if new_tokens is None else length - new_tokens
+        longer = self._longer(model_kwargs, drafted + pending)
+        positions = longer["position_ids"]
+        longer["position_ids"] = positions[..., start - length :].clone(memory_format=torch.contiguous_format)
+        ids = candidate_ids[:, start:].clone(memory_format=torch.contiguous_format)
+        return model_kwargs | longer | {"input_ids": ids, "logits_to_keep": drafted + 1}
+
+    def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
+        return model_kwargs | self._longer(model_kwargs, committed) | {"past_key_values": outputs.past_key_values}
+
+
+def forward_inputs(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:
+    """Return what makes the inputs of a model's forwards over texts that begin with ``ids``."""
+    kind = PlainForwardInputs if PlainForwardInputs.fits(model, ids, model_kwargs) else ForwardInputs
+    return kind(model)
+
+
+def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
+    return getattr(type(model), method) is getattr(GenerationMixin, method)
 
 
 def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:

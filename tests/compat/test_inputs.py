@@ -1,0 +1,102 @@
+"""What goes into a target's forward is what transformers itself would send."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache
+from transformers.generation import candidate_generator as stock
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from hf_lossy_assist.compat import ForwardInputs, forward_inputs
+from hf_lossy_assist.compat.inputs import PlainForwardInputs
+from tests.models import prompt, tiny
+
+KINDS = (ForwardInputs, PlainForwardInputs)
+MASKS = {"none": None, "padded": torch.tensor([[0, 0, 1, 1, 1, 1, 1]])}
+
+
+def carried(mask=None, **more):
+    """Return what ``generate()`` hands over for a prompt of seven tokens."""
+    return {
+        "attention_mask": mask,
+        "position_ids": torch.arange(7)[None] if mask is None else (mask.cumsum(-1) - 1).clamp(min=0),
+        "past_key_values": DynamicCache(),
+        "use_cache": True,
+        "logits_to_keep": 1,
+        **more,
+    }
+
+
+def naive(model, ids, kwargs, drafted, new):
+    """Prepare a forward as stock's loop does, from masks and positions that are put together each time."""
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    length = ids.shape[1]
+    kwargs = stock._prepare_attention_mask(kwargs, length, False)
+    kwargs = stock._prepare_position_ids(kwargs, length, False)
+    inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=new, is_first_iteration=False, **kwargs)
+    return inputs | {"logits_to_keep": drafted + 1}
+
+
+def assert_same(ours, theirs):
+    known = {name for name, value in ours.items() if value is not None}
+    assert known == {name for name, value in theirs.items() if value is not None}
+    for name in known:
+        if isinstance(theirs[name], torch.Tensor):
+            assert torch.equal(ours[name], theirs[name]), name
+        else:
+            assert ours[name] is theirs[name] or ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounds_are_those_of_stock(kind, mask):
+    model = tiny()
+    kwargs = carried(MASKS[mask], output_hidden_states=True)
+    reference = dict(kwargs)
+    inputs, ids, new = kind(model), prompt(7), None
+    outputs = CausalLMOutputWithPast(past_key_values=kwargs["past_key_values"])
+    for drafted, committed in ((3, 2), (4, 5), (0, 1), (300, 301), (2, 1)):
+        candidate = torch.cat([ids, prompt(drafted, seed=drafted)], dim=1)
+        sent = None if new is None else new + drafted
+        ours = inputs.of_candidate(candidate, kwargs, drafted, sent, first=False)
+        assert_same(ours, naive(model, candidate, reference, drafted, sent))
+        kwargs = inputs.after(outputs, kwargs, committed)
+        reference = model._update_model_kwargs_for_generation(outputs, dict(reference), num_new_tokens=committed)
+        assert_same(kwargs, reference)
+        ids, new = prompt(ids.shape[1] + committed), 1
+
+
+def test_what_somebody_else_changes_is_read_again():
+    """As a batch does when its rows move."""
+    inputs, kwargs = PlainForwardInputs(tiny()), carried(MASKS["padded"])
+    outputs = CausalLMOutputWithPast(past_key_values=kwargs["past_key_values"])
+    kwargs = inputs.after(outputs, kwargs, 2)
+    kwargs["attention_mask"] = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]])
+    ours = inputs.of_candidate(prompt(11), kwargs, 2, 3, first=False)
+    assert ours["attention_mask"].tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]]
+    assert ours["position_ids"].tolist() == [[6, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({}, PlainForwardInputs),
+        ({"output_attentions": True}, PlainForwardInputs),
+        ({"token_type_ids": torch.zeros(1, 7)}, ForwardInputs),
+        ({"pixel_values": torch.zeros(1)}, ForwardInputs),
+        ({"position_ids": None}, ForwardInputs),
+    ],
+)
+def test_only_plain_inputs_are_prepared_plainly(change, kind):
+    assert type(forward_inputs(tiny(), prompt(7), carried(**change))) is kind
+
+
+def test_a_model_that_prepares_otherwise_does():
+    class Otherwise(type(tiny())):
+        def prepare_inputs_for_generation(self, *args, **kwargs):
+            return super().prepare_inputs_for_generation(*args, **kwargs)
+
+    model = tiny()
+    model.__class__ = Otherwise
+    assert type(forward_inputs(model, prompt(7), carried())) is ForwardInputs
