@@ -98,7 +98,7 @@ class Limits:
     @property
     def everywhere_lossy(self) -> bool:
         """Whether there is no bound at all."""
-        return self == Limits()
+        return self.strict_first_n == 0 and self.budget is None and self.scope is None
 
     def bind(self, tokenizer: Any) -> BoundLimits:
         """Resolve the scope's markers into token ids.

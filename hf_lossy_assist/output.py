@@ -14,6 +14,9 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 
 from .stats import LossyStats
 
+OUTPUTS = ("scores", "logits", "hidden_states", "attentions")
+"""What a caller may ask for, token by token."""
+
 
 @dataclass
 class GenerateLossyOutput(GenerateDecoderOnlyOutput):
@@ -65,9 +68,13 @@ class OutputRecorder:
     attentions: list[tuple[Tensor, ...]] = field(default_factory=list)
     cross_attentions: list[tuple[Tensor, ...]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        asked = OUTPUTS if self.config.return_dict_in_generate else ()
+        self._wanted = {name for name in asked if getattr(self.config, f"output_{name}", False)}
+
     def wants(self, name: str) -> bool:
         """Tell whether the caller asked for ``output_<name>``."""
-        return bool(self.config.return_dict_in_generate and getattr(self.config, f"output_{name}", False))
+        return name in self._wanted
 
     def scores_with(self, new: Tensor, count: int) -> tuple[Tensor, ...] | None:
         """Return all scores so far and the first ``count`` positions of ``new``, if the caller asked for scores."""

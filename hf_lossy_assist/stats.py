@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -116,6 +115,28 @@ class LossyStats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
+class Lap:
+    """Adds a block's time to one of several sums.
+
+    Parameters
+    ----------
+    seconds, stage
+        The sums, and which of them.
+    """
+
+    __slots__ = ("seconds", "stage", "started")
+
+    def __init__(self, seconds: dict[str, float], stage: str) -> None:
+        self.seconds = seconds
+        self.stage = stage
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *raised: Any) -> None:
+        self.seconds[self.stage] += time.perf_counter() - self.started
+
+
 class StatsRecorder:
     """Collects one run's statistics round by round."""
 
@@ -134,14 +155,9 @@ class StatsRecorder:
         self._started = time.perf_counter()
         self._stopped: float | None = None
 
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Lap:
         """Add the block's time to a stage."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] += time.perf_counter() - started
+        return Lap(self.seconds, stage)
 
     def round(
         self, drafted: int, n_accepted: int, committed: int, lossless: list[bool], kept_by: Mapping[str, list[bool]]
@@ -227,7 +243,7 @@ class BatchStatsRecorder:
         self.rows = [StatsRecorder(lossless) for _ in range(batch)]
         self.shared = StatsRecorder(lossless)
 
-    def timed(self, stage: str) -> AbstractContextManager[None]:
+    def timed(self, stage: str) -> Lap:
         """Add the block's time to a stage."""
         return self.shared.timed(stage)
 

@@ -18,7 +18,7 @@ from ..rows import Move
 from ..sampling import Randomness
 from ..tapping import head_tap
 from .vocabulary import Vocabulary, check_vocabularies
-from .window import ConstantWindow, Round, Stopwatch, Window
+from .window import ConstantWindow, Round, Window
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -93,7 +93,7 @@ class ModelDrafter(CandidateGenerator):
         self.confidence = confidence
         self.vocabulary = Vocabulary() if vocabulary is None else vocabulary
         self.device = device_of(model)
-        self._watch = Stopwatch(self.device)
+        self._watch = self.window.watch(self.device)
         self._tap = head_tap(model, self.randomness) if keep_hidden else None
         self.reset()
         self._see(attention_mask)

@@ -30,7 +30,7 @@ class Round:
     drafted, accepted
         Tokens proposed and kept.
     drafting, rest
-        Seconds in the draft model, and from then until the next draft could begin.
+        Seconds in the draft model, and from then until the next draft could begin; 0 where nobody takes the time.
     first
         Whether it was a text's first round, in which both models read the prompt.
     """
@@ -53,6 +53,10 @@ class Window(ABC):
     def observe(self, last: Round) -> None:
         """Learn from a round."""
         return
+
+    def watch(self, device: torch.device) -> Stopwatch:
+        """Return what times the rounds of a draft model on a device."""
+        return NoStopwatch(device)
 
 
 class ConstantWindow(Window):
@@ -112,6 +116,9 @@ class AutoWindow(Window):
     def acceptance(self) -> float:
         """α, with a prior of two tokens at 0.7."""
         return (self.kept + 1.4) / (self.kept + self.rejected + 2)
+
+    def watch(self, device: torch.device) -> Stopwatch:
+        return Stopwatch(device)
 
     def observe(self, last: Round) -> None:
         self.rounds += 1
@@ -199,3 +206,13 @@ class Stopwatch:
             return end - start
         end.synchronize()
         return start.elapsed_time(end) / 1000
+
+
+class NoStopwatch(Stopwatch):
+    """Takes no time, for windows that do not ask: on a GPU, asking means waiting."""
+
+    def mark(self) -> Any:
+        return None
+
+    def between(self, start: Any, end: Any) -> float:
+        return 0.0
