@@ -92,8 +92,9 @@ class AutoWindow(Window):
 
     _FIRST = (5, 1, 9, 3)
     _EXPLORE_EVERY = 16
-    _MEMORY = 32
-    _FORGET = 0.97
+    _EXPLORE_BY = 3
+    _MEMORY = 128
+    _FORGET = 0.99
 
     def __init__(self, highest: int = 32) -> None:
         self.highest = highest
@@ -108,8 +109,8 @@ class AutoWindow(Window):
         if self.rounds < len(self._FIRST):
             return self._FIRST[self.rounds]
         if self.rounds % self._EXPLORE_EVERY == 0:
-            turn = self.rounds // self._EXPLORE_EVERY % 2
-            return max(1, self._best // 2) if turn else min(self.highest, self._best + 3)
+            step = -self._EXPLORE_BY if self.rounds // self._EXPLORE_EVERY % 2 else self._EXPLORE_BY
+            return min(max(1, self._best + step), self.highest)
         return self._best
 
     @property

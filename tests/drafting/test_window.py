@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError, theory
-from hf_lossy_assist.drafting.window import AutoWindow, ConstantWindow, HeuristicWindow, Round, Window, window_of
+from hf_lossy_assist.drafting.window import (
+    AutoWindow,
+    ConstantWindow,
+    HeuristicWindow,
+    Round,
+    Stopwatch,
+    Window,
+    window_of,
+)
 from tests.models import noisy_copy, prompt, tiny
 
 
@@ -86,3 +94,16 @@ def test_auto_in_generate_and_its_text_is_plain_text():
     assert torch.equal(out.sequences, plain)
     assert len(set(out.lossy_stats.trace)) > 1
     assert out.lossy_stats.drafted / out.lossy_stats.rounds != 5
+
+
+@pytest.mark.parametrize(("size", "timed"), [(4, False), ("auto", True)])
+def test_only_a_window_that_learns_from_times_takes_any(monkeypatch, size, timed):
+    """Reading an event's time would make the host wait for a GPU."""
+    marks = []
+    monkeypatch.setattr(Stopwatch, "mark", lambda self: marks.append(0.0) or 0.0)
+    target = tiny()
+    target.generate(
+        prompt(), assistant_model=noisy_copy(target), lossy_mode="lossless", num_assistant_tokens=size,
+        max_new_tokens=12, do_sample=False,
+    )  # fmt: skip
+    assert bool(marks) is timed
