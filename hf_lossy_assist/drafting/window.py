@@ -135,6 +135,8 @@ class AutoWindow(Window):
 
     def _choose(self) -> int:
         base, slope = self._line()
+        if base + slope <= 0:  # a clock too coarse for such models
+            return self._best
         t_draft = statistics.median(self.steps)
         return best_gamma(self.acceptance, t_draft, (max(0.0, base - slope), slope), lowest=1, highest=self.highest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 import torch
@@ -82,6 +83,13 @@ def test_the_rounds_that_read_a_prompt_teach_no_times():
     assert window.rounds == 4
 
 
+def test_a_clock_that_stands_still_teaches_nothing():
+    window = AutoWindow()
+    for _ in range(30):
+        window.observe(Round(window.size, 1, 0.0, 0.0))
+    assert window.size == 5
+
+
 def test_auto_in_generate_and_its_text_is_plain_text():
     target = tiny()
     draft = noisy_copy(target)
@@ -100,7 +108,7 @@ def test_auto_in_generate_and_its_text_is_plain_text():
 def test_only_a_window_that_learns_from_times_takes_any(monkeypatch, size, timed):
     """Reading an event's time would make the host wait for a GPU."""
     marks = []
-    monkeypatch.setattr(Stopwatch, "mark", lambda self: marks.append(0.0) or 0.0)
+    monkeypatch.setattr(Stopwatch, "mark", lambda self: marks.append(time.perf_counter()) or marks[-1])
     target = tiny()
     target.generate(
         prompt(), assistant_model=noisy_copy(target), lossy_mode="lossless", num_assistant_tokens=size,
