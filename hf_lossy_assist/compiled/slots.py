@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlid
 from ..compat import REWINDING_LAYERS
 
 _MOST_IDLE = 2
+_ROOMIEST = 4
 
 
 class Slots:
@@ -98,23 +99,27 @@ class SlotsPool:
         self._lock = threading.Lock()
 
     def take(self, model: PreTrainedModel, length: int) -> Slots:
-        """Return an empty cache for ``length`` tokens that nobody else uses."""
+        """Return an empty cache for ``length`` tokens that nobody else uses.
+
+        One that is some times as long will do: its forwards are compiled already, and others would have to be.
+        """
         length = roomy(length)
-        wanted = _kind(model, length)
+        wanted = _kind(model)
         with self._lock:
             idle = self._idle.setdefault(model, [])
-            for entry in idle:
-                if entry[0] == wanted:
-                    idle.remove(entry)
-                    entry[1].clear()
-                    return entry[1]
+            fits = [x for x in idle if x[0] == wanted and length <= x[1].capacity <= _ROOMIEST * length]
+            if fits:
+                best = min(fits, key=lambda entry: entry[1].capacity)
+                idle.remove(best)
+                best[1].clear()
+                return best[1]
         return Slots(new_static_cache(model, length))
 
     def give_back(self, model: PreTrainedModel, slots: Slots) -> None:
         """Keep a cache for the next call."""
         with self._lock:
             idle = self._idle.setdefault(model, [])
-            idle.append((_kind(model, slots.capacity), slots))
+            idle.append((_kind(model), slots))
             del idle[:-_MOST_IDLE]
 
     def forget(self, model: PreTrainedModel) -> None:
@@ -123,9 +128,9 @@ class SlotsPool:
             self._idle.pop(model, None)
 
 
-def _kind(model: PreTrainedModel, length: int) -> Hashable:
+def _kind(model: PreTrainedModel) -> Hashable:
     # Tensors made in inference mode can't be written to outside of it.
-    return length, model.dtype, model.device, torch.is_inference_mode_enabled()
+    return model.dtype, model.device, torch.is_inference_mode_enabled()
 
 
 POOL = SlotsPool()

@@ -219,6 +219,17 @@ def test_caches_are_lent_once(pair):
     assert POOL.take(pair[0], 33) is first
 
 
+def test_a_longer_cache_is_lent_again_but_not_a_much_longer_one(pair):
+    POOL.forget(pair[0])
+    long, short = POOL.take(pair[0], 400), POOL.take(pair[0], 200)
+    POOL.give_back(pair[0], long)
+    POOL.give_back(pair[0], short)
+    assert POOL.take(pair[0], 190) is short
+    assert POOL.take(pair[0], 60) is not long
+    assert POOL.take(pair[0], 150) is long
+    assert POOL.take(pair[0], 150).capacity < 200
+
+
 def test_inductor():
     """The real compiler."""
     target = tiny("llama")
