@@ -17,8 +17,7 @@ SOURCES = sorted(
     if PACKAGE / "compat" not in path.parents
 )
 OTHERS = ("transformers", "huggingface_hub", "accelerate", "peft")
-# What provenance records, and the private names of torch and the standard library.
-VERSIONS_FOR_THE_RECORD = ("pairs/cards.py", "bench/records.py", "training/provenance.py")
+# Private names of torch and the standard library.
 NOT_OF_TRANSFORMERS = {"_exit", "_modules", "_foreach_add_", "_Unpickler"}
 
 
@@ -85,8 +84,7 @@ def asks_for_a_version(node: ast.AST) -> bool:
 
 def test_nothing_depends_on_a_version():
     for path, tree in TREES.items():
-        if not str(path).endswith(VERSIONS_FOR_THE_RECORD):
-            assert not [f"{path}: {node.lineno}" for node in ast.walk(tree) if asks_for_a_version(node)]
+        assert not [f"{path}: {node.lineno}" for node in ast.walk(tree) if asks_for_a_version(node)]
 
 
 def test_the_test_would_find_them(tmp_path: Path):

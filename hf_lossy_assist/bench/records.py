@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+
+from ..compat import versions_of
 
 
 def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
 
     return {
         "hf_lossy_assist": __version__,
-        "transformers": transformers.__version__,
+        **versions_of("transformers"),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),

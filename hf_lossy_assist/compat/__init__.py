@@ -40,6 +40,7 @@ from .models import (
     with_attention_of,
 )
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
+from .versions import versions_of
 
 __all__ = [
     "DECODING_METHODS",
@@ -79,5 +80,6 @@ __all__ = [
     "unfinished",
     "unseen_tokens",
     "unwrap",
+    "versions_of",
     "with_attention_of",
 ]

@@ -9,12 +9,11 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-import torch
-import transformers
 from huggingface_hub import EvalResult, ModelCardData
 from transformers import AutoTokenizer
 
 from .. import __version__
+from ..compat import versions_of
 from .evaluation import evaluate
 from .pair import load_model, task_of
 from .recipe import RECIPES, Cycle, ModelRecipe
@@ -70,8 +69,7 @@ def measure(
         "recipe": asdict(recipe),
         "versions": {
             "hf_lossy_assist": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
+            **versions_of("torch", "transformers"),
         },
         "command": f"lossy-assist evaluate-pair --role {role} --problems {problems}",
     }

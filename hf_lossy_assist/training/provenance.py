@@ -10,9 +10,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from importlib import metadata
 from typing import Any
 
+from ..compat import versions_of
 from ..heads import ModelIdentity
 
 _PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
@@ -63,7 +63,7 @@ def of_training(origin: Origin, settings: Mapping[str, Any], **notes: Any) -> di
         **origin.card,
         "command": shlex.join(argv),
         "argv": argv,
-        "versions": versions | {name: metadata.version(name) for name in _PACKAGES},
+        "versions": versions | versions_of(*_PACKAGES),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "data": origin.data,
         "training": {**settings, **notes},
