@@ -21,7 +21,7 @@ from .drafters import (
     intercepted_drafter,
     stock_drafter,
 )
-from .inputs import ForwardInputs, move_inputs, padding_token, unseen_tokens
+from .inputs import ForwardInputs, ending_tokens, move_inputs, padding_token, unseen_tokens
 from .models import (
     DECODING_METHODS,
     attention_of,
@@ -55,6 +55,7 @@ __all__ = [
     "device_of",
     "drafts_from_target_states",
     "encode",
+    "ending_tokens",
     "forward_accepts",
     "has_recurrent_state",
     "idle_forward",
