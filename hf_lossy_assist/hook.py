@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import ExitStack
 from typing import Any
 
@@ -178,7 +178,7 @@ class LossyVerification(LogitsProcessor):
             )
         acceptor = self.config.acceptor
         verifier = Verifier(self.target, others, acceptor, generation_config.do_sample, randomness)
-        self._rounds = _Rounds(drafter, verifier, self.limits)
+        self._rounds = _Rounds(drafter, verifier, self.limits, compat.ending_tokens(generation_config))
         return self._rounds
 
     def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -198,10 +198,13 @@ class _Rounds(CandidateGenerator):
     reports what it committed; each of these is one step here.
     """
 
-    def __init__(self, drafter: CandidateGenerator, verifier: Verifier, limits: BoundLimits) -> None:
+    def __init__(
+        self, drafter: CandidateGenerator, verifier: Verifier, limits: BoundLimits, ending: Container[int] = ()
+    ) -> None:
         self.drafter = drafter
         self.verifier = verifier
         self.limits = limits
+        self.ending = ending
         self.requires_model_outputs = drafter.requires_model_outputs
         self.stats = StatsRecorder(verifier.acceptor.is_lossless(verifier.do_sample))
         self.committed = 0
@@ -264,18 +267,26 @@ class _Rounds(CandidateGenerator):
         if self.outcome is None:
             self._decide(scores.device)
         position = input_ids.shape[1] - self.committed
-        n_accepted, n = self.outcome.n_accepted, len(self.draft)
-        if position == n and n_accepted < n:
-            # Stock compares its selection with the candidate. Where a rule rejects a token and its correction
-            # picks the same one, that would count as a match, so the rejected candidate gives way to another token.
-            self.candidate[:, self.committed + n_accepted] = (self.outcome.tokens[-1] + 1) % scores.shape[-1]
-        if position > n_accepted:
+        if position == len(self.draft):
+            self._mismatch(scores.shape[-1])
+        if position > self.outcome.n_accepted:
             return scores
         token = self.selected[:, position, None]
         certain = torch.full_like(scores, -torch.inf).scatter_(-1, token, 0.0)
         if self.verifier.do_sample:
             return certain
         return torch.where(scores.argmax(-1, keepdim=True) == token, scores, certain)
+
+    def _mismatch(self, vocabulary: int) -> None:
+        """Let the candidate differ from the decision where stock has to stop.
+
+        Stock compares its selection with the candidate. Where a rule rejects a token and its correction picks the
+        same one, that would count as a match; and not every version stops at an end inside a draft by itself.
+        """
+        tokens, n_accepted = self.outcome.tokens, self.outcome.n_accepted
+        last = next((i for i, token in enumerate(tokens[:n_accepted]) if token in self.ending), n_accepted)
+        if last < len(self.draft):
+            self.candidate[:, self.committed + last] = (tokens[last] + 1) % vocabulary
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Finish a round: stock has committed its tokens."""

@@ -21,7 +21,7 @@ from .drafters import (
     intercepted_drafter,
     stock_drafter,
 )
-from .inputs import ForwardInputs, forward_inputs, move_inputs, padding_token, unseen_tokens
+from .inputs import ForwardInputs, ending_tokens, forward_inputs, move_inputs, padding_token, unseen_tokens
 from .models import (
     DECODING_METHODS,
     attention_of,
@@ -56,6 +56,7 @@ __all__ = [
     "device_of",
     "drafts_from_target_states",
     "encode",
+    "ending_tokens",
     "forward_accepts",
     "forward_inputs",
     "has_recurrent_state",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -38,7 +39,7 @@ def stock_drafter(
     assistant_model: PreTrainedModel | None = None,
 ) -> CandidateGenerator:
     """Return the drafter that stock assisted generation would build."""
-    return model._get_candidate_generator(
+    drafter = model._get_candidate_generator(
         assistant_model=assistant_model,
         generation_config=generation_config,
         input_ids=input_ids,
@@ -46,6 +47,39 @@ def stock_drafter(
         logits_processor=processors,
         model_kwargs=model_kwargs,
     )
+    return _honest(drafter)
+
+
+class _Remembering(LogitsProcessorList):
+    """Logits processors that remember what they have returned."""
+
+    def __init__(self, processors: Iterable[Any]) -> None:
+        super().__init__(processors)
+        self.returned: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        scores = super().__call__(input_ids, scores, **kwargs)
+        self.returned.append(scores)
+        return scores
+
+
+def _honest(drafter: CandidateGenerator) -> CandidateGenerator:
+    """Let a drafter report the logits that it draws by.
+
+    In older versions, multi-token prediction reports those from before the processors.
+    """
+    if not isinstance(drafter, _candidates.MTPCandidateGenerator):
+        return drafter
+    get_candidates = drafter.get_candidates
+    processors = drafter.logits_processor = _Remembering(drafter.logits_processor or ())
+
+    def get_honest_candidates(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        processors.returned = []
+        candidate, logits = get_candidates(*args, **kwargs)
+        return candidate, torch.stack(processors.returned, dim=1) if processors.returned else logits
+
+    drafter.get_candidates = get_honest_candidates
+    return drafter
 
 
 def drafts_from_target_states(assistant: PreTrainedModel | None) -> bool:
@@ -64,11 +98,14 @@ def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., Candida
     with _intercepts_lock:
         by_thread = _intercepts.setdefault(model, {})
         if not by_thread:
-            build = model._get_candidate_generator
+            stock = model._get_candidate_generator
+
+            def build(**kwargs: Any) -> CandidateGenerator:
+                return _honest(stock(**kwargs))
 
             def choose(**kwargs: Any) -> CandidateGenerator:
                 stack = by_thread.get(threading.get_ident())
-                return stack[-1](build, **kwargs) if stack else build(**kwargs)
+                return stack[-1](build, **kwargs) if stack else stock(**kwargs)
 
             model._get_candidate_generator = choose
         by_thread.setdefault(thread, []).append(intercept)

@@ -25,6 +25,12 @@ def padding_token(config: GenerationConfig) -> int:
     return 0 if token is None else int(token)
 
 
+def ending_tokens(config: GenerationConfig) -> set[int]:
+    """Return the tokens that end a text in a prepared call."""
+    tokens = getattr(config, "_eos_token_tensor", None)
+    return set() if tokens is None else set(tokens.flatten().tolist())
+
+
 class ForwardInputs:
     """The inputs of a target's forwards, made from what ``generate()`` carries from one to the next.
 

@@ -14,6 +14,13 @@ from ..errors import LossyValueError
 DECODING_METHODS = ("_sample", "_assisted_decoding")
 """The methods of `GenerationMixin` that `generate()` ends in for one sequence per prompt."""
 
+# The second is the older one.
+_PREPARE_ENCODER = next(
+    name
+    for name in ("_maybe_prepare_encoder_kwargs_for_generation", "_prepare_encoder_decoder_kwargs_for_generation")
+    if hasattr(GenerationMixin, name)
+)
+
 
 def supports_static_cache(model: PreTrainedModel) -> bool:
     """Tell whether the model's class says that it can be compiled with a static cache."""
@@ -102,7 +109,5 @@ def encode(model: PreTrainedModel, inputs: Any, mask: Any) -> Any:
     """Return what a model's encoder says of its input."""
     given = {} if mask is None else {"attention_mask": mask.to(device_of(model))}
     name = model.get_encoder().main_input_name
-    prepared = model._maybe_prepare_encoder_kwargs_for_generation(
-        inputs.to(device_of(model)), given, name, model.generation_config
-    )
-    return prepared["encoder_outputs"]
+    prepare = getattr(model, _PREPARE_ENCODER)
+    return prepare(inputs.to(device_of(model)), given, name, model.generation_config)["encoder_outputs"]

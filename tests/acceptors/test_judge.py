@@ -62,23 +62,43 @@ def test_kept_tokens_are_those_of_naive_forwards(architecture: str, models: str,
     """An oracle that decodes round by round with uncached forwards and NumPy gives the same text."""
     target = tiny(architecture)
     draft = noisy_copy(target, 0.08)
-    head = head_for(target, draft, models, positions, scale=3.0)
+    head = undecided_head(target, draft, models, positions)
     out = target.generate(
         input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head, num_assistant_tokens=4, **GREEDY
     )
-    assert 0 < out.lossy_stats.accepted_lossy < 50, "the head finds some tokens important and some not"
+    assert min(out.lossy_stats.accepted_lossy, out.lossy_stats.corrected) > 0, (
+        "the head finds some tokens important and some not"
+    )
     assert out.sequences[0].tolist()[:57] == naive_judge(target, draft, head, 57)[:57]
 
 
-@torch.no_grad()
-def naive_judge(target, draft, head: JudgeHead, length: int, gamma: int = 4) -> list[int]:
-    def states(model, ids):
-        seen = []
-        handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-        handle.remove()
-        return logits.argmax(-1).tolist(), seen[0].double().numpy()
+def undecided_head(target, draft, models: str, positions: str) -> JudgeHead:
+    """Return a head that finds half of the tokens of the target's own text important."""
+    head = head_for(target, draft, models, positions)
+    ids = target.generate(input_ids=prompt(), **GREEDY).sequences[0].tolist()
+    _, of_target = states(target, ids)
+    _, of_draft = states(draft, ids)
+    parts = {
+        "target_previous": of_target[:-1],
+        "target_draft": of_target[1:],
+        "draft_previous": of_draft[:-1],
+        "draft_draft": of_draft[1:],
+    }
+    scores = np.concatenate([parts[name] for name in head.config.columns], -1) @ head.weight.double().numpy()
+    return head_for(target, draft, models, positions, bias=-float(np.median(scores)))
 
+
+@torch.no_grad()
+def states(model, ids: list[int]) -> tuple[list[int], np.ndarray]:
+    """Return the most likely token after each position, and the states that say so."""
+    seen = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+    logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    handle.remove()
+    return logits.argmax(-1).tolist(), seen[0].double().numpy()
+
+
+def naive_judge(target, draft, head: JudgeHead, length: int, gamma: int = 4) -> list[int]:
     weight, bias = head.weight.double().numpy(), float(head.bias)
     ids = prompt()[0].tolist()
     while len(ids) < length:
