@@ -228,6 +228,8 @@ class _Rounds(CandidateGenerator):
         # A copy of our own: see `rewrite`.
         self.candidate = candidate.to(compat.device_of(self.verifier.model), copy=True)
         self.committed = input_ids.shape[1]
+        if isinstance(self.drafter, compat.DRAFTERS_WITHOUT_LOGITS):
+            logits = None
         if logits is not None:
             logits = logits.to(device=self.candidate.device, dtype=torch.float32)
         hidden = getattr(self.drafter, "hidden", None)

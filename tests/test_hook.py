@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import SynthIDTextWatermarkLogitsProcessor
+from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.errors import LossyError
@@ -115,6 +117,31 @@ def test_lossless_sampling_through_stock_is_the_target_s_law(drafter: str, tempe
     )
     law = np.array(P) ** (1 / temperature)
     assert chi_square_p(np.bincount(out[0, 1:], minlength=len(P)), law / law.sum()) > 1e-5
+
+
+class First(SinglePositionMultiTokenCandidateGenerator):
+    """Always drafts the first token, as Gemma 4's assistants the likeliest, and reports a law all the same."""
+
+    requires_model_outputs = False
+    model_kwargs_overrides: ClassVar[dict] = {}
+
+    def __init__(self):
+        pass
+
+    def get_candidates(self, input_ids):
+        return torch.nn.functional.pad(input_ids, (0, 3)), torch.tensor(Q).log().expand(1, 3, -1)
+
+    def update_candidate_strategy(self, *_):
+        pass
+
+
+def test_a_reported_law_that_nothing_is_drawn_by_counts_for_nothing(monkeypatch):
+    target, ids = constant(P), torch.tensor([[1]])
+    monkeypatch.setattr(type(target), "_get_candidate_generator", lambda *_, **__: First())
+    hook = LossyVerification("lossless", target, seed=3)
+    out = stock(hook, target, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=2000)
+    assert hook.stats.accepted > 500
+    assert chi_square_p(np.bincount(out[0, 1:], minlength=len(P)), np.array(P)) > 1e-5
 
 
 class ForbidCongruent(LogitsProcessor):
