@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .buffers import TokenBuffer
 from .caches import move_cache
 from .compat import move_inputs
 from .decoding import Decoding, Run
@@ -123,7 +124,7 @@ class BatchDecoding(Decoding):
             self.text.advance(committed)
             self.after_target(drafted, committed)
             return
-        self.text.become(move.take(extended, self.frame.pad))
+        self.text = TokenBuffer(move.take(extended, self.frame.pad))
         move_cache(self.inputs["past_key_values"], move, move.width - 1)
         self.inputs = self.verifier.inputs.after(self.outputs, self.inputs, drafted + 1)
         move_inputs(self.inputs, move, extended)

@@ -14,12 +14,13 @@ ROOM = 256
 class TokenBuffer:
     """The tokens of a text and of proposals after it; writing one does not copy the others.
 
-    Everything that is handed out is a view. What stands behind the text is overwritten by the next proposal.
+    Everything that is handed out is a view. What stands behind the text is overwritten by the next proposal; the text
+    itself is not, unless :meth:`become` says so.
 
     Parameters
     ----------
     ids
-        ``(B, L)`` the text so far, which is copied.
+        ``(B, L)`` the text so far, which is copied; of any integer type, as 64-bit integers.
 
     Examples
     --------
@@ -32,7 +33,7 @@ class TokenBuffer:
     """
 
     def __init__(self, ids: Tensor) -> None:
-        self._block = ids[:, :0]
+        self._block = torch.empty(len(ids), 0, dtype=torch.long, device=ids.device)
         self.length = 0
         self.become(ids)
 
@@ -42,10 +43,10 @@ class TokenBuffer:
         return self._block[:, : self.length]
 
     def become(self, ids: Tensor, known: int = 0) -> None:
-        """Hold ``ids`` ``(B, L)``, of which the first ``known`` tokens are here already."""
+        """Hold ``ids`` ``(B, L)`` in place of everything but the first ``known`` tokens, which are here already."""
         rows, length = ids.shape
         if rows != len(self._block) or ids.device != self._block.device or length > self._block.shape[1]:
-            self._block, known = ids.new_empty(rows, 2 * length + ROOM), 0
+            self._block, known = self._block.new_empty(rows, 2 * length + ROOM, device=ids.device), 0
         self._block[:, known:length] = ids[:, known:]
         self.length = length
 
@@ -71,6 +72,10 @@ class TokenBuffer:
         if end > self._block.shape[1]:
             self._block = torch.cat([self._block, self._block.new_empty(len(self._block), end + ROOM)], dim=-1)
         return end
+
+    def retreat(self, length: int) -> None:
+        """Let only the first ``length`` tokens belong to the text."""
+        self.length = length
 
     def append(self, tokens: Tensor) -> None:
         """Let the text go on with ``tokens`` ``(B, n)``."""

@@ -16,7 +16,7 @@ from .acceptors import decide
 from .checking import check_mode
 from .compat import CandidateGenerator
 from .config import parse
-from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens, window_of
+from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens, mask_of, window_of
 from .errors import LossyUnsupportedError, LossyValueError
 from .limits import BoundLimits
 from .messages import Draft, Outcome
@@ -172,7 +172,7 @@ class LossyVerification(LogitsProcessor):
                 processors=others,
                 do_sample=generation_config.do_sample,
                 max_length=generation_config.max_length,
-                attention_mask=model_kwargs.get("attention_mask"),
+                attention_mask=mask_of(input_ids, model_kwargs),
                 randomness=randomness,
                 keep_hidden="draft_hidden" in self.config.acceptor.needs,
             )

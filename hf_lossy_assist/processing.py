@@ -28,6 +28,7 @@ def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor) -> Ten
     if _prefix_free(processors):
         flat = logits.reshape(batch * positions, vocabulary)
         return processors(ids[:, -1:].expand(batch, positions).reshape(-1, 1), flat).view_as(logits)
+    ids = ids.clone()  # a processor may keep what it is shown, and the text's memory is written to again
     start = ids.shape[1] - positions + 1
     return torch.stack([processors(ids[:, : start + i], logits[:, i]) for i in range(positions)], dim=1)
 

@@ -66,7 +66,7 @@ class SequentialBatchDecoding(BatchDecoding):
         self.stats.draft_work(self.runner.calls, self.runner.tokens, self.frame.rows)
         lengths = tuple(a + (not ended) for a, ended in zip(self.ahead, self.ended, strict=True))
         tokens = self.ids[:, width:].clone()
-        self.text.length = width  # nothing is committed yet
+        self.text.retreat(width)  # nothing is committed yet
         return Draft(tokens, torch.cat(logits, dim=1).float(), lengths=lengths)
 
     def accept(self, verification: Verification, draft: Draft) -> Decision:

@@ -61,3 +61,11 @@ def test_what_goes_on(values, go_on, expected):
         assert torch.equal(out[..., :5], torch.tensor(expected)[..., :length])
         assert line.begins_with(out)
     assert not line.begins_with(out.clone())
+
+
+def test_ids_of_any_integer_type_become_the_usual_one():
+    text = TokenBuffer(torch.tensor([[1, 2]], dtype=torch.int32))
+    text.append(torch.tensor([[3]]))
+    assert text.ids.dtype == torch.int64
+    text.retreat(1)
+    assert text.ids.tolist() == [[1]]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 
-from hf_lossy_assist import enabled
+from hf_lossy_assist import LossyUnsupportedError, enabled
 from tests.acceptors.test_judge import head_for as judge_for
 from tests.acceptors.test_sprinter import head_for as verifier_for
 from tests.models import noisy_copy, prompt, tiny
@@ -116,6 +116,25 @@ def test_adapters_on_both(inputs):
         assert ours.lossy_stats.acceptance_rate == 1, "the draft has its adapter too"
         other = target.generate(**inputs, **GREEDY, assistant_model=adapted(tiny(), 1), lossy_mode="dropmatch")
         assert len(other.lossy_stats.rows[0].trace) == 24
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # asked for by peft
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+@pytest.mark.parametrize("who", ["target", "draft"])
+def test_adapters_that_learn_prompts_are_refused(kind: str, who: str):
+    """Their tokens are in no text, so that nothing here would have read them."""
+    import peft
+
+    models = {"target": tiny(), "draft": tiny()}
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    models[who] = peft.get_peft_model(models[who], config).eval()
+    target, inputs = models["target"], {"input_ids": prompt(), "attention_mask": torch.ones_like(prompt())}
+    calls = []
+    handle = models[who].register_forward_pre_hook(lambda *args: calls.append(args))
+    with enabled(target), pytest.raises(LossyUnsupportedError, match=r"learns prompts.*LoRA"):
+        target.generate(**inputs, max_new_tokens=4, assistant_model=models["draft"], lossy_mode="lossless")
+    handle.remove()
+    assert not calls
 
 
 def test_quantised_weights():

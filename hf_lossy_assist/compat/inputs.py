@@ -83,12 +83,17 @@ class ForwardInputs:
         return inputs
 
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
-        """Return what to carry on after ``committed`` more tokens: longer mask and positions, newest cache."""
+        """Bring what is carried on in line with ``committed`` more tokens: mask, positions, newest cache.
+
+        As transformers does, in the same dictionary, which a drafter may have kept.
+        """
         longer = self._longer(model_kwargs, committed) if self._usual else {}
         rest = {name: value for name, value in model_kwargs.items() if name not in longer}
-        return longer | self.model._update_model_kwargs_for_generation(
+        rest = self.model._update_model_kwargs_for_generation(
             outputs, rest, is_encoder_decoder=self.with_encoder, num_new_tokens=committed
         )
+        model_kwargs.update(rest, **longer)
+        return model_kwargs
 
     def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
         """Return mask and positions, as far as there are any, for ``count`` more tokens."""
@@ -139,7 +144,8 @@ class PlainForwardInputs(ForwardInputs):
         return model_kwargs | longer | {"input_ids": ids, "logits_to_keep": drafted + 1}
 
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
-        return model_kwargs | self._longer(model_kwargs, committed) | {"past_key_values": outputs.past_key_values}
+        model_kwargs.update(self._longer(model_kwargs, committed), past_key_values=outputs.past_key_values)
+        return model_kwargs
 
 
 def forward_inputs(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:
@@ -149,7 +155,8 @@ def forward_inputs(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict
 
 
 def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
-    return getattr(type(model), method) is getattr(GenerationMixin, method)
+    # Asks the instance, which PEFT's prompt learning gives a method of its own.
+    return getattr(getattr(model, method), "__func__", None) is getattr(GenerationMixin, method)
 
 
 def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:

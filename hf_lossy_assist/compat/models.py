@@ -70,6 +70,13 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
+def learns_prompts(model: nn.Module) -> bool:
+    """Tell whether PEFT puts virtual tokens or a learned cache before what the model reads."""
+    # Seen from inside, its wrapper is the owner of a method that it gives the model while it generates.
+    wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
+    return getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False)
+
+
 def replaces_decoding(model: PreTrainedModel) -> bool:
     """Tell whether the model's class has a decoding loop of its own instead of transformers'."""
     return any(

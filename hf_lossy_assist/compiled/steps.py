@@ -42,12 +42,13 @@ class Steps:
 
     def __post_init__(self) -> None:
         # As long as the cache: what follows the prompt is no padding, and the causal mask hides stale slots.
-        capacity, device = self.slots.capacity, self.model.device
+        capacity = self.slots.capacity
+        self.device = device = self.model.device  # models look through all of their weights for it
         self._padding = None
         known = torch.arange(1, device=device)[None]
         if self.mask is not None:
             mask = self.mask.to(device)
-            self._padding = Continued(mask, ones).upto(capacity).contiguous()
+            self._padding = Continued(mask, ones).upto(capacity).clone(memory_format=torch.contiguous_format)
             known = (mask.cumsum(-1) - 1).clamp(min=0)
         if self.positions is not None:
             known = self.positions.to(device)
@@ -68,7 +69,7 @@ class Steps:
 
         Logits are asked for at the last ``keep`` tokens. Behind them there may be more, to fill up to a width.
         """
-        tokens = ids[:, start:].to(self.model.device)
+        tokens = ids[:, start:].to(self.device)
         count = tokens.shape[1]
         width = next((x for x in sorted(self.programs) if x >= count and self.slots.fits(start, x)), None)
         self.slots.seek(start)
@@ -94,12 +95,12 @@ class Steps:
 
     def _last_of(self, count: int, keep: int) -> Tensor:
         if (count, keep) not in self._last:
-            self._last[count, keep] = torch.arange(count - keep, count, device=self.model.device)
+            self._last[count, keep] = torch.arange(count - keep, count, device=self.device)
         return self._last[count, keep]
 
     def _warm_up(self, compiled: Program, width: int) -> None:
         """Run and check a program: twice more than it takes to compile it, because CUDA graphs need that."""
-        tokens = torch.zeros(1, width, dtype=torch.long, device=self.model.device)
+        tokens = torch.zeros(1, width, dtype=torch.long, device=self.device)
         logits = []
         # The first forward makes the cache's tensors, which a compiled one could not.
         for forward in (self.model, compiled, compiled, compiled):

@@ -11,7 +11,7 @@ from ..acceptors import Acceptor
 from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
 from ..errors import LossyValueError
 from ..messages import Draft
-from .model import ModelDrafter, check_draft_model
+from .model import ModelDrafter, check_draft_model, mask_of
 from .running import RunningDrafter
 from .window import DEFAULT_NUM_TOKENS, check_num_tokens, window_of
 
@@ -76,5 +76,6 @@ __all__ = [
     "check_draft_model",
     "check_num_tokens",
     "draft",
+    "mask_of",
     "window_of",
 ]

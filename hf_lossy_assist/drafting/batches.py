@@ -117,7 +117,7 @@ class Apart(BatchDrafter):
 
     def learn(self, rows: Sequence[int], ids: Tensor, scores: Tensor, accepted: Sequence[int]) -> None:
         for i, (row, count) in enumerate(zip(rows, accepted, strict=True)):
-            self.drafters[row].update_candidate_strategy(ids[i : i + 1], scores[i : i + 1], count)
+            self.drafters[row].update_candidate_strategy(ids[i : i + 1].clone(), scores[i : i + 1], count)
 
     @property
     def calls(self) -> int:

@@ -16,7 +16,7 @@ from ..compat import CandidateGenerator
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..prepared import Prepared
 from ..sampling import Randomness
-from . import DEFAULT_NUM_TOKENS, ModelDrafter, RunningDrafter, check_draft_model, check_num_tokens, window_of
+from . import DEFAULT_NUM_TOKENS, ModelDrafter, RunningDrafter, check_draft_model, check_num_tokens, mask_of, window_of
 from .batches import Apart, BatchDrafter, Together
 from .early_exit import first_layers
 from .encoded import EncodedDrafter, check_encoded_draft
@@ -219,7 +219,7 @@ class DrafterChoice:
             "processors": processors,
             "do_sample": call.config.do_sample,
             "max_length": call.config.max_length,
-            "attention_mask": call.inputs.get("attention_mask"),
+            "attention_mask": mask_of(call.ids, call.inputs),
             "randomness": randomness,
         }
 

@@ -11,7 +11,15 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..buffers import Continued, TokenBuffer, counting, ones
 from ..caches import move_cache
-from ..compat import CandidateGenerator, device_of, forward_accepts, has_recurrent_state, new_cache, rollback
+from ..compat import (
+    CandidateGenerator,
+    device_of,
+    forward_accepts,
+    has_recurrent_state,
+    learns_prompts,
+    new_cache,
+    rollback,
+)
 from ..errors import LossyUnsupportedError
 from ..processing import process
 from ..rows import Move
@@ -25,6 +33,11 @@ def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Raise unless ``draft`` can draft for ``target`` through :class:`ModelDrafter`."""
     check_vocabularies(target, draft)
     check_rolls_back(draft)
+    if learns_prompts(draft):
+        raise LossyUnsupportedError(
+            "`assistant_model` has an adapter of PEFT that learns prompts, whose virtual tokens are in no text; use "
+            "one that changes weights, e.g. LoRA"
+        )
 
 
 def check_rolls_back(draft: PreTrainedModel) -> None:
@@ -34,6 +47,12 @@ def check_rolls_back(draft: PreTrainedModel) -> None:
             "`assistant_model` has to be a decoder-only model whose cache can be rolled back, but is a "
             f"{type(draft).__name__}"
         )
+
+
+def mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the attention mask of ``ids`` ``(B, L)``: the end of the target's, which may cover a cache besides."""
+    mask = model_kwargs.get("attention_mask")
+    return None if mask is None else mask[:, -ids.shape[1] :]
 
 
 class ModelDrafter(CandidateGenerator):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -103,6 +104,7 @@ class AutoWindow(Window):
         self.steps: deque[float] = deque(maxlen=self._MEMORY)
         self.rests: dict[int, deque[float]] = {}
         self._best = DEFAULT_NUM_TOKENS
+        self._lock = threading.Lock()  # calls in several threads may share what is learnt of a draft
 
     @property
     def size(self) -> int:
@@ -122,6 +124,10 @@ class AutoWindow(Window):
         return Stopwatch(device)
 
     def observe(self, last: Round) -> None:
+        with self._lock:
+            self._learn(last)
+
+    def _learn(self, last: Round) -> None:
         self.rounds += 1
         if last.drafted == 0:
             return

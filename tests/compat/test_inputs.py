@@ -92,6 +92,33 @@ def test_only_plain_inputs_are_prepared_plainly(change, kind):
     assert type(forward_inputs(tiny(), prompt(7), carried(**change))) is kind
 
 
+def test_what_is_carried_on_stays_one_dictionary():
+    """A drafter may have kept it, and stock's loop changes it in place too."""
+    for kind in KINDS:
+        kwargs = carried(MASKS["padded"])
+        outputs = CausalLMOutputWithPast(past_key_values=kwargs["past_key_values"])
+        assert kind(tiny()).after(outputs, kwargs, 2) is kwargs
+        assert kwargs["attention_mask"].shape == kwargs["position_ids"].shape == (1, 9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_positions_of_three_kinds_and_tokens_that_came_after(kind):
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    kwargs = carried(mask) | {"position_ids": torch.stack([positions, positions + 1, positions * 2])}
+    ours = kind(tiny()).of_candidate(prompt(12).repeat(2, 1), kwargs, 2, 6, first=False, pending=3)
+    assert ours["input_ids"].shape == (2, 6)
+    assert ours["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1] * 12]
+    assert ours["position_ids"][:, 0].tolist() == [[4, 5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10], [8, 9, 10, 11, 12, 13]]
+    assert ours["position_ids"].is_contiguous()
+
+
+def test_a_model_that_was_given_another_way_to_prepare_uses_it():
+    model = tiny()
+    model.prepare_inputs_for_generation = lambda *args, **kwargs: {}
+    assert type(forward_inputs(model, prompt(7), carried())) is ForwardInputs
+
+
 def test_a_model_that_prepares_otherwise_does():
     class Otherwise(type(tiny())):
         def prepare_inputs_for_generation(self, *args, **kwargs):

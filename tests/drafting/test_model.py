@@ -11,7 +11,7 @@ from scipy import stats
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from hf_lossy_assist.acceptors import Lossless
-from hf_lossy_assist.drafting import ModelDrafter, draft
+from hf_lossy_assist.drafting import ModelDrafter, draft, mask_of
 from hf_lossy_assist.drafting.window import HeuristicWindow
 from hf_lossy_assist.sampling import Randomness
 from tests.models import ARCHITECTURES, constant, prompt, tiny
@@ -91,3 +91,9 @@ def test_a_draft_that_is_too_long_is_cut_to_the_room():
     assert cut.tokens.shape == (1, 2)
     assert cut.logits.shape[:2] == (1, 2)
     assert len(draft(ModelDrafter(tiny(), 6), prompt(), 0, Lossless())) == 0
+
+
+def test_the_mask_of_new_tokens_is_the_end_of_one_that_covers_a_cache_too():
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 1]])
+    assert mask_of(prompt(3), {"attention_mask": mask}).tolist() == [[1, 0, 1]]
+    assert mask_of(prompt(8), {"attention_mask": None}) is None

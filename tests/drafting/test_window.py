@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -81,6 +83,17 @@ def test_the_rounds_that_read_a_prompt_teach_no_times():
         window.observe(Round(5, 4, 50.0 if first else 0.5, 90.0 if first else 1.0, first))
     assert list(window.steps) == [0.1, 0.1]
     assert window.rounds == 4
+
+
+def test_threads_may_share_what_is_learnt():
+    window, interval = AutoWindow(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            learn = [pool.submit(simulate, window, 0.8, 0.05, (1.0, 0.1), 600, seed) for seed in range(4)]
+        assert all(x.result() > 0 for x in learn)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_clock_that_stands_still_teaches_nothing():
