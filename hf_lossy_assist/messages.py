@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .sampling import Randomness, residual
+from .sampling import Randomness, point_mass, residual
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ class Verification:
     def q(self) -> Tensor:
         """``(B, n, V)`` probabilities of the draft; a drafter without any was certain of its tokens."""
         if self.draft_logits is None:
-            return torch.nn.functional.one_hot(self.tokens, self.logits.shape[-1]).to(self.logits.dtype)
+            return point_mass(self.tokens, self.logits)
         return self.draft_logits.softmax(-1)
 
     @cached_property

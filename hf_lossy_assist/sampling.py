@@ -43,6 +43,12 @@ class Randomness:
         return mask.bernoulli_(1 - rate, generator=self.generator(like.device)).div_(1 - rate)
 
 
+def point_mass(tokens: Tensor, like: Tensor) -> Tensor:
+    """Return the laws ``(..., V)`` that are certain of ``tokens`` ``(...)``, over the vocabulary of ``like``."""
+    # torch's one_hot reads the largest and the least token first.
+    return like.new_zeros(*tokens.shape, like.shape[-1]).scatter_(-1, tokens[..., None], 1.0)
+
+
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """Return weights proportional to ``[p - q]+``, or ``p`` where that vanishes.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..messages import Verification
+from ..sampling import point_mass
 from .base import Acceptor, check_number
 from .topk import rank
 
@@ -54,5 +55,4 @@ class Relaxed(Acceptor):
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         rows = torch.arange(len(at), device=at.device)
-        best = v.best[rows, at]
-        return torch.nn.functional.one_hot(best, v.logits.shape[-1]).to(v.logits.dtype)
+        return point_mass(v.best[rows, at], v.logits)

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from ..messages import Verification
-from ..sampling import residual
+from ..sampling import point_mass, residual
 from .base import Acceptor, check_number
 
 
@@ -61,4 +60,4 @@ class Thresholds(Acceptor):
             return v.target_law(at)
         p = v.target_law(at)
         x = v.tokens.gather(-1, at[:, None]).squeeze(-1)
-        return residual(p, torch.nn.functional.one_hot(x, p.shape[-1]))
+        return residual(p, point_mass(x, p))
