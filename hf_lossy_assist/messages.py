@@ -280,6 +280,6 @@ class Outcome:
         return cls(
             n_accepted=n_accepted,
             tokens=[*tokens[:n_accepted], next_token],
-            lossless=[bool(x) for x in lossless],
-            kept_by={rule: [bool(x) for x in mask] for rule, mask in zip(rules, masks, strict=True)},
+            lossless=list(map(bool, lossless)),
+            kept_by={rule: list(map(bool, mask)) for rule, mask in zip(rules, masks, strict=True)},
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -46,4 +47,4 @@ class StaticDrafter(ModelDrafter):
         self.calls += 1
         self.tokens += candidate.shape[1] - self._cached
         self._cached = candidate.shape[1]
-        return outputs.logits[:, -1:].float()
+        return outputs.logits[:, -1:].to(device=candidate.device, dtype=torch.float32)

@@ -214,7 +214,7 @@ class ModelDrafter(CandidateGenerator):
             The token ``(1, 1)``, the processed logits of q ``(1, 1, V)``, and what the token was chosen by: q where
             it is needed, else the logits.
         """
-        raw = self.vocabulary.logits(self.read(self.vocabulary.context(candidate)).to(candidate.device))
+        raw = self.vocabulary.logits(self.read(self.vocabulary.context(candidate)))
         logits = process(self.processors, candidate, raw)
         law = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
         token = self.randomness.categorical(law) if self.do_sample else logits.argmax(-1)
@@ -229,7 +229,7 @@ class ModelDrafter(CandidateGenerator):
             self._marks = []
 
     def read(self, candidate: Tensor) -> Tensor:
-        """Run the model over what its cache lacks and return the last position's raw logits ``(B, 1, V)``."""
+        """Run the model over what its cache lacks; return the last position's raw logits ``(B, 1, V)`` in float32."""
         new = candidate[:, self._cached :].to(self.device)
         inputs = self._inputs(new, candidate)
         with nullcontext() if self._tap is None else self._tap.over(0):
@@ -237,7 +237,7 @@ class ModelDrafter(CandidateGenerator):
         self._cached = candidate.shape[1]
         self.calls += 1
         self.tokens += new.numel()
-        return outputs.logits[:, -1:].float()
+        return outputs.logits[:, -1:].to(device=candidate.device, dtype=torch.float32)
 
     def _inputs(self, new: Tensor, candidate: Tensor) -> dict[str, Any]:
         """Return the inputs of a forward over the last tokens of ``candidate``, ``new``."""

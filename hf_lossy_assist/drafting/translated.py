@@ -124,7 +124,7 @@ class TranslatingDrafter(ModelDrafter):
         rollback(self._cache, len(self._ids) - kept)
         self._ids, self._cached = ids, kept
         logits = super().read(torch.tensor([ids], device=self.device))
-        return self.translation.logits(logits)
+        return self.translation.logits(logits).to(candidate.device)
 
 
 def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:
