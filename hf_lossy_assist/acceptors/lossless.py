@@ -34,4 +34,7 @@ class Lossless(Acceptor):
     lossless_when_sampling: ClassVar[bool] = True
 
     def keep(self, v: Verification) -> Tensor:
-        return v.lossless & v.allowed
+        if v.do_sample:
+            return v.lossless & v.allowed
+        # What plain decoding would choose, which is never forbidden unless everything is.
+        return v.lossless if v.drafted is None else v.lossless & v.drafted
