@@ -66,22 +66,21 @@ class TokenBuffer:
         """Let ``count`` tokens of the last proposal belong to the text."""
         self.length += count
 
-    def _reserve(self, count: int) -> int:
-        """Make room for ``count`` tokens after the text, and return where they end."""
-        end = self.length + count
-        if end > self._block.shape[1]:
-            self._block = torch.cat([self._block, self._block.new_empty(len(self._block), end + ROOM)], dim=-1)
-        return end
-
     def retreat(self, length: int) -> None:
         """Let only the first ``length`` tokens belong to the text."""
         self.length = length
 
     def append(self, tokens: Tensor) -> None:
         """Let the text go on with ``tokens`` ``(B, n)``."""
-        end = self._reserve(tokens.shape[1])
-        self._block[:, self.length : end] = tokens
-        self.length = end
+        self.followed_by(tokens)
+        self.advance(tokens.shape[1])
+
+    def _reserve(self, count: int) -> int:
+        """Make room for ``count`` tokens after the text, and return where they end."""
+        end = self.length + count
+        if end > self._block.shape[1]:
+            self._block = torch.cat([self._block, self._block.new_empty(len(self._block), end + ROOM)], dim=-1)
+        return end
 
 
 class Continued:
