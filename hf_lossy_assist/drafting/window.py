@@ -199,6 +199,7 @@ class Stopwatch:
     """Takes the time at marks in a device's queue of work; what lies between two is known once the work is done."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.on_gpu = device.type == "cuda"
 
     def mark(self) -> Any:
@@ -206,7 +207,7 @@ class Stopwatch:
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.device))  # which need not be the current device
         return event
 
     def between(self, start: Any, end: Any) -> float:
