@@ -17,31 +17,12 @@ from transformers import LlamaConfig
 from ..acceptors import DropMatch
 from ..messages import Verification
 from ..theory import DenseDecoder
+from .geometry import PRESETS
 from .roofline import Rates
 
 TARGETS: dict[str, tuple[LlamaConfig, float]] = {
-    "llama-8b": (
-        LlamaConfig(
-            hidden_size=4096,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            intermediate_size=14336,
-            vocab_size=128256,
-        ),
-        0.05,
-    ),
-    "llama-70b": (
-        LlamaConfig(
-            hidden_size=8192,
-            num_hidden_layers=80,
-            num_attention_heads=64,
-            num_key_value_heads=8,
-            intermediate_size=28672,
-            vocab_size=128256,
-        ),
-        0.02,
-    ),
+    name: (LlamaConfig(**PRESETS[name].config_fields()), bound)
+    for name, bound in {"llama-8b": 0.05, "llama-70b": 0.02}.items()
 }
 """Geometries, and the share of a verify forward that DropMatch may cost there."""
 
