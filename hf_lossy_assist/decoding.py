@@ -87,20 +87,27 @@ class Decoding:
         self.record = OutputRecorder(run.config)
         self.stats = StatsRecorder(run.acceptor.is_lossless(run.config.do_sample))
         self.stopping = Stopping(run.config, run.stopping_criteria)
-        self.verifier = Verifier(
-            run.model,
-            run.processors,
-            run.acceptor,
-            run.config.do_sample,
-            run.randomness,
-            self.record.wants("logits"),
-            forward_inputs(run.model, ids, inputs),
-        )
+        self.verifier = self.new_verifier()
 
     @property
     def ids(self) -> Tensor:
         """``(B, L)`` the committed tokens, as a view."""
         return self.text.ids
+
+    def new_verifier(self) -> Verifier:
+        return Verifier(**self.verifying, inputs=forward_inputs(self.run.model, self.ids, self.inputs))
+
+    @property
+    def verifying(self) -> dict[str, Any]:
+        """What any verifier of the run is to know."""
+        return {
+            "model": self.run.model,
+            "processors": self.run.processors,
+            "acceptor": self.run.acceptor,
+            "do_sample": self.run.config.do_sample,
+            "randomness": self.run.randomness,
+            "keep_raw": self.record.wants("logits"),
+        }
 
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run rounds until the sequence ends; return what ``generate()`` is to return, and the statistics."""

@@ -25,18 +25,11 @@ class StaticDecoding(Decoding):
     """
 
     def __init__(self, run: Run, ids: Tensor, inputs: dict[str, Any], unseen: int | None, plan: Plan) -> None:
-        super().__init__(run, ids, inputs, unseen)
         self.plan = plan
-        self.inputs = inputs | {"past_key_values": plan.target.slots.cache}
-        self.verifier = StaticVerifier(
-            run.model,
-            run.processors,
-            run.acceptor,
-            run.config.do_sample,
-            run.randomness,
-            self.record.wants("logits"),
-            steps=plan.target,
-        )
+        super().__init__(run, ids, inputs | {"past_key_values": plan.target.slots.cache}, unseen)
+
+    def new_verifier(self) -> StaticVerifier:
+        return StaticVerifier(**self.verifying, steps=self.plan.target)
 
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         try:
