@@ -85,11 +85,8 @@ class LossyCall:
             raise LossyUnsupportedError(
                 f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of its own"
             )
-        if compat.learns_prompts(model):
-            raise LossyUnsupportedError(
-                f"`lossy_mode` {mode!r} can't be used with an adapter of PEFT that learns prompts, whose virtual "
-                "tokens are in no text; use one that changes weights, e.g. LoRA"
-            )
+        if (refusal := compat.refusal_of_adapter(model)) is not None:
+            raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
         choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"))
         choice.check(config.acceptor)
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)

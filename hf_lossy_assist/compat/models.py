@@ -70,11 +70,16 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     return inner
 
 
-def learns_prompts(model: nn.Module) -> bool:
-    """Tell whether PEFT puts virtual tokens or a learned cache before what the model reads."""
+def refusal_of_adapter(model: nn.Module) -> str | None:
+    """Say why an adapter of PEFT can't be used: it puts virtual tokens or a learned cache before what is read."""
     # Seen from inside, its wrapper is the owner of a method that it gives the model while it generates.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
-    return getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False)
+    if not getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False):
+        return None
+    return (
+        "an adapter of PEFT that learns prompts, whose virtual tokens are in no text; use one that changes weights, "
+        "e.g. LoRA"
+    )
 
 
 def replaces_decoding(model: PreTrainedModel) -> bool:

@@ -20,7 +20,7 @@ from . import DEFAULT_NUM_TOKENS, ModelDrafter, RunningDrafter, check_draft_mode
 from .batches import Apart, BatchDrafter, Together
 from .early_exit import first_layers
 from .encoded import EncodedDrafter, check_encoded_draft
-from .model import check_rolls_back
+from .model import check_decoder
 from .translated import TranslatingDrafter, Translation
 from .vocabulary import check_vocabularies, same_tokenizer, vocabulary_of
 from .window import check_confidence, check_schedule
@@ -125,7 +125,7 @@ class DrafterChoice:
                     f"{self.candidate_generator!r}"
                 )
         elif self.translation is not None:
-            check_rolls_back(self.assistant_model)
+            check_decoder(self.assistant_model)
         elif self._encoded:
             check_vocabularies(self.target, self.assistant_model)
             check_encoded_draft(self.target, self.assistant_model)

@@ -16,8 +16,8 @@ from ..compat import (
     device_of,
     forward_accepts,
     has_recurrent_state,
-    learns_prompts,
     new_cache,
+    refusal_of_adapter,
     rollback,
 )
 from ..errors import LossyUnsupportedError
@@ -32,16 +32,13 @@ from .window import ConstantWindow, Round, Window
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Raise unless ``draft`` can draft for ``target`` through :class:`ModelDrafter`."""
     check_vocabularies(target, draft)
-    check_rolls_back(draft)
-    if learns_prompts(draft):
-        raise LossyUnsupportedError(
-            "`assistant_model` has an adapter of PEFT that learns prompts, whose virtual tokens are in no text; use "
-            "one that changes weights, e.g. LoRA"
-        )
+    check_decoder(draft)
 
 
-def check_rolls_back(draft: PreTrainedModel) -> None:
-    """Raise unless the cache of ``draft`` can be rolled back."""
+def check_decoder(draft: PreTrainedModel) -> None:
+    """Raise unless ``draft`` is a decoder that reads the text alone, and whose cache can be rolled back."""
+    if (refusal := refusal_of_adapter(draft)) is not None:
+        raise LossyUnsupportedError(f"`assistant_model` has {refusal}")
     if draft.config.is_encoder_decoder or has_recurrent_state(draft):
         raise LossyUnsupportedError(
             "`assistant_model` has to be a decoder-only model whose cache can be rolled back, but is a "
