@@ -11,7 +11,7 @@ from transformers.cache_utils import StaticCache
 
 from ..acceptors import Acceptor
 from ..compat import belongs_to_user, compiles_by_itself, new_cache
-from ..drafting import ModelDrafter
+from ..drafting import ModelDrafter, mask_of
 from ..drafting.choice import DrafterChoice
 from ..errors import LossyUnsupportedError, warn_once
 from ..prepared import Prepared
@@ -137,7 +137,7 @@ def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> S
         obstacle = "the draft is a part of the target, made anew for every call"
     if obstacle is None:
         slots = POOL.take(model, call.config.max_length + WIDTHS[-1])
-        steps = Steps(model, slots, call.inputs.get("attention_mask"))
+        steps = Steps(model, slots, mask_of(call.ids, call.inputs))
         obstacle = _compile(steps, WIDTHS, call)
     if obstacle is None:
         return steps
