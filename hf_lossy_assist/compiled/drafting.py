@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -40,11 +38,6 @@ class StaticDrafter(ModelDrafter):
         # The cache lacks one token or, if all were kept, two. Where it lacks one, another is read again: one shape.
         self._cached = max(0, min(self._cached, length - 1))
 
-    def read(self, candidate: Tensor) -> Tensor:
+    def _forward(self, candidate: Tensor) -> Any:
         forward, inputs = self.steps.prepare(candidate, self._cached, 1)
-        with nullcontext() if self._tap is None else self._tap.over(0):
-            outputs = forward(**inputs, return_dict=True)
-        self.calls += 1
-        self.tokens += candidate.shape[1] - self._cached
-        self._cached = candidate.shape[1]
-        return outputs.logits[:, -1:].to(device=candidate.device, dtype=torch.float32)
+        return forward(**inputs, return_dict=True)

@@ -227,14 +227,16 @@ class ModelDrafter(CandidateGenerator):
 
     def read(self, candidate: Tensor) -> Tensor:
         """Run the model over what its cache lacks; return the last position's raw logits ``(B, 1, V)`` in float32."""
-        new = candidate[:, self._cached :].to(self.device)
-        inputs = self._inputs(new, candidate)
         with nullcontext() if self._tap is None else self._tap.over(0):
-            outputs = self.model(past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
-        self._cached = candidate.shape[1]
+            outputs = self._forward(candidate)
         self.calls += 1
-        self.tokens += new.numel()
+        self.tokens += len(candidate) * (candidate.shape[1] - self._cached)
+        self._cached = candidate.shape[1]
         return outputs.logits[:, -1:].to(device=candidate.device, dtype=torch.float32)
+
+    def _forward(self, candidate: Tensor) -> Any:
+        inputs = self._inputs(candidate[:, self._cached :].to(self.device), candidate)
+        return self.model(past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
 
     def _inputs(self, new: Tensor, candidate: Tensor) -> dict[str, Any]:
         """Return the inputs of a forward over the last tokens of ``candidate``, ``new``."""
