@@ -8,11 +8,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from .decoding.outputs import GenerateLossyOutput
 from .enabling import disable, enable, enabled, last_stats
 from .errors import LossyError, LossyUnsupportedError, LossyValueError
 from .heads import JudgeHead, VerifierHead
 from .hook import LossyVerification
-from .output import GenerateLossyOutput
 from .stats import LossyStats
 
 __version__ = "0.1.0"

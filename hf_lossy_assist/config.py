@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf
+from .decoding.limits import Limits
 from .errors import LossyValueError
 from .heads import Head
 from .heads.loading import load_head
-from .limits import Limits
 
 FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from transformers import GenerationMixin
 
-from .calls import LossyCall
+from .call.lossy_call import LossyCall
 from .compat import DECODING_METHODS, mark_as_user_s, unwrap
 from .stats import LossyStats
 

@@ -13,16 +13,16 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from . import compat
 from .acceptors import decide
-from .checking import check_mode
+from .call.refusals import check_mode
 from .compat import CandidateGenerator
 from .config import parse
+from .decoding.limits import BoundLimits
 from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens, mask_of, window_of
 from .errors import LossyUnsupportedError, LossyValueError
-from .limits import BoundLimits
 from .messages import Draft, Outcome
 from .sampling import Randomness
 from .stats import LossyStats, StatsRecorder
-from .verification import Verifier
+from .verification.verifier import Verifier
 
 
 class LossyVerification(LogitsProcessor):

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from hf_lossy_assist import errors
-from hf_lossy_assist.break_even import BreakEven, NoBreakEven
 from hf_lossy_assist.config import parse
+from hf_lossy_assist.decoding.break_even import BreakEven, NoBreakEven
 from tests.models import noisy_copy, prompt, tiny
 
 
@@ -62,7 +62,7 @@ def test_a_run_that_gives_up_says_so_and_keeps_its_text(monkeypatch, seed: int |
     target = tiny()
     kwargs = {"input_ids": prompt(), "max_new_tokens": 60, "eos_token_id": None, "do_sample": False}
     plain = target.generate(**kwargs)
-    monkeypatch.setattr("hf_lossy_assist.calls.BreakEven", Impatient)
+    monkeypatch.setattr("hf_lossy_assist.call.lossy_call.BreakEven", Impatient)
     errors.warn_once.cache_clear()
     with pytest.warns(UserWarning, match="slower than the target alone"):
         out = target.generate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_lossy_assist.buffers import ROOM, Continued, TokenBuffer, counting, ones
+from hf_lossy_assist.decoding.buffers import ROOM, Continued, TokenBuffer, counting, ones
 
 
 @pytest.mark.parametrize("rows", [1, 3])

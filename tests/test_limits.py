@@ -7,8 +7,8 @@ import torch
 
 from hf_lossy_assist import LossyVerification, pairs
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
+from hf_lossy_assist.decoding.limits import Limits, Scope
 from hf_lossy_assist.errors import LossyError
-from hf_lossy_assist.limits import Limits, Scope
 from hf_lossy_assist.messages import Strictness, Verification
 from tests.models import noisy_copy, prompt, tiny
 

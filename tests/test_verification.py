@@ -17,7 +17,7 @@ from transformers import (
 from hf_lossy_assist.acceptors import DropMatch, DroppedHeads
 from hf_lossy_assist.messages import Draft
 from hf_lossy_assist.sampling import Randomness
-from hf_lossy_assist.verification import HeadTap, Verifier
+from hf_lossy_assist.verification.verifier import HeadTap, Verifier
 from tests.models import ARCHITECTURES, prompt, tiny
 
 _SMALL = {

@@ -18,7 +18,7 @@ from ..messages import Draft, Verification
 from ..pairs import Pair
 from ..pairs.evaluation import evaluate
 from ..sampling import Randomness
-from ..verification import Verifier
+from ..verification.verifier import Verifier
 from .runs import Response
 
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from ..heads import VerifierHead
 from ..sampling import Randomness
-from ..tapping import head_tap
 from ..theory import sprinter_expected_run_length
+from ..verification.lm_head_hook import head_tap
 from .runs import Response
 
 

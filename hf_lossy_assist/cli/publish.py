@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from ..heads.hub import Publication, upload
 from ..heads.loading import load_folder
 from ..heads.repository import publication
-from ..hub import Publication, upload
 from .console import console
 
 _CUSTOM_GENERATE = Path(__file__).parents[1] / "hub_cards" / "lossy-assist-generate"

@@ -35,7 +35,7 @@ def theory(
     screen = console()
     screen.print(*tables)
 
-    from ..theory import plots  # matplotlib takes a second to import
+    from ..theory import plots
 
     out.mkdir(parents=True, exist_ok=True)
     figures = {

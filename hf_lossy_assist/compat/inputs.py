@@ -9,11 +9,11 @@ from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 
-from ..buffers import Continued, counting, ones
+from ..decoding.buffers import Continued, counting, ones
 from .models import forward_accepts
 
 if TYPE_CHECKING:
-    from ..rows import Move
+    from ..decoding.batch_layout import Move
 
 _CROSS_MASKS = ("cross_attention_mask", "image_attention_mask")
 _IN_LINE_WITH_IDS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")

@@ -11,9 +11,9 @@ from ..acceptors import Acceptor
 from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
 from ..errors import LossyValueError
 from ..messages import Draft
+from .draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, window_of
 from .model import ModelDrafter, check_draft_model, mask_of
-from .running import RunningDrafter
-from .window import DEFAULT_NUM_TOKENS, check_num_tokens, window_of
+from .run_ahead import RunningDrafter
 
 NEEDED = {"draft_probs": "distribution", "draft_hidden": "hidden states"}
 """What rules ask of a drafter, in words."""

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
+from ..decoding.batch_layout import Frame, Move
 from ..messages import Draft
-from ..rows import Frame, Move
 from . import draft, proposal
 from .model import ModelDrafter
 

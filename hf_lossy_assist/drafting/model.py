@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ..buffers import Continued, TokenBuffer, counting, ones
-from ..caches import move_cache
 from ..compat import (
     CandidateGenerator,
     device_of,
@@ -20,13 +18,15 @@ from ..compat import (
     refusal_of_adapter,
     rollback,
 )
+from ..decoding.batch_layout import Move
+from ..decoding.buffers import Continued, TokenBuffer, counting, ones
 from ..errors import LossyUnsupportedError
-from ..processing import process
-from ..rows import Move
+from ..forwards.cache_rows import move_cache
 from ..sampling import Randomness
-from ..tapping import head_tap
+from ..verification.lm_head_hook import head_tap
+from ..verification.processing import process
+from .draft_length import ConstantWindow, Round, Window
 from .vocabulary import Vocabulary, check_vocabularies
-from .window import ConstantWindow, Round, Window
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:

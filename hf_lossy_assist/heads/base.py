@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ..errors import LossyValueError
-from ..hub import CARD, upload
 from . import cards
 from .config import LIBRARY, HeadConfig
+from .hub import CARD, upload
 from .repository import CONFIG, local_files, publication, read_config, read_weights, write_weights
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ..hub import PLACEHOLDER_ID
 from .config import LIBRARY, HeadConfig
+from .hub import PLACEHOLDER_ID
 from .identity import ModelIdentity
 from .repository import ROC
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..compat import is_offloaded, origin_of, unwrap
 from ..errors import LossyValueError
-from ..hub import HUB_ID
 from .checks import check_sequence, check_size, is_number, require
+from .hub import HUB_ID
 
 FINGERPRINT_ROWS = 8
 FINGERPRINT_TOLERANCE = 0.02

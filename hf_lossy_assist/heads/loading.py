@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 
 from ..errors import LossyValueError
-from ..hub import HUB_ID
 from .base import Head
+from .hub import HUB_ID
 from .judge import JudgeHead
 from .repository import CONFIG, WEIGHTS, read_config
 from .verifier import VerifierHead

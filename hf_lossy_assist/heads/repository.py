@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import LossyValueError
-from ..hub import CARD, Publication, hub_errors
+from .hub import CARD, Publication, hub_errors
 
 CONFIG, WEIGHTS, ROC = "config.json", "model.safetensors", "roc.png"
 

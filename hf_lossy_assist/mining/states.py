@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..errors import LossyUnsupportedError
 from ..sampling import Randomness
-from ..verification import HeadTap
+from ..verification.verifier import HeadTap
 from .reading import Memory, Reading, read
 from .search import Mismatch
 

@@ -21,7 +21,7 @@ from ..drafting import check_draft_model
 from ..drafting.vocabulary import same_tokenizer
 from ..enabling import last_stats
 from ..errors import LossyValueError
-from ..hub import HUB_ID
+from ..heads.hub import HUB_ID
 
 FIELD = "lossy_assistant"
 """The field of a ``generation_config.json`` that names the draft model: a Hub id or a folder."""

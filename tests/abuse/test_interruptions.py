@@ -182,7 +182,7 @@ def test_the_same_in_stock_s_loop(mode: str, place: str):
 
 def test_an_interrupt_between_two_steps_of_our_own_loop(monkeypatch: pytest.MonkeyPatch):
     """A signal can arrive anywhere, so also where no code of others runs."""
-    from hf_lossy_assist.decoding import Decoding
+    from hf_lossy_assist.decoding.loop import Decoding
 
     target = tiny()
     draft = noisy_copy(target)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.drafting.window import AutoWindow, Round
+from hf_lossy_assist.drafting.draft_length import AutoWindow, Round
 from hf_lossy_assist.pairs.recipe import build_tokenizer
 from tests.abuse.calls import ABUSE
 from tests.acceptors.table import ROWS, Row, row_id

@@ -12,12 +12,12 @@ import torch
 from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausalLM, StaticCache
 
 from hf_lossy_assist import LossyVerification, errors
-from hf_lossy_assist.compiled import programs
-from hf_lossy_assist.compiled.shadows import shadow
-from hf_lossy_assist.compiled.slots import POOL, Slots, new_static_cache, rewinds
-from hf_lossy_assist.compiled.support import obstacle_to_static
 from hf_lossy_assist.drafting import ModelDrafter
 from hf_lossy_assist.errors import LossyError
+from hf_lossy_assist.forwards.static import compiled_forward as programs
+from hf_lossy_assist.forwards.static.cache_slot import POOL, Slots, new_static_cache, rewinds
+from hf_lossy_assist.forwards.static.decoder_forward import shadow
+from hf_lossy_assist.forwards.static.support import obstacle_to_static
 from tests.models import noisy_copy, prompt, tiny
 
 

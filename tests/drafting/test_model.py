@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from hf_lossy_assist.acceptors import Lossless
 from hf_lossy_assist.drafting import ModelDrafter, draft, mask_of
-from hf_lossy_assist.drafting.window import HeuristicWindow
+from hf_lossy_assist.drafting.draft_length import HeuristicWindow
 from hf_lossy_assist.sampling import Randomness
 from tests.models import ARCHITECTURES, constant, prompt, tiny
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_lossy_assist import LossyError
-from hf_lossy_assist.drafting.translated import Translation
+from hf_lossy_assist.drafting.cross_tokenizer import Translation
 from tests.acceptors.table import ROWS, row_id
 from tests.acceptors.test_laws import chi_square_p
 from tests.models import constant, noisy_copy, tiny
@@ -117,7 +117,7 @@ def test_translation():
 
 def test_the_same_tokenizer_twice_takes_the_direct_path(monkeypatch):
     monkeypatch.setattr(
-        "hf_lossy_assist.drafting.choice.TranslatingDrafter", lambda *_, **__: pytest.fail("translated")
+        "hf_lossy_assist.call.drafter_choice.TranslatingDrafter", lambda *_, **__: pytest.fail("translated")
     )
     target, _ = pair()
     twin = tokenizer(WORDS)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError, theory
-from hf_lossy_assist.drafting.window import (
+from hf_lossy_assist.drafting.draft_length import (
     AutoWindow,
     ConstantWindow,
     HeuristicWindow,

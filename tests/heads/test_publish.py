@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist import JudgeHead
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli import publish as command
-from hf_lossy_assist.hub import Publication
+from hf_lossy_assist.heads.hub import Publication
 from tests.hub.server import LoopbackHub
 
 ID = "org/judge"

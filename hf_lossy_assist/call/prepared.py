@@ -1,0 +1,87 @@
+"""What ``generate()`` has prepared by the time that decoding begins."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.utils import ModelOutput
+
+from ..compat import padding_token
+from ..decoding.batch_layout import RowProcessors
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One call, ready to decode.
+
+    Attributes
+    ----------
+    ids
+        ``(B, L)`` prompts.
+    processors, stopping_criteria, config
+        The call's own, everything merged.
+    inputs
+        The model's inputs besides ``ids``: cache, mask, positions.
+    streamer, tokenizer
+        As the caller gave them, or None.
+    encoder_input
+        What the target's encoder reads, if it has one and the caller gave its input.
+    synced_gpus
+        Whether all processes have to run as many forwards as the slowest.
+    """
+
+    ids: Tensor
+    processors: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    config: GenerationConfig
+    inputs: dict[str, Any]
+    streamer: Any = None
+    tokenizer: Any = None
+    encoder_input: Any = None
+    synced_gpus: bool = False
+
+    @property
+    def batch(self) -> int:
+        return len(self.ids)
+
+    def row(self, row: int) -> Prepared:
+        """Return one row of a batch as a call of its own; its inputs hold no cache."""
+        ids = self.ids[row : row + 1]
+        inputs = {
+            name: value[..., row : row + 1, :]
+            for name, value in self.inputs.items()
+            if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == ids.shape[1]
+        }
+        processors = LogitsProcessorList([RowProcessors(self.processors, row, self.batch)] if self.processors else [])
+        return replace(self, ids=ids, inputs=inputs, processors=processors)
+
+    def alone(self, row: int) -> Prepared:
+        """Return one row of a batch with all of its inputs and an empty cache of its own."""
+        encoder = self.encoder_input
+        call = self.row(row)
+        return replace(
+            call,
+            inputs={name: self._of_row(name, value, row) for name, value in self.inputs.items()},
+            encoder_input=encoder[row : row + 1] if isinstance(encoder, Tensor) else encoder,
+        )
+
+    def _of_row(self, name: str, value: Any, row: int) -> Any:
+        if name == "past_key_values":
+            return copy.deepcopy(value)
+        if isinstance(value, ModelOutput):
+            return type(value)(**{key: self._of_row(key, part, row) for key, part in value.items()})
+        if isinstance(value, tuple):  # layers
+            return tuple(self._of_row(name, part, row) for part in value)
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        batched = value.dim() - 2 if name == "position_ids" else 0
+        return value.narrow(batched, row, 1) if value.shape[batched] == self.batch else value
+
+    @property
+    def padding(self) -> int:
+        """The token that fills rows up; any, where the model has none."""
+        return padding_token(self.config)

@@ -1,0 +1,79 @@
+"""What a prepared call can't have with a lossy mode. Raised before any forward pass."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from .. import compat
+from ..acceptors import Acceptor
+from ..config import RunConfig
+from ..errors import LossyUnsupportedError, LossyValueError, warn_once
+from ..forwards.cache_rows import movable
+from .prepared import Prepared
+
+
+def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -> None:
+    """Refuse what no batch can have."""
+    mode = acceptor.name
+    if call.ids.shape[1] == 0 or call.inputs.get("inputs_embeds") is not None:
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} needs the prompt as `input_ids`, but got `inputs_embeds` or no tokens"
+        )
+    if not call.inputs.get("use_cache", True):
+        raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False")
+    for name in ("output_scores", "output_logits", "output_hidden_states", "output_attentions"):
+        if acceptor.run_ahead is not None and getattr(call.config, name, False):
+            raise LossyUnsupportedError(
+                f"`{name}` can't be used with `lossy_mode` {mode!r}, which commits tokens that the target has not "
+                "seen; leave it out"
+            )
+    for processor in call.processors:
+        if isinstance(processor, compat.STATEFUL_PROCESSORS):
+            raise LossyUnsupportedError(
+                f"`lossy_mode` {mode!r} can't be used with {type(processor).__name__}, which keeps a state of its "
+                "own from token to token; leave it out"
+            )
+    cache = call.inputs.get("past_key_values")
+    if (refusal := compat.refusal_of_cache(model, cache)) is not None:
+        raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
+    if call.batch > 1 and call.streamer is not None:
+        raise LossyValueError(
+            f"`streamer` can only show a batch of 1, but the batch has {call.batch} rows (prompts × "
+            "`num_return_sequences`); leave it out"
+        )
+
+
+def check_together(mode: str, call: Prepared) -> None:
+    """Refuse what rows that are decoded together can't have."""
+    rows = f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
+    cache = call.inputs["past_key_values"]
+    if cache.get_seq_length() or compat.belongs_to_user(cache):
+        raise LossyUnsupportedError(
+            f"`past_key_values` can't be passed in with `lossy_mode` {mode!r} where {rows}, because rows that end "
+            "leave the cache; leave it out, and pass the prompts whole"
+        )
+    if not movable(cache):
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} has to move the rows of the cache where {rows}, but can't with the layers "
+            f"{sorted({type(layer).__name__ for layer in cache.layers})}; call generate() for one prompt at a time"
+        )
+
+
+def check_apart(mode: str, call: Prepared) -> None:
+    """Refuse what rows that are decoded one by one can't have."""
+    if call.synced_gpus:
+        raise LossyUnsupportedError(
+            f"`synced_gpus` is set, but with `lossy_mode` {mode!r} and these models the {call.batch} rows of the batch "
+            "are decoded one by one, and processes can't keep in step; call generate() for one prompt at a time"
+        )
+
+
+def check_mode(config: RunConfig, do_sample: bool) -> None:
+    """Refuse a lossy setting where it must not be, and warn once of one that does nothing."""
+    if config.require_lossless and not config.acceptor.is_lossless(do_sample):
+        raise LossyValueError(
+            f"`require_lossless` is set in `lossy_config`, but {config.acceptor!r} is lossy"
+            + (" when sampling" if do_sample else " when decoding greedily")
+        )
+    if (warning := config.acceptor.check_mode(do_sample)) is not None:
+        warn_once(warning)

@@ -1,0 +1,182 @@
+"""Where a run may be lossy: not in its first tokens, only in a part of the text, only so often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import LossyValueError
+from ..messages import Strictness
+
+MARKERS = {"thinking": ("<think>", "</think>")}
+"""Named scopes and the texts that open and close them."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The part of a text between two markers, as token ids.
+
+    Attributes
+    ----------
+    start, end
+        The tokens of the marker that opens the part, and of the one that closes it.
+    """
+
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+    def inside(self, ids: Tensor) -> Tensor:
+        """Return ``(B, L)`` whether the text is inside the part after each token; the closing marker is not."""
+        opened, closed = (_last_match(ids, marker) for marker in (self.start, self.end))
+        return opened > closed
+
+
+def _last_match(ids: Tensor, marker: tuple[int, ...]) -> Tensor:
+    """Return ``(B, L)`` the end of the marker's last occurrence up to each position, -1 where there is none."""
+    length = ids.shape[1]
+    ends = torch.full_like(ids, -1)
+    if length >= len(marker):
+        found = (ids.unfold(1, len(marker), 1) == torch.tensor(marker, device=ids.device)).all(-1)
+        at = torch.arange(len(marker) - 1, length, device=ids.device).expand_as(found)
+        ends[:, len(marker) - 1 :] = torch.where(found, at, -1)
+    return ends.cummax(-1).values
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on where and how often a run is lossy; everywhere else the lossless rule decides.
+
+    Attributes
+    ----------
+    strict_first_n
+        The first n generated tokens are lossless.
+    budget
+        At most this share of a sequence's generated tokens, so far, is kept lossily; None for any share.
+    scope
+        ``"thinking"``, or a dict with ``start`` and ``end``, each a text, a token id or a list of ids: lossy only
+        between these markers, also where the prompt holds the first. The closing marker itself is lossless.
+
+    Examples
+    --------
+    >>> Limits(strict_first_n=16, budget=0.1)
+    Limits(strict_first_n=16, budget=0.1, scope=None)
+    """
+
+    strict_first_n: int = 0
+    budget: float | None = None
+    scope: str | dict[str, Any] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        n, budget = self.strict_first_n, self.budget
+        if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**63:
+            raise LossyValueError(f"`strict_first_n` in `lossy_config` has to be an int >= 0 and < 2**63, but is {n!r}")
+        if budget is not None and (
+            isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1
+        ):
+            raise LossyValueError(f"`budget` in `lossy_config` has to be a number >= 0 and <= 1, but is {budget!r}")
+        markers = self.markers
+        if self.scope is not None and markers is None:
+            raise LossyValueError(
+                f"`scope` in `lossy_config` has to be one of {list(MARKERS)} or a dict with `start` and `end`, each a "
+                f"text, a token id or a list of ids, but is {self.scope!r}"
+            )
+
+    @property
+    def markers(self) -> tuple[Any, Any] | None:
+        """The opening and the closing marker as the user gave them."""
+        if isinstance(self.scope, str):
+            return MARKERS.get(self.scope)
+        if isinstance(self.scope, dict) and set(self.scope) == {"start", "end"}:
+            pair = self.scope["start"], self.scope["end"]
+            return pair if all(_is_marker(marker) for marker in pair) else None
+        return None
+
+    @property
+    def everywhere_lossy(self) -> bool:
+        """Whether there is no bound at all."""
+        return self.strict_first_n == 0 and self.budget is None and self.scope is None
+
+    def bind(self, tokenizer: Any) -> BoundLimits:
+        """Resolve the scope's markers into token ids.
+
+        Raises
+        ------
+        LossyValueError
+            Where a marker is a text and there is no tokenizer, or the tokenizer has no tokens for it.
+        """
+        if self.scope is None:
+            return BoundLimits(self, None)
+        return BoundLimits(self, Scope(*(_ids(marker, tokenizer) for marker in self.markers)))
+
+
+@dataclass(frozen=True)
+class BoundLimits:
+    """Limits with the scope's markers as token ids.
+
+    Attributes
+    ----------
+    limits
+        As configured.
+    scope
+        The part of the text that may be lossy, or None for all of it.
+    """
+
+    limits: Limits
+    scope: Scope | None
+
+    def strictness(
+        self, candidate: Tensor, drafted: int, generated: Sequence[int], lossy: Sequence[int]
+    ) -> Strictness | None:
+        """Say where a round has to be lossless.
+
+        Parameters
+        ----------
+        candidate
+            ``(B, L + n)`` committed and drafted tokens.
+        drafted
+            n.
+        generated, lossy
+            Per row: tokens generated so far, and those of them kept lossily.
+        """
+        if self.limits.everywhere_lossy or drafted == 0:
+            return None
+        device = candidate.device
+        # Number of the output's token that each drafted position would be, from 1.
+        number = torch.tensor(generated, device=device)[:, None] + torch.arange(1, drafted + 1, device=device)
+        positions = number <= self.limits.strict_first_n
+        if self.scope is not None:
+            inside = self.scope.inside(candidate)
+            positions = positions | ~(inside[:, -drafted - 1 : -1] & inside[:, -drafted:])
+        allowance = None
+        if self.limits.budget is not None:
+            # An hair of slack, so that 0.1 of 10 tokens is 1.
+            allowed = (number * self.limits.budget + 1e-6).floor().long()
+            allowance = allowed - torch.tensor(lossy, device=device)[:, None]
+        return Strictness(positions, allowance)
+
+
+def _is_marker(value: Any) -> bool:
+    ids = value if isinstance(value, list | tuple) else [value]
+    is_ids = bool(ids) and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**63 for i in ids)
+    return is_ids or (isinstance(value, str) and value != "")
+
+
+def _ids(marker: Any, tokenizer: Any) -> tuple[int, ...]:
+    if not isinstance(marker, str):
+        return tuple(marker) if isinstance(marker, list | tuple) else (marker,)
+    if tokenizer is None:
+        raise LossyValueError(
+            f"`scope` in `lossy_config` has the marker {marker!r}, which needs a tokenizer; pass `tokenizer=` to "
+            "generate(), or give the marker's token ids"
+        )
+    ids = tokenizer.encode(marker, add_special_tokens=False)
+    if not ids or tokenizer.unk_token_id in ids:
+        raise LossyValueError(
+            f"`scope` in `lossy_config` has the marker {marker!r}, which the tokenizer does not know; give markers "
+            'that the model uses, e.g. {"start": "<think>", "end": "</think>"}'
+        )
+    return tuple(ids)

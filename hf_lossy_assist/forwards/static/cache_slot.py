@@ -1,0 +1,137 @@
+"""Caches of a fixed size: where a token's keys and values stand is a position, and rolling back is another position."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
+
+from ...compat import REWINDING_LAYERS
+
+_MOST_IDLE = 2
+_ROOMIEST = 4
+
+
+class Slots:
+    """A static cache and the position that its next forward writes to.
+
+    What lies behind the position is stale: the causal mask hides it until it is overwritten.
+
+    Parameters
+    ----------
+    cache
+        Its layers are full static ones; see :func:`rewinds`.
+    filled
+        How many tokens it holds.
+
+    Attributes
+    ----------
+    capacity
+        How many tokens it can hold.
+    warm
+        Which programs have run on it, with what kind of mask.
+    """
+
+    def __init__(self, cache: Cache, filled: int = 0) -> None:
+        self.cache = cache
+        self.filled = filled
+        self.warm: set[Hashable] = set()
+        self._layers = [layer for layer in cache.layers if isinstance(layer, StaticLayer)]
+        self.capacity = min(layer.max_cache_len for layer in self._layers)
+
+    def seek(self, position: int) -> None:
+        """Let the next forward write to ``position``."""
+        if position != self.filled and self._layers[0].is_initialized:
+            lengths = [layer.cumulative_length for layer in self._layers]
+            torch._foreach_add_(lengths, position - self.filled)  # one kernel for all layers
+        self.filled = position
+
+    def fits(self, start: int, tokens: int) -> bool:
+        """Tell whether ``tokens`` tokens from ``start`` on have a slot."""
+        return start + tokens <= self.capacity
+
+    def clear(self) -> None:
+        """Forget everything: also stale values, which could be infinite."""
+        self.cache.reset()
+        self.filled = 0
+
+
+def rewinds(cache: Cache) -> bool:
+    """Tell whether ``cache`` can be rolled back by position: windows forget what they would need."""
+    return all(type(layer) in REWINDING_LAYERS for layer in cache.layers)
+
+
+def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
+    """Return a cache of ``length`` slots in every layer; a sliding window's mask sees to the window."""
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+    cache.layers = [
+        StaticLayer(max_cache_len=length) if type(layer) is StaticSlidingWindowLayer else layer
+        for layer in cache.layers
+    ]
+    return cache
+
+
+def roomy(length: int) -> int:
+    """Return at least ``length``, and at most a quarter more: few lengths, so that few programs are compiled.
+
+    Examples
+    --------
+    >>> [roomy(n) for n in (1, 64, 65, 100, 1000, 1025)]
+    [64, 64, 80, 112, 1024, 1280]
+    """
+    if length <= 64:
+        return 64
+    step = 1 << ((length - 1).bit_length() - 3)
+    return -(-length // step) * step
+
+
+class SlotsPool:
+    """Caches that earlier calls have left, by model: compiled programs know them by address."""
+
+    def __init__(self) -> None:
+        self._idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, Slots]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+
+    def take(self, model: PreTrainedModel, length: int) -> Slots:
+        """Return an empty cache for ``length`` tokens that nobody else uses.
+
+        One that is some times as long will do: its forwards are compiled already, and others would have to be.
+        """
+        length = roomy(length)
+        wanted = _kind(model)
+        with self._lock:
+            idle = self._idle.setdefault(model, [])
+            fits = [x for x in idle if x[0] == wanted and length <= x[1].capacity <= _ROOMIEST * length]
+            if fits:
+                best = min(fits, key=lambda entry: entry[1].capacity)
+                idle.remove(best)
+                best[1].clear()
+                return best[1]
+        return Slots(new_static_cache(model, length))
+
+    def give_back(self, model: PreTrainedModel, slots: Slots) -> None:
+        """Keep a cache for the next call."""
+        with self._lock:
+            idle = self._idle.setdefault(model, [])
+            idle.append((_kind(model), slots))
+            del idle[:-_MOST_IDLE]
+
+    def forget(self, model: PreTrainedModel) -> None:
+        """Let go of a model's caches."""
+        with self._lock:
+            self._idle.pop(model, None)
+
+
+def _kind(model: PreTrainedModel) -> Hashable:
+    # Tensors made in inference mode can't be written to outside of it.
+    return model.dtype, model.device, torch.is_inference_mode_enabled()
+
+
+POOL = SlotsPool()
+"""The process's pool."""

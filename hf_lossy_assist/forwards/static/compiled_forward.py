@@ -1,0 +1,83 @@
+"""Compiled forwards, one per model and width, kept as long as the model lives."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+from transformers import CompileConfig, PreTrainedModel
+
+from .decoder_forward import DecoderForward, shadow
+
+_programs: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, int], Program]] = weakref.WeakKeyDictionary()
+_lock = threading.RLock()
+
+
+class Program:
+    """A model whose decoder is compiled for inputs of one width.
+
+    Parameters
+    ----------
+    model
+        The user's model; nothing is written to it.
+    options
+        Keywords of ``torch.compile``.
+
+    Attributes
+    ----------
+    runs
+        How often it has run.
+    """
+
+    def __init__(self, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+        compiled = torch.compile(_states_of(model.get_decoder()), **options)
+        self.model = shadow(model, DecoderForward(compiled))
+        self.runs = 0
+
+    def __call__(self, **inputs: Any) -> Any:
+        # Says that nobody reads what the last run returned: CUDA graphs write to the same place.
+        torch.compiler.cudagraph_mark_step_begin()
+        self.runs += 1
+        return self.model(**inputs)
+
+
+def program(model: PreTrainedModel, config: CompileConfig | None, width: int) -> Program:
+    """Return the program for inputs of ``width`` tokens; it is compiled when it first runs."""
+    options = _options(config)
+    key = repr(sorted(options.items(), key=lambda item: item[0])), width
+    with _lock:
+        mine = _programs.setdefault(model, {})
+        if key not in mine:
+            mine[key] = Program(model, options)
+        return mine[key]
+
+
+def forget(model: PreTrainedModel) -> None:
+    """Let go of a model's programs."""
+    with _lock:
+        _programs.pop(model, None)
+
+
+def _options(config: CompileConfig | None) -> dict[str, Any]:
+    options = (CompileConfig() if config is None else config).to_dict()
+    # Shapes are fixed, so a second one must not turn the first into a program for any.
+    return options | {"dynamic": bool(options["dynamic"])}
+
+
+def _states_of(decoder: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    # Without transformers' decorators, which collect what nobody wants here: they look at a table of all models in
+    # the process, so that loading another one would have everything compiled again.
+    forward = inspect.unwrap(type(decoder).forward)
+
+    def states(*args: Any, **inputs: Any) -> torch.Tensor:
+        return forward(decoder, *args, **inputs)[0]
+
+    # torch counts recompilations by code object, and gives up after a few: every program has one of its own.
+    own = FunctionType(states.__code__.replace(), states.__globals__, "states", None, states.__closure__)
+    own.__kwdefaults__ = states.__kwdefaults__
+    return own

@@ -1,0 +1,69 @@
+"""Models that share everything with the user's, except for what their decoder's forward is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from ...errors import LossyUnsupportedError
+
+
+def shadow(model: PreTrainedModel, forward: Callable[..., Any]) -> PreTrainedModel:
+    """Return a model like ``model`` whose decoder runs ``forward``; nothing is written to ``model``.
+
+    Parameters, buffers, other modules and all hooks are the very same objects. So whatever the model does to the
+    decoder's states (head, soft-capping, scaling) stays its own business, and hooks on decoder or head still run.
+
+    Raises
+    ------
+    LossyUnsupportedError
+        When the model's decoder is not one of its modules.
+    """
+    decoder = model.get_decoder()
+    path = next((name for name, module in model.named_modules() if module is decoder and name), None)
+    if path is None:
+        raise LossyUnsupportedError(f"{type(model).__name__} has no decoder of its own")
+    top = part = _shallow(model)
+    *parents, last = path.split(".")
+    for name in parents:
+        part._modules[name] = _shallow(part._modules[name])
+        part = part._modules[name]
+    part._modules[last] = _shallow(decoder)
+    part._modules[last].__dict__["forward"] = forward
+    return top
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    twin = copy.copy(module)
+    twin.__dict__["_modules"] = dict(module._modules)
+    return twin
+
+
+@dataclass
+class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """A decoder's last states, and everything else that a model may ask its decoder's output for."""
+
+    router_logits: tuple[Tensor, ...] | None = None
+
+
+class DecoderForward:
+    """Stands for a decoder's forward: ``run`` returns the states only.
+
+    Parameters
+    ----------
+    run
+        Takes the forward's keywords; what it returns may be overwritten when it runs again.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+    def __call__(self, *args: Any, past_key_values: Any = None, **inputs: Any) -> DecoderOutput:
+        states = self.run(*args, past_key_values=past_key_values, **inputs).clone()
+        return DecoderOutput(last_hidden_state=states, past_key_values=past_key_values)
