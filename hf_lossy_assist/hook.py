@@ -5,21 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from . import compat
 from .acceptors import decide
 from .call.refusals import check_mode
 from .compat import CandidateGenerator
 from .config import parse
-from .decoding.limits import BoundLimits
-from .drafting import DEFAULT_NUM_TOKENS, ModelDrafter, check_draft_model, check_num_tokens, mask_of, window_of
+from .decoding.progress import Progress
+from .decoding.stopping import Stopping
+from .drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, draft_length_of
+from .drafting.model import ModelDrafter, check_draft_model, mask_of
+from .drafting.per_row import GeneratorDrafter
 from .errors import LossyUnsupportedError, LossyValueError
-from .messages import Draft, Outcome
+from .messages import Draft, RowDecision
 from .sampling import Randomness
 from .stats import LossyStats, StatsRecorder
 from .verification.verifier import Verifier
@@ -168,7 +172,7 @@ class LossyVerification(LogitsProcessor):
         else:
             drafter = ModelDrafter(
                 self.assistant_model,
-                window_of(self.num_assistant_tokens),
+                draft_length_of(self.num_assistant_tokens),
                 processors=others,
                 do_sample=generation_config.do_sample,
                 max_length=generation_config.max_length,
@@ -178,7 +182,15 @@ class LossyVerification(LogitsProcessor):
             )
         acceptor = self.config.acceptor
         verifier = Verifier(self.target, others, acceptor, generation_config.do_sample, randomness)
-        self._rounds = _Rounds(drafter, verifier, self.limits, compat.ending_tokens(generation_config))
+        stats = StatsRecorder(acceptor.is_lossless(generation_config.do_sample))
+        # Stock's loop ends texts and shows tokens by itself.
+        stopping = Stopping(generation_config, StoppingCriteriaList(), input_ids)
+        self._rounds = _Rounds(
+            GeneratorDrafter(drafter, acceptor, model_kwargs),
+            verifier,
+            Progress(stopping, self.limits, stats),
+            compat.ending_tokens(generation_config),
+        )
         return self._rounds
 
     def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -199,79 +211,68 @@ class _Rounds(CandidateGenerator):
     """
 
     def __init__(
-        self, drafter: CandidateGenerator, verifier: Verifier, limits: BoundLimits, ending: Container[int] = ()
+        self, drafter: GeneratorDrafter, verifier: Verifier, progress: Progress, ending: Container[int] = ()
     ) -> None:
         self.drafter = drafter
         self.verifier = verifier
-        self.limits = limits
+        self.progress = progress
+        self.stats = progress.stats
         self.ending = ending
-        self.requires_model_outputs = drafter.requires_model_outputs
-        self.stats = StatsRecorder(verifier.acceptor.is_lossless(verifier.do_sample))
+        self.requires_model_outputs = drafter.generator.requires_model_outputs
         self.committed = 0
         self.candidate: Tensor | None = None
         self.draft: Draft | None = None
         self.logits: tuple[Tensor, Tensor | None] | None = None
         self.selected: Tensor | None = None
-        self.outcome: Outcome | None = None
+        self.decision: RowDecision | None = None
         self.sent = 0
         self._forward = ExitStack()
 
     @property
     def model_kwargs_overrides(self) -> dict[str, Any]:
-        return self.drafter.model_kwargs_overrides
+        return self.drafter.generator.model_kwargs_overrides
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Start a round."""
-        self.draft = self.logits = self.outcome = None
+        self.draft = self.logits = self.decision = None
+        ids = input_ids.to(compat.device_of(self.verifier.model))
         with self.stats.timed("drafting"):
-            candidate, logits = self.drafter.get_candidates(input_ids, **kwargs)
+            self.draft = self.drafter.ask(ids, 2**31, **kwargs)
+            self.stats.draft_work(self.draft.cost, [0])
         # A copy of our own: see `rewrite`.
-        self.candidate = candidate.to(compat.device_of(self.verifier.model), copy=True)
+        self.candidate = torch.cat([ids, self.draft.tokens], dim=-1)
+        self.draft = replace(self.draft, tokens=self.draft.tokens.clone())
         self.committed = input_ids.shape[1]
-        if isinstance(self.drafter, compat.DRAFTERS_WITHOUT_LOGITS):
-            logits = None
-        if logits is not None:
-            logits = logits.to(device=self.candidate.device, dtype=torch.float32)
-        hidden = getattr(self.drafter, "hidden", None)
-        self.draft = Draft(
-            self.candidate[:, self.committed :].clone(),
-            logits,
-            None if hidden is None else hidden.to(self.candidate.device),
-        )
         # Everything is drawn here: without q, stock compares its selection with the candidate and draws nothing.
         return self.candidate, None
 
     def enter_forward(self, tokens: int) -> None:
-        """Watch the LM head in the target's forward over the draft, if the rule wants to."""
+        """Read the LM head's input in the target's forward over the draft, if the rule wants to."""
         self.sent = tokens
         if self.draft is not None and self.logits is None:
             self._forward.enter_context(self.stats.timed("verifying"))
-            if self.verifier.tap is not None:
-                self._forward.enter_context(self.verifier.tap.over(len(self.draft)))
+            self._forward.enter_context(self.verifier.watching(len(self.draft)))
 
     def leave_forward(self, outputs: Any) -> None:
         """Take the forward's logits, and leave stock those that it expects."""
         if self.draft is None or self.logits is not None:
             return
         self._forward.close()
-        n = len(self.draft)
-        self.stats.target_call(self.sent)
-        if self.verifier.tap is None:
-            clean, dropped = outputs.logits[:, -(n + 1) :], None
-        else:
-            clean, dropped = self.verifier.tap.split(outputs.logits, n)
+        self.stats.target_call(self.sent, [0], 1)
+        clean, dropped = self.verifier.split(outputs.logits, len(self.draft))
+        if dropped is not None:
             outputs.logits = clean
         # Other processors may write into stock's logits before the first position is asked for.
         self.logits = clean.clone(), dropped
 
     def rewrite(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores of one position such that stock selects the decided token."""
-        if self.outcome is None:
+        if self.decision is None:
             self._decide(scores.device)
         position = input_ids.shape[1] - self.committed
         if position == len(self.draft):
             self._mismatch(scores.shape[-1])
-        if position > self.outcome.n_accepted:
+        if position > self.decision.n_accepted:
             return scores
         token = self.selected[:, position, None]
         certain = torch.full_like(scores, -torch.inf).scatter_(-1, token, 0.0)
@@ -285,19 +286,16 @@ class _Rounds(CandidateGenerator):
         Stock compares its selection with the candidate. Where a rule rejects a token and its correction picks the
         same one, that would count as a match; and not every version stops at an end inside a draft by itself.
         """
-        tokens, n_accepted = self.outcome.tokens, self.outcome.n_accepted
+        tokens, n_accepted = self.decision.tokens, self.decision.n_accepted
         last = next((i for i, token in enumerate(tokens[:n_accepted]) if token in self.ending), n_accepted)
         if last < len(self.draft):
             self.candidate[:, self.committed + last] = (tokens[last] + 1) % vocabulary
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Finish a round: stock has committed its tokens."""
-        outcome, n = self.outcome, len(self.draft)
         committed = input_ids.shape[1] - self.committed
-        self.stats.round(n, outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
-        self.stats.draft_calls = getattr(self.drafter, "calls", 0)
-        self.stats.draft_tokens = getattr(self.drafter, "tokens", 0)
-        self.drafter.update_candidate_strategy(input_ids, scores, num_matches)
+        self.stats.rows[0].add(self.decision, len(self.draft), committed, None)
+        self.drafter.generator.update_candidate_strategy(input_ids, scores, num_matches)
         self.stats.stop()
         self.draft = None
 
@@ -310,12 +308,10 @@ class _Rounds(CandidateGenerator):
         with self.stats.timed("deciding"):
             clean, dropped = self.logits
             logits = clean.to(device=device, dtype=torch.float32)
-            verification = self.verifier.judge(self.candidate, self.draft, logits, dropped)
-            strictness = self.limits.strictness(
-                self.candidate, len(self.draft), [self.stats.generated], [self.stats.lossy]
-            )
-            decision = decide(self.verifier.acceptor, verification, strictness)
+            verification = self.verifier.judge_logits(self.candidate, self.draft, logits, dropped)
+            positions = self.progress.lossless_positions(self.candidate, len(self.draft), [0])
+            decision = decide(self.verifier.acceptor, verification, positions)
             self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
             self.selected[:, :-1] = self.draft.tokens
             self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
-            (self.outcome,) = Outcome.fetch(self.draft, decision)
+            (self.decision,) = RowDecision.fetch(self.draft, decision)

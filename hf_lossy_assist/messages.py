@@ -7,13 +7,34 @@ the user's logits processors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .sampling import Randomness, point_mass, residual
+
+if TYPE_CHECKING:
+    from .decoding.batch_layout import RowShift
+
+
+@dataclass(frozen=True)
+class DraftCost:
+    """What a proposal cost.
+
+    Attributes
+    ----------
+    calls, tokens
+        Forward passes of the draft model, and tokens that went through them, of all rows.
+    scored
+        Tokens that a head scored.
+    """
+
+    calls: int = 0
+    tokens: int = 0
+    scored: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +51,34 @@ class Draft:
         ``(B, n, d)`` the draft model's states that predicted the tokens, when a rule asked for them.
     lengths
         How many of the tokens each row was given, or None where all rows have n; the others only fill up.
+    parents
+        ``(B, n)`` the column of the token that each token follows, -1 for the newest committed one; None for a chain,
+        in which each follows the one before it.
+    trusted
+        How many tokens at the front of each row are committed without the target, or None for none. The target decides
+        one token after them, if the row has any.
+    bonus
+        Whether a token of the target's own follows a row whose tokens are all kept.
+    cost
+        What the proposal cost.
+    target_inputs
+        Inputs of the target's forward that the drafter insists on.
     """
 
     tokens: Tensor
     logits: Tensor | None = None
     hidden: Tensor | None = None
     lengths: tuple[int, ...] | None = None
+    parents: Tensor | None = None
+    trusted: tuple[int, ...] | None = None
+    bonus: bool = True
+    cost: DraftCost = DraftCost()
+    target_inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, ids: Tensor) -> Draft:
+        """Return a draft of no tokens after ``ids`` ``(B, L)``."""
+        return cls(ids[:, :0])
 
     def __len__(self) -> int:
         return self.tokens.shape[1]
@@ -44,9 +87,47 @@ class Draft:
         """Return how many tokens a row was given."""
         return len(self) if self.lengths is None else self.lengths[row]
 
+    def trusted_in(self, row: int) -> int:
+        """Return how many tokens of a row are committed without the target."""
+        return 0 if self.trusted is None else self.trusted[row]
+
+    def undecided_in(self, row: int) -> int:
+        """Return how many tokens of a row the target decides."""
+        return self.length(row) - self.trusted_in(row)
+
+    @property
+    def undecided_rows(self) -> tuple[int, ...]:
+        """The rows that the target is asked about: all but those whose text has ended in trusted tokens."""
+        rows = range(len(self.tokens))
+        return tuple(rows) if self.trusted is None else tuple(row for row in rows if self.undecided_in(row))
+
+    @cached_property
+    def n_trusted(self) -> Tensor:
+        """``(B,)`` how many tokens at the front of each row are committed without the target."""
+        return torch.tensor(self.trusted or (0,) * len(self.tokens), device=self.tokens.device)
+
+    @property
+    def first_undecided(self) -> Tensor:
+        """``(B,)`` the column that the target decides after trusted tokens; any, in rows that have ended in them."""
+        return self.n_trusted.clamp(max=len(self) - 1)
+
+    def without_trusted(self) -> Draft:
+        """Return the columns that hold a token for the target to decide."""
+        if self.trusted is None:
+            return self
+        start = min(self.trusted[row] for row in self.undecided_rows)
+        return replace(
+            self,
+            tokens=self.tokens[:, start:],
+            logits=None if self.logits is None else self.logits[:, start:],
+            hidden=None if self.hidden is None else self.hidden[:, start:],
+            lengths=None,
+            trusted=tuple(max(0, n - start) for n in self.trusted),
+        )
+
 
 @dataclass(frozen=True, eq=False)
-class Strictness:
+class LosslessPositions:
     """Where a round has to be lossless, whatever the rule.
 
     Attributes
@@ -71,6 +152,12 @@ class Strictness:
             return self.positions
         lossy = keep & ~lossless & ~self.positions
         return self.positions | (lossy & (lossy.cumsum(-1) > self.allowance))
+
+    def after(self, trusted: Tensor) -> LosslessPositions:
+        """Return the same about one column of each row, ``trusted`` ``(B,)``: those before it are kept lossily."""
+        column = trusted[:, None]
+        allowance = None if self.allowance is None else self.allowance.gather(1, column) - column
+        return LosslessPositions(self.positions.gather(1, column), allowance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +186,12 @@ class Verification:
         ``(B, n, d)`` the draft model's states that predicted the drafted tokens, when a rule asked for them.
     lengths
         ``(B,)`` how many of the tokens each row was given, or None where all rows have n.
+    outputs
+        What the target's forward returned.
+    raw_logits
+        ``(B, n + 1, V)`` its logits from before the processors, where the caller asked for them.
+    sent
+        How many tokens the forward was over, of all rows.
     """
 
     tokens: Tensor
@@ -111,6 +204,9 @@ class Verification:
     centroid_logits: Tensor | None = None
     draft_hidden: Tensor | None = None
     lengths: Tensor | None = None
+    outputs: Any = field(default=None, repr=False)
+    raw_logits: Tensor | None = field(default=None, repr=False)
+    sent: int = 0
 
     def __len__(self) -> int:
         return self.tokens.shape[1]
@@ -215,6 +311,7 @@ class Verification:
             dropped_logits=None if dropped is None else pick(dropped.transpose(1, 2), one).transpose(1, 2),
             centroid_logits=pick(self.centroid_logits, one),
             draft_hidden=pick(self.draft_hidden, one),
+            sent=self.sent,
         )
 
     def _at_tokens(self, values: Tensor) -> Tensor:
@@ -247,39 +344,95 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RowDecision:
     """A round's decision about one row, on the host.
 
     Attributes
     ----------
+    trusted
+        Tokens at the front that were committed without the target.
     n_accepted
-        Length of the kept prefix.
+        Length of the prefix that was kept of those after them.
     tokens
-        The kept tokens and the one that follows them.
+        All of these tokens, and the one of the target's own that follows them, if any.
     lossless, kept_by
-        As in :class:`Decision`.
+        As in :class:`Decision`, about the tokens that the target decided.
     """
 
+    trusted: int
     n_accepted: int
     tokens: list[int]
     lossless: list[bool]
     kept_by: dict[str, list[bool]]
 
     @classmethod
-    def fetch(cls, draft: Draft, decision: Decision) -> list[Outcome]:
+    def fetch(cls, draft: Draft, decision: Decision) -> list[RowDecision]:
         """Bring over all that the host needs, row by row, in one transfer: the round's only synchronisation."""
         parts = [draft.tokens, decision.lossless, *decision.kept_by.values()]
         ends = [decision.n_accepted[:, None], decision.next_token[:, None]]
         packed = torch.cat([*ends, *(part.long() for part in parts)], dim=-1).tolist()
-        return [cls._unpack(row, len(draft), tuple(decision.kept_by)) for row in packed]
+        decided = decision.lossless.shape[1]
+        return [cls._unpack(draft, i, row, decided, tuple(decision.kept_by)) for i, row in enumerate(packed)]
 
     @classmethod
-    def _unpack(cls, packed: list[int], drafted: int, rules: tuple[str, ...]) -> Outcome:
-        n_accepted, next_token, *rest = packed
-        tokens, lossless, *masks = (rest[i * drafted : (i + 1) * drafted] for i in range(len(rules) + 2))
-        return cls(
-            n_accepted=n_accepted,
-            tokens=[*tokens[:n_accepted], next_token],
-            lossless=list(map(bool, lossless)),
-            kept_by={rule: list(map(bool, mask)) for rule, mask in zip(rules, masks, strict=True)},
-        )
+    def of_trusted(cls, draft: Draft) -> list[RowDecision]:
+        """Return the same for a draft whose rows have all ended in trusted tokens."""
+        rows = zip(draft.tokens.tolist(), draft.trusted, strict=True)
+        return [cls(trusted, 0, tokens[:trusted], [], {}) for tokens, trusted in rows]
+
+    @classmethod
+    def _unpack(cls, draft: Draft, row: int, packed: list[int], decided: int, rules: tuple[str, ...]) -> RowDecision:
+        n, trusted = len(draft), draft.trusted_in(row)
+        n_accepted, next_token, tokens, rest = packed[0], packed[1], packed[2 : n + 2], packed[n + 2 :]
+        if trusted and not draft.undecided_in(row):
+            return cls(trusted, 0, tokens[:trusted], [], {})
+        target_s = [next_token] if draft.bonus or n_accepted < draft.undecided_in(row) else []
+        lossless, *masks = (list(map(bool, rest[i * decided : (i + 1) * decided])) for i in range(len(rules) + 1))
+        kept_by = dict(zip(rules, masks, strict=True))
+        return cls(trusted, n_accepted, tokens[: trusted + n_accepted] + target_s, lossless, kept_by)
+
+
+@dataclass(frozen=True, eq=False)
+class Commit:
+    """Commit → target and drafter: what a round has added to the texts.
+
+    Attributes
+    ----------
+    ids
+        ``(B, W + n + 1)`` the texts with the whole round.
+    start
+        W, the texts' width before.
+    drafted
+        n.
+    accepted
+        Drafted tokens that each row kept, those committed without the target included.
+    counts
+        Tokens that each row's text has grown by.
+    rows
+        The rows' numbers in the batch.
+    padding
+        Columns of padding before each row's text.
+    verification
+        What the target said, or None where it was not asked.
+    shift
+        How the rows move into the next round's rectangle; None where they stay where they are.
+    """
+
+    ids: Tensor
+    start: int
+    drafted: int
+    accepted: tuple[int, ...]
+    counts: tuple[int, ...]
+    rows: tuple[int, ...]
+    padding: tuple[int, ...]
+    verification: Verification | None
+    shift: RowShift | None = None
+
+    @property
+    def width(self) -> int:
+        """The texts' width after it, where rows stay where they are."""
+        return self.start + max(self.counts)
+
+    def text(self, i: int) -> Tensor:
+        """``(1, L)`` the text of the i-th row after it."""
+        return self.ids[i : i + 1, self.padding[i] : self.start + self.counts[i]]

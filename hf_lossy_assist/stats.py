@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .errors import warn_once
+if TYPE_CHECKING:
+    from .messages import DraftCost, RowDecision
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class LossyStats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
-class Lap:
+class StageTimer:
     """Adds a block's time to one of several sums.
 
     Parameters
@@ -137,156 +139,179 @@ class Lap:
         self.seconds[self.stage] += time.perf_counter() - self.started
 
 
-class StatsRecorder:
-    """Collects one run's statistics round by round."""
+class RowRecorder:
+    """Collects one row's statistics, token by token, so that a text that is cut back can still be counted.
 
-    def __init__(self, lossless: bool) -> None:
-        self.lossless = lossless
-        self.rounds = self.drafted = self.target_calls = self.draft_calls = 0
-        self.generated = self.lossy = self.unverified = 0
-        self.target_tokens = self.draft_tokens = self.head_calls = 0
-        self.flops: dict[str, float] = {}
-        self.plain_after: int | None = None
-        self.histogram: dict[int, int] = {}
-        self.runs: dict[int, int] = {}
-        self.accepted_by: dict[str, int] = {}
+    Attributes
+    ----------
+    trace
+        As in :class:`LossyStats`.
+    lossy
+        Tokens kept lossily so far.
+    work
+        Forward passes and tokens in them, by their names in :class:`LossyStats`.
+    """
+
+    def __init__(self) -> None:
         self.trace: list[str] = []
+        self.lossy = 0
+        self.work = dict.fromkeys(_WORK, 0)
+        self._credits: list[str | None] = []  # per token, the rule that an accepted one is credited to
+        self._rules: dict[str, int] = {}
+        # Per round: where its tokens begin in the trace, where those begin that the target decided, and how many
+        # tokens it was to decide.
+        self._rounds: list[tuple[int, int, int]] = []
+        self._runs_ahead = False
+        self._ended: tuple[float, Mapping[str, float], int | None] | None = None
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the output so far."""
+        return len(self.trace)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in which the target decided a token of the output."""
+        return sum(decided < len(self.trace) for _, decided, _ in self._rounds)
+
+    def add(self, decision: RowDecision, undecided: int, committed: int, trusting: str | None) -> None:
+        """Count a round of which ``committed`` tokens reached the output (stopping may cut a round short).
+
+        ``undecided`` is the number of drafted tokens that the target was to decide, and ``trusting`` the rule that
+        tokens which it was not asked about are credited to, for a rule that has such tokens.
+        """
+        start, trusted = len(self.trace), min(decision.trusted, committed)
+        kept = min(decision.n_accepted, committed - trusted)
+        lossless = decision.lossless[:kept]
+        self.lossy += trusted + kept - sum(lossless)
+        self.trace += ["accepted_lossy"] * trusted + ["accepted" if yes else "accepted_lossy" for yes in lossless]
+        self._credits += [trusting] * trusted
+        for rule in decision.kept_by:
+            self._rules.setdefault(rule, 0)
+        masks = decision.kept_by.items()
+        self._credits += [next((rule for rule, mask in masks if mask[i]), None) for i in range(kept)]
+        if committed > trusted + kept:
+            self.trace.append("corrected" if decision.n_accepted < undecided else "bonus")
+            self._credits.append(None)
+        self._rounds.append((start, start + trusted, undecided))
+        self._runs_ahead = self._runs_ahead or trusting is not None
+
+    def cut(self, length: int) -> None:
+        """Let only the first ``length`` tokens be the text."""
+        del self.trace[length:], self._credits[length:]
+
+    def end(self, seconds: Mapping[str, float], plain_after: int | None) -> None:
+        """Note that the text has ended, and what the call's stages have taken until then."""
+        self._ended = time.perf_counter(), dict(seconds), plain_after
+
+    def finish(self, lossless: bool, started: float) -> LossyStats:
+        """Return the statistics of the text."""
+        length, count = len(self.trace), self.trace.count
+        reached = [x for x in self._rounds if x[0] < length]  # others were cut off whole
+        runs = [min(decided, length) - start for start, decided, _ in reached] if self._runs_ahead else []
+        asked = [(decided, n) for _, decided, n in reached if decided < length]
+        ends = [start for start, _, _ in reached[1:]] + [length]
+        ends = [end for end, (_, decided, _) in zip(ends, reached, strict=True) if decided < length]
+        kept = [
+            sum(kind.startswith("accepted") for kind in self.trace[decided:end])
+            for (decided, _), end in zip(asked, ends, strict=True)
+        ]
+        credits = Counter(rule for rule in self._credits if rule is not None)
+        at, seconds, plain_after = self._ended or (time.perf_counter(), {}, None)
+        return LossyStats(
+            rounds=len(asked),
+            drafted=sum(runs) + sum(n for _, n in asked),
+            accepted=count("accepted") + count("accepted_lossy"),
+            accepted_lossy=count("accepted_lossy"),
+            corrected=count("corrected"),
+            bonus=count("bonus"),
+            **self.work,
+            accepted_histogram=_histogram(kept),
+            unverified=sum(runs),
+            run_histogram=_histogram(runs),
+            plain_after=plain_after,
+            accepted_by=self._rules | credits,
+            seconds={"total": at - started, **seconds},
+            lossless=lossless,
+            trace=tuple(self.trace),
+        )
+
+
+class StatsRecorder:
+    """Collects one run's statistics: the rows' own, and the time and the forwards that they share.
+
+    Parameters
+    ----------
+    lossless
+        Whether the rule, as configured, could not change the output's law.
+    rows
+        How many rows there are.
+    """
+
+    def __init__(self, lossless: bool, rows: int = 1) -> None:
+        self.lossless = lossless
+        self.rows = [RowRecorder() for _ in range(rows)]
         self.seconds = dict.fromkeys(("drafting", "verifying", "deciding"), 0.0)
+        self.flops: Mapping[str, float] = {}
+        self._work = dict.fromkeys(_WORK, 0)
+        self._plain_after: int | None = None
         self._started = time.perf_counter()
         self._stopped: float | None = None
 
-    def timed(self, stage: str) -> Lap:
+    def timed(self, stage: str) -> StageTimer:
         """Add the block's time to a stage."""
-        return Lap(self.seconds, stage)
+        return StageTimer(self.seconds, stage)
 
-    def round(
-        self, drafted: int, n_accepted: int, committed: int, lossless: list[bool], kept_by: Mapping[str, list[bool]]
-    ) -> None:
-        """Count one round of which ``committed`` tokens reached the output (stopping may cut a round short)."""
-        kept = min(n_accepted, committed)
-        self.rounds += 1
-        self.generated += committed
-        self.lossy += kept - sum(lossless[:kept])
-        self.drafted += drafted
-        self.histogram[kept] = self.histogram.get(kept, 0) + 1
-        self.trace += ["accepted" if lossless[i] else "accepted_lossy" for i in range(kept)]
-        if committed > n_accepted:
-            self.trace.append("corrected" if n_accepted < drafted else "bonus")
-        for rule, mask in kept_by.items():
-            self.accepted_by[rule] = self.accepted_by.get(rule, 0) + sum(mask[:kept])
+    def target_call(self, tokens: int, rows: Sequence[int], among: int) -> None:
+        """Count one forward of the target over so many tokens of ``among`` rows, for those that asked for it."""
+        self._count(rows, among, target_calls=1, target_tokens=tokens)
 
-    def target_call(self, tokens: int) -> None:
-        """Count one forward of the target."""
-        self.target_calls += 1
-        self.target_tokens += tokens
+    def draft_work(self, cost: DraftCost, rows: Sequence[int]) -> None:
+        """Count what a proposal for the given rows has cost."""
+        self._count(rows, len(rows), draft_calls=cost.calls, draft_tokens=cost.tokens)
+        self._work["head_calls"] += cost.scored
 
-    def unseen(self, rule: str) -> None:
-        """Count one drafted token that went to the output without the target."""
-        self.generated += 1
-        self.lossy += 1
-        self.unverified += 1
-        self.drafted += 1
-        self.trace.append("accepted_lossy")
-        self.accepted_by[rule] = self.accepted_by.get(rule, 0) + 1
-
-    def run(self, length: int) -> None:
-        """Count one run of ``length`` tokens ahead of the target."""
-        self.runs[length] = self.runs.get(length, 0) + 1
+    def _count(self, rows: Sequence[int], among: int, **work: int) -> None:
+        for name, value in work.items():
+            self._work[name] += value
+            each = value // among if name.endswith("tokens") else value
+            for row in rows:
+                self.rows[row].work[name] += each
 
     def gave_up(self) -> None:
-        """Note that from here on nothing is drafted, and say so."""
-        self.plain_after = self.generated
-        warn_once(
-            "speculative decoding is slower than the target alone here, so the rest of the text is decoded plainly. "
-            "Use a smaller draft or another `num_assistant_tokens`; `lossy_config={'break_even': False}` forbids this."
-        )
+        """Note that from here on nothing is drafted."""
+        self._plain_after = sum(row.generated for row in self.rows)
+
+    def end(self, row: int) -> None:
+        """Note that a row's text has ended."""
+        own = self.rows[row]
+        own.end(self.seconds, None if self._plain_after is None else own.generated)
 
     def stop(self) -> None:
         """Note that the run may be over: reading the statistics later must not make it longer."""
         self._stopped = time.perf_counter()
 
-    def finish(self) -> LossyStats:
-        """Return the statistics of everything counted so far."""
-        own = self._own()
-        return replace(own, rows=(own,))
-
-    def _own(self) -> LossyStats:
-        count = self.trace.count
-        return LossyStats(
-            rounds=self.rounds,
-            drafted=self.drafted,
-            accepted=count("accepted") + count("accepted_lossy"),
-            accepted_lossy=count("accepted_lossy"),
-            corrected=count("corrected"),
-            bonus=count("bonus"),
-            target_calls=self.target_calls,
-            draft_calls=self.draft_calls,
-            accepted_histogram=_dense(self.histogram),
-            unverified=self.unverified,
-            run_histogram=_dense(self.runs),
-            target_tokens=self.target_tokens,
-            draft_tokens=self.draft_tokens,
-            head_calls=self.head_calls,
-            flops=dict(self.flops),
-            plain_after=self.plain_after,
-            accepted_by=dict(self.accepted_by),
-            seconds={"total": (self._stopped or time.perf_counter()) - self._started, **self.seconds},
-            lossless=self.lossless,
-            trace=tuple(self.trace),
-        )
-
-
-class BatchStatsRecorder:
-    """Collects the statistics of a batch: the rows' own, and the time and the forwards that they share."""
-
-    def __init__(self, lossless: bool, batch: int) -> None:
-        self.rows = [StatsRecorder(lossless) for _ in range(batch)]
-        self.shared = StatsRecorder(lossless)
-
-    def timed(self, stage: str) -> Lap:
-        """Add the block's time to a stage."""
-        return self.shared.timed(stage)
-
-    def target_call(self, tokens: int, each: int, rows: Sequence[int]) -> None:
-        """Count one forward of the target over so many tokens in all, for the given rows."""
-        self.shared.target_call(tokens)
-        for row in rows:
-            self.rows[row].target_call(each)
-
-    def draft_work(self, calls: int, tokens: int, rows: Sequence[int]) -> None:
-        """Note how many forwards of the draft model, and tokens in them, there have been so far."""
-        done = tokens - self.shared.draft_tokens
-        self.shared.draft_calls, self.shared.draft_tokens = calls, tokens
-        for row in rows:
-            self.rows[row].draft_calls = calls
-            self.rows[row].draft_tokens += done // len(rows)
-
-    def gave_up(self) -> None:
-        """Note that from here on nothing is drafted."""
-        self.shared.generated = sum(row.generated for row in self.rows)
-        self.shared.gave_up()
-
-    def ended(self, row: int) -> None:
-        """Note that a row's text has ended."""
-        self.rows[row].seconds = dict(self.shared.seconds)
-        self.rows[row].plain_after = self.rows[row].generated if self.shared.plain_after is not None else None
-        self.rows[row].stop()
+    @property
+    def work(self) -> Mapping[str, int]:
+        """Forward passes and tokens in them so far, of all rows together."""
+        return self._work
 
     def finish(self) -> LossyStats:
         """Return the sums over rows, with the rows' own statistics."""
-        rows = tuple(row._own() for row in self.rows)
-        shared = self.shared._own()
-        return replace(
-            shared,
-            **{name: sum(getattr(row, name) for row in rows) for name in _COUNTS},
-            **_merged(rows),
-            rows=rows,
-        )
+        rows = tuple(row.finish(self.lossless, self._started) for row in self.rows)
+        total = (self._stopped or time.perf_counter()) - self._started
+        both = {**self._work, "flops": dict(self.flops), "plain_after": self._plain_after}
+        seconds = {"total": total, **self.seconds}
+        if len(rows) == 1:
+            own = replace(rows[0], **both, seconds=seconds)
+            return replace(own, rows=(own,))
+        counts = {name: sum(getattr(row, name) for row in rows) for name in _COUNTS}
+        return LossyStats(**counts, **both, **_merged(rows), seconds=seconds, lossless=self.lossless, rows=rows)
 
 
 def joined(rows: Sequence[LossyStats]) -> LossyStats:
     """Return the sums over rows that were decoded one by one."""
-    totals = {name: sum(getattr(row, name) for row in rows) for name in (*_COUNTS, *_CALLS)}
+    totals = {name: sum(getattr(row, name) for row in rows) for name in (*_COUNTS, *_WORK)}
     return LossyStats(
         **totals,
         **_merged(rows),
@@ -315,7 +340,7 @@ def _added(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return totals
 
 
-_CALLS = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls")
+_WORK = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls")
 _COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
 
 
@@ -323,5 +348,6 @@ def _summed(histograms: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(sum, zip_longest(*histograms, fillvalue=0)))
 
 
-def _dense(histogram: Mapping[int, int]) -> tuple[int, ...]:
-    return tuple(histogram.get(i, 0) for i in range(max(histogram, default=-1) + 1))
+def _histogram(values: Sequence[int]) -> tuple[int, ...]:
+    counts = Counter(values)
+    return tuple(counts[i] for i in range(max(counts, default=-1) + 1))

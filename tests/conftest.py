@@ -6,6 +6,21 @@ import pytest
 import torch
 
 import hf_lossy_assist
+from hf_lossy_assist import pairs
+from hf_lossy_assist.decoding import break_even
+
+
+@pytest.fixture(scope="session")
+def pair() -> pairs.Pair:
+    """The bundled pair."""
+    return pairs.load("arithmetic")
+
+
+@pytest.fixture(autouse=True)
+def _no_clock(monkeypatch: pytest.MonkeyPatch):
+    """No test gives drafting up for being slow, unless it means to, nor does it know what others have learnt."""
+    monkeypatch.setattr(break_even, "PATIENCE", float("inf"))
+    break_even.forget_speeds()
 
 
 @pytest.fixture(autouse=True)

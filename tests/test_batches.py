@@ -349,7 +349,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_refused(case: str):
-    from hf_lossy_assist.drafting import ModelDrafter
+    from hf_lossy_assist.drafting.model import ModelDrafter
 
     change, needles = CASES[case]
     target = tiny()

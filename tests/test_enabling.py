@@ -328,7 +328,7 @@ def test_two_threads_do_not_see_each_other():
 
 
 def test_a_candidate_generator_instance_or_factory():
-    from hf_lossy_assist.drafting import ModelDrafter
+    from hf_lossy_assist.drafting.model import ModelDrafter
 
     target = tiny()
     draft = noisy_copy(target)
@@ -360,7 +360,7 @@ def test_settings_of_another_mode_are_not_inherited():
 
 
 def test_a_drafter_used_for_another_prompt_starts_afresh():
-    from hf_lossy_assist.drafting import ModelDrafter
+    from hf_lossy_assist.drafting.model import ModelDrafter
 
     target = tiny()
     drafter = ModelDrafter(copy.deepcopy(target), 4)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from hf_lossy_assist.messages import RowDecision
 from hf_lossy_assist.stats import StatsRecorder
 
 
 def test_rounds_add_up_also_where_stopping_cuts_one_short():
     recorder = StatsRecorder(lossless=False)
+
+    def add(drafted: int, accepted: int, committed: int, lossless: list[bool], kept_by: dict[str, list[bool]]) -> None:
+        recorder.rows[0].add(RowDecision(0, accepted, [], lossless, kept_by), drafted, committed, None)
+
     # drafted, accepted, committed: a rejection; a complete draft; cut inside the kept tokens; cut at the correction
-    recorder.round(4, 2, 3, [True, False, False, False], {"a": [True, False, False, False], "b": [False, True] * 2})
-    recorder.round(3, 3, 4, [True] * 3, {"a": [True] * 3, "b": [False] * 3})
-    recorder.round(4, 4, 2, [True, False, True, True], {"a": [True] * 4, "b": [False] * 4})
-    recorder.round(0, 0, 1, [], {})
+    add(4, 2, 3, [True, False, False, False], {"a": [True, False, False, False], "b": [False, True] * 2})
+    add(3, 3, 4, [True] * 3, {"a": [True] * 3, "b": [False] * 3})
+    add(4, 4, 2, [True, False, True, True], {"a": [True] * 4, "b": [False] * 4})
+    add(0, 0, 1, [], {})
     stats = recorder.finish()
     assert (stats.rounds, stats.drafted, stats.accepted, stats.accepted_lossy) == (4, 11, 7, 2)
     assert (stats.corrected, stats.bonus) == (1, 2)

@@ -17,7 +17,8 @@ from transformers import (
 from hf_lossy_assist.acceptors import DropMatch, DroppedHeads
 from hf_lossy_assist.messages import Draft
 from hf_lossy_assist.sampling import Randomness
-from hf_lossy_assist.verification.verifier import HeadTap, Verifier
+from hf_lossy_assist.verification.lm_head_hook import LMHeadHook
+from hf_lossy_assist.verification.verifier import Verifier
 from tests.models import ARCHITECTURES, prompt, tiny
 
 _SMALL = {
@@ -45,7 +46,9 @@ def dropped_logits(model, transform, k=3, rate=0.4, seed=0):
     rule = DropMatch(num_paths=k, dropout=rate)
     verifier = Verifier(model, LogitsProcessorList(), rule, do_sample=False, randomness=Randomness(seed))
     with torch.no_grad():
-        v, _, _ = verifier.verify(ids, Draft(ids[:, -n:]), {"use_cache": False}, first=True, new_tokens=None)
+        with verifier.watching(n):
+            outputs = model(input_ids=ids, use_cache=False)
+        v = verifier.judge(ids, Draft(ids[:, -n:]), outputs)
         seen = []
         head = model.get_output_embeddings()
         handle = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -82,14 +85,16 @@ def test_the_head_is_called_once():
     handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     verifier = Verifier(model, LogitsProcessorList(), DropMatch(), do_sample=False, randomness=Randomness(0))
     with torch.no_grad():
-        verifier.verify(prompt(), Draft(prompt()[:, -3:]), {"use_cache": False}, first=True, new_tokens=None)
+        with verifier.watching(3):
+            outputs = model(input_ids=prompt(), use_cache=False)
+        verifier.judge(prompt(), Draft(prompt()[:, -3:]), outputs)
     handle.remove()
     assert calls == [1]
 
 
 def test_the_tap_is_gone_after_an_exception():
     model = tiny()
-    tap = HeadTap(model.lm_head, DroppedHeads(2, 0.1), Randomness(0))
+    tap = LMHeadHook(model.lm_head, DroppedHeads(2, 0.1), Randomness(0))
 
     def fail_inside():
         with tap.over(2):

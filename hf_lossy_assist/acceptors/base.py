@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
-from ..messages import Decision, Strictness, Verification
+from ..messages import Decision, LosslessPositions, Verification
 
 if TYPE_CHECKING:
     from ..heads.verifier import VerifierHead
@@ -114,10 +114,10 @@ class Acceptor(ABC):
         return None
 
 
-def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = None) -> Decision:
+def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | None = None) -> Decision:
     """Apply a rule to one round: keep a prefix of the draft, then choose the token that follows it.
 
-    Where ``strictness`` says so, the lossless rule decides instead.
+    Where ``positions`` says so, the lossless rule decides instead.
     """
     n = len(v)
     if n == 0:
@@ -126,7 +126,7 @@ def decide(acceptor: Acceptor, v: Verification, strictness: Strictness | None = 
         return Decision(none, last, v.choose(v.target_law(last)), none, {})
     credits = acceptor.credits(v)
     keep = reduce(torch.logical_or, credits.values())
-    strict = None if strictness is None else strictness.over(keep, v.lossless)
+    strict = None if positions is None else positions.over(keep, v.lossless)
     if strict is not None:
         keep = torch.where(strict, v.lossless, keep)
         credits = {rule: mask & ~strict for rule, mask in credits.items()}

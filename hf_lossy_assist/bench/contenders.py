@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..acceptors import REGISTRY
 from ..config import head_type, parse
-from ..drafting import DEFAULT_NUM_TOKENS
+from ..drafting.draft_length import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
 
 DEFAULT_CONFIGS: Mapping[str, Mapping[str, Any]] = {

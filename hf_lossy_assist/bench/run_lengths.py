@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..heads import VerifierHead
 from ..sampling import Randomness
 from ..theory import sprinter_expected_run_length
-from ..verification.lm_head_hook import head_tap
+from ..verification.lm_head_hook import lm_head_hook
 from .runs import Response
 
 
@@ -77,7 +77,7 @@ def _share(values: Tensor) -> float:
 def _score(target: PreTrainedModel, draft: PreTrainedModel, head: VerifierHead, response: Response) -> tuple:
     ids = torch.cat([response.prompt, response.tokens])[None].to(target.device)
     start = len(response.prompt) - 1
-    tap = head_tap(draft, Randomness())
+    tap = lm_head_hook(draft, Randomness())
     with tap.over(ids.shape[1] - 1):
         q = draft(input_ids=ids.to(draft.device), use_cache=False).logits[0, start:-1].float().to(ids.device)
     states = tap.hidden[0, start:-1]
@@ -90,7 +90,7 @@ def _score(target: PreTrainedModel, draft: PreTrainedModel, head: VerifierHead, 
 
 
 def _after(draft: PreTrainedModel, prefix: Tensor, token: Tensor) -> Tensor:
-    tap = head_tap(draft, Randomness())
+    tap = lm_head_hook(draft, Randomness())
     with tap.over(0):
         draft(input_ids=torch.cat([prefix, token[None]], dim=1).to(draft.device), use_cache=False)
     return tap.hidden[0, -1:]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,23 +14,24 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from .. import compat
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
-from ..drafting import (
+from ..decoding.progress import Progress
+from ..drafting import Drafter
+from ..drafting.cross_tokenizer import CrossTokenizerDrafter, Translation
+from ..drafting.draft_length import (
     DEFAULT_NUM_TOKENS,
-    ModelDrafter,
-    RunningDrafter,
-    check_draft_model,
+    check_confidence,
     check_num_tokens,
-    mask_of,
-    window_of,
+    check_schedule,
+    draft_length_of,
 )
-from ..drafting.batches import Apart, BatchDrafter, Together
-from ..drafting.cross_tokenizer import TranslatingDrafter, Translation
-from ..drafting.draft_length import check_confidence, check_schedule
 from ..drafting.early_exit import first_layers
-from ..drafting.encoder_decoder import EncodedDrafter, check_encoded_draft
-from ..drafting.model import check_decoder
+from ..drafting.encoder_decoder import EncoderDecoderDrafter, check_encoder_decoder_draft
+from ..drafting.model import ModelDrafter, check_decoder, check_draft_model, mask_of
+from ..drafting.per_row import GeneratorDrafter, PerRowDrafter
+from ..drafting.run_ahead import RunAheadDrafter
 from ..drafting.vocabulary import check_vocabularies, same_tokenizer, vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
+from ..forwards import Forwards
 from ..sampling import Randomness
 from .prepared import Prepared
 
@@ -59,6 +61,8 @@ class DrafterChoice:
         What transformers' own drafters go by, see :data:`STOCK_OPTIONS`.
     translation
         Between the tokenizers of target and draft, where they are not the same.
+    early_exit
+        How many of the target's own layers draft, where they do.
     """
 
     target: PreTrainedModel
@@ -69,6 +73,7 @@ class DrafterChoice:
     schedule: str
     options: Mapping[str, Any]
     translation: Translation | None
+    early_exit: int | None = None
 
     @classmethod
     def take(
@@ -108,6 +113,7 @@ class DrafterChoice:
             schedule="constant" if schedule is None else schedule,
             options=options,
             translation=_translation(target, assistant, *tokenizers),
+            early_exit=layers,
         )
 
     def check(self, acceptor: Acceptor) -> None:
@@ -136,7 +142,7 @@ class DrafterChoice:
             check_decoder(self.assistant_model)
         elif self._encoded:
             check_vocabularies(self.target, self.assistant_model)
-            check_encoded_draft(self.target, self.assistant_model)
+            check_encoder_decoder_draft(self.target, self.assistant_model)
         elif self.drafts_with_model:
             check_draft_model(self.target, self.assistant_model)
         elif self.assistant_model is None and not self.options:
@@ -154,9 +160,18 @@ class DrafterChoice:
             )
 
     @property
+    def identity(self) -> tuple[Hashable, ...]:
+        """What drafts, and how much: the same in two calls that draft alike."""
+        own = self.assistant_model is None or self.early_exit is not None
+        model = self.early_exit if own else weakref.ref(self.assistant_model)
+        generator = self.candidate_generator
+        other = None if generator is None else getattr(generator, "__qualname__", type(generator).__qualname__)
+        return model, other, tuple(sorted(self.options)), self.num_assistant_tokens
+
+    @property
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
-        others = self.candidate_generator is not None or self.translation is not None or self.one_by_one
+        others = self.candidate_generator is not None or self.translation is not None or self.row_by_row
         return self.assistant_model is not None and not others
 
     @property
@@ -164,7 +179,7 @@ class DrafterChoice:
         return self.target.config.is_encoder_decoder and self.assistant_model is not None
 
     @property
-    def one_by_one(self) -> bool:
+    def row_by_row(self) -> bool:
         """Whether the rows of a batch can't be decoded together."""
         return self.target.config.is_encoder_decoder or self._stock_with_model
 
@@ -180,55 +195,38 @@ class DrafterChoice:
         call: Prepared,
         processors: LogitsProcessorList,
         randomness: Randomness,
-        make: Callable[..., ModelDrafter] = ModelDrafter,
-    ) -> CandidateGenerator:
-        """Return the drafter for one sequence; ``make`` makes that of a draft model."""
+        progress: Progress,
+        forwards: Callable[[], Forwards] | None = None,
+    ) -> Drafter:
+        """Return the call's drafter; ``forwards`` makes those of a draft model, where they are no usual ones."""
         if self.drafts_with_model:
-            return self._model_drafter(acceptor, call, processors, randomness, make)
-        return self._checked(acceptor, self._given(acceptor, call, randomness))
-
-    def batch_drafter(
-        self, acceptor: Acceptor, call: Prepared, processors: LogitsProcessorList, randomness: Randomness
-    ) -> BatchDrafter:
-        """Return the drafter for several rows."""
-        if self.drafts_with_model:
-            return Together(self._model_drafter(acceptor, call, processors, randomness))
-        drafter = Apart(
-            lambda row: self._checked(acceptor, self._given(acceptor, call.row(row), randomness)), call.batch
-        )
-        if any(x.requires_model_outputs for x in drafter.drafters):
+            settings = self._settings(call, processors, randomness)
+            settings["vocabulary"] = vocabulary_of(self.target, self.assistant_model)
+            if acceptor.run_ahead is not None:
+                return RunAheadDrafter.of(self.assistant_model, acceptor.run_ahead, progress, **settings)
+            length = draft_length_of(self.num_assistant_tokens, self.schedule, self.assistant_model, acceptor.name)
+            return ModelDrafter(
+                self.assistant_model, length, forwards=forwards, **self._kept(acceptor, call), **settings
+            )
+        if call.batch == 1:
+            return self._for_one(acceptor, call, call, randomness)
+        drafter = PerRowDrafter(lambda row: self._for_one(acceptor, call.row(row), call, randomness), call.batch)
+        if any(x.drafts_every_round for x in drafter.drafters):
             raise LossyUnsupportedError(
-                f"`candidate_generator` {type(drafter.drafters[0]).__name__} drafts from the states of one sequence, "
-                f"but the batch has {call.batch} rows; call generate() for one prompt at a time"
+                f"`candidate_generator` {type(drafter.drafters[0].generator).__name__} drafts from the states of one "
+                f"sequence, but the batch has {call.batch} rows; call generate() for one prompt at a time"
             )
         return drafter
 
-    def _model_drafter(
-        self,
-        acceptor: Acceptor,
-        call: Prepared,
-        processors: LogitsProcessorList,
-        randomness: Randomness,
-        make: Callable[..., ModelDrafter] = ModelDrafter,
-    ) -> ModelDrafter:
-        settings = self._settings(call, processors, randomness)
-        settings["vocabulary"] = vocabulary_of(self.target, self.assistant_model)
-        if acceptor.run_ahead is not None:
-            return RunningDrafter.of(self.assistant_model, acceptor.run_ahead.head, **settings)
-        return make(
-            self.assistant_model,
-            window_of(self.num_assistant_tokens, self.schedule, self.assistant_model, acceptor.name),
-            **self._kept(acceptor, call),
-            **settings,
-        )
-
     def _settings(self, call: Prepared, processors: LogitsProcessorList, randomness: Randomness) -> dict[str, Any]:
+        shared = compat.shared_decisions(self.target)
         return {
             "processors": processors,
             "do_sample": call.config.do_sample,
             "max_length": call.config.max_length,
             "attention_mask": mask_of(call.ids, call.inputs),
             "randomness": randomness,
+            "agree": shared and shared.agree,
         }
 
     def _kept(self, acceptor: Acceptor, call: Prepared) -> dict[str, Any]:
@@ -239,27 +237,29 @@ class DrafterChoice:
             "confidence": self.confidence,
         }
 
-    def _given(self, acceptor: Acceptor, call: Prepared, randomness: Randomness) -> CandidateGenerator:
-        """Return a drafter for one sequence: the user's own, one for another tokenizer, or transformers' own."""
+    def _for_one(self, acceptor: Acceptor, row: Prepared, call: Prepared, randomness: Randomness) -> GeneratorDrafter:
+        """Return a drafter for one row of a call."""
+        generator = self._generator(acceptor, row, randomness)
+        if "draft_probs" in acceptor.needs and isinstance(generator, compat.DRAFTERS_WITHOUT_LOGITS):
+            raise LossyValueError(
+                f"the rule {acceptor.name!r} needs the draft's distribution, but {type(generator).__name__} has none; "
+                "pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
+            )
+        wants_states = bool(call.config.return_dict_in_generate and call.config.output_hidden_states)
+        return GeneratorDrafter(generator, acceptor, row.inputs, wants_states)
+
+    def _generator(self, acceptor: Acceptor, call: Prepared, randomness: Randomness) -> CandidateGenerator:
+        """Return what drafts for one sequence: the user's own, one for another tokenizer, or transformers' own."""
         drafter = self.candidate_generator
-        if drafter is None and self.translation is not None:
-            return TranslatingDrafter(
-                self.assistant_model,
-                window_of(self.num_assistant_tokens, self.schedule),
-                translation=self.translation,
-                prompt=call.ids,
-                **self._kept(acceptor, call),
-                **self._settings(call, call.processors, randomness),
-            )
-        if drafter is None and self._encoded:
-            return EncodedDrafter(
-                self.assistant_model,
-                window_of(self.num_assistant_tokens, self.schedule),
-                call=call,
-                vocabulary=vocabulary_of(self.target, self.assistant_model),
-                **self._kept(acceptor, call),
-                **self._settings(call, call.processors, randomness),
-            )
+        if drafter is None and (self.translation is not None or self._encoded):
+            settings = self._kept(acceptor, call) | self._settings(call, call.processors, randomness)
+            length = draft_length_of(self.num_assistant_tokens, self.schedule)
+            if self.translation is not None:
+                return CrossTokenizerDrafter(
+                    self.assistant_model, length, translation=self.translation, prompt=call.ids, **settings
+                )
+            vocabulary = vocabulary_of(self.target, self.assistant_model)
+            return EncoderDecoderDrafter(self.assistant_model, length, call=call, vocabulary=vocabulary, **settings)
         if drafter is None:
             config = copy.deepcopy(call.config)
             config.update(**self.options, assistant_early_exit=None, num_assistant_tokens=self.num_assistant_tokens)
@@ -279,15 +279,6 @@ class DrafterChoice:
                 )
         if isinstance(drafter, ModelDrafter):
             drafter.reset()  # it may have drafted for another prompt
-        return drafter
-
-    @staticmethod
-    def _checked(acceptor: Acceptor, drafter: CandidateGenerator) -> CandidateGenerator:
-        if "draft_probs" in acceptor.needs and isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS):
-            raise LossyValueError(
-                f"the rule {acceptor.name!r} needs the draft's distribution, but {type(drafter).__name__} has none; "
-                "pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
-            )
         return drafter
 
 

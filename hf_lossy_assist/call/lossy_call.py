@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,21 +10,23 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from .. import compat
 from ..config import FIELDS, RunConfig, parse
-from ..decoding.batch_layout import Frame, framed
-from ..decoding.batching import BatchDecoding
-from ..decoding.break_even import BreakEven, NoBreakEven
+from ..decoding.batch_layout import BatchLayout, row_aligned
+from ..decoding.break_even import AlwaysDraft, BreakEven, speed_comparison
 from ..decoding.loop import Decoding, Run
-from ..decoding.outputs import GenerateLossyOutput
-from ..decoding.row_by_row import Loop, OneByOne
-from ..decoding.sequential import SequentialDecoding
-from ..decoding.sequential_batching import SequentialBatchDecoding
+from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
+from ..decoding.progress import Progress
+from ..decoding.row_by_row import RowByRow
+from ..decoding.stopping import Stopping
+from ..drafting import Drafter
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..forwards.static import StaticDecoding, plan_of
 from ..sampling import Randomness
-from ..stats import LossyStats
+from ..stats import LossyStats, StatsRecorder
+from ..verification.target import Target
+from ..verification.verifier import Verifier
 from .drafter_choice import DrafterChoice
+from .forwards_choice import choose_forwards
 from .prepared import Prepared
-from .refusals import check_apart, check_mode, check_prepared, check_together
+from .refusals import check_mode, check_prepared, check_row_by_row, check_together
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,58 +121,51 @@ class LossyCall:
         )
         check_prepared(self.model, self.config.acceptor, call)
         check_mode(self.config, generation_config.do_sample)
-        return self._loop(call).decode()
-
-    def _loop(self, call: Prepared) -> Loop:
-        acceptor, randomness = self.config.acceptor, Randomness(self.config.seed)
+        stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
+        randomness = Randomness(self._seed())
         if call.batch == 1:
-            return self._single(call, randomness)
+            return self._decoding(call, stopping, randomness).decode()
         self.choice.check_batch(call.batch)
-        if self.choice.one_by_one:
-            check_apart(acceptor.name, call)
-            return OneByOne([partial(self._single, call.alone(i), randomness) for i in range(call.batch)], call)
-        plan_of(self.model, self.config.compile, acceptor, self.choice, call)  # a static cache gives way
-        frame = Frame.of(call.ids, call.padding)
-        check_together(acceptor.name, call)
-        processors = framed(call.processors, frame)
-        drafter = self.choice.batch_drafter(acceptor, call, processors, randomness)
-        loop = BatchDecoding if acceptor.run_ahead is None else SequentialBatchDecoding
-        return loop(self._run(call, processors, drafter, randomness), call.ids, call.inputs, self._unseen(call), frame)
+        if self.choice.row_by_row:
+            check_row_by_row(self.config.acceptor.name, call)
+            return RowByRow(lambda i: self._decoding(call.alone(i), stopping, randomness, i), stopping, call).decode()
+        return self._decoding(call, stopping, randomness).decode()
 
-    def _single(self, call: Prepared, randomness: Randomness) -> Loop:
-        acceptor, unseen = self.config.acceptor, self._unseen(call)
-        plan = plan_of(self.model, self.config.compile, acceptor, self.choice, call)
-        if plan is not None:
-            drafter = self.choice.drafter(acceptor, call, call.processors, randomness, plan.model_drafter)
-            run = self._run(call, call.processors, drafter, randomness)
-            return StaticDecoding(run, call.ids, call.inputs, unseen, plan)
-        drafter = self.choice.drafter(acceptor, call, call.processors, randomness)
-        loop = Decoding if acceptor.run_ahead is None else SequentialDecoding
-        return loop(self._run(call, call.processors, drafter, randomness), call.ids, call.inputs, unseen)
-
-    @staticmethod
-    def _unseen(call: Prepared) -> int | None:
-        return compat.unseen_tokens(call.ids, call.inputs, call.config)
-
-    def _break_even(self, drafter: Any) -> BreakEven:
-        # A drafter that follows the target's states can't leave out a round.
-        possible = self.config.break_even and not getattr(drafter, "requires_model_outputs", False)
-        return BreakEven() if possible else NoBreakEven()
-
-    def _run(self, call: Prepared, processors: LogitsProcessorList, drafter: Any, randomness: Randomness) -> Run:
-        return Run(
-            model=self.model,
+    def _decoding(self, call: Prepared, stopping: Stopping, randomness: Randomness, row: int = 0) -> Decoding:
+        """Put a run together; ``row`` is the first of its rows, as ``stopping`` numbers them."""
+        acceptor, config = self.config.acceptor, call.config
+        layout, processors = BatchLayout.of(call.ids, call.padding), call.processors
+        forwards = choose_forwards(self.model, self.config.compile, acceptor, self.choice, call)
+        if call.batch > 1:
+            check_together(acceptor.name, call)
+            processors = row_aligned(processors, layout)
+        outputs = OutputRecorder(config, call.batch, call.ids.shape[1])
+        stats = StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch)
+        progress = Progress(stopping, self.config.limits.bind(call.tokenizer), stats, call.streamer, row)
+        keep_raw = "logits" in outputs.wanted
+        verifier = Verifier(self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
+        drafter = self.choice.drafter(acceptor, call, processors, randomness, progress, forwards.draft)
+        run = Run(
+            target=Target(forwards.target, verifier),
             drafter=drafter,
-            acceptor=self.config.acceptor,
-            processors=processors,
-            stopping_criteria=call.stopping_criteria,
-            config=call.config,
-            streamer=call.streamer,
-            randomness=randomness,
-            limits=self.config.limits.bind(call.tokenizer),
-            break_even=self._break_even(drafter),
+            acceptor=acceptor,
+            progress=progress,
+            outputs=outputs,
+            break_even=self._break_even(drafter, call),
             synced=call.synced_gpus,
         )
+        return Decoding(run, call.ids, layout)
+
+    def _seed(self) -> int | None:
+        """Return the run's seed; processes that compute a model together have to draw alike, also without one."""
+        shared = compat.shared_decisions(self.model) if self.config.seed is None else None
+        return self.config.seed if shared is None else shared.seed()
+
+    def _break_even(self, drafter: Drafter, call: Prepared) -> BreakEven | AlwaysDraft:
+        if not self.config.break_even or drafter.drafts_every_round:
+            return AlwaysDraft()
+        situation = (*self.choice.identity, str(call.ids.device), self.config.acceptor.name, call.batch)
+        return BreakEven(speed_comparison(self.model, *situation), compat.shared_clock(self.model))
 
 
 def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def check_together(mode: str, call: Prepared) -> None:
         )
 
 
-def check_apart(mode: str, call: Prepared) -> None:
+def check_row_by_row(mode: str, call: Prepared) -> None:
     """Refuse what rows that are decoded one by one can't have."""
     if call.synced_gpus:
         raise LossyUnsupportedError(

@@ -21,7 +21,14 @@ from .drafters import (
     intercepted_drafter,
     stock_drafter,
 )
-from .inputs import ForwardInputs, ending_tokens, forward_inputs, move_inputs, padding_token, unseen_tokens
+from .inputs import (
+    ForwardInputs,
+    PlainForwardInputs,
+    ending_tokens,
+    forward_inputs,
+    padding_token,
+    unseen_tokens,
+)
 from .models import (
     DECODING_METHODS,
     attention_of,
@@ -40,6 +47,7 @@ from .models import (
     unwrap,
     with_attention_of,
 )
+from .parallel import shared_clock, shared_decisions
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
 from .versions import versions_of
 
@@ -51,6 +59,7 @@ __all__ = [
     "STATEFUL_PROCESSORS",
     "CandidateGenerator",
     "ForwardInputs",
+    "PlainForwardInputs",
     "attention_of",
     "belongs_to_user",
     "compiles_by_itself",
@@ -65,7 +74,6 @@ __all__ = [
     "intercepted_drafter",
     "is_offloaded",
     "mark_as_user_s",
-    "move_inputs",
     "new_cache",
     "new_cross_cache",
     "origin_of",
@@ -77,6 +85,8 @@ __all__ = [
     "refusal_of_cache",
     "replaces_decoding",
     "rollback",
+    "shared_clock",
+    "shared_decisions",
     "stock_drafter",
     "supports_static_cache",
     "text_cache",

@@ -9,11 +9,11 @@ from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 
-from ..decoding.buffers import Continued, counting, ones
-from .models import forward_accepts
+from ..decoding.buffers import GrowingTensor, counting, ones
+from .models import device_of, forward_accepts
 
 if TYPE_CHECKING:
-    from ..decoding.batch_layout import Move
+    from ..decoding.batch_layout import RowShift
 
 _CROSS_MASKS = ("cross_attention_mask", "image_attention_mask")
 _IN_LINE_WITH_IDS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
@@ -46,40 +46,46 @@ class ForwardInputs:
         self.model = model
         self.with_encoder = model.config.is_encoder_decoder
         prefix = "decoder_" if self.with_encoder else ""
+        self._ids = f"{prefix}input_ids"
         self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
         self._going_on = {self._mask: ones, self._positions: counting}
-        self._ahead: dict[str, Continued] = {}
+        self._ahead: dict[str, GrowingTensor] = {}
         self._usual = _as_the_mixin(model, "_update_model_kwargs_for_generation")
 
-    def of_candidate(
-        self,
-        candidate_ids: torch.LongTensor,
-        model_kwargs: dict[str, Any],
-        drafted: int,
-        new_tokens: int | None,
-        first: bool,
-        pending: int = 0,
+    def of_text(
+        self, text: torch.LongTensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
-        """Return the inputs of one forward over ``drafted`` tokens and the committed ones before them.
+        """Return the inputs of one forward over ``text`` ``(B, L)`` from token ``seen`` on.
 
-        ``new_tokens`` is the number of tokens to send, None for all; logits are asked for at the last
-        ``drafted + 1`` positions. ``pending`` committed tokens came after ``model_kwargs`` were prepared.
+        Parameters
+        ----------
+        text
+            Committed and drafted tokens.
+        carried
+            What is carried from one forward to the next.
+        seen
+            How many tokens the cache holds.
+        longer
+            How many tokens there are beyond those that mask and positions cover.
+        keep
+            At how many positions, counted from the end, logits are wanted.
+        first
+            Whether this is a run's first forward.
         """
-        kwargs = dict(model_kwargs)
-        longer = drafted + pending
+        kwargs = dict(carried)
         mask = kwargs.get(self._mask)
         if mask is not None and any(name in kwargs for name in _CROSS_MASKS):  # they grow with it
             kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + longer, self.with_encoder)
-        kwargs |= self._longer(model_kwargs, longer)
+        kwargs |= self._longer(carried, longer)
         if (types := kwargs.get("token_type_ids")) is not None:
             kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + longer)
         if (types := kwargs.get("mm_token_type_ids")) is not None:
             kwargs["mm_token_type_ids"] = nn.functional.pad(types, (0, longer))  # all text
         inputs = self.model.prepare_inputs_for_generation(
-            candidate_ids, next_sequence_length=new_tokens, is_first_iteration=first, **kwargs
+            text, next_sequence_length=text.shape[1] - seen if seen else None, is_first_iteration=first, **kwargs
         )
         if "logits_to_keep" in inputs:
-            inputs["logits_to_keep"] = drafted + 1
+            inputs["logits_to_keep"] = keep
         return inputs
 
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
@@ -95,13 +101,21 @@ class ForwardInputs:
         model_kwargs.update(rest, **longer)
         return model_kwargs
 
+    def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
+        """Let inputs that stand in line with ``ids`` ``(B, S)`` follow the rows of a batch."""
+        for name in _IN_LINE_WITH_IDS:
+            if (values := carried.get(name)) is not None:
+                carried[name] = shift.take(values, 0)
+        if carried.get("attention_mask") is None and len(set(shift.ends)) > 1:
+            carried["attention_mask"] = shift.take(torch.ones_like(ids), 0)
+
     def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
         """Return mask and positions, as far as there are any, for ``count`` more tokens."""
         longer = {}
         for name, go_on in self._going_on.items():
             if (values := model_kwargs.get(name)) is not None:
                 if name not in self._ahead or not self._ahead[name].begins_with(values):
-                    self._ahead[name] = Continued(values, go_on)
+                    self._ahead[name] = GrowingTensor(values, go_on)
                 longer[name] = self._ahead[name].upto(values.shape[-1] + count)
         return longer
 
@@ -126,26 +140,30 @@ class PlainForwardInputs(ForwardInputs):
             and ids.device == model.device
         )
 
-    def of_candidate(
-        self,
-        candidate_ids: torch.LongTensor,
-        model_kwargs: dict[str, Any],
-        drafted: int,
-        new_tokens: int | None,
-        first: bool,
-        pending: int = 0,
+    def of_text(
+        self, text: torch.LongTensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
-        length = candidate_ids.shape[1]
-        start = 0 if new_tokens is None else length - new_tokens
-        longer = self._longer(model_kwargs, drafted + pending)
-        positions = longer["position_ids"]
-        longer["position_ids"] = positions[..., start - length :].clone(memory_format=torch.contiguous_format)
-        ids = candidate_ids[:, start:].clone(memory_format=torch.contiguous_format)
-        return model_kwargs | longer | {"input_ids": ids, "logits_to_keep": drafted + 1}
+        length = text.shape[1]
+        inputs = carried | self._longer(carried, longer)
+        if (positions := inputs.get("position_ids")) is not None:
+            inputs["position_ids"] = positions[..., seen - length :].clone(memory_format=torch.contiguous_format)
+        inputs[self._ids] = text[:, seen:].clone(memory_format=torch.contiguous_format)
+        if "logits_to_keep" in carried:
+            inputs["logits_to_keep"] = keep
+        return inputs
 
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
-        model_kwargs.update(self._longer(model_kwargs, committed), past_key_values=outputs.past_key_values)
+        model_kwargs.update(self._longer(model_kwargs, committed))
+        if outputs is not None:
+            model_kwargs["past_key_values"] = outputs.past_key_values
         return model_kwargs
+
+    def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
+        super().move(carried, shift, ids)
+        mask = carried.get("attention_mask")
+        if mask is not None and "position_ids" not in carried and forward_accepts(self.model, "position_ids"):
+            carried["attention_mask"] = mask = mask.to(device_of(self.model))
+            carried["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def forward_inputs(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:
@@ -168,12 +186,3 @@ def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], con
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
     # A mask longer than the ids says that the ids are only what is new.
     return input_ids.shape[1] - past if covered == input_ids.shape[1] else None
-
-
-def move_inputs(model_kwargs: dict[str, Any], move: Move, ids: torch.Tensor) -> None:
-    """Let inputs that stand in line with ``ids`` ``(B, S)`` follow the rows of a batch."""
-    for name in _IN_LINE_WITH_IDS:
-        if (values := model_kwargs.get(name)) is not None:
-            model_kwargs[name] = move.take(values, 0)
-    if model_kwargs.get("attention_mask") is None and len(set(move.ends)) > 1:
-        model_kwargs["attention_mask"] = move.take(torch.ones_like(ids), 0)

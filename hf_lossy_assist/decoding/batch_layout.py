@@ -14,7 +14,7 @@ from ..compat import PREFIX_FREE_PROCESSORS, processes_rows_alike
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class RowShift:
     """From the rectangle of one round to that of the next: rows shift, and those that have ended leave.
 
     Attributes
@@ -25,8 +25,6 @@ class Move:
         Per row that stays: the slot after its newest token, before.
     width
         The slot after every row's newest token, now.
-    changes
-        Whether anything leaves or shifts at all.
     device
         Of the tokens.
     """
@@ -34,7 +32,6 @@ class Move:
     rows: tuple[int, ...]
     ends: tuple[int, ...]
     width: int
-    changes: bool
     device: torch.device
 
     @cached_property
@@ -67,7 +64,7 @@ class Move:
 
 
 @dataclass(eq=False)
-class Frame:
+class BatchLayout:
     """Which text stands where: every row ends in the last column, and what it lacks to the left is padding.
 
     A row's own text is the whole prompt, with the padding that it came with, and what was generated: what plain
@@ -95,8 +92,8 @@ class Frame:
     ended: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, ids: Tensor, pad: int) -> Frame:
-        """Return the frame of a batch of prompts ``(B, L)``."""
+    def of(cls, ids: Tensor, pad: int) -> BatchLayout:
+        """Return the layout of a batch of prompts ``(B, L)``."""
         batch, length = ids.shape
         return cls(list(range(batch)), [length] * batch, batch, pad)
 
@@ -105,7 +102,7 @@ class Frame:
         return max(self.lengths, default=0)
 
     @property
-    def extras(self) -> list[int]:
+    def left_padding(self) -> list[int]:
         """Columns of padding before each row's text."""
         return [self.width - length for length in self.lengths]
 
@@ -114,27 +111,32 @@ class Frame:
         """Whether the rectangle is the batch as plain ``generate()`` would have it."""
         return len(self.rows) == self.batch and min(self.lengths) == max(self.lengths)
 
-    def grow(self, extended: Tensor, committed: Sequence[int], done: Sequence[bool]) -> Move:
-        """Take a round's tokens in: ``committed`` of them per row, which stand in ``extended`` ``(B, W + n + 1)``."""
+    def grow(self, extended: Tensor, counts: Sequence[int], ended: Sequence[bool]) -> RowShift | None:
+        """Take a round's tokens in: ``counts`` of them per row, which stand in ``extended`` ``(B, W + n + 1)``.
+
+        Returns how the rows move into the next rectangle; None where they stay where they are, and after the last.
+        """
         width = self.width
-        ends = [width + count for count in committed]
-        for i, (row, extra) in enumerate(zip(self.rows, self.extras, strict=True)):
-            if done[i]:
-                self.ended[row] = extended[i, extra : ends[i]].clone()
-        stay = [i for i in range(len(self.rows)) if not done[i]]
-        lengths = [self.lengths[i] + committed[i] for i in stay]
-        changes = len(stay) < len(self.rows) or any(max(lengths) - width != committed[i] for i in stay)
+        ends = [width + count for count in counts]
+        for i, (row, padding) in enumerate(zip(self.rows, self.left_padding, strict=True)):
+            if ended[i]:
+                self.ended[row] = extended[i, padding : ends[i]].clone()
+        stay = [i for i in range(len(self.rows)) if not ended[i]]
+        lengths = [self.lengths[i] + counts[i] for i in stay]
+        changes = len(stay) < len(self.rows) or any(max(lengths) - width != counts[i] for i in stay)
         self.rows = [self.rows[i] for i in stay]
         self.lengths = lengths
-        return Move(tuple(stay), tuple(ends[i] for i in stay), self.width, changes, extended.device)
+        if not changes or not stay:
+            return None
+        return RowShift(tuple(stay), tuple(ends[i] for i in stay), self.width, extended.device)
 
-    def texts(self) -> Tensor:
-        """Return ``(B, T)`` all texts once they have ended, padded on the right."""
-        texts = [self.ended[row] for row in range(self.batch)]
+    def texts(self, lengths: Sequence[int]) -> Tensor:
+        """Return ``(B, T)`` all texts, cut to their lengths, once they have ended; padded on the right."""
+        texts = [self.ended[row][: lengths[row]] for row in range(self.batch)]
         return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=self.pad)
 
 
-class FramedProcessors(LogitsProcessor):
+class RowAlignedProcessors(LogitsProcessor):
     """Shows every row's own text to processors that look at it.
 
     Rows whose texts are equally long are processed together. Processors that may tell rows apart by their number see
@@ -144,19 +146,19 @@ class FramedProcessors(LogitsProcessor):
     ----------
     processors
         The user's.
-    frame
+    layout
         Where the texts stand.
     """
 
-    def __init__(self, processors: LogitsProcessorList, frame: Frame) -> None:
+    def __init__(self, processors: LogitsProcessorList, layout: BatchLayout) -> None:
         self.processors = processors
-        self.frame = frame
+        self.layout = layout
         self._alike = all(processes_rows_alike(processor) for processor in processors)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self.frame.untouched:
+        if self.layout.untouched:
             return self.processors(input_ids, scores)
-        extras = self.frame.extras
+        extras = self.layout.left_padding
         out = torch.empty_like(scores)
         process = self._among_themselves if self._alike else self._in_whole_batch
         for extra in sorted(set(extras)):
@@ -168,13 +170,13 @@ class FramedProcessors(LogitsProcessor):
         return self.processors(ids[rows, extra:], scores[rows])
 
     def _in_whole_batch(self, rows: list[int], ids: Tensor, scores: Tensor, extra: int) -> Tensor:
-        frame, length = self.frame, ids.shape[1] - extra
-        texts = ids.new_full((frame.batch, length), frame.pad)
-        own = {row: ids[i, start:] for i, (row, start) in enumerate(zip(frame.rows, frame.extras, strict=True))}
-        for row, text in (own | frame.ended).items():
+        layout, length = self.layout, ids.shape[1] - extra
+        texts = ids.new_full((layout.batch, length), layout.pad)
+        own = {row: ids[i, start:] for i, (row, start) in enumerate(zip(layout.rows, layout.left_padding, strict=True))}
+        for row, text in (own | layout.ended).items():
             texts[row, : len(text)] = text[:length]
-        every = scores.new_zeros(frame.batch, scores.shape[-1])
-        numbers = [frame.rows[i] for i in rows]
+        every = scores.new_zeros(layout.batch, scores.shape[-1])
+        numbers = [layout.rows[i] for i in rows]
         every[numbers] = scores[rows]
         return self.processors(texts, every)[numbers]
 
@@ -200,8 +202,8 @@ class RowProcessors(LogitsProcessor):
         return every[self.row : self.row + 1]
 
 
-def framed(processors: LogitsProcessorList, frame: Frame) -> LogitsProcessorList:
-    """Return processors for rows of different lengths; those that do not look at the text stay as they are."""
+def row_aligned(processors: LogitsProcessorList, layout: BatchLayout) -> LogitsProcessorList:
+    """Return processors that see each row's own text; those that do not look at the text stay as they are."""
     if all(type(processor) in PREFIX_FREE_PROCESSORS for processor in processors):
         return processors
-    return LogitsProcessorList([FramedProcessors(processors, frame)])
+    return LogitsProcessorList([RowAlignedProcessors(processors, layout)])

@@ -15,7 +15,7 @@ class TokenBuffer:
     """The tokens of a text and of proposals after it; writing one does not copy the others.
 
     Everything that is handed out is a view. What stands behind the text is overwritten by the next proposal; the text
-    itself is not, unless :meth:`become` says so.
+    itself is not, unless :meth:`reset` says so.
 
     Parameters
     ----------
@@ -25,24 +25,24 @@ class TokenBuffer:
     Examples
     --------
     >>> text = TokenBuffer(torch.tensor([[5, 6]]))
-    >>> text.followed_by(torch.tensor([[7, 8]]))
+    >>> text.with_draft(torch.tensor([[7, 8]]))
     tensor([[5, 6, 7, 8]])
     >>> text.advance(1)
-    >>> text.followed_by(torch.tensor([[9]]))
+    >>> text.with_draft(torch.tensor([[9]]))
     tensor([[5, 6, 7, 9]])
     """
 
     def __init__(self, ids: Tensor) -> None:
         self._block = torch.empty(len(ids), 0, dtype=torch.long, device=ids.device)
         self.length = 0
-        self.become(ids)
+        self.reset(ids)
 
     @property
     def ids(self) -> Tensor:
         """``(B, L)`` the text."""
         return self._block[:, : self.length]
 
-    def become(self, ids: Tensor, known: int = 0) -> None:
+    def reset(self, ids: Tensor, known: int = 0) -> None:
         """Hold ``ids`` ``(B, L)`` in place of everything but the first ``known`` tokens, which are here already."""
         rows, length = ids.shape
         if rows != len(self._block) or ids.device != self._block.device or length > self._block.shape[1]:
@@ -50,29 +50,28 @@ class TokenBuffer:
         self._block[:, known:length] = ids[:, known:]
         self.length = length
 
-    def followed_by(self, tokens: Tensor) -> Tensor:
+    def with_draft(self, tokens: Tensor) -> Tensor:
         """Write a proposal ``(B, n)`` after the text and return both ``(B, L + n)``; the text remains what it is."""
         end = self._reserve(tokens.shape[1])
         self._block[:, self.length : end] = tokens
         return self._block[:, :end]
 
-    def ending_with(self, kept: int, token: Tensor) -> Tensor:
-        """Write ``token`` ``(B,)`` after the first ``kept`` tokens of the last proposal; return the text up to it."""
-        end = self._reserve(kept + 1)
-        self._block[:, end - 1] = token
+    def with_next(self, drafted: int, kept: Tensor, token: Tensor) -> Tensor:
+        """Write ``token`` ``(B,)`` after the first ``kept`` ``(B,)`` tokens of the last proposal, of ``drafted`` ones.
+
+        Returns all of it, ``(B, L + drafted + 1)``.
+        """
+        end = self._reserve(drafted + 1)
+        self._block.scatter_(1, (kept + self.length)[:, None], token[:, None])
         return self._block[:, :end]
 
     def advance(self, count: int) -> None:
         """Let ``count`` tokens of the last proposal belong to the text."""
         self.length += count
 
-    def retreat(self, length: int) -> None:
-        """Let only the first ``length`` tokens belong to the text."""
-        self.length = length
-
     def append(self, tokens: Tensor) -> None:
         """Let the text go on with ``tokens`` ``(B, n)``."""
-        self.followed_by(tokens)
+        self.with_draft(tokens)
         self.advance(tokens.shape[1])
 
     def _reserve(self, count: int) -> int:
@@ -83,8 +82,8 @@ class TokenBuffer:
         return end
 
 
-class Continued:
-    """A tensor in line with a text, and how it goes on: made once, read as far as the text has come.
+class GrowingTensor:
+    """A tensor that has one value per token of a text, and how it goes on: made once, read as far as the text has come.
 
     Parameters
     ----------
@@ -95,7 +94,7 @@ class Continued:
 
     Examples
     --------
-    >>> Continued(torch.tensor([[0, 0, 1]]), counting).upto(6)
+    >>> GrowingTensor(torch.tensor([[0, 0, 1]]), counting).upto(6)
     tensor([[0, 0, 1, 2, 3, 4]])
     """
 

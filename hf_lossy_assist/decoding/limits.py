@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LossyValueError
-from ..messages import Strictness
+from ..messages import LosslessPositions
 
 MARKERS = {"thinking": ("<think>", "</think>")}
 """Named scopes and the texts that open and close them."""
@@ -128,9 +128,9 @@ class BoundLimits:
     limits: Limits
     scope: Scope | None
 
-    def strictness(
+    def lossless_positions(
         self, candidate: Tensor, drafted: int, generated: Sequence[int], lossy: Sequence[int]
-    ) -> Strictness | None:
+    ) -> LosslessPositions | None:
         """Say where a round has to be lossless.
 
         Parameters
@@ -156,7 +156,7 @@ class BoundLimits:
             # An hair of slack, so that 0.1 of 10 tokens is 1.
             allowed = (number * self.limits.budget + 1e-6).floor().long()
             allowance = allowed - torch.tensor(lossy, device=device)[:, None]
-        return Strictness(positions, allowance)
+        return LosslessPositions(positions, allowance)
 
 
 def _is_marker(value: Any) -> bool:

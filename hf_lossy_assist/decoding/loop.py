@@ -2,218 +2,212 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
+from transformers import PreTrainedModel
 
-from .. import drafting
 from ..acceptors import Acceptor, decide
-from ..compat import CandidateGenerator, forward_inputs, idle_forward, recording, rollback, unfinished
-from ..messages import Decision, Draft, Outcome, Strictness, Verification
-from ..sampling import Randomness
-from ..stats import LossyStats, StatsRecorder
-from ..verification.verifier import Verifier
-from .break_even import BreakEven
+from ..compat import unfinished
+from ..drafting import Drafter
+from ..messages import Commit, Decision, Draft, RowDecision, Verification
+from ..stats import LossyStats
+from ..verification.target import Target
+from .batch_layout import BatchLayout
+from .break_even import AlwaysDraft, BreakEven
 from .buffers import TokenBuffer
-from .limits import BoundLimits
 from .outputs import GenerateLossyOutput, OutputRecorder
-from .stopping import Stopping
+from .progress import Progress
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Everything that stays the same over one call.
+    """Who takes part in a call.
 
     Attributes
     ----------
-    model
-        The target.
-    drafter
-        Any candidate generator.
-    acceptor
-        The rule.
-    processors, stopping_criteria, config, streamer
-        As ``generate()`` prepared them.
-    randomness
-        The source of every random number.
-    limits
-        Where the run may be lossy.
+    target, drafter, acceptor
+        What verifies, what drafts, and the rule.
+    progress
+        Where tokens become part of the output.
+    outputs
+        Collects what the caller asked for.
     break_even
         Says when to decode without a draft.
     synced
         Whether every process has to run a forward of the target in every round, until all have finished.
     """
 
-    model: PreTrainedModel
-    drafter: CandidateGenerator
+    target: Target
+    drafter: Drafter
     acceptor: Acceptor
-    processors: LogitsProcessorList
-    stopping_criteria: StoppingCriteriaList
-    config: GenerationConfig
-    streamer: BaseStreamer | None
-    randomness: Randomness
-    limits: BoundLimits
-    break_even: BreakEven
+    progress: Progress
+    outputs: OutputRecorder
+    break_even: BreakEven | AlwaysDraft
     synced: bool = False
 
 
 class Decoding:
-    """One sequence in the making.
+    """Sequences in the making: the rows of a batch, or a batch of one.
+
+    A round is one forward of the target over all rows. After a round in which they kept different numbers of tokens,
+    every row is shifted so that the newest tokens stand in one column again, and rejected tokens vanish from the
+    caches; a row that has ended leaves. Where all rows agree, and in a batch of one, nothing is moved.
 
     Parameters
     ----------
     run
-        Models, rule and settings.
+        Who takes part.
     ids
-        ``(1, L)`` prompt.
-    inputs
-        What ``generate()`` prepared for the target's forward; holds the cache.
-    unseen
-        How many tokens of the prompt the cache lacks; None where the whole prompt is to be sent.
+        ``(B, L)`` prompts.
+    layout
+        Where the rows stand.
     """
 
-    def __init__(self, run: Run, ids: Tensor, inputs: dict[str, Any], unseen: int | None) -> None:
+    def __init__(self, run: Run, ids: Tensor, layout: BatchLayout) -> None:
         self.run = run
         self.text = TokenBuffer(ids)
-        self.inputs = inputs
-        self.unseen = unseen
-        self.outputs: Any = None
-        self.raw: Tensor | None = None
-        self.n_accepted = 0
+        self.layout = layout
         self.done = False
-        self.record = OutputRecorder(run.config)
-        self.stats = StatsRecorder(run.acceptor.is_lossless(run.config.do_sample))
-        self.stopping = Stopping(run.config, run.stopping_criteria)
-        self.verifier = self.new_verifier()
 
     @property
-    def ids(self) -> Tensor:
-        """``(B, L)`` the committed tokens, as a view."""
-        return self.text.ids
-
-    def new_verifier(self) -> Verifier:
-        return Verifier(**self.verifying, inputs=forward_inputs(self.run.model, self.ids, self.inputs))
-
-    @property
-    def verifying(self) -> dict[str, Any]:
-        """What any verifier of the run is to know."""
-        return {
-            "model": self.run.model,
-            "processors": self.run.processors,
-            "acceptor": self.run.acceptor,
-            "do_sample": self.run.config.do_sample,
-            "randomness": self.run.randomness,
-            "keep_raw": self.record.wants("logits"),
-        }
+    def model(self) -> PreTrainedModel:
+        """The target's model."""
+        return self.run.target.model
 
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
-        """Run rounds until the sequence ends; return what ``generate()`` is to return, and the statistics."""
-        with recording(self.inputs["past_key_values"]):
-            self.rounds()
-        return self.finish()
+        """Run rounds until every row ends; return what ``generate()`` is to return, and the statistics."""
+        with self.in_use():
+            while unfinished(self.model, self.done, self.run.synced, self.text.ids.device):
+                if self.done:
+                    self.keep_up()
+                else:
+                    self.round()
+            return self.finish()
 
-    def rounds(self) -> None:
-        while unfinished(self.run.model, self.done, self.run.synced, self.ids.device):
-            if self.done:
-                self.keep_up()
-            else:
-                self.round()
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside the block, rounds may be run."""
+        with self.run.target.in_use(), self.run.drafter.in_use():
+            yield
 
     def round(self) -> None:
+        """Draft, verify, accept, commit."""
         draft = self.draft()
-        verification = self.verify(draft)
-        decision = self.accept(verification, draft)
-        self.commit(draft, verification, decision)
+        candidate = self.text.with_draft(draft.tokens)
+        if not draft.undecided_rows:  # all texts have ended in tokens that are committed without the target
+            self.keep_up()
+            self.commit(draft, None, RowDecision.of_trusted(draft), candidate)
+            return
+        verification = self.verify(draft, candidate)
+        decision = self.accept(draft, candidate, verification)
+        with self.run.progress.stats.timed("deciding"):
+            decisions = RowDecision.fetch(draft, decision)
+        kept = decision.n_accepted
+        if draft.trusted is not None:
+            kept = (draft.n_trusted + kept).clamp(max=len(draft))  # more only in rows that have ended
+        self.commit(draft, verification, decisions, self.text.with_next(len(draft), kept, decision.next_token))
 
     def keep_up(self) -> None:
         """Run a forward for nothing where processes that share weights have to run as many as the slowest."""
         if self.run.synced:
-            idle_forward(self.run.model, self.ids, self.inputs)
+            self.run.target.idle(self.text.ids)
 
     def draft(self) -> Draft:
-        with self.stats.timed("drafting"):
-            context = {}
-            if self.run.drafter.requires_model_outputs:
-                context = {
-                    "model_kwargs": self.inputs,
-                    "model_outputs": self.outputs,
-                    "is_first_iteration": self.outputs is None,
-                    "n_last_matches": self.n_accepted,
-                }
-            room = self.stopping.room(self.ids.shape[1]) - 1  # the target adds a token of its own
+        """Ask the drafter for a proposal."""
+        stats, rows = self.run.progress.stats, self.layout.rows
+        with stats.timed("drafting"):
             if self.run.break_even.plain:
-                room = 0
-            return drafting.draft(self.run.drafter, self.ids, room, self.run.acceptor, **context)
+                return Draft.empty(self.text.ids)
+            draft = self.run.drafter.propose(self.text.ids, self.layout, self.run.progress.rooms(rows))
+            stats.draft_work(draft.cost, rows)
+            return draft
 
-    def verify(self, draft: Draft) -> Verification:
-        with self.stats.timed("verifying"):
-            verification, self.outputs, self.raw = self.verifier.verify(
-                self.text.followed_by(draft.tokens),
-                draft,
-                self.inputs,
-                first=self.outputs is None,
-                new_tokens=self.unseen,
-                overrides=self.overrides(),
-            )
-            self.stats.target_call(self.verifier.sent)
+    def verify(self, draft: Draft, candidate: Tensor) -> Verification:
+        """Run the target over the proposal at the end of ``candidate`` ``(B, W + n)``."""
+        stats, rows = self.run.progress.stats, self.layout.rows
+        with stats.timed("verifying"):
+            verification = self.run.target.verify(candidate, draft)
+            stats.target_call(verification.sent, [rows[i] for i in draft.undecided_rows], len(rows))
             return verification
 
-    def overrides(self) -> dict[str, Any]:
-        """Return inputs of the target's forward that the drafter insists on."""
-        drafter = self.run.drafter
-        if not drafter.requires_model_outputs:
-            return {}
-        # All states, where the caller wants them too, and not only those that the drafter reads.
-        wanted = {"output_hidden_states": True} if self.record.wants("hidden_states") else {}
-        return drafter.model_kwargs_overrides | wanted
+    def accept(self, draft: Draft, candidate: Tensor, verification: Verification) -> Decision:
+        """Apply the rule."""
+        progress = self.run.progress
+        with progress.stats.timed("deciding"):
+            positions = progress.lossless_positions(candidate, len(draft), self.layout.rows)
+            if positions is not None and draft.trusted is not None:
+                positions = positions.after(draft.first_undecided)
+            return decide(self.run.acceptor, verification, positions)
 
-    def accept(self, verification: Verification, draft: Draft) -> Decision:
-        with self.stats.timed("deciding"):
-            strictness = None
-            if not self.run.limits.limits.everywhere_lossy:
-                strictness = self.strictness(self.text.followed_by(draft.tokens), len(draft))
-            return decide(self.run.acceptor, verification, strictness)
+    def commit(
+        self, draft: Draft, verification: Verification | None, decisions: list[RowDecision], extended: Tensor
+    ) -> None:
+        """Add the round's tokens to the texts, up to where these end.
 
-    def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
-        with self.stats.timed("deciding"):
-            (outcome,) = Outcome.fetch(draft, decision)
-        self.n_accepted = outcome.n_accepted
-        extended = self.text.ending_with(outcome.n_accepted, decision.next_token)
-        scores = self.record.scores_with(verification.logits, len(outcome.tokens))
-        committed, self.done = self.stopping.cut(extended, outcome.tokens, scores)
-        self.text.advance(committed)
-        self.after_target(len(draft), committed)
-        self.record.record(self.outputs, verification.logits, self.raw, committed, len(draft))
-        self.stats.round(len(draft), outcome.n_accepted, committed, outcome.lossless, outcome.kept_by)
-        self.run.drafter.update_candidate_strategy(self.ids, verification.logits, outcome.n_accepted)
-        if self.run.break_even.observe(committed):
-            self.stats.gave_up()
-        if self.run.streamer is not None:
-            self.run.streamer.put(self.ids[:, -committed:].cpu())
-
-    def after_target(self, drafted: int, committed: int, pending: int = 0) -> None:
-        """Bring the target's inputs in line with what a forward over ``drafted`` tokens has led to."""
-        # The newest token is never in the cache: it is the first input of the next forward.
-        rollback(self.inputs["past_key_values"], drafted - (committed - 1))
-        self.inputs = self.verifier.inputs.after(self.outputs, self.inputs, pending + committed)
-        self.unseen = 1
-
-    def strictness(self, candidate: Tensor, drafted: int) -> Strictness | None:
-        """Say where the last ``drafted`` tokens of ``candidate`` have to be lossless."""
-        return self.run.limits.strictness(candidate, drafted, [self.stats.generated], [self.stats.lossy])
+        ``extended`` ``(B, W + n + 1)`` are the texts with all of the round's tokens.
+        """
+        progress, outputs, rows = self.run.progress, self.run.outputs, tuple(self.layout.rows)
+        padding, width = tuple(self.layout.left_padding), self.text.length
+        if verification is not None:
+            outputs.record(rows, verification, [len(x.tokens) for x in decisions], len(draft))
+        progress.commit(rows, [x.tokens[x.trusted :] for x in decisions], outputs.scores_upto)
+        counts = self._count(draft, decisions, rows)
+        ended = [progress.ended(row) for row in rows]
+        self.done = all(ended)
+        commit = Commit(
+            ids=extended,
+            start=width,
+            drafted=len(draft),
+            accepted=tuple(x.trusted + x.n_accepted for x in decisions),
+            counts=counts,
+            rows=rows,
+            padding=padding,
+            verification=verification,
+            shift=self.layout.grow(extended, counts, ended),
+        )
+        self._follow(commit)
+        if self.run.break_even.observe(sum(counts) / len(counts)):
+            progress.stats.gave_up()
 
     def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
-        if self.run.streamer is not None:
-            self.run.streamer.end()
-        self.stats.draft_calls = getattr(self.run.drafter, "calls", 0)
-        self.stats.draft_tokens = getattr(self.run.drafter, "tokens", 0)
-        stats = self.stats.finish()
-        if not self.run.config.return_dict_in_generate:
-            return self.ids.clone(), stats
-        inputs = self.inputs
-        return self.record.finish(
-            self.ids.clone(), inputs["past_key_values"], stats, inputs.get("encoder_outputs")
-        ), stats
+        """Return what ``generate()`` is to return, and the statistics."""
+        progress, outputs = self.run.progress, self.run.outputs
+        if progress.streamer is not None:
+            progress.streamer.end()
+        prompt, rows = progress.stopping.prompt, range(self.layout.batch)
+        for row in rows:  # some may have been cut back after they had ended
+            progress.stats.rows[row].cut(progress.generated(row))
+            outputs.cut(row, progress.generated(row))
+        texts = self.layout.texts([prompt + progress.generated(row) for row in rows])
+        progress.stats.flops = self.run.drafter.flops(self.model, texts.shape[1], progress.stats)
+        stats = progress.stats.finish()
+        if not outputs.as_dict:
+            return texts, stats
+        return outputs.finish(texts, stats, self.run.target.carried if len(rows) == 1 else {}), stats
+
+    def _count(self, draft: Draft, decisions: list[RowDecision], rows: tuple[int, ...]) -> tuple[int, ...]:
+        """Take the round into the statistics; return by how many tokens each text has grown."""
+        progress, counts = self.run.progress, []
+        trusting = None if draft.trusted is None else self.run.acceptor.name
+        for i, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
+            own, generated = progress.stats.rows[row], progress.generated(row)
+            counts.append(generated - own.generated)  # below zero where a row that was ahead is cut back
+            own.add(decision, draft.undecided_in(i), max(0, counts[-1]), trusting)
+            own.cut(generated)
+            if progress.ended(row):
+                progress.stats.end(row)
+        return tuple(counts)
+
+    def _follow(self, commit: Commit) -> None:
+        """Bring text, target and drafter in line with what has been committed."""
+        if commit.shift is not None:
+            self.text = TokenBuffer(commit.shift.take(commit.ids, self.layout.pad))
+        elif not self.done or len(commit.counts) == 1:
+            self.text.advance(commit.counts[0])
+        else:
+            return
+        self.run.target.keep(commit)
+        self.run.drafter.observe(commit)

@@ -1,9 +1,10 @@
-"""The rows of a batch that can't be decoded together, one after another."""
+"""The rows of a batch that can't be decoded together, round by round in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..call.prepared import Prepared
 from ..stats import LossyStats, joined
+from .loop import Decoding
 from .outputs import GenerateLossyOutput, side_by_side
+from .stopping import Stopping
 
 _PER_TOKEN = (
     "scores", "logits", "hidden_states", "attentions", "decoder_hidden_states", "decoder_attentions",
@@ -20,34 +23,46 @@ _PER_TOKEN = (
 _PER_LAYER = ("encoder_hidden_states", "encoder_attentions")
 
 
-class Loop(Protocol):
-    """What decodes a call."""
+class RowByRow:
+    """Decodes the rows of a batch apart, for drafters that follow one sequence's states and encoder-decoder models.
 
-    def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
-        """Return what ``generate()`` is to return, and the statistics."""
-
-
-class OneByOne:
-    """For drafters that follow one sequence's states, and for encoder-decoder models.
+    One row after another; where criteria are asked about the whole batch in the order of the positions, the row with
+    the shortest text has the next round.
 
     Parameters
     ----------
-    loops
-        Make every row's loop.
+    make
+        From a row's number to its run.
+    stopping
+        Where the rows' texts end; the runs share it.
     call
         The whole batch.
     """
 
-    def __init__(self, loops: Sequence[Callable[[], Loop]], call: Prepared) -> None:
-        self.loops = loops
+    def __init__(self, make: Callable[[int], Decoding], stopping: Stopping, call: Prepared) -> None:
+        self.make = make
+        self.stopping = stopping
         self.call = call
 
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
-        results, stats = zip(*(make().decode() for make in self.loops), strict=True)
+        """Return what ``generate()`` is to return, and the statistics."""
+        runs: dict[int, Decoding] = {}
+        with ExitStack() as stack:
+            while (i := self._next_row()) is not None:
+                if i not in runs:
+                    runs[i] = self.make(i)
+                    stack.enter_context(runs[i].in_use())
+                runs[i].round()
+            results, stats = zip(*(runs[i].finish() for i in range(self.call.batch)), strict=True)
         total = joined(stats)
         if not self.call.config.return_dict_in_generate:
             return self._padded(results), total
         return self._together(results, total), total
+
+    def _next_row(self) -> int | None:
+        going_on = [i for i, ended in enumerate(self.stopping.ended) if not ended]
+        in_order = self.stopping.asks_in_order
+        return min(going_on, key=lambda i: self.stopping.generated[i] if in_order else i, default=None)
 
     def _padded(self, sequences: Sequence[Tensor]) -> Tensor:
         return pad_sequence([x[0] for x in sequences], batch_first=True, padding_value=self.call.padding)

@@ -1,81 +1,55 @@
-"""Drafters: anything that proposes tokens through transformers' ``CandidateGenerator`` contract."""
+"""Drafters: what proposes tokens."""
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from ..acceptors import Acceptor
-from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
-from ..errors import LossyValueError
-from ..messages import Draft
-from .draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, window_of
-from .model import ModelDrafter, check_draft_model, mask_of
-from .run_ahead import RunningDrafter
+from ..messages import Commit, Draft
+from ..stats import StatsRecorder
 
-NEEDED = {"draft_probs": "distribution", "draft_hidden": "hidden states"}
-"""What rules ask of a drafter, in words."""
+if TYPE_CHECKING:
+    from ..decoding.batch_layout import BatchLayout
 
 
-def draft(generator: CandidateGenerator, ids: Tensor, room: int, acceptor: Acceptor, **context: Any) -> Draft:
-    """Ask a drafter for one proposal that fits into ``room`` tokens.
+class Drafter(ABC):
+    """Proposes tokens for the rows of a batch.
 
-    Parameters
+    Attributes
     ----------
-    generator
-        Any candidate generator.
-    ids
-        ``(B, L)`` committed tokens.
-    room
-        The most tokens that may be drafted now.
-    acceptor
-        The rule, which may need the draft's distribution.
-    context
-        What generators that look at the target's outputs are given besides.
+    drafts_every_round
+        Whether it has to be asked in every round, because it follows what the target does.
     """
-    candidate, logits = generator.get_candidates(ids, **context) if room > 0 else (ids, None)
-    if isinstance(generator, DRAFTERS_WITHOUT_LOGITS):
-        logits = None
-    return proposal(generator, candidate[:, ids.shape[1] :][:, :room].to(ids.device), logits, acceptor)
 
+    drafts_every_round = False
 
-def proposal(
-    generator: CandidateGenerator,
-    tokens: Tensor,
-    logits: Tensor | None,
-    acceptor: Acceptor,
-    lengths: tuple[int, ...] | None = None,
-) -> Draft:
-    """Return a drafter's tokens ``(B, n)`` with what the rule needs of the drafter besides."""
-    n = tokens.shape[1]
-    if n == 0:
-        return Draft(tokens)
-    hidden = getattr(generator, "hidden", None)
-    for need, value in (("draft_probs", logits), ("draft_hidden", hidden)):
-        if need in acceptor.needs and value is None:
-            raise LossyValueError(
-                f"the rule {acceptor.name!r} needs the draft's {NEEDED[need]}, but `candidate_generator` "
-                f"{type(generator).__name__} gives none; pass an `assistant_model`, or use a rule that reads the "
-                "target alone, e.g. 'topk', 'typical' or 'dropmatch' with criterion='naive'"
-            )
-    return Draft(
-        tokens,
-        None if logits is None else logits[:, :n].to(device=tokens.device, dtype=torch.float32),
-        hidden[:, :n].to(tokens.device) if "draft_hidden" in acceptor.needs else None,
-        lengths,
-    )
+    @abstractmethod
+    def propose(self, ids: Tensor, layout: BatchLayout, rooms: Sequence[int]) -> Draft:
+        """Propose tokens.
 
+        Parameters
+        ----------
+        ids
+            ``(B, W)`` the texts, which all end in the last column.
+        layout
+            Where the rows stand.
+        rooms
+            How many more tokens fit into each text, that of the target included.
+        """
 
-__all__ = [
-    "DEFAULT_NUM_TOKENS",
-    "CandidateGenerator",
-    "ModelDrafter",
-    "RunningDrafter",
-    "check_draft_model",
-    "check_num_tokens",
-    "draft",
-    "mask_of",
-    "window_of",
-]
+    def observe(self, commit: Commit) -> None:
+        """Learn from a round, and follow its rows."""
+        return
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Inside the block, drafts are asked for."""
+        return nullcontext()
+
+    def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:
+        """Count the floating-point operations of a whole run over texts of a length, for drafters that can."""
+        return {}

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import rollback
 from ..errors import LossyValueError
-from .draft_length import Window
+from .draft_length import DraftLength
 from .model import ModelDrafter
 
 
@@ -76,7 +75,7 @@ class Translation:
         return self.target.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-class TranslatingDrafter(ModelDrafter):
+class CrossTokenizerDrafter(ModelDrafter):
     """Drafts only tokens that both tokenizers have, so that there is a q over the target's vocabulary.
 
     Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
@@ -84,7 +83,7 @@ class TranslatingDrafter(ModelDrafter):
 
     Parameters
     ----------
-    model, window, **settings
+    model, draft_length, **settings
         As for :class:`ModelDrafter`.
     translation
         Between the tokenizers.
@@ -93,10 +92,16 @@ class TranslatingDrafter(ModelDrafter):
     """
 
     def __init__(
-        self, model: PreTrainedModel, window: int | Window, *, translation: Translation, prompt: Tensor, **settings: Any
+        self,
+        model: PreTrainedModel,
+        draft_length: int | DraftLength,
+        *,
+        translation: Translation,
+        prompt: Tensor,
+        **settings: Any,
     ) -> None:
         mask = settings.pop("attention_mask", None)
-        super().__init__(model, window, **settings)
+        super().__init__(model, draft_length, **settings)
         self.translation = translation
         self._prompt = prompt.shape[1]
         real = prompt[0] if mask is None else prompt[0][mask[0].bool().to(prompt.device)]
@@ -108,7 +113,7 @@ class TranslatingDrafter(ModelDrafter):
         self._ends: list[int] = []
         self._ids: list[int] = []
 
-    def forget_after(self, length: int) -> None:
+    def _forget_after(self, length: int) -> None:
         return  # what was rejected is found by comparing texts
 
     def read(self, candidate: Tensor) -> Tensor:
@@ -120,9 +125,8 @@ class TranslatingDrafter(ModelDrafter):
         for i in text[same:]:
             ids += self.translation.token(i)
             self._ends.append(len(ids))
-        kept = min(_common(ids, self._ids), len(ids) - 1)
-        rollback(self._cache, len(self._ids) - kept)
-        self._ids, self._cached = ids, kept
+        self.forwards.rewind(min(_common(ids, self._ids), len(ids) - 1))
+        self._ids = ids
         logits = super().read(torch.tensor([ids], device=self.device))
         return self.translation.logits(logits).to(candidate.device)
 

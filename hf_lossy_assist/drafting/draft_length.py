@@ -8,6 +8,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import nn
 
 from ..errors import LossyValueError
 from ..theory import best_gamma
+
+Agree = Callable[[float], float]
+"""From a process's own measurement to the one that all processes go by."""
 
 DEFAULT_NUM_TOKENS = 5
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
@@ -43,7 +47,7 @@ class Round:
     first: bool = False
 
 
-class Window(ABC):
+class DraftLength(ABC):
     """γ, from round to round."""
 
     @property
@@ -55,12 +59,15 @@ class Window(ABC):
         """Learn from a round."""
         return
 
-    def watch(self, device: torch.device) -> Stopwatch:
-        """Return what times the rounds of a draft model on a device."""
-        return NoStopwatch(device)
+    def watch(self, device: torch.device, agree: Agree | None = None) -> Stopwatch:
+        """Return what times the rounds of a draft model on a device.
+
+        Processes that run one model together ``agree`` on what was measured.
+        """
+        return NoStopwatch(device, agree)
 
 
-class ConstantWindow(Window):
+class ConstantLength(DraftLength):
     """The same γ in every round."""
 
     def __init__(self, size: int) -> None:
@@ -71,14 +78,14 @@ class ConstantWindow(Window):
         return self._size
 
 
-class HeuristicWindow(ConstantWindow):
+class HeuristicLength(ConstantLength):
     """Two more tokens after a fully accepted draft, one less otherwise: transformers' ``"heuristic"`` schedule."""
 
     def observe(self, last: Round) -> None:
         self._size = self._size + 2 if last.accepted == last.drafted else max(1, self._size - 1)
 
 
-class AutoWindow(Window):
+class AutoLength(DraftLength):
     """The γ of the largest expected speedup, by the running acceptance and the measured times.
 
     :func:`hf_lossy_assist.theory.best_gamma` of α, the share of drafted tokens that were kept among those that were
@@ -120,8 +127,8 @@ class AutoWindow(Window):
         """α, with a prior of two tokens at 0.7."""
         return (self.kept + 1.4) / (self.kept + self.rejected + 2)
 
-    def watch(self, device: torch.device) -> Stopwatch:
-        return Stopwatch(device)
+    def watch(self, device: torch.device, agree: Agree | None = None) -> Stopwatch:
+        return Stopwatch(device, agree)
 
     def observe(self, last: Round) -> None:
         with self._lock:
@@ -159,20 +166,20 @@ class AutoWindow(Window):
 
 
 # Texts are short and requests many: what one has shown of a draft under a rule serves the next.
-_learned: weakref.WeakKeyDictionary[nn.Module, dict[str, AutoWindow]] = weakref.WeakKeyDictionary()
+_learned: weakref.WeakKeyDictionary[nn.Module, dict[str, AutoLength]] = weakref.WeakKeyDictionary()
 
 
-def window_of(
+def draft_length_of(
     num_tokens: int | str, schedule: str = "constant", draft: nn.Module | None = None, rule: str = ""
-) -> Window:
-    """Return the window that ``num_assistant_tokens`` and ``num_assistant_tokens_schedule`` ask for.
+) -> DraftLength:
+    """Return the draft length that ``num_assistant_tokens`` and ``num_assistant_tokens_schedule`` ask for.
 
     The automatic one goes on from what it has learnt of a draft model under a rule, where these are given.
     """
     check_num_tokens(num_tokens)
     if num_tokens == "auto":
-        return AutoWindow() if draft is None else _learned.setdefault(draft, {}).setdefault(rule, AutoWindow())
-    return HeuristicWindow(num_tokens) if schedule.startswith("heuristic") else ConstantWindow(num_tokens)
+        return AutoLength() if draft is None else _learned.setdefault(draft, {}).setdefault(rule, AutoLength())
+    return HeuristicLength(num_tokens) if schedule.startswith("heuristic") else ConstantLength(num_tokens)
 
 
 def check_schedule(value: Any) -> None:
@@ -198,8 +205,9 @@ def check_num_tokens(value: Any) -> None:
 class Stopwatch:
     """Takes the time at marks in a device's queue of work; what lies between two is known once the work is done."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, agree: Agree | None = None) -> None:
         self.device = device
+        self.agree = (lambda seconds: seconds) if agree is None else agree
         self.on_gpu = device.type == "cuda"
 
     def mark(self) -> Any:
@@ -213,13 +221,13 @@ class Stopwatch:
     def between(self, start: Any, end: Any) -> float:
         """Return the seconds between two marks."""
         if not self.on_gpu:
-            return end - start
+            return self.agree(end - start)
         end.synchronize()
-        return start.elapsed_time(end) / 1000
+        return self.agree(start.elapsed_time(end) / 1000)
 
 
 class NoStopwatch(Stopwatch):
-    """Takes no time, for windows that do not ask: on a GPU, asking means waiting."""
+    """Takes no time, for draft lengths that do not ask: on a GPU, asking means waiting."""
 
     def mark(self) -> Any:
         return None

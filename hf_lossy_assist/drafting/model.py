@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,22 +12,27 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..compat import (
     CandidateGenerator,
+    PlainForwardInputs,
     device_of,
     forward_accepts,
     has_recurrent_state,
     new_cache,
     refusal_of_adapter,
-    rollback,
 )
-from ..decoding.batch_layout import Move
-from ..decoding.buffers import Continued, TokenBuffer, counting, ones
+from ..decoding.buffers import TokenBuffer
 from ..errors import LossyUnsupportedError
-from ..forwards.cache_rows import move_cache
+from ..forwards import Forwards
+from ..forwards.growing import GrowingForwards
+from ..messages import Commit, Draft, DraftCost
 from ..sampling import Randomness
-from ..verification.lm_head_hook import head_tap
+from ..verification.lm_head_hook import lm_head_hook
 from ..verification.processing import process
-from .draft_length import ConstantWindow, Round, Window
+from . import Drafter
+from .draft_length import Agree, ConstantLength, DraftLength, Round
 from .vocabulary import Vocabulary, check_vocabularies
+
+if TYPE_CHECKING:
+    from ..decoding.batch_layout import BatchLayout
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -52,7 +58,7 @@ def mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:
     return None if mask is None else mask[:, -ids.shape[1] :]
 
 
-class ModelDrafter(CandidateGenerator):
+class ModelDrafter(Drafter, CandidateGenerator):
     """Proposes tokens with the draft model's own forward and cache.
 
     Calls the model directly, without a nested ``generate()``: nothing is validated, copied or written to a
@@ -62,7 +68,7 @@ class ModelDrafter(CandidateGenerator):
     ----------
     model
         The draft model.
-    window
+    draft_length
         γ, drafted tokens per round: a number, or what chooses one from round to round.
     processors
         The user's logits processors; they act on q as they do on p.
@@ -77,17 +83,21 @@ class ModelDrafter(CandidateGenerator):
     keep_logits
         Whether the processed logits of q are returned with the tokens.
     keep_hidden
-        Whether the inputs of the LM head are kept in ``hidden``.
+        Whether the inputs of the LM head are kept, too.
     confidence
         Stop drafting after a token whose probability q(x) is below this.
     vocabulary
         Which of the model's tokens are which of the target's; by default they are the same.
+    forwards
+        Makes the model's forwards, anew for every text; by default on a cache that grows with the text.
+    agree
+        How processes that run the target together agree on a time, where there are several.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        window: int | Window,
+        draft_length: int | DraftLength,
         *,
         processors: LogitsProcessorList | None = None,
         do_sample: bool = False,
@@ -98,9 +108,11 @@ class ModelDrafter(CandidateGenerator):
         keep_hidden: bool = False,
         confidence: float | None = None,
         vocabulary: Vocabulary | None = None,
+        forwards: Callable[[], Forwards] | None = None,
+        agree: Agree | None = None,
     ) -> None:
         self.model = model
-        self.window = ConstantWindow(window) if isinstance(window, int) else window
+        self.draft_length = ConstantLength(draft_length) if isinstance(draft_length, int) else draft_length
         self.processors = LogitsProcessorList() if processors is None else processors
         self.do_sample = do_sample
         self.max_length = max_length
@@ -109,142 +121,139 @@ class ModelDrafter(CandidateGenerator):
         self.confidence = confidence
         self.vocabulary = Vocabulary() if vocabulary is None else vocabulary
         self.device = device_of(model)
-        self._watch = self.window.watch(self.device)
-        self._tap = head_tap(model, self.randomness) if keep_hidden else None
+        self._mask = attention_mask
+        self._new_forwards = self._growing_forwards if forwards is None else forwards
+        self._watch = self.draft_length.watch(self.device, agree)
+        self._hook = lm_head_hook(model, self.randomness) if keep_hidden else None
         self.reset()
-        self._see(attention_mask)
-        self._extra = {"logits_to_keep": 1} if forward_accepts(model, "logits_to_keep") else {}
-
-    def _see(self, mask: Tensor | None) -> None:
-        self._mask = self._positions = None
-        if mask is not None:
-            mask = mask.to(self.device)
-            self._mask = Continued(mask, ones)
-            if forward_accepts(self.model, "position_ids"):
-                self._positions = Continued((mask.cumsum(-1) - 1).clamp(min=0), counting)
 
     def reset(self) -> None:
         """Forget everything seen, to draft for another prompt."""
         self.calls = self.tokens = 0
         self.hidden: Tensor | None = None
-        self.lengths: tuple[int, ...] | None = None
+        self.forwards = self._new_forwards()
         self._drafted = 0
         self._first = True
         self._marks: list[Any] = []
-        self._cache = new_cache(self.model)
-        self._cached = 0
         self._buffer: TokenBuffer | None = None
         self._committed = 0
 
-    def get_candidates(self, input_ids: Tensor, **kwargs) -> tuple[Tensor, Tensor | None]:
+    def _growing_forwards(self) -> Forwards:
+        carried: dict[str, Any] = {"past_key_values": new_cache(self.model), "use_cache": True}
+        if forward_accepts(self.model, "logits_to_keep"):
+            carried["logits_to_keep"] = 1
+        length = 0
+        if self._mask is not None:
+            mask = self._mask.to(self.device)
+            length = mask.shape[1]
+            carried["attention_mask"] = mask
+            if forward_accepts(self.model, "position_ids"):
+                carried["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+        # In a batch, what only fills a row up may stand behind the last position that there can be.
+        return GrowingForwards(PlainForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
+
+    def propose(self, ids: Tensor, layout: BatchLayout | None, rooms: Sequence[int]) -> Draft:
+        before = self.calls, self.tokens
+        self._marks = [self._watch.mark()]
+        self._first = self.forwards.seen == 0
+        self._drafted = n = min(self.draft_length.size, max(rooms) - 1)
+        if n <= 0:
+            return Draft.empty(ids)
+        self._forget_after(ids.shape[1] - 1)
+        text = self._hold(ids)
+        scores, states, sure = [], [], []
+        for _ in range(n):
+            token, logits, chosen_by = self.step(text.ids)
+            text.append(token)
+            if self.keep_logits:
+                scores.append(logits)
+            if self._hook is not None:
+                states.append(self._hook.hidden)
+            if self.confidence is not None:
+                sure.append((chosen_by.gather(-1, token[..., None]) >= self.confidence).flatten().tolist())
+                if not any(map(all, zip(*sure, strict=True))):
+                    break
+        self._drafted = n = text.length - ids.shape[1]
+        self._marks.append(self._watch.mark())
+        return Draft(
+            text.ids[:, ids.shape[1] :],
+            torch.cat(scores, dim=1).float() if scores else None,
+            torch.cat(states, dim=1).to(ids.device) if states else None,
+            _lengths(n, rooms, sure),
+            cost=DraftCost(self.calls - before[0], self.tokens - before[1]),
+        )
+
+    def observe(self, commit: Commit) -> None:
+        self._learn(round(sum(commit.accepted) / len(commit.accepted)))
+        if commit.shift is not None:
+            self.forwards.move(commit.shift, commit.ids)
+            self._buffer = None
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return self.forwards.in_use()
+
+    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``.
 
         Where they are kept, ``hidden`` then holds the states ``(1, n, d)`` that predicted the tokens. The tokens are
         a view, overwritten by the next call.
         """
-        return self.extend(input_ids, self.max_length - input_ids.shape[1] - 1)
+        draft = self.propose(input_ids, None, [self.max_length - input_ids.shape[1]])
+        self.hidden = draft.hidden
+        return self._buffer.ids if len(draft) else input_ids, draft.logits
 
-    def extend(self, ids: Tensor, room: int) -> tuple[Tensor, Tensor | None]:
-        """Do the same for any number of rows, and up to ``room`` tokens.
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        """Let γ be adapted to the last round."""
+        self._learn(num_matches)
 
-        Rows have one width, their padding on the left. Where drafting has stopped earlier in some than in others,
-        ``lengths`` then says how many tokens each has.
-        """
-        length = ids.shape[1]
-        self._marks = [self._watch.mark()]
-        self._first = self._cached == 0
-        self.lengths = None
-        n = min(self.window.size, room)
-        if n <= 0:
-            return ids, None
-        self.forget_after(length - 1)
-        text = self._hold(ids)
-        scores, states, sure = [], [], []
-        for _ in range(n):
-            token, logits, law = self.step(text.ids)
-            text.append(token)
-            if self.keep_logits:
-                scores.append(logits)
-            if self._tap is not None:
-                states.append(self._tap.hidden)
-            if self.confidence is not None:
-                sure.append((law.gather(-1, token[..., None]) >= self.confidence).flatten().tolist())
-                if not any(map(all, zip(*sure, strict=True))):
-                    break
-        if len(ids) > 1 and sure:
-            self.lengths = tuple(min(row.index(False) + 1 if False in row else n, n) for row in zip(*sure, strict=True))
-        self.hidden = torch.cat(states, dim=1) if states else None
-        self._drafted = text.length - length
-        self._marks.append(self._watch.mark())
-        return text.ids, torch.cat(scores, dim=1) if self.keep_logits else None
+    def _learn(self, accepted: int) -> None:
+        if len(self._marks) == 2:
+            begin, drafted, end = *self._marks, self._watch.mark()
+            seconds = self._watch.between(begin, drafted), self._watch.between(drafted, end)
+            self.draft_length.observe(Round(self._drafted, accepted, *seconds, first=self._first))
+            self._marks = []
 
     def _hold(self, ids: Tensor) -> TokenBuffer:
         """Return the committed tokens in the drafter's own memory; those of earlier rounds are there already."""
         if self._buffer is None:
             self._buffer = TokenBuffer(ids)
         else:
-            self._buffer.become(ids, known=min(self._committed, ids.shape[1]))
+            self._buffer.reset(ids, known=min(self._committed, ids.shape[1]))
         self._committed = ids.shape[1]
         return self._buffer
 
-    def forget_after(self, length: int) -> None:
-        """Take everything after the first ``length`` tokens out of the cache: tokens that were rejected."""
+    def _forget_after(self, length: int) -> None:
         # All but the newest committed token were drafted here, so a longer cache only holds rejected ones.
-        stale = max(0, self._cached - length)
-        rollback(self._cache, stale)
-        self._cached -= stale
-
-    def move(self, move: Move, mask: Tensor | None) -> None:
-        """Follow the rows into the next round's rectangle, of which ``mask`` ``(B', W')`` is the attention mask."""
-        slots = move.known(self._cached)
-        move_cache(self._cache, move, slots)
-        self._cached = slots
-        self._buffer = None
-        self._see(mask)
+        self.forwards.rewind(length)
 
     def step(self, candidate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Draft one token after ``candidate`` ``(1, L)``.
+        """Draft one token after ``candidate`` ``(B, L)``.
 
         Returns
         -------
         tuple
-            The token ``(1, 1)``, the processed logits of q ``(1, 1, V)``, and what the token was chosen by: q where
+            The token ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and what the token was chosen by: q where
             it is needed, else the logits.
         """
         raw = self.vocabulary.logits(self.read(self.vocabulary.context(candidate)))
         logits = process(self.processors, candidate, raw)
-        law = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
-        token = self.randomness.categorical(law) if self.do_sample else logits.argmax(-1)
-        return token, logits, law
-
-    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """Let γ be adapted to the last round."""
-        if len(self._marks) == 2:
-            begin, drafted, end = *self._marks, self._watch.mark()
-            seconds = self._watch.between(begin, drafted), self._watch.between(drafted, end)
-            self.window.observe(Round(self._drafted, num_matches, *seconds, first=self._first))
-            self._marks = []
+        chosen_by = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
+        token = self.randomness.categorical(chosen_by) if self.do_sample else logits.argmax(-1)
+        return token, logits, chosen_by
 
     def read(self, candidate: Tensor) -> Tensor:
         """Run the model over what its cache lacks; return the last position's raw logits ``(B, 1, V)`` in float32."""
-        with nullcontext() if self._tap is None else self._tap.over(0):
-            outputs = self._forward(candidate)
+        with nullcontext() if self._hook is None else self._hook.over(0):
+            outputs = self.forwards.run(candidate.to(self.device), 1)
         self.calls += 1
-        self.tokens += len(candidate) * (candidate.shape[1] - self._cached)
-        self._cached = candidate.shape[1]
+        self.tokens += self.forwards.sent
         return outputs.logits[:, -1:].to(device=candidate.device, dtype=torch.float32)
 
-    def _forward(self, candidate: Tensor) -> Any:
-        inputs = self._inputs(candidate[:, self._cached :].to(self.device), candidate)
-        return self.model(past_key_values=self._cache, use_cache=True, return_dict=True, **inputs)
 
-    def _inputs(self, new: Tensor, candidate: Tensor) -> dict[str, Any]:
-        """Return the inputs of a forward over the last tokens of ``candidate``, ``new``."""
-        inputs = {"input_ids": new, **self._extra}
-        if self._mask is not None:
-            inputs["attention_mask"] = self._mask.upto(candidate.shape[1])
-        if self._positions is not None:
-            # In a batch, what only fills a row up may stand behind the last position that there can be.
-            positions = self._positions.upto(candidate.shape[1])[:, self._cached :]
-            inputs["position_ids"] = positions.clamp(max=self.max_length - 1)
-        return inputs
+def _lengths(n: int, rooms: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
+    """Return how many of n drafted tokens each row is given: up to one that q is not sure of, and as there is room."""
+    full = [n] * len(rooms)
+    if len(rooms) > 1 and sure:
+        full = [row.index(False) + 1 if False in row else n for row in zip(*sure, strict=True)]
+    lengths = tuple(min(length, max(room - 1, 0)) for length, room in zip(full, rooms, strict=True))
+    return None if set(lengths) == {n} else lengths

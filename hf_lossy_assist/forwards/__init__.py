@@ -1,1 +1,69 @@
-"""A model's forwards over a text in the making: its cache, mask and positions."""
+"""A model's forwards over a text in the making: its cache, its inputs, and how much of the text it has seen."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from ..decoding.batch_layout import RowShift
+
+
+class Forwards(ABC):
+    """Runs a model over the end of a text, of which its cache holds the beginning.
+
+    Attributes
+    ----------
+    model
+        The model.
+    seen
+        How many tokens of the text the cache holds.
+    sent
+        How many tokens the last forward was over, of all rows.
+    """
+
+    model: PreTrainedModel
+    seen: int
+    sent: int
+
+    @abstractmethod
+    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """Run the model over all of ``text`` ``(B, L)`` that it has not seen.
+
+        Parameters
+        ----------
+        text
+            The text, with tokens that are only proposed at its end.
+        keep
+            At how many positions, counted from the end, logits are wanted.
+        overrides
+            Inputs of the forward that take the place of the usual ones.
+
+        Returns
+        -------
+        ModelOutput
+            The forward's own output.
+        """
+
+    @abstractmethod
+    def rewind(self, length: int) -> None:
+        """Forget everything after the first ``length`` tokens, where there is anything."""
+
+    @abstractmethod
+    def move(self, shift: RowShift, ids: Tensor) -> None:
+        """Follow the rows of ``ids`` ``(B, S)`` into the next rectangle; what was rejected is forgotten."""
+
+    def extend(self, length: int) -> None:
+        """Take note that ``length`` tokens of the text are committed."""
+        return
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside the block, let the cache be rewound; after it, the cache belongs to the caller again."""
+        yield

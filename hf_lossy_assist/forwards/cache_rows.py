@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ..decoding.batch_layout import Move
+from ..decoding.batch_layout import RowShift
 
 MOVABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 """Kinds of layers that hold one slot per token and nothing else."""
@@ -15,7 +15,7 @@ def movable(cache: Cache) -> bool:
     return all(type(layer) in MOVABLE_LAYERS for layer in cache.layers)
 
 
-def move_cache(cache: Cache, move: Move, slots: int) -> None:
+def move_cache(cache: Cache, move: RowShift, slots: int) -> None:
     """Let ``cache`` hold the first ``slots`` slots of the new rectangle."""
     sources = move.sources(slots)
     for layer in cache.layers:
@@ -23,7 +23,7 @@ def move_cache(cache: Cache, move: Move, slots: int) -> None:
             _move_layer(layer, move, sources)
 
 
-def _move_layer(layer: DynamicLayer, move: Move, sources) -> None:
+def _move_layer(layer: DynamicLayer, move: RowShift, sources) -> None:
     kept = sources
     dropped = 0
     if layer.is_sliding:

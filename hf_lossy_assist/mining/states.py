@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..errors import LossyUnsupportedError
 from ..sampling import Randomness
-from ..verification.verifier import HeadTap
+from ..verification.verifier import LMHeadHook
 from .reading import Memory, Reading, read
 from .search import Mismatch
 
@@ -127,7 +127,7 @@ def _read(
     head = model.get_output_embeddings()
     if head is None:
         raise LossyUnsupportedError(f"heads read the input of the LM head, but {type(model).__name__} names none")
-    tap = HeadTap(head, None, Randomness())
+    tap = LMHeadHook(head, None, Randomness())
     with tap.over(k - 1):
         reading = read(model, texts, known)
     if tap.hidden is None:

@@ -17,7 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ..config import FIELDS, parse
 from ..custom_generate import wants_rule
-from ..drafting import check_draft_model
+from ..drafting.model import check_draft_model
 from ..drafting.vocabulary import same_tokenizer
 from ..enabling import last_stats
 from ..errors import LossyValueError

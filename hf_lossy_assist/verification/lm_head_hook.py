@@ -1,4 +1,4 @@
-"""Looking at what enters an LM head."""
+"""Reading what enters an LM head."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..errors import LossyUnsupportedError
 from ..sampling import Randomness
 
 
-class HeadTap:
-    """Looks at what enters an LM head, and sends dropped copies of it through the same call.
+class LMHeadHook:
+    """Reads what enters an LM head, and sends dropped copies of it through the same call.
 
     The head's weights are read once for clean and dropped rows, and whatever the model does to logits after
     its head (soft-capping, scaling) happens to every path by itself.
@@ -39,7 +39,7 @@ class HeadTap:
         self.hidden: Tensor | None = None
 
     @contextmanager
-    def over(self, drafted: int) -> Iterator[HeadTap]:
+    def over(self, drafted: int) -> Iterator[LMHeadHook]:
         """Watch the head's calls of this thread inside the block, for a forward over ``drafted`` tokens."""
         thread = threading.get_ident()
         self.hidden = None
@@ -77,8 +77,8 @@ class HeadTap:
         return (hidden[:, None] * mask).flatten(1, 2)
 
 
-def head_tap(model: PreTrainedModel, randomness: Randomness, dropped: DroppedHeads | None = None) -> HeadTap:
-    """Return a tap on a model's LM head.
+def lm_head_hook(model: PreTrainedModel, randomness: Randomness, dropped: DroppedHeads | None = None) -> LMHeadHook:
+    """Return a hook on a model's LM head.
 
     Raises
     ------
@@ -91,4 +91,4 @@ def head_tap(model: PreTrainedModel, randomness: Randomness, dropped: DroppedHea
             f"the rule reads the input of the LM head, but {type(model).__name__} names none; use a rule that reads "
             "logits only, e.g. 'topk'"
         )
-    return HeadTap(head, dropped, randomness)
+    return LMHeadHook(head, dropped, randomness)

@@ -1,10 +1,9 @@
-"""Verification: one target forward over a draft."""
+"""From a forward's output to what rules read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,16 +11,15 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..acceptors import Acceptor
-from ..compat import ForwardInputs
 from ..messages import Draft, Verification
 from ..sampling import Randomness
-from .lm_head_hook import HeadTap, head_tap
+from .lm_head_hook import LMHeadHook, lm_head_hook
 from .processing import process, process_paths
 
 
 @dataclass(eq=False)
 class Verifier:
-    """Runs the target over drafts and says what it thinks of them.
+    """Says what the target thinks of drafts, of what its forward has returned.
 
     Attributes
     ----------
@@ -37,12 +35,8 @@ class Verifier:
         The run's source of random numbers.
     keep_raw
         Whether the logits before the processors are wanted in the output.
-    inputs
-        Makes the inputs of the target's forwards.
-    tap
-        Looks at the LM head's input, where the rule wants to.
-    sent
-        How many tokens the last forward was over.
+    hook
+        Reads the LM head's input, where the rule wants to.
     """
 
     model: PreTrainedModel
@@ -51,93 +45,53 @@ class Verifier:
     do_sample: bool
     randomness: Randomness
     keep_raw: bool = False
-    inputs: ForwardInputs | None = None
-    tap: HeadTap | None = None
-    sent: int = 0
+    hook: LMHeadHook | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.inputs is None:
-            self.inputs = ForwardInputs(self.model)
         if self.acceptor.needs & {"hidden", "dropped_heads"}:
-            self.tap = head_tap(self.model, self.randomness, self.acceptor.dropped_heads)
+            self.hook = lm_head_hook(self.model, self.randomness, self.acceptor.dropped_heads)
 
-    def verify(
+    def watching(self, drafted: int) -> AbstractContextManager[Any]:
+        """Inside the block, read the LM head's input in a forward over ``drafted`` tokens, if the rule wants to."""
+        return nullcontext() if self.hook is None else self.hook.over(drafted)
+
+    def split(self, logits: Tensor, drafted: int) -> tuple[Tensor, Tensor | None]:
+        """Split a forward's logits into clean ``(B, n+1, V)`` and dropped ``(B, K, n, V)`` ones, or None."""
+        if self.hook is None:
+            return logits[:, -(drafted + 1) :], None
+        return self.hook.split(logits, drafted)
+
+    def judge(self, candidate: Tensor, draft: Draft, outputs: Any, sent: int = 0) -> Verification:
+        """Process what a forward has returned into what rules read.
+
+        Parameters
+        ----------
+        candidate
+            ``(B, L + n)`` committed and drafted tokens.
+        draft
+            The proposal, of n tokens.
+        outputs
+            The forward's own output; its logits are left as they are.
+        sent
+            How many tokens the forward was over.
+        """
+        clean, dropped = self.split(outputs.logits, len(draft))
+        raw = clean.to(device=candidate.device, dtype=torch.float32)
+        # Processors may overwrite what they are given, and the raw logits belong to the caller.
+        logits = raw.clone() if self.keep_raw else raw
+        return self.judge_logits(candidate, draft, logits, dropped, outputs, raw if self.keep_raw else None, sent)
+
+    def judge_logits(
         self,
         candidate: Tensor,
         draft: Draft,
-        model_kwargs: dict[str, Any],
-        *,
-        first: bool,
-        new_tokens: int | None,
-        pending: int = 0,
-        last_position: int | None = None,
-        overrides: Mapping[str, Any] = MappingProxyType({}),
-    ) -> tuple[Verification, Any, Tensor | None]:
-        """Run one forward over everything the target has not seen.
-
-        Parameters
-        ----------
-        candidate
-            ``(B, L + n)`` committed and drafted tokens.
-        draft
-            The proposal to judge.
-        model_kwargs
-            What ``generate()`` carries from forward to forward: cache, mask, positions.
-        first
-            Whether this is the run's first forward.
-        new_tokens
-            How many committed tokens are not in the cache; None sends all.
-        pending
-            How many of them came after ``model_kwargs`` were prepared.
-        last_position
-            The last position that a text can have, where some rows' tokens may be beyond it.
-        overrides
-            Inputs of the forward that the drafter insists on.
-
-        Returns
-        -------
-        tuple
-            The verification, the forward's own output, and the raw logits ``(B, n+1, V)`` if they are kept.
-        """
-        n = len(draft)
-        forward, inputs = self.prepare(candidate, n, model_kwargs, new_tokens, first=first, pending=pending)
-        if last_position is not None and inputs.get("position_ids") is not None:
-            inputs["position_ids"] = inputs["position_ids"].clamp(max=last_position)
-        inputs.update(overrides)
-        self.sent = len(candidate) * (candidate.shape[1] if new_tokens is None else new_tokens + n)
-        if self.tap is None:
-            outputs = forward(**inputs, return_dict=True)
-            clean, dropped = outputs.logits[:, -(n + 1) :], None
-        else:
-            with self.tap.over(n):
-                outputs = forward(**inputs, return_dict=True)
-            clean, dropped = self.tap.split(outputs.logits, n)
-        raw = clean.to(device=candidate.device, dtype=torch.float32)
-        # Processors may overwrite what they are given, and the raw logits belong to the caller.
-        verification = self.judge(candidate, draft, raw.clone() if self.keep_raw else raw, dropped)
-        return verification, outputs, raw if self.keep_raw else None
-
-    def prepare(
-        self, candidate: Tensor, drafted: int, model_kwargs: dict[str, Any], new_tokens: int | None, **context: Any
-    ) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return what runs a forward over the end of ``candidate`` ``(B, L + n)``, and its inputs."""
-        sent = None if new_tokens is None else new_tokens + drafted
-        return self.model, self.inputs.of_candidate(candidate, model_kwargs, drafted, sent, **context)
-
-    def judge(self, candidate: Tensor, draft: Draft, logits: Tensor, dropped: Tensor | None) -> Verification:
-        """Process a forward's logits into what acceptors read.
-
-        Parameters
-        ----------
-        candidate
-            ``(B, L + n)`` committed and drafted tokens.
-        draft
-            The proposal.
-        logits
-            ``(B, n + 1, V)`` float32 logits of the target; may be overwritten.
-        dropped
-            ``(B, K, n, V)`` logits of its dropped heads, or None.
-        """
+        logits: Tensor,
+        dropped: Tensor | None,
+        outputs: Any = None,
+        raw: Tensor | None = None,
+        sent: int = 0,
+    ) -> Verification:
+        """Do the same with logits that are split already; ``logits`` ``(B, n + 1, V)`` may be overwritten."""
         paths, centroid = self._process_dropped(candidate[:, :-1], dropped, logits.device)
         return Verification(
             tokens=draft.tokens,
@@ -145,11 +99,14 @@ class Verifier:
             draft_logits=draft.logits,
             do_sample=self.do_sample,
             randomness=self.randomness,
-            hidden=None if self.tap is None else self.tap.hidden.to(logits.device),
+            hidden=None if self.hook is None else self.hook.hidden.to(logits.device),
             dropped_logits=paths,
             centroid_logits=centroid,
             draft_hidden=draft.hidden,
             lengths=None if draft.lengths is None else torch.tensor(draft.lengths, device=logits.device),
+            outputs=outputs,
+            raw_logits=raw,
+            sent=sent,
         )
 
     def _process_dropped(

@@ -14,7 +14,7 @@ from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaL
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import LossyVerification, compat, enabling, last_stats
-from hf_lossy_assist.drafting import ModelDrafter
+from hf_lossy_assist.drafting.model import ModelDrafter
 from tests.acceptors.table import judge_head
 from tests.acceptors.test_sprinter import head_for
 from tests.models import noisy_copy, prompt, tiny

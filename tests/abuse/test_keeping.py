@@ -10,7 +10,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import LossyVerification, enabled
-from hf_lossy_assist.drafting import ModelDrafter
+from hf_lossy_assist.drafting.model import ModelDrafter
 from tests.models import noisy_copy, prompt, tiny
 from tests.test_batches import padded
 

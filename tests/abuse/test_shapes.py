@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.drafting.draft_length import AutoWindow, Round
+from hf_lossy_assist.drafting.draft_length import AutoLength, Round
 from hf_lossy_assist.pairs.recipe import build_tokenizer
 from tests.abuse.calls import ABUSE
 from tests.acceptors.table import ROWS, Row, row_id
@@ -170,7 +170,7 @@ def test_stop_strings_inside_a_round(speaking, mode: str):
 @settings(ABUSE, max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 40), st.floats(0, 1), st.floats(0, 1e9), st.floats(0, 1e9)), max_size=60))
 def test_a_window_that_adapts_stays_a_window(rounds: list[tuple[int, float, float, float]]):
-    window = AutoWindow()
+    window = AutoLength()
     for drafted, share, drafting, rest in rounds:
         window.observe(Round(drafted, int(share * drafted), drafting, rest))
         assert isinstance(window.size, int)

@@ -59,7 +59,8 @@ def test_rounds_are_those_of_stock(kind, mask):
     for drafted, committed in ((3, 2), (4, 5), (0, 1), (300, 301), (2, 1)):
         candidate = torch.cat([ids, prompt(drafted, seed=drafted)], dim=1)
         sent = None if new is None else new + drafted
-        ours = inputs.of_candidate(candidate, kwargs, drafted, sent, first=False)
+        seen = 0 if new is None else ids.shape[1] - new
+        ours = inputs.of_text(candidate, kwargs, seen, drafted, drafted + 1, first=False)
         assert_same(ours, naive(model, candidate, reference, drafted, sent))
         kwargs = inputs.after(outputs, kwargs, committed)
         reference = model._update_model_kwargs_for_generation(outputs, dict(reference), num_new_tokens=committed)
@@ -73,7 +74,7 @@ def test_what_somebody_else_changes_is_read_again():
     outputs = CausalLMOutputWithPast(past_key_values=kwargs["past_key_values"])
     kwargs = inputs.after(outputs, kwargs, 2)
     kwargs["attention_mask"] = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]])
-    ours = inputs.of_candidate(prompt(11), kwargs, 2, 3, first=False)
+    ours = inputs.of_text(prompt(11), kwargs, 8, 2, 3, first=False)
     assert ours["attention_mask"].tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]]
     assert ours["position_ids"].tolist() == [[6, 7, 8]]
 

@@ -12,11 +12,11 @@ import torch
 from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausalLM, StaticCache
 
 from hf_lossy_assist import LossyVerification, errors
-from hf_lossy_assist.drafting import ModelDrafter
+from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.forwards.static import compiled_forward as programs
-from hf_lossy_assist.forwards.static.cache_slot import POOL, Slots, new_static_cache, rewinds
-from hf_lossy_assist.forwards.static.decoder_forward import shadow
+from hf_lossy_assist.forwards.static.cache_slot import POOL, StaticCacheSlot, new_static_cache, rewinds
+from hf_lossy_assist.forwards.static.decoder_forward import with_decoder_forward
 from hf_lossy_assist.forwards.static.support import obstacle_to_static
 from tests.models import noisy_copy, prompt, tiny
 
@@ -88,8 +88,8 @@ def test_nothing_is_written_to_the_models(pair, backend):
 
 def test_programs_and_caches_go_with_the_model(backend):
     target = tiny("llama")
-    programs.program(target, CompileConfig(backend=backend), 3)
-    POOL.give_back(target, Slots(new_static_cache(target, 64)))
+    programs.compiled_forward(target, CompileConfig(backend=backend), 3)
+    POOL.give_back(target, StaticCacheSlot(new_static_cache(target, 64)))
     gone = weakref.ref(target)
     del target
     gc.collect()
@@ -114,7 +114,7 @@ def test_hooks_on_decoder_and_head_still_run(pair, backend):
 
 def test_a_shadow_says_what_the_model_says(pair):
     target = pair[0]
-    twin = shadow(target, target.get_decoder().forward)
+    twin = with_decoder_forward(target, target.get_decoder().forward)
     assert torch.equal(twin(prompt()).logits, target(prompt()).logits)
     assert twin.get_decoder() is not target.get_decoder()
     assert all(a is b for a, b in zip(twin.parameters(), target.parameters(), strict=True))
@@ -198,7 +198,7 @@ def test_windows_become_masks():
 
 
 def test_slots_seek_and_fit(pair):
-    slots = Slots(new_static_cache(pair[0], 16))
+    slots = StaticCacheSlot(new_static_cache(pair[0], 16))
     slots.seek(0)
     pair[0](prompt(7), past_key_values=slots.cache)
     slots.filled += 7
@@ -248,4 +248,4 @@ def test_inductor():
         for compile in (None, True)
     ]
     assert torch.equal(*texts)
-    assert programs.program(target, None, 4).runs > 3
+    assert programs.compiled_forward(target, None, 4).runs > 3

@@ -11,8 +11,10 @@ from scipy import stats
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from hf_lossy_assist.acceptors import Lossless
-from hf_lossy_assist.drafting import ModelDrafter, draft, mask_of
-from hf_lossy_assist.drafting.draft_length import HeuristicWindow
+from hf_lossy_assist.decoding.batch_layout import BatchLayout
+from hf_lossy_assist.drafting.draft_length import HeuristicLength
+from hf_lossy_assist.drafting.model import ModelDrafter, mask_of
+from hf_lossy_assist.drafting.per_row import GeneratorDrafter
 from hf_lossy_assist.sampling import Randomness
 from tests.models import ARCHITECTURES, constant, prompt, tiny
 
@@ -78,19 +80,21 @@ def test_logits_are_kept_only_on_demand():
 def test_the_model_and_its_configurations_stay_as_they_were():
     model = tiny()
     before = copy.deepcopy((model.config.to_dict(), model.generation_config.to_dict()))
-    drafter = ModelDrafter(model, HeuristicWindow(4))
+    drafter = ModelDrafter(model, HeuristicLength(4))
     for n in range(3):
         candidate, logits = drafter.get_candidates(prompt(7 + 5 * n))
         drafter.update_candidate_strategy(candidate, torch.zeros(1, logits.shape[1] + 1, 1), logits.shape[1])
-    assert drafter.window.size == 10
+    assert drafter.draft_length.size == 10
     assert (model.config.to_dict(), model.generation_config.to_dict()) == before
 
 
 def test_a_draft_that_is_too_long_is_cut_to_the_room():
-    cut = draft(ModelDrafter(tiny(), 6), prompt(), 2, Lossless())
-    assert cut.tokens.shape == (1, 2)
-    assert cut.logits.shape[:2] == (1, 2)
-    assert len(draft(ModelDrafter(tiny(), 6), prompt(), 0, Lossless())) == 0
+    layout = BatchLayout.of(prompt(), pad=0)
+    for drafter in (ModelDrafter(tiny(), 6), GeneratorDrafter(ModelDrafter(tiny(), 6), Lossless(), {})):
+        cut = drafter.propose(prompt(), layout, [3])  # of which one is the target's
+        assert cut.tokens.shape == (1, 2)
+        assert cut.logits.shape[:2] == (1, 2)
+        assert len(drafter.propose(prompt(), layout, [1])) == 0
 
 
 def test_the_mask_of_new_tokens_is_the_end_of_one_that_covers_a_cache_too():

@@ -12,13 +12,13 @@ import torch
 
 from hf_lossy_assist import LossyValueError, theory
 from hf_lossy_assist.drafting.draft_length import (
-    AutoWindow,
-    ConstantWindow,
-    HeuristicWindow,
+    AutoLength,
+    ConstantLength,
+    HeuristicLength,
     Round,
     Stopwatch,
     Window,
-    window_of,
+    draft_length_of,
 )
 from tests.models import noisy_copy, prompt, tiny
 
@@ -43,15 +43,15 @@ def simulate(window: Window, alpha: float, t_draft: float, t_target: tuple[float
 def test_auto_is_near_the_best_fixed_window(alpha: float, t_draft: float, t_target: tuple[float, float]):
     """Within 5 % of it over 4,000 tokens, what exploring costs included, on average over four runs."""
     fixed = {
-        gamma: sum(simulate(ConstantWindow(gamma), alpha, t_draft, t_target, 4000, s) for s in range(4))
+        gamma: sum(simulate(ConstantLength(gamma), alpha, t_draft, t_target, 4000, s) for s in range(4))
         for gamma in range(1, 33)
     }
-    auto = sum(simulate(AutoWindow(), alpha, t_draft, t_target, 4000, s) for s in range(4))
+    auto = sum(simulate(AutoLength(), alpha, t_draft, t_target, 4000, s) for s in range(4))
     assert auto < 1.05 * min(fixed.values())
 
 
 def test_auto_follows_a_change():
-    window = AutoWindow()
+    window = AutoLength()
     simulate(window, 0.95, 0.05, (1.0, 0.0), 1500)
     assert abs(window._best - theory.best_gamma(0.95, 0.05, 1.0)) <= 4
     simulate(window, 0.3, 0.05, (1.0, 0.0), 400)
@@ -59,26 +59,26 @@ def test_auto_follows_a_change():
 
 
 def test_windows_by_name():
-    assert [type(window_of(*x)) for x in ((4,), (4, "heuristic"), ("auto",), (4, "constant"))] == [
-        ConstantWindow, HeuristicWindow, AutoWindow, ConstantWindow,
+    assert [type(draft_length_of(*x)) for x in ((4,), (4, "heuristic"), ("auto",), (4, "constant"))] == [
+        ConstantLength, HeuristicLength, AutoLength, ConstantLength,
     ]  # fmt: skip
     for bad in (0, True, 2.5, "car"):
         with pytest.raises(LossyValueError, match="`num_assistant_tokens`"):
-            window_of(bad)
+            draft_length_of(bad)
 
 
 def test_auto_remembers_a_draft_and_a_rule_for_as_long_as_the_draft_lives():
     draft, other = tiny(), tiny()
-    learned = window_of("auto", "constant", draft, "topk")
+    learned = draft_length_of("auto", "constant", draft, "topk")
     simulate(learned, 0.95, 0.05, (1.0, 0.0), 400)
-    assert window_of("auto", "constant", draft, "topk") is learned
-    assert window_of("auto", "constant", draft, "lossless").rounds == 0
-    assert window_of("auto", "constant", other, "topk").rounds == 0
-    assert window_of("auto") is not window_of("auto")
+    assert draft_length_of("auto", "constant", draft, "topk") is learned
+    assert draft_length_of("auto", "constant", draft, "lossless").rounds == 0
+    assert draft_length_of("auto", "constant", other, "topk").rounds == 0
+    assert draft_length_of("auto") is not draft_length_of("auto")
 
 
 def test_the_rounds_that_read_a_prompt_teach_no_times():
-    window = AutoWindow()
+    window = AutoLength()
     for first in (True, False, False, True):
         window.observe(Round(5, 4, 50.0 if first else 0.5, 90.0 if first else 1.0, first))
     assert list(window.steps) == [0.1, 0.1]
@@ -86,7 +86,7 @@ def test_the_rounds_that_read_a_prompt_teach_no_times():
 
 
 def test_threads_may_share_what_is_learnt():
-    window, interval = AutoWindow(), sys.getswitchinterval()
+    window, interval = AutoLength(), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as pool:
@@ -97,7 +97,7 @@ def test_threads_may_share_what_is_learnt():
 
 
 def test_a_clock_that_stands_still_teaches_nothing():
-    window = AutoWindow()
+    window = AutoLength()
     for _ in range(30):
         window.observe(Round(window.size, 1, 0.0, 0.0))
     assert window.size == 5

@@ -16,7 +16,7 @@ _MOST_IDLE = 2
 _ROOMIEST = 4
 
 
-class Slots:
+class StaticCacheSlot:
     """A static cache and the position that its next forward writes to.
 
     What lies behind the position is stale: the causal mask hides it until it is overwritten.
@@ -89,16 +89,16 @@ def roomy(length: int) -> int:
     return -(-length // step) * step
 
 
-class SlotsPool:
+class StaticCachePool:
     """Caches that earlier calls have left, by model: compiled programs know them by address."""
 
     def __init__(self) -> None:
-        self._idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, Slots]]] = (
+        self._idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, StaticCacheSlot]]] = (
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.Lock()
 
-    def take(self, model: PreTrainedModel, length: int) -> Slots:
+    def take(self, model: PreTrainedModel, length: int) -> StaticCacheSlot:
         """Return an empty cache for ``length`` tokens that nobody else uses.
 
         One that is some times as long will do: its forwards are compiled already, and others would have to be.
@@ -113,9 +113,9 @@ class SlotsPool:
                 idle.remove(best)
                 best[1].clear()
                 return best[1]
-        return Slots(new_static_cache(model, length))
+        return StaticCacheSlot(new_static_cache(model, length))
 
-    def give_back(self, model: PreTrainedModel, slots: Slots) -> None:
+    def give_back(self, model: PreTrainedModel, slots: StaticCacheSlot) -> None:
         """Keep a cache for the next call."""
         with self._lock:
             idle = self._idle.setdefault(model, [])
@@ -133,5 +133,5 @@ def _kind(model: PreTrainedModel) -> Hashable:
     return model.dtype, model.device, torch.is_inference_mode_enabled()
 
 
-POOL = SlotsPool()
+POOL = StaticCachePool()
 """The process's pool."""

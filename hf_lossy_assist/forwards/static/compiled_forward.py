@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from .decoder_forward import DecoderForward, shadow
+from .decoder_forward import DecoderForward, with_decoder_forward
 
-_programs: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, int], Program]] = weakref.WeakKeyDictionary()
+_forwards: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, int], CompiledForward]] = (
+    weakref.WeakKeyDictionary()
+)
 _lock = threading.RLock()
 
 
-class Program:
+class CompiledForward:
     """A model whose decoder is compiled for inputs of one width.
 
     Parameters
@@ -36,7 +38,7 @@ class Program:
 
     def __init__(self, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         compiled = torch.compile(_states_of(model.get_decoder()), **options)
-        self.model = shadow(model, DecoderForward(compiled))
+        self.model = with_decoder_forward(model, DecoderForward(compiled))
         self.runs = 0
 
     def __call__(self, **inputs: Any) -> Any:
@@ -46,21 +48,21 @@ class Program:
         return self.model(**inputs)
 
 
-def program(model: PreTrainedModel, config: CompileConfig | None, width: int) -> Program:
+def compiled_forward(model: PreTrainedModel, config: CompileConfig | None, width: int) -> CompiledForward:
     """Return the program for inputs of ``width`` tokens; it is compiled when it first runs."""
     options = _options(config)
     key = repr(sorted(options.items(), key=lambda item: item[0])), width
     with _lock:
-        mine = _programs.setdefault(model, {})
+        mine = _forwards.setdefault(model, {})
         if key not in mine:
-            mine[key] = Program(model, options)
+            mine[key] = CompiledForward(model, options)
         return mine[key]
 
 
 def forget(model: PreTrainedModel) -> None:
     """Let go of a model's programs."""
     with _lock:
-        _programs.pop(model, None)
+        _forwards.pop(model, None)
 
 
 def _options(config: CompileConfig | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from ...errors import LossyUnsupportedError
 
 
-def shadow(model: PreTrainedModel, forward: Callable[..., Any]) -> PreTrainedModel:
+def with_decoder_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> PreTrainedModel:
     """Return a model like ``model`` whose decoder runs ``forward``; nothing is written to ``model``.
 
     Parameters, buffers, other modules and all hooks are the very same objects. So whatever the model does to the

@@ -2,82 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
 
-from ...decoding.buffers import Continued, counting, ones
+from ...decoding.buffers import GrowingTensor, counting, ones
 from ...errors import LossyUnsupportedError
-from .cache_slot import Slots
-from .compiled_forward import Program, program
+from .. import Forwards
+from .cache_slot import POOL, StaticCacheSlot
+from .compiled_forward import CompiledForward, compiled_forward
+
+if TYPE_CHECKING:
+    from ...decoding.batch_layout import RowShift
 
 _TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
 
 
-@dataclass(eq=False)
-class Steps:
-    """What runs one sequence through a model whose cache is static.
+class StaticForwards(Forwards):
+    """Runs one sequence through a model whose cache is static and rolled back by position.
 
-    Attributes
+    Parameters
     ----------
     model
         The model.
-    slots
+    slot
         Its cache.
-    mask, positions
-        ``(1, L)`` the prompt's attention mask, where it is padded, and its positions, where they are given.
-    programs
+    carried
+        What ``generate()`` has prepared: the prompt's attention mask, where it is padded, and its positions, where they
+        are given.
+    seen
+        How many tokens of the text the cache holds.
+
+    Attributes
+    ----------
+    compiled
         Compiled forwards by width; empty where nothing is compiled.
+    keeps_cache
+        Whether the cache is the caller's in the end; else other calls use it again.
     """
 
-    model: PreTrainedModel
-    slots: Slots
-    mask: Tensor | None = None
-    positions: Tensor | None = None
-    programs: dict[int, Program] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, model: PreTrainedModel, slot: StaticCacheSlot, carried: Mapping[str, Any], seen: int = 0
+    ) -> None:
+        self.model = model
+        self.slot = slot
+        self.seen = seen
+        self.sent = 0
+        self.carried = {**carried, "past_key_values": slot.cache}
+        self.compiled: dict[int, CompiledForward] = {}
+        self.keeps_cache = False
         # As long as the cache: what follows the prompt is no padding, and the causal mask hides stale slots.
-        capacity = self.slots.capacity
-        self.device = device = self.model.device  # models look through all of their weights for it
+        self.device = device = model.device  # models look through all of their weights for it
         self._padding = None
         known = torch.arange(1, device=device)[None]
-        if self.mask is not None:
-            mask = self.mask.to(device)
-            self._padding = Continued(mask, ones).upto(capacity).clone(memory_format=torch.contiguous_format)
+        if (mask := carried.get("attention_mask")) is not None:
+            mask = mask.to(device)
+            self._padding = GrowingTensor(mask, ones).upto(slot.capacity).clone(memory_format=torch.contiguous_format)
             known = (mask.cumsum(-1) - 1).clamp(min=0)
-        if self.positions is not None:
-            known = self.positions.to(device)
-        self._positions = Continued(known, counting).upto(capacity)
+        if (positions := carried.get("position_ids")) is not None:
+            known = positions.to(device)
+        self._positions = GrowingTensor(known, counting).upto(slot.capacity)
         self._last: dict[tuple[int, int], Tensor] = {}
 
     def compile(self, config: CompileConfig | None, widths: tuple[int, ...]) -> None:
         """Compile forwards over ``widths`` tokens, now: all that can fail fails here."""
         for width in widths:
-            compiled = program(self.model, config, width)
-            if (compiled, self._padding is None) not in self.slots.warm:
+            compiled = compiled_forward(self.model, config, width)
+            if (compiled, self._padding is None) not in self.slot.warm:
                 self._warm_up(compiled, width)
-            self.programs[width] = compiled
-        self.slots.clear()
+            self.compiled[width] = compiled
+        self.slot.clear()
 
-    def prepare(self, ids: Tensor, start: int, keep: int) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return what runs the forward over the tokens of ``ids`` ``(1, L)`` from ``start`` on, and its inputs.
-
-        Logits are asked for at the last ``keep`` tokens. Behind them there may be more, to fill up to a width.
-        """
-        tokens = ids[:, start:].to(self.device)
-        count = tokens.shape[1]
-        width = next((x for x in sorted(self.programs) if x >= count and self.slots.fits(start, x)), None)
-        self.slots.seek(start)
-        self.slots.filled += width or count
+    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        tokens = text[:, self.seen :].to(self.device)
+        start, count = self.seen, tokens.shape[1]
+        width = next((x for x in sorted(self.compiled) if x >= count and self.slot.fits(start, x)), None)
+        self.slot.seek(start)
+        self.slot.filled += width or count
+        self.seen, self.sent = start + count, count
         if width is None:
-            return self.model, self._inputs(tokens, start, count, keep)
+            return self.model(**self._inputs(tokens, start, count, keep), return_dict=True)
         inputs = self._inputs(torch.nn.functional.pad(tokens, (0, width - count)), start, count, keep)
-        return self.programs[width], inputs
+        return self.compiled[width](**inputs, return_dict=True)
+
+    def rewind(self, length: int) -> None:
+        self.seen = min(self.seen, length)
+        self.slot.seek(self.seen)
+
+    def move(self, shift: RowShift, ids: Tensor) -> None:
+        raise NotImplementedError("a static cache holds one sequence")
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not self.keeps_cache:
+                POOL.give_back(self.model, self.slot)
 
     def _inputs(self, tokens: Tensor, start: int, count: int, keep: int) -> dict[str, Any]:
         width = tokens.shape[1]
@@ -88,7 +114,7 @@ class Steps:
             "input_ids": tokens.clone(memory_format=torch.contiguous_format),
             "position_ids": positions.clone(memory_format=torch.contiguous_format),
             "attention_mask": self._padding,
-            "past_key_values": self.slots.cache,
+            "past_key_values": self.slot.cache,
             "use_cache": True,
             "logits_to_keep": keep if width == count else self._last_of(count, keep),
         }
@@ -98,16 +124,16 @@ class Steps:
             self._last[count, keep] = torch.arange(count - keep, count, device=self.device)
         return self._last[count, keep]
 
-    def _warm_up(self, compiled: Program, width: int) -> None:
+    def _warm_up(self, compiled: CompiledForward, width: int) -> None:
         """Run and check a program: twice more than it takes to compile it, because CUDA graphs need that."""
         tokens = torch.zeros(1, width, dtype=torch.long, device=self.device)
         logits = []
         # The first forward makes the cache's tensors, which a compiled one could not.
         for forward in (self.model, compiled, compiled, compiled):
-            self.slots.seek(0)
+            self.slot.seek(0)
             logits.append(forward(**self._inputs(tokens, 0, width, 1), return_dict=True).logits)
-            self.slots.filled += width
+            self.slot.filled += width
         wrong = (logits[-1] - logits[0]).abs().max()
         if not wrong <= _TOLERANCE * logits[0].abs().max():
             raise LossyUnsupportedError(f"its logits are off by {wrong:.3g}")
-        self.slots.warm.add((compiled, self._padding is None))
+        self.slot.warm.add((compiled, self._padding is None))

@@ -1,62 +1,53 @@
-"""What of one call runs on static caches, and what of that is compiled."""
+"""Which forwards a call has: on static caches where it wants them and can have them, else on growing ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
 
+from .. import compat
 from ..acceptors import Acceptor
-from ..compat import belongs_to_user, compiles_by_itself, new_cache
-from ..drafting import ModelDrafter, mask_of
+from ..compat import belongs_to_user
+from ..drafting.model import mask_of
 from ..errors import LossyUnsupportedError, warn_once
-from ..forwards.static.cache_slot import POOL, Slots, rewinds
+from ..forwards import Forwards
+from ..forwards.growing import GrowingForwards
+from ..forwards.static.cache_slot import POOL, StaticCacheSlot, rewinds
 from ..forwards.static.compiled_forward import forget
-from ..forwards.static.drafting import WIDTHS, StaticDrafter
-from ..forwards.static.forwards import Steps
+from ..forwards.static.forwards import StaticForwards
 from ..forwards.static.support import obstacle_to_compiling, obstacle_to_inputs, obstacle_to_static
 from .drafter_choice import DrafterChoice
 from .prepared import Prepared
 
 _ANY_WIDTH = (8, 16, 40)
+_DRAFT_WIDTHS = (1, 2)
+"""A round's first forward is over one token or, after a draft that was kept whole, over two; all others over one."""
 _LOOKUP = {"prompt_lookup_num_tokens"}
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """What runs on static caches.
+class ForwardsChoice:
+    """The forwards of a call.
 
     Attributes
     ----------
     target
-        The target's forwards.
+        The target's.
     draft
-        The draft model's, or None where it drafts on a dynamic cache or there is none.
+        Makes the draft model's, where these are on a static cache too; None where the drafter makes its own.
     """
 
-    target: Steps
-    draft: Steps | None
-
-    @property
-    def model_drafter(self) -> Callable[..., ModelDrafter]:
-        """What makes the drafter of a draft model."""
-        return ModelDrafter if self.draft is None else partial(StaticDrafter, steps=self.draft)
-
-    def release(self, cache_returned: bool) -> None:
-        """Let later calls use the caches, except for one that is the caller's."""
-        if not cache_returned and not belongs_to_user(self.target.slots.cache):
-            POOL.give_back(self.target.model, self.target.slots)
-        if self.draft is not None:
-            POOL.give_back(self.draft.model, self.draft.slots)
+    target: Forwards
+    draft: Callable[[], Forwards] | None = None
 
 
-def plan_of(
+def choose_forwards(
     model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
-) -> Plan | None:
-    """Return what a call runs on static caches, compiled already; None where everything is dynamic.
+) -> ForwardsChoice:
+    """Return the forwards of a call, compiled already where they are to be.
 
     Parameters
     ----------
@@ -73,6 +64,21 @@ def plan_of(
     LossyUnsupportedError
         Where the caller's own static cache can't be used.
     """
+    static = _static(model, compile, acceptor, choice, call)
+    if static is not None:
+        return static
+    inputs = compat.forward_inputs(model, call.ids, call.inputs)
+    unseen = compat.unseen_tokens(call.ids, call.inputs, call.config)
+    length = call.ids.shape[1]
+    last_position = call.config.max_length - 1 if call.batch > 1 else None
+    seen = 0 if unseen is None else length - unseen
+    return ForwardsChoice(GrowingForwards(inputs, call.inputs, length, seen, last_position))
+
+
+def _static(
+    model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
+) -> ForwardsChoice | None:
+    """Return a call's forwards on static caches; None where these can't be, or are not wanted."""
     cache = call.inputs["past_key_values"]
     given = isinstance(cache, StaticCache)
     if not given and not compile:
@@ -82,10 +88,10 @@ def plan_of(
             raise LossyUnsupportedError(
                 f"`past_key_values` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
             )
-        call.inputs["past_key_values"] = new_cache(model) if given else cache
+        call.inputs["past_key_values"] = compat.new_cache(model) if given else cache
         _say(given, obstacle)
         return None
-    compiling = compiles_by_itself(model, call.inputs, call.config) if compile is None else compile
+    compiling = compat.compiles_by_itself(model, call.inputs, call.config) if compile is None else compile
     widths = _verified_widths(choice, call)
     target = _target(model, call, widths[-1])
     if compiling and (obstacle := _compile(target, widths, call)) is not None:
@@ -93,9 +99,9 @@ def plan_of(
         if not given:
             return None
     draft = None
-    if target.programs and choice.drafts_with_model:
+    if target.compiled and choice.drafts_with_model:
         draft = _draft(choice.assistant_model, model, call)
-    return Plan(target, draft)
+    return ForwardsChoice(target, draft)
 
 
 def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice, call: Prepared) -> str | None:
@@ -120,42 +126,46 @@ def _verified_widths(choice: DrafterChoice, call: Prepared) -> tuple[int, ...]:
     return (choice.num_assistant_tokens + 1,) if constant and choice.drafts_with_model else _ANY_WIDTH
 
 
-def _target(model: PreTrainedModel, call: Prepared, width: int) -> Steps:
+def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticForwards:
     """Return the target's forwards, on the caller's static cache or on one of the pool's."""
-    cache = call.inputs["past_key_values"]
+    cache, unseen = call.inputs["past_key_values"], compat.unseen_tokens(call.ids, call.inputs, call.config)
     if belongs_to_user(cache):
-        slots = Slots(cache, int(cache.get_seq_length()))
+        slot = StaticCacheSlot(cache, int(cache.get_seq_length()))
     else:
-        slots = POOL.take(model, call.config.max_length + width)
-    return Steps(model, slots, call.inputs.get("attention_mask"), call.inputs.get("position_ids"))
+        slot = POOL.take(model, call.config.max_length + width)
+    forwards = StaticForwards(model, slot, call.inputs, 0 if unseen is None else call.ids.shape[1] - unseen)
+    forwards.keeps_cache = belongs_to_user(cache) or bool(call.config.return_dict_in_generate)
+    return forwards
 
 
-def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> Steps | None:
-    """Return the draft model's forwards, compiled; None where it has to draft on a dynamic cache."""
+def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> Callable[[], Forwards] | None:
+    """Return what makes the draft model's forwards, compiled; None where it has to draft on a growing cache."""
     obstacle = obstacle_to_static(model)
     if model.get_input_embeddings() is target.get_input_embeddings():
         obstacle = "the draft is a part of the target, made anew for every call"
     if obstacle is None:
-        slots = POOL.take(model, call.config.max_length + WIDTHS[-1])
-        steps = Steps(model, slots, mask_of(call.ids, call.inputs))
-        obstacle = _compile(steps, WIDTHS, call)
+        slot = POOL.take(model, call.config.max_length + _DRAFT_WIDTHS[-1])
+        forwards = StaticForwards(model, slot, {"attention_mask": mask_of(call.ids, call.inputs)})
+        obstacle = _compile(forwards, _DRAFT_WIDTHS, call)
     if obstacle is None:
-        return steps
+        return lambda: forwards
     _say(False, obstacle)
     return None
 
 
-def _compile(steps: Steps, widths: tuple[int, ...], call: Prepared) -> str | None:
+def _compile(forwards: StaticForwards, widths: tuple[int, ...], call: Prepared) -> str | None:
     """Compile a model's forwards; return why that is impossible, if it is."""
-    if (obstacle := obstacle_to_compiling(steps.model)) is not None:
+    if (obstacle := obstacle_to_compiling(forwards.model)) is not None:
         return obstacle
+    if forwards.slot.filled:
+        return "`past_key_values` holds tokens already, which compiling would overwrite"
     try:
-        steps.compile(call.config.compile_config, widths)
+        forwards.compile(call.config.compile_config, widths)
     except Exception as error:  # whatever a compiler, a backend or a model's code may raise
-        steps.programs.clear()
-        forget(steps.model)
+        forwards.compiled.clear()
+        forget(forwards.model)
         reason = " ".join(str(error).strip().split("\n")[:2])
-        return f"{type(steps.model).__name__} can't be compiled ({type(error).__name__}: {reason})"
+        return f"{type(forwards.model).__name__} can't be compiled ({type(error).__name__}: {reason})"
     return None
 
 

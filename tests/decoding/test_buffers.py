@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_lossy_assist.decoding.buffers import ROOM, Continued, TokenBuffer, counting, ones
+from hf_lossy_assist.decoding.buffers import ROOM, GrowingTensor, TokenBuffer, counting, ones
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -16,11 +16,13 @@ def test_rounds_of_a_text_are_what_concatenation_gives(rows):
     text, seen = TokenBuffer(expected), []
     for n in range(60):
         proposal = torch.randint(99, (rows, n), generator=generator)
-        assert torch.equal(text.followed_by(proposal), torch.cat([expected, proposal], dim=1))
+        assert torch.equal(text.with_draft(proposal), torch.cat([expected, proposal], dim=1))
         kept = n * 7 % (n + 1)
         token = torch.randint(99, (rows,), generator=generator)
         expected = torch.cat([expected, proposal[:, :kept], token[:, None]], dim=1)
-        assert torch.equal(text.ending_with(kept, token), expected)
+        round_ = text.with_next(n, torch.full((rows,), kept), token)
+        assert round_.shape == (rows, text.length + n + 1)
+        assert torch.equal(round_[:, : text.length + kept + 1], expected)
         text.advance(kept + 1)
         seen.append((text.ids, expected))
     assert expected.shape[1] > 5 + ROOM
@@ -31,7 +33,7 @@ def test_a_buffer_is_no_part_of_what_it_was_made_of():
     ids = torch.tensor([[1, 2]])
     text = TokenBuffer(ids)
     text.append(torch.tensor([[3]]))
-    text.become(torch.tensor([[9, 9, 9, 4]]), known=3)
+    text.reset(torch.tensor([[9, 9, 9, 4]]), known=3)
     assert text.ids.tolist() == [[1, 2, 3, 4]]
     assert ids.tolist() == [[1, 2]]
 
@@ -39,9 +41,9 @@ def test_a_buffer_is_no_part_of_what_it_was_made_of():
 def test_another_rectangle_is_taken_in_whole():
     text = TokenBuffer(torch.zeros(3, 4, dtype=torch.long))
     fewer, longer = torch.full((2, 4), 7), torch.full((2, 5 * ROOM), 8)
-    text.become(fewer, known=4)
+    text.reset(fewer, known=4)
     assert torch.equal(text.ids, fewer)
-    text.become(longer, known=4)
+    text.reset(longer, known=4)
     assert torch.equal(text.ids, longer)
 
 
@@ -54,7 +56,7 @@ def test_another_rectangle_is_taken_in_whole():
     ],
 )
 def test_what_goes_on(values, go_on, expected):
-    line = Continued(values, go_on)
+    line = GrowingTensor(values, go_on)
     for length in (values.shape[-1], 5, 5 * ROOM, 5):
         out = line.upto(length)
         assert out.shape == (*values.shape[:-1], length)
@@ -67,5 +69,3 @@ def test_ids_of_any_integer_type_become_the_usual_one():
     text = TokenBuffer(torch.tensor([[1, 2]], dtype=torch.int32))
     text.append(torch.tensor([[3]]))
     assert text.ids.dtype == torch.int64
-    text.retreat(1)
-    assert text.ids.tolist() == [[1]]
