@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from hf_lossy_assist import LossyError, VerifierHead
+from hf_lossy_assist import LossyError, VerifierHead, pairs
 from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
 from hf_lossy_assist.config import parse
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
@@ -224,6 +224,27 @@ def test_the_text_ends_inside_a_run():
     eos = next(token for i, token in enumerate(free) if i >= 10 and token not in free[:i])
     out = target.generate(**kwargs, eos_token_id=eos)[0, 7:].tolist()
     assert out == free[: free.index(eos) + 1]
+
+
+def test_the_threshold_is_the_head_s_own_unless_another_is_given():
+    verifier = pairs.load("arithmetic").heads["verifier"]
+    assert verifier.config.threshold != 0.5, "or the test could not tell the two apart"
+    assert parse("sprinter", None, verifier).acceptor.threshold == verifier.config.threshold
+    assert parse("sprinter", None, verifier).acceptor.run_ahead.threshold == verifier.config.threshold
+    assert parse("sprinter", {"threshold": 0.5}, verifier).acceptor.threshold == 0.5
+    either = parse(["sprinter", "ears"], None, verifier).acceptor
+    assert either.run_ahead.threshold == verifier.config.threshold
+    assert f"threshold={verifier.config.threshold}" in repr(Sprinter(verifier))
+    assert Sprinter(head_for(tiny(), tiny())).threshold == 0.5, "that of a configuration that says nothing"
+
+
+def test_what_the_target_keeps_is_credited_to_the_base():
+    draft = telling(Q)
+    head = head_for(constant(P), draft, "token", cls=Simulated).rates(0.9, 0.2)
+    stats = sample("sprinter", head, draft, 600).lossy_stats
+    assert stats.unverified > 0
+    assert stats.accepted > stats.unverified
+    assert stats.accepted_by == {"sprinter": stats.unverified, "lossless": stats.accepted - stats.unverified}
 
 
 def test_another_rule_may_decide_what_the_verifier_leaves():
