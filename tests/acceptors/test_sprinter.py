@@ -10,66 +10,14 @@ import pytest
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from hf_lossy_assist import LossyError, VerifierHead, pairs
+from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
 from hf_lossy_assist.config import parse
-from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
-from tests.acceptors.test_laws import P, Q, chi_square_p
-from tests.models import ConstantLM, constant, noisy_copy, prompt, tiny
+from tests.acceptors.fixtures import P, Q, Simulated, V, chi_square_p, telling
+from tests.acceptors.fixtures import verifier_head as head_for
+from tests.models import constant, noisy_copy, prompt, tiny
 
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
-V = len(P)
-
-
-class TellingLM(ConstantLM):
-    """A constant model whose state also says which token it has just read, in the last V units."""
-
-    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **kwargs):
-        self.read = torch.nn.functional.one_hot(input_ids, self.config.vocab_size).float()
-        handle = self.lm_head.register_forward_pre_hook(self._tell, prepend=True)
-        try:
-            return super().forward(input_ids, past_key_values, logits_to_keep, **kwargs)
-        finally:
-            handle.remove()
-
-    def _tell(self, head, args):
-        state = args[0].clone()
-        state[..., -self.config.vocab_size :] = self.read[:, -state.shape[1] :]
-        return (state,)
-
-
-def telling(law: list[float]) -> TellingLM:
-    plain = constant(law)
-    model = TellingLM(plain.config).eval()
-    model.load_state_dict(plain.state_dict())
-    model.generation_config = plain.generation_config
-    with torch.no_grad():  # the law may not depend on the token
-        weight = model.lm_head.weight
-        weight[:, 0] += weight[:, -V:].sum(1)
-        weight[:, -V:] = 0
-    return model
-
-
-class Simulated(VerifierHead):
-    """Errs independently of the token within a class: lets acceptable tokens pass with TPR, others with FPR."""
-
-    def rates(self, tpr: float, fpr: float) -> Simulated:
-        acceptable = np.array(Q) <= np.array(P)
-        self.passing = torch.tensor(np.where(acceptable, tpr, fpr))
-        self.generator = torch.Generator().manual_seed(0)
-        return self
-
-    def probability(self, features):
-        token = features[..., -V:].argmax(-1)
-        return (torch.rand(token.shape, generator=self.generator) < self.passing[token]).float()
-
-
-def head_for(target, draft, position="previous", bias=0.0, scale=1.0, cls=VerifierHead, seed=0):
-    config = VerifierConfig(
-        target=ModelIdentity.of(target), draft=ModelIdentity.of(draft), task="none", position=position, ratio=1.0
-    )
-    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
-    return cls(config, weight, bias)
 
 
 def sample(mode, head, draft, tokens=6000, max_draft=10**6, **config):
