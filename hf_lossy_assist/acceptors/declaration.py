@@ -69,16 +69,17 @@ class Setting:
     def __str__(self) -> str:
         wanted = f", {_numbers(self.low, self.high, self.integer)}" if self.low is not None else ""
         wanted += f", one of {list(self.choices)}" if self.choices else ""
-        return f"{self.name}{wanted} (default: {self.unset if self.default is None else self.default}). {self.help}"
+        default = self.unset if self.default is None else self.default
+        return f"{self.name}{wanted} (default: {default}). {self.help}".rstrip()
 
 
-def setting(default: Any = MISSING, low: float | None = None, high: float = float("inf"), **more: Any) -> Any:
+def setting(default: Any, low: float | None = None, high: float = float("inf"), **more: Any) -> Any:
     """Declare a rule's setting: a dataclass field with bounds, which are checked whenever a rule is made.
 
     Parameters
     ----------
     default
-        The default; None where the setting may be left out. Without one it has to be given.
+        The default; None where the setting may be left out.
     low, high
         The bounds of a number, both included. Without them, the rule itself checks the value.
     more
@@ -113,8 +114,16 @@ def settings_of(rule: type[Acceptor]) -> tuple[Setting, ...]:
     [('top_n', 1, 1, inf), ('delta', 0.0, 0, 1)]
     """
     about = _parameters(rule)
-    own = (x for x in fields(rule) if not x.metadata.keys() & {"head", "internal"})
-    return tuple(Setting(x.name, x.default, **x.metadata.get("setting", {}), help=about.get(x.name, "")) for x in own)
+    return tuple(
+        Setting(
+            x.name,
+            x.default if x.default_factory is MISSING else x.default_factory(),
+            **x.metadata.get("setting", {}),
+            help=about.get(x.name, ""),
+        )
+        for x in fields(rule)
+        if not x.metadata.keys() & {"head", "internal"}
+    )
 
 
 def describe(rule: type[Acceptor]) -> str:

@@ -65,8 +65,7 @@ class DropMatch(Acceptor):
     def keep(self, v: Verification) -> Tensor:
         if self.criterion == "naive" and not v.do_sample:
             return (v.dropped_logits.argmax(-1) == v.tokens[:, None]).any(1) & v.allowed
-        kept = [self._keep(v, positions) for positions in _chunks(v.dropped_logits)]
-        return torch.cat(kept, dim=-1) & v.allowed
+        return torch.cat([self._keep(v, at) for at in _chunks(v.dropped_logits)], dim=-1) & v.allowed
 
     def _keep(self, v: Verification, at: slice) -> Tensor:
         """Decide some of the positions: the K distributions of all would not fit into a cache."""

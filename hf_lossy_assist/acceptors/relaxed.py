@@ -43,10 +43,7 @@ class Relaxed(Acceptor):
     name = "relaxed"
     paper = "TensorRT-LLM, relaxed acceptance"
     usual: ClassVar = {"top_n": 10, "delta": 0.6}
-    lossless_at: ClassVar = {"top_n": 1, "delta": 0.0}
-
-    def is_lossless(self, do_sample: bool) -> bool:
-        return not do_sample and self.top_n == 1
+    lossless_at: ClassVar = {"top_n": 1}
 
     def keep(self, v: Verification) -> Tensor:
         return (rank(v) < self.top_n) & (v.p_x >= v.max_p - self.delta) & v.allowed
