@@ -1,35 +1,39 @@
 """A rule of your own: words may differ from what the target would say, numbers may not."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
-from hf_lossy_assist.acceptors import Acceptor, register
+from hf_lossy_assist.acceptors import Acceptor, describe, register, setting
 
 
 @register
 @dataclass(frozen=True)
 class Words(Acceptor):
-    """Keep x iff the lossless rule does, or x is not in ``strict`` and ``p(x) >= share``. Correction: lossless."""
+    """Keep x iff the lossless rule does, or x is not in ``strict`` and ``p(x) >= share``. Correction: lossless.
 
-    share: float = 0.05
+    Parameters
+    ----------
+    share
+        The smallest probability of a token that is let through.
+    strict
+        The ids of tokens that only the lossless rule keeps.
+    """
+
+    share: float = setting(0.05, 0, 1)
     strict: tuple[int, ...] = ()
 
-    name: ClassVar[str] = "words"
-    paper: ClassVar[str] = "none"
-
-    def __post_init__(self):
-        if not 0 <= self.share <= 1:
-            raise hf_lossy_assist.LossyValueError(f"`share` of the rule 'words' has to be 0 to 1, but is {self.share}")
+    name = "words"
+    paper = "none"
 
     def keep(self, v):
         strict = torch.isin(v.tokens, torch.tensor(self.strict, device=v.tokens.device))
         return v.lossless | ((v.p_x >= self.share) & ~strict & v.allowed)
 
 
+print(describe(Words))
 pair = pairs.load("arithmetic")
 numbers = [i for token, i in pair.tokenizer.get_vocab().items() if any(c.isdigit() for c in token)]
 problem = pair.task.examples("test", 2)[1]

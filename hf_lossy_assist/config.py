@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf
+from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf, settings_of
 from .decoding.limits import Limits
 from .errors import LossyValueError
 from .heads import Head
@@ -111,7 +111,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
     """Raise for a key that a rule does not have."""
-    keys = [x.name for x in fields(REGISTRY[name]) if not x.metadata]
+    keys = [x.name for x in settings_of(REGISTRY[name])]
     for key in settings:
         if key not in keys:
             raise LossyValueError(

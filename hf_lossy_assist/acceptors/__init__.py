@@ -1,81 +1,40 @@
-"""Acceptance rules: one file per published rule, one line per rule here."""
+"""Acceptance rules: one file per published rule. Every file here is imported, so that its rule registers itself."""
 
-from __future__ import annotations
+from importlib import import_module
+from pkgutil import iter_modules
 
-from .base import Acceptor, DroppedHeads, RunAhead, decide
-from .composed import AllOf, AnyOf
-from .dropmatch import DropMatch
-from .ears import Ears
-from .ensemble import Ensemble
-from .fly import Fly
-from .fsd import Fsd
-from .judge import Judge
-from .lenience import Lenience
-from .lossless import Lossless
-from .near_top import NearTop
-from .relaxed import Relaxed
-from .sprinter import Sprinter
-from .thresholds import Thresholds
-from .topk import TopK
-from .typical import Typical
+from .base import Acceptor as Acceptor
+from .base import DroppedHeads as DroppedHeads
+from .base import RunAhead as RunAhead
+from .base import decide as decide
+from .composed import AllOf as AllOf
+from .composed import AnyOf as AnyOf
+from .declaration import REGISTRY as REGISTRY
+from .declaration import Setting as Setting
+from .declaration import check_choice as check_choice
+from .declaration import check_number as check_number
+from .declaration import describe as describe
+from .declaration import register as register
+from .declaration import setting as setting
+from .declaration import settings_of as settings_of
 
-REGISTRY: dict[str, type[Acceptor]] = {
-    rule.name: rule
-    for rule in (
-        Lossless,
-        DropMatch,
-        Ears,
-        TopK,
-        Typical,
-        Relaxed,
-        Ensemble,
-        Judge,
-        Sprinter,
-        Thresholds,
-        NearTop,
-        Lenience,
-        Fsd,
-        Fly,
-    )
-}
+# isort: off
+# The order of the registry and of README's table. A rule that is not named here comes after these.
+from .lossless import Lossless as Lossless
+from .dropmatch import DropMatch as DropMatch
+from .ears import Ears as Ears
+from .topk import TopK as TopK
+from .typical import Typical as Typical
+from .relaxed import Relaxed as Relaxed
+from .ensemble import Ensemble as Ensemble
+from .thresholds import Thresholds as Thresholds
+from .near_top import NearTop as NearTop
+from .lenience import Lenience as Lenience
+from .fsd import Fsd as Fsd
+from .fly import Fly as Fly
+from .judge import Judge as Judge
+from .sprinter import Sprinter as Sprinter
+# isort: on
 
-
-def register(rule: type[Acceptor]) -> type[Acceptor]:
-    """Make a rule of your own available as ``lossy_mode=rule.name``; usable as a class decorator.
-
-    Raises
-    ------
-    LossyValueError
-        When another rule already has that name.
-    """
-    from ..errors import LossyValueError
-
-    if REGISTRY.setdefault(rule.name, rule) is not rule:
-        raise LossyValueError(f"`name` of a rule has to be new, but {rule.name!r} is {REGISTRY[rule.name].__name__}")
-    return rule
-
-
-__all__ = [
-    "REGISTRY",
-    "Acceptor",
-    "AllOf",
-    "AnyOf",
-    "DropMatch",
-    "DroppedHeads",
-    "Ears",
-    "Ensemble",
-    "Fly",
-    "Fsd",
-    "Judge",
-    "Lenience",
-    "Lossless",
-    "NearTop",
-    "Relaxed",
-    "RunAhead",
-    "Sprinter",
-    "Thresholds",
-    "TopK",
-    "Typical",
-    "decide",
-    "register",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

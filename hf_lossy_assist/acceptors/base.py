@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import LossyValueError
 from ..messages import Decision, LosslessPositions, Verification
+from .declaration import settings_of
 
 if TYPE_CHECKING:
     from ..heads.verifier import VerifierHead
@@ -31,45 +31,51 @@ class DroppedHeads:
 class RunAhead:
     """A request that the draft commit tokens without the target while ``head`` scores them above ``threshold``.
 
-    At most ``max_draft - 1`` in a row: the target decides the next one.
+    At most ``max_draft - 1`` in a row: the target decides the next one. ``rule`` is the name of the rule that asks.
     """
 
     head: VerifierHead
     threshold: float
     max_draft: int
+    rule: str = ""
 
 
 @dataclass(frozen=True)
 class Acceptor(ABC):
-    """A published acceptance rule; its fields are the rule's hyper-parameters.
+    """A published acceptance rule; its fields are the rule's settings.
 
-    A rule answers two questions: which drafted tokens it keeps, each judged on its own, and from which law
-    the token is taken that replaces the first one it does not keep.
+    A rule answers two questions: which drafted tokens it keeps, each judged on its own, and from which distribution
+    the token is taken that replaces the first one it does not keep. Fields that are declared with
+    :func:`~hf_lossy_assist.acceptors.setting` are checked when a rule is made; a ``__post_init__`` of one's own calls
+    this class's.
 
     Attributes
     ----------
     name
         The value of ``lossy_mode`` that selects the rule.
     paper
-        Where the rule comes from.
+        Where the rule comes from: the paper and its section, or the system.
+    needs
+        What the rule reads besides the target's logits: of ``"draft_probs"``, ``"hidden"``, ``"draft_hidden"`` and
+        ``"dropped_heads"``. A rule whose settings decide that makes it a property.
+    usual
+        Settings to measure the rule with, where its defaults are lossless or unusual.
     lossless_at
-        A setting at which the rule is lossless; empty for a rule that always is.
+        Settings at which the rule is lossless; empty for a rule that always is.
     lossless_when_sampling
-        Whether that setting is lossless for sampling too, or only for greedy decoding.
+        Whether these are lossless for sampling too, or only for greedy decoding.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()
+    usual: ClassVar[Mapping[str, Any]] = {}
     lossless_at: ClassVar[Mapping[str, Any]] = {}
     lossless_when_sampling: ClassVar[bool] = False
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """What the rule reads besides the target's logits.
-
-        Of ``"draft_probs"``, ``"hidden"``, ``"draft_hidden"``, ``"dropped_heads"``.
-        """
-        return frozenset()
+    def __post_init__(self) -> None:
+        for each in settings_of(type(self)):
+            each.check(self)
 
     @property
     def dropped_heads(self) -> DroppedHeads | None:
@@ -81,32 +87,40 @@ class Acceptor(ABC):
         """How far the rule lets the draft run without the target, for a rule that does."""
         return None
 
-    def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
-        """Raise where a trained head of the rule does not belong to the models."""
-        return
+    @property
+    def lacks_base(self) -> bool:
+        """Whether the rule only adds to what the last rule of its list keeps."""
+        return False
 
     def without_base(self) -> Acceptor:
         """Return the rule as it stands in a list above another, which then is its base."""
         return self
 
+    def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
+        """Raise :class:`LossyError` where a trained head of the rule does not belong to the models."""
+        return
+
     def is_lossless(self, do_sample: bool) -> bool:
-        """Tell whether the rule, as configured, leaves the output's law as it is."""
-        setting = {key: getattr(self, key) for key in self.lossless_at}
-        return (self.lossless_when_sampling or not do_sample) and setting == dict(self.lossless_at)
+        """Tell whether the rule, as configured, leaves the distribution of the output as it is."""
+        values = {key: getattr(self, key) for key in self.lossless_at}
+        return (self.lossless_when_sampling or not do_sample) and values == dict(self.lossless_at)
 
     @abstractmethod
     def keep(self, v: Verification) -> Tensor:
         """Return ``(B, n)`` whether each drafted token is kept, given that all before it are."""
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        """Return the law ``(B, V)`` of the token that replaces the drafted one at position ``at`` of each row.
+        """Return the distribution ``(B, V)`` of the token that replaces the drafted one at positions ``at`` ``(B,)``.
 
-        Weights to draw from when sampling, scores to maximise when greedy.
+        Weights to draw from when sampling, scores to maximise when greedy; as for the lossless rule by default.
         """
         return v.residual_law(at)
 
     def credits(self, v: Verification) -> dict[str, Tensor]:
-        """Return which rule keeps which token; a token is credited to one rule only."""
+        """Return ``(B, n)`` per rule which tokens are kept on its account; a token is credited to one rule only.
+
+        A rule with a base is credited with what it alone keeps, and the base with all that it would keep anyway.
+        """
         return {self.name: self.keep(v)}
 
     def check_mode(self, do_sample: bool) -> str | None:
@@ -145,30 +159,3 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
     last = torch.full_like(at, n) if v.lengths is None else v.lengths
     law = torch.where((n_accepted < last)[:, None], replaced, v.target_law(last))
     return Decision(keep, n_accepted, v.choose(law), v.lossless, credits)
-
-
-_LARGEST_INT = 2**63 - 1  # that a tensor can be compared with
-
-
-def check_number(
-    rule: str, name: str, value: Any, low: float, high: float = float("inf"), *, integer: bool = False
-) -> None:
-    """Raise unless ``value`` is a number in ``[low, high]``, naming the argument, the rule and the value."""
-    high = min(high, _LARGEST_INT) if isinstance(value, int) else high
-    kind = "an int" if integer else "a number"
-    bounds = f">= {low:g}" + (f" and <= {high:g}" if high != float("inf") else "")
-    wanted = int if integer else int | float
-    if isinstance(value, bool) or not isinstance(value, wanted) or not low <= value <= high:
-        raise LossyValueError(f"`{name}` of the rule {rule!r} has to be {kind} {bounds}, but is {value!r}")
-
-
-def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise LossyValueError(f"`{name}` of the rule {rule!r} has to be one of {list(choices)}, but is {value!r}")
-
-
-def check_exclusive(rule: str, **given: Any) -> None:
-    """Raise where more than one of several settings is given."""
-    if sum(value is not None for value in given.values()) > 1:
-        raise LossyValueError(f"`{'` and `'.join(given)}` of the rule {rule!r} exclude each other; give one of {given}")

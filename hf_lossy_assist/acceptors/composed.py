@@ -18,7 +18,7 @@ from .base import Acceptor, DroppedHeads, RunAhead
 class _Composed(Acceptor):
     rules: tuple[Acceptor, ...]
 
-    paper: ClassVar[str] = "composition"
+    paper = "composition"
     conjunction: ClassVar[str]
 
     @property
@@ -61,7 +61,8 @@ class _Composed(Acceptor):
 class AnyOf(_Composed):
     """Keep x iff any of the rules keeps it; the correction is that of the last rule.
 
-    A token is credited to the first rule of the list that keeps it.
+    A token is credited to the first rule of the list that keeps it; to a rule that only adds to the last one, its
+    base (``judge``), it is credited where no other keeps it.
     """
 
     conjunction: ClassVar[str] = "or"
@@ -71,11 +72,11 @@ class AnyOf(_Composed):
 
     def credits(self, v: Verification) -> dict[str, Tensor]:
         credits: dict[str, Tensor] = {}
-        kept = torch.zeros_like(v.tokens, dtype=torch.bool)
-        for rule in self.rules:
-            mask = rule.keep(v)
-            credits[rule.name] = mask & ~kept
-            kept = kept | mask
+        kept = none = torch.zeros_like(v.tokens, dtype=torch.bool)
+        for rule in sorted(self.rules, key=lambda rule: rule.lacks_base):
+            for name, mask in rule.credits(v).items():
+                credits[name] = credits.get(name, none) | (mask & ~kept)
+                kept = kept | mask
         return credits
 
 

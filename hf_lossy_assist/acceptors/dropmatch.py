@@ -1,48 +1,30 @@
-"""DropMatch: does the token fit the target's own dropout-perturbed heads?"""
+"""DropMatch: the token has to fit the predictions of the target's head under dropout."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..messages import Verification
-from .base import Acceptor, DroppedHeads, check_choice, check_number
+from .base import Acceptor, DroppedHeads
+from .declaration import register, setting
+from .divergences import entropy, js_divergence, js_of
 
 _CHUNK_BYTES = {"cpu": 2**20}
 _CHUNK_BYTES_ELSEWHERE = 2**25
 
 
-def entropy(law: Tensor) -> Tensor:
-    """Return ``-Σ x log x`` in nats over the last dimension."""
-    if law.device.type != "cpu":
-        return torch.special.entr(law).sum(-1)
-    # Twice as fast as `entr` there, which is not vectorised.
-    return -law.clamp(min=torch.finfo(law.dtype).tiny).log_().mul_(law).sum(-1)
-
-
-def js_divergence(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``JS(a ‖ b) = H((a+b)/2) - (H(a) + H(b))/2`` in nats over the last dimension, in [0, ln 2]."""
-    return _js(entropy(a), entropy(b), a + b)
-
-
-def _js(entropy_a: Tensor, entropy_b: Tensor, total: Tensor) -> Tensor:
-    """Return the divergence of two laws from their entropies and their sum."""
-    # H((a+b)/2) = ln 2 - Σ (a+b) log (a+b) / 2, so the sum need not be halved.
-    return (math.log(2) + (entropy(total) - entropy_a - entropy_b) / 2).clamp_(min=0)
-
-
+@register
 @dataclass(frozen=True)
 class DropMatch(Acceptor):
     """Keep x iff it fits K passes of the LM head over dropped inputs. Correction: p of the undropped head.
 
-    "Training-free Dropout Sampling for Semantic Token Acceptance in Speculative Decoding" (section 3). With
-    ``P_k`` the K dropped heads' laws, ``P̄`` the law of their mean logits, and ``y_k`` the argmax of (greedy)
-    or a draw from ``P_k``:
+    "Training-free Dropout Sampling for Semantic Token Acceptance in Speculative Decoding" (section 3). ``P_k`` are the
+    distributions of the K dropped heads, ``P̄`` that of their mean logits, ``y_k`` the argmax of (greedy) or a draw
+    from ``P_k``.
 
     - ``criterion="js"`` (equations 5 to 7): ``JS(q ‖ P̄) <= max_k JS(P_k ‖ P̄)``, or x is the majority of the
       ``y_k`` (ties broken by ``P̄``);
@@ -64,21 +46,16 @@ class DropMatch(Acceptor):
     ['dropped_heads']
     """
 
-    num_paths: int = 5
-    dropout: float = 0.3
-    criterion: str = "js"
+    num_paths: int = setting(5, 1, 1000, integer=True)
+    dropout: float = setting(0.3, 0, 0.99)
+    criterion: str = setting("js", choices=("js", "naive"))
 
-    name: ClassVar[str] = "dropmatch"
-    paper: ClassVar[str] = "DropMatch"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"dropout": 0.0}
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "num_paths", self.num_paths, 1, 1000, integer=True)
-        check_number(self.name, "dropout", self.dropout, 0, 0.99)
-        check_choice(self.name, "criterion", self.criterion, ("js", "naive"))
+    name = "dropmatch"
+    paper = "DropMatch: Training-free Dropout Sampling for Semantic Token Acceptance, section 3"
+    lossless_at: ClassVar = {"dropout": 0.0}
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset({"dropped_heads"} | ({"draft_probs"} if self.criterion == "js" else set()))
 
     @property
@@ -88,11 +65,10 @@ class DropMatch(Acceptor):
     def keep(self, v: Verification) -> Tensor:
         if self.criterion == "naive" and not v.do_sample:
             return (v.dropped_logits.argmax(-1) == v.tokens[:, None]).any(1) & v.allowed
-        kept = [self._keep(v, positions) for positions in _chunks(v.dropped_logits)]
-        return torch.cat(kept, dim=-1) & v.allowed
+        return torch.cat([self._keep(v, at) for at in _chunks(v.dropped_logits)], dim=-1) & v.allowed
 
     def _keep(self, v: Verification, at: slice) -> Tensor:
-        """Decide some of the positions: the K laws of all would not fit into a cache."""
+        """Decide some of the positions: the K distributions of all would not fit into a cache."""
         x, logits = v.tokens[:, at], v.dropped_logits[:, :, at].float()
         paths = logits.softmax(-1)  # (B, K, positions, V)
         y = v.choose(paths if v.do_sample else logits)
@@ -100,8 +76,8 @@ class DropMatch(Acceptor):
             return (y == x[:, None]).any(1)
         centroid = v.centroid_logits[:, at].softmax(-1)
         spread = entropy(centroid)
-        of_draft = _js(entropy(v.q[:, at]), spread, v.q[:, at] + centroid)
-        of_paths = _js(entropy(paths), spread[:, None], paths.add_(centroid[:, None]))
+        of_draft = js_divergence(v.q[:, at], centroid, spread)
+        of_paths = js_of(entropy(paths), spread[:, None], paths.add_(centroid[:, None]))
         return (of_draft <= of_paths.amax(1)) | (x == majority(y, centroid))
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
@@ -109,7 +85,7 @@ class DropMatch(Acceptor):
 
 
 def _chunks(logits: Tensor) -> list[slice]:
-    """Cut the positions of ``(B, K, n, V)`` into slices whose laws in float32 are of a size that stays in caches."""
+    """Cut the positions of ``(B, K, n, V)`` into slices that fit into a cache as float32."""
     batch, paths, n, vocabulary = logits.shape
     room = _CHUNK_BYTES.get(logits.device.type, _CHUNK_BYTES_ELSEWHERE)
     step = max(1, room // (4 * batch * paths * vocabulary))

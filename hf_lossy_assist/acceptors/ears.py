@@ -1,24 +1,26 @@
-"""EARS: a threshold that relaxes where the target is unsure."""
+"""EARS: a threshold that falls where the target is unsure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..messages import Verification
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 
 
+@register
 @dataclass(frozen=True)
 class Ears(Acceptor):
     """Keep x iff ``p(x) / q(x) >= max(u - β·(1 - max p), 0)``. Correction ~ ``norm([p - q]+)``.
 
     Sun et al., "EARS: Efficient Adaptive Rejection Sampling" (section 3.2). Given x, the acceptance
     probability is ``min(1, p(x)/q(x) + β·(1 - max p))``. Greedy decoding has no random threshold to relax,
-    so there the rule is the lossless one.
+    so there the rule is the lossless one. A token with ``p(x) = 0``, as after top-p or a grammar, is never kept,
+    although the formula would where ``u <= β·(1 - max p)``: what the user's processors forbid stays forbidden.
 
     Parameters
     ----------
@@ -32,19 +34,13 @@ class Ears(Acceptor):
     frozenset({'draft_probs'})
     """
 
-    beta: float = 0.1
+    beta: float = setting(0.1, 0, 1)
 
-    name: ClassVar[str] = "ears"
-    paper: ClassVar[str] = "Sun et al., EARS"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"beta": 0.0}
-    lossless_when_sampling: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "beta", self.beta, 0, 1)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"draft_probs"})
+    name = "ears"
+    paper = "Sun et al., EARS: Efficient Adaptive Rejection Sampling, section 3.2"
+    needs = frozenset({"draft_probs"})
+    lossless_at: ClassVar = {"beta": 0.0}
+    lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
         if not v.do_sample:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..messages import Verification
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 
 
+@register
 @dataclass(frozen=True)
 class Ensemble(Acceptor):
     """Keep x iff ``u <= 1 - w + w·p(x)/q(x)``; greedy, iff ``x = argmax(w·p + (1-w)·q)``.
@@ -33,19 +34,13 @@ class Ensemble(Acceptor):
     False
     """
 
-    weight: float = 0.8
+    weight: float = setting(0.8, torch.finfo(torch.float32).eps, 1)
 
-    name: ClassVar[str] = "ensemble"
-    paper: ClassVar[str] = "DIVERSE (arXiv:2604.07622)"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"weight": 1.0}
-    lossless_when_sampling: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "weight", self.weight, torch.finfo(torch.float32).eps, 1)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"draft_probs"})
+    name = "ensemble"
+    paper = "DIVERSE (arXiv:2604.07622); transformers' `assistant_ensemble_weight`"
+    needs = frozenset({"draft_probs"})
+    lossless_at: ClassVar = {"weight": 1.0}
+    lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
         if v.do_sample:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..messages import Verification
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 
 
+@register
 @dataclass(frozen=True)
 class Fly(Acceptor):
     """Keep x iff it matches, or p is unsure there and the next ``W - 1`` drafted tokens match. Correction: lossless.
@@ -44,19 +45,14 @@ class Fly(Acceptor):
     tensor([[ True,  True,  True, False,  True]])
     """
 
-    window: int = 6
-    theta: float = 0.3
-    k: int = 15
+    window: int = setting(6, 1, integer=True)
+    theta: float = setting(0.3, 0)
+    k: int = setting(15, 2, integer=True)
 
-    name: ClassVar[str] = "fly"
-    paper: ClassVar[str] = "Li et al. 2025 (FLy)"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"theta": 2.0}
-    lossless_when_sampling: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "window", self.window, 1, integer=True)
-        check_number(self.name, "theta", self.theta, 0)
-        check_number(self.name, "k", self.k, 2, integer=True)
+    name = "fly"
+    paper = "Li et al. 2025 (FLy: Training-Free Loosely Speculative Decoding), section 3"
+    lossless_at: ClassVar = {"theta": 2.0}
+    lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
         top = v.logits[:, :-1].topk(min(self.k, v.logits.shape[-1])).values

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ..heads import JudgeHead
 from ..messages import Verification
-from .base import Acceptor, check_exclusive, check_number
-from .lossless import Lossless
+from .base import Acceptor
+from .declaration import register, setting
+from .head_rule import HeadRule
 
 
+@register
 @dataclass(frozen=True)
-class Judge(Acceptor):
+class Judge(HeadRule):
     """Keep x iff the base rule keeps it, or the head finds it unimportant: ``P(important | state) < threshold``.
 
     AutoJudge (Garipov et al. 2025, section 3): a logistic regression on final hidden states, trained on which
@@ -29,7 +29,7 @@ class Judge(Acceptor):
     head
         The trained head, from ``lossy_head``.
     threshold
-        The largest probability of being important at which a token is kept; the head's own by default.
+        The probability of being important below which a token is kept; the one in the head's configuration by default.
     recall
         Instead of a threshold: the share of important tokens that are to be caught, looked up in the head's table.
     base
@@ -37,43 +37,33 @@ class Judge(Acceptor):
 
     Examples
     --------
-    >>> from hf_lossy_assist.acceptors import REGISTRY
-    >>> REGISTRY["judge"].paper
-    'Garipov et al. 2025 (AutoJudge)'
+    >>> from hf_lossy_assist import pairs
+    >>> from hf_lossy_assist.acceptors import Judge
+    >>> head = pairs.load("arithmetic").heads["judge"]
+    >>> round(Judge(head).threshold, 3), round(Judge(head, recall=0.95).threshold, 3)
+    (0.055, 0.742)
     """
 
     head: JudgeHead = field(metadata={"head": JudgeHead})
-    threshold: float | None = None
-    recall: float | None = None
-    base: Acceptor | None = field(default_factory=Lossless, metadata={"internal": True})
+    recall: float | None = setting(None, 0, 1, instead_of="threshold")
 
-    name: ClassVar[str] = "judge"
-    paper: ClassVar[str] = "Garipov et al. 2025 (AutoJudge)"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"threshold": 0.0}
-    lossless_when_sampling: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_exclusive(self.name, threshold=self.threshold, recall=self.recall)
-        if self.recall is not None:
-            check_number(self.name, "recall", self.recall, 0, 1)
-            object.__setattr__(self, "threshold", self.head.threshold_for(self.recall))
-        elif self.threshold is None:
-            object.__setattr__(self, "threshold", self.head.config.threshold)
-        check_number(self.name, "threshold", self.threshold, 0, 1)
+    name = "judge"
+    paper = "Garipov et al. 2025 (AutoJudge), section 3"
+    lossless_at: ClassVar = {"threshold": 0.0}
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
         sources = {"target": "hidden", "draft": "draft_hidden"}
         own = frozenset(sources[name.split("_")[0]] for name in self.head.config.columns)
         return own if self.base is None else own | self.base.needs
 
-    def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
-        self.head.check(target, draft)
+    def head_threshold(self) -> float:
+        return super().head_threshold() if self.recall is None else self.head.threshold_for(self.recall)
 
-    def without_base(self) -> Judge:
+    def without_base(self) -> Acceptor:
         return replace(self, base=None, recall=None)
 
-    def keep(self, v: Verification) -> Tensor:
+    def keep_by_head(self, v: Verification) -> Tensor:
         states = {}
         if v.hidden is not None:
             states |= {"target_previous": v.hidden[:, :-1], "target_draft": v.hidden[:, 1:]}
@@ -85,8 +75,4 @@ class Judge(Acceptor):
             }
         parts = [states[name].to(self.head.weight.device).float() for name in self.head.config.columns]
         important = self.head.probability(torch.cat(parts, dim=-1)).to(v.tokens.device)
-        unimportant = (important < self.threshold) & v.allowed  # never of a state that is missing
-        return unimportant if self.base is None else unimportant | self.base.keep(v)
-
-    def correction(self, v: Verification, at: Tensor) -> Tensor:
-        return v.residual_law(at) if self.base is None else self.base.correction(v, at)
+        return (important < self.threshold) & v.allowed  # never of a state that is missing

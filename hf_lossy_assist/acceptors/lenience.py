@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..messages import Verification
 from ..sampling import residual
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 from .near_top import near_best
 
 
+@register
 @dataclass(frozen=True)
 class Lenience(Acceptor):
     """Keep x iff ``u <= p(x) / (ℓ·q(x))``; greedy, iff ``p(x) >= ℓ·max p``. Correction ~ ``norm([p - ℓ·q]+)``.
@@ -34,19 +35,13 @@ class Lenience(Acceptor):
     True
     """
 
-    factor: float = 0.5
+    factor: float = setting(0.5, torch.finfo(torch.float32).eps, 1)
 
-    name: ClassVar[str] = "lenience"
-    paper: ClassVar[str] = "Leviathan et al. 2023, A.5"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"factor": 1.0}
-    lossless_when_sampling: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "factor", self.factor, torch.finfo(torch.float32).eps, 1)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"draft_probs"})
+    name = "lenience"
+    paper = "Leviathan et al. 2023, appendix A.5"
+    needs = frozenset({"draft_probs"})
+    lossless_at: ClassVar = {"factor": 1.0}
+    lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
         kept = self.factor * v.u <= v.ratio if v.do_sample else near_best(v, self.factor)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from ..messages import Verification
 from .base import Acceptor
+from .declaration import register
 
 
+@register
 @dataclass(frozen=True)
 class Lossless(Acceptor):
     """Keep x iff ``u <= p(x) / q(x)``; greedy, iff ``x = argmax p``. Correction ~ ``norm([p - q]+)``.
@@ -29,9 +30,9 @@ class Lossless(Acceptor):
     tensor([[ True, False]])
     """
 
-    name: ClassVar[str] = "lossless"
-    paper: ClassVar[str] = "Leviathan et al. 2023; Chen et al. 2023"
-    lossless_when_sampling: ClassVar[bool] = True
+    name = "lossless"
+    paper = "Leviathan et al. 2023, section 2.3; Chen et al. 2023"
+    lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
         if v.do_sample:

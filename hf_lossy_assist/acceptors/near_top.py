@@ -1,15 +1,15 @@
-"""Near the top: almost as probable as the best token is good enough."""
+"""Near the top: the token has to be almost as probable as the best one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..messages import Verification
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 
 
 def near_best(v: Verification, share: float) -> Tensor:
@@ -17,6 +17,7 @@ def near_best(v: Verification, share: float) -> Tensor:
     return v.tokens == v.best[:, :-1] if share == 1 else v.p_x >= share * v.max_p
 
 
+@register
 @dataclass(frozen=True)
 class NearTop(Acceptor):
     """Keep x iff ``p(x) >= (1 - α)·max p``, or the lossless rule keeps it. Correction: lossless.
@@ -36,18 +37,12 @@ class NearTop(Acceptor):
     NearTop(alpha=0.3)
     """
 
-    alpha: float = 0.2
+    alpha: float = setting(0.2, 0, 1)
 
-    name: ClassVar[str] = "near_top"
-    paper: ClassVar[str] = "Narasimhan et al. 2025 (cascades)"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"alpha": 0.0}
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "alpha", self.alpha, 0, 1)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"draft_probs"})
+    name = "near_top"
+    paper = "Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding), section 4"
+    needs = frozenset({"draft_probs"})
+    lossless_at: ClassVar = {"alpha": 0.0}
 
     def keep(self, v: Verification) -> Tensor:
         return (near_best(v, 1 - self.alpha) | v.lossless) & v.allowed

@@ -1,20 +1,21 @@
-"""Relaxed acceptance: near enough to the best token."""
+"""Relaxed acceptance: the token has to be among the N best, and nearly as probable as the best one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..messages import Verification
 from ..sampling import point_mass
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 from .topk import rank
 
 
+@register
 @dataclass(frozen=True)
 class Relaxed(Acceptor):
     """Keep x iff it is among the N likeliest of p and ``p(x) >= max p - Δ``. Correction: the likeliest token.
@@ -36,19 +37,13 @@ class Relaxed(Acceptor):
     Relaxed(top_n=10, delta=0.6)
     """
 
-    top_n: int = 1
-    delta: float = 0.0
+    top_n: int = setting(1, 1, integer=True)
+    delta: float = setting(0.0, 0, 1)
 
-    name: ClassVar[str] = "relaxed"
-    paper: ClassVar[str] = "TensorRT-LLM"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"top_n": 1, "delta": 0.0}
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "top_n", self.top_n, 1, integer=True)
-        check_number(self.name, "delta", self.delta, 0, 1)
-
-    def is_lossless(self, do_sample: bool) -> bool:
-        return not do_sample and self.top_n == 1
+    name = "relaxed"
+    paper = "TensorRT-LLM, relaxed acceptance"
+    usual: ClassVar = {"top_n": 10, "delta": 0.6}
+    lossless_at: ClassVar = {"top_n": 1}
 
     def keep(self, v: Verification) -> Tensor:
         return (rank(v) < self.top_n) & (v.p_x >= v.max_p - self.delta) & v.allowed

@@ -1,25 +1,26 @@
-"""Two thresholds: probable enough alone, or by luck with better odds."""
+"""Two thresholds: one on the token's probability alone, one on its probability against a random number."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..messages import Verification
 from ..sampling import point_mass, residual
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 
 
+@register
 @dataclass(frozen=True)
 class Thresholds(Acceptor):
     """Keep x iff ``u <= p(x) / t_acc`` or ``p(x) >= t_single``. Correction ~ p with x removed, renormalised.
 
     SGLang's `--speculative-accept-threshold-acc` and `--speculative-accept-threshold-single`, for one draft
     rather than a tree. It never looks at q, so it keeps fewer tokens at (1, 1) than the lossless rule, with the
-    same output law p. Greedy decoding has no u: there x is kept iff it is the argmax of p or
+    same output distribution p. Greedy decoding has no u: there x is kept iff it is the argmax of p or
     ``p(x) >= t_single``. (SGLang itself ignores both thresholds there.)
 
     Parameters
@@ -36,24 +37,21 @@ class Thresholds(Acceptor):
     (False, True)
     """
 
-    threshold_single: float = 1.0
-    threshold_acc: float = 1.0
+    threshold_single: float = setting(1.0, 0, 1)
+    threshold_acc: float = setting(1.0, 0, 1)
 
-    name: ClassVar[str] = "thresholds"
-    paper: ClassVar[str] = "SGLang"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"threshold_single": 1.0, "threshold_acc": 1.0}
-    lossless_when_sampling: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "threshold_single", self.threshold_single, 0, 1)
-        check_number(self.name, "threshold_acc", self.threshold_acc, 0, 1)
+    name = "thresholds"
+    paper = "SGLang, `--speculative-accept-threshold-single` and `-acc`"
+    usual: ClassVar = {"threshold_single": 0.3}
+    lossless_at: ClassVar = {"threshold_single": 1.0, "threshold_acc": 1.0}
+    lossless_when_sampling = True
 
     def is_lossless(self, do_sample: bool) -> bool:
         return self.threshold_single == 1 and (not do_sample or self.threshold_acc == 1)
 
     def keep(self, v: Verification) -> Tensor:
-        lucky = self.threshold_acc * v.u <= v.p_x if v.do_sample else v.lossless
-        return (lucky | (v.p_x >= self.threshold_single)) & v.allowed
+        drawn = self.threshold_acc * v.u <= v.p_x if v.do_sample else v.lossless
+        return (drawn | (v.p_x >= self.threshold_single)) & v.allowed
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:

@@ -1,16 +1,16 @@
-"""Top-K: any of the target's K likeliest tokens will do."""
+"""Top-K: the token has to be one of the target's K likeliest."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..messages import Verification
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 
 
 def rank(v: Verification) -> Tensor:
@@ -20,6 +20,7 @@ def rank(v: Verification) -> Tensor:
     return ((logits > x) | ((logits == x) & earlier)).sum(-1)
 
 
+@register
 @dataclass(frozen=True)
 class TopK(Acceptor):
     """Keep x iff it is among the K likeliest of p and ``log p(x) >= log max p - tolerance``. Correction: lossless.
@@ -41,16 +42,12 @@ class TopK(Acceptor):
     TopK(k=3, tolerance=inf)
     """
 
-    k: int = 2
-    tolerance: float = float("inf")
+    k: int = setting(2, 1, integer=True)
+    tolerance: float = setting(float("inf"), 0)
 
-    name: ClassVar[str] = "topk"
-    paper: ClassVar[str] = "Garipov et al. 2025 (baseline)"
-    lossless_at: ClassVar[Mapping[str, Any]] = {"k": 1}
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "k", self.k, 1, integer=True)
-        check_number(self.name, "tolerance", self.tolerance, 0)
+    name = "topk"
+    paper = "Garipov et al. 2025 (AutoJudge), section 4; speculators' `verifier_accept_k`"
+    lossless_at: ClassVar = {"k": 1}
 
     def keep(self, v: Verification) -> Tensor:
         near = v.logit_x >= v.logits[:, :-1].amax(-1) - self.tolerance

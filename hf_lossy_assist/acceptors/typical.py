@@ -1,18 +1,19 @@
-"""Typical acceptance: the surer the target, the higher the bar."""
+"""Typical acceptance: the token's probability has to exceed a threshold that falls with the target's entropy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..messages import Verification
-from .base import Acceptor, check_number
+from .base import Acceptor
+from .declaration import register, setting
 
 
+@register
 @dataclass(frozen=True)
 class Typical(Acceptor):
     """Keep x iff ``p(x) > min(ε, δ·exp(-H(p)))``. Correction: argmax of p, or a draw from p.
@@ -33,18 +34,14 @@ class Typical(Acceptor):
     Typical(epsilon=0.09, delta=0.3)
     """
 
-    epsilon: float = 0.09
-    delta: float = 0.3
+    epsilon: float = setting(0.09, 0, 1)
+    delta: float = setting(0.3, 0)
 
-    name: ClassVar[str] = "typical"
-    paper: ClassVar[str] = "Cai et al. 2024 (Medusa)"
-    # A bar that nothing clears: every token is the target's own. exp(-H) >= 1/V, so δ has to exceed V.
-    lossless_at: ClassVar[Mapping[str, Any]] = {"epsilon": 1.0, "delta": 1e9}
-    lossless_when_sampling: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_number(self.name, "epsilon", self.epsilon, 0, 1)
-        check_number(self.name, "delta", self.delta, 0)
+    name = "typical"
+    paper = "Cai et al. 2024 (Medusa), section 2.3.1"
+    # A threshold that nothing exceeds: every token is the target's own. exp(-H) >= 1/V, so δ has to exceed V.
+    lossless_at: ClassVar = {"epsilon": 1.0, "delta": 1e9}
+    lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
         entropy = torch.special.entr(v.p[:, :-1]).sum(-1)

@@ -191,7 +191,7 @@ class Decoding:
     def _count(self, draft: Draft, decisions: list[RowDecision], rows: tuple[int, ...]) -> tuple[int, ...]:
         """Take the round into the statistics; return by how many tokens each text has grown."""
         progress, counts = self.run.progress, []
-        trusting = None if draft.trusted is None else self.run.acceptor.name
+        trusting = None if draft.trusted is None else self.run.acceptor.run_ahead.rule
         for i, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
             own, generated = progress.stats.rows[row], progress.generated(row)
             counts.append(generated - own.generated)  # below zero where a row that was ahead is cut back

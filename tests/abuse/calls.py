@@ -12,42 +12,18 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from hf_lossy_assist.acceptors import REGISTRY
-from tests.acceptors.table import judge_head
-from tests.acceptors.test_sprinter import head_for
+from tests.acceptors.fixtures import HEADS as HEADS_FOR
+from tests.acceptors.strategies import settings_for
 from tests.models import VOCAB, noisy_copy, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
-HEADS = {"judge": judge_head(TARGET, DRAFT), "sprinter": head_for(TARGET, DRAFT)}
+HEADS = {rule: head(TARGET, DRAFT) for rule, head in HEADS_FOR.items()}
 
 # Explaining a failure takes longer than all else.
 ABUSE = settings(derandomize=True, deadline=None, database=None, phases=[Phase.explicit, Phase.generate, Phase.shrink])
 
 _share = st.floats(0, 1)
-_positive_share = st.floats(0.01, 1)
-_count = st.integers(1, 70)
-
-RULE_SETTINGS: dict[str, dict[str, st.SearchStrategy]] = {
-    "lossless": {},
-    "dropmatch": {
-        "num_paths": st.integers(1, 4),
-        "dropout": st.floats(0, 0.9),
-        "criterion": st.sampled_from(["js", "naive"]),
-    },
-    "ears": {"beta": _share},
-    "topk": {"k": _count, "tolerance": st.floats(0, 1e3) | st.just(float("inf"))},
-    "typical": {"epsilon": _share, "delta": st.floats(0, 1e9)},
-    "relaxed": {"top_n": _count, "delta": _share},
-    "ensemble": {"weight": _positive_share},
-    "judge": {"threshold": _share},
-    "sprinter": {"threshold": _share, "max_draft": st.integers(1, 9)},
-    "thresholds": {"threshold_single": _share, "threshold_acc": _share},
-    "near_top": {"alpha": _share},
-    "lenience": {"factor": _positive_share},
-    "fsd": {"threshold": st.floats(0, 5), "divergence": st.sampled_from(["js", "kl", "tv"])},
-    "fly": {"window": st.integers(1, 8), "theta": st.floats(0, 3), "k": st.integers(2, 99)},
-}
-"""For every rule, values of its settings that can work."""
 
 RUN_SETTINGS: dict[str, st.SearchStrategy] = {
     "seed": st.none() | st.integers(0, 2**63 - 1),
@@ -144,7 +120,7 @@ def lossy_fields(draw: st.DrawFn, rules: tuple[str, ...] = tuple(REGISTRY)) -> d
         names = ["sprinter", *(name for name in names if name != "sprinter")]
     if kind == "one":
         names = names[:1]
-    own = {name: draw(some(RULE_SETTINGS[name])) for name in names}
+    own = {name: draw(settings_for(REGISTRY[name])) for name in names}
     config = draw(some(RUN_SETTINGS)) | (own[names[0]] if kind == "one" else own)
     heads = {name: HEADS[name] for name in names if name in HEADS}
     mode = {"one": names[0], "any": names, "all": {"all_of": names}}[kind]

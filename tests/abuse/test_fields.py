@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyError, last_stats
+from hf_lossy_assist.acceptors import REGISTRY, settings_of
 from tests.abuse.calls import (
     ABUSE,
     DRAFT,
     GENERATION,
     HEADS,
     JUNK,
-    RULE_SETTINGS,
     RUN_SETTINGS,
     TARGET,
     attempt,
@@ -57,7 +57,7 @@ def test_what_can_work_works(fields, generation, do_sample, length, tokens, gamm
         assert ours.text == plain.text
 
 
-RULE_KEYS = [(rule, key) for rule, keys in RULE_SETTINGS.items() for key in keys]
+RULE_KEYS = [(name, each.name) for name, rule in REGISTRY.items() for each in settings_of(rule)]
 
 
 @settings(ABUSE, max_examples=100)

@@ -15,8 +15,8 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import LossyVerification, compat, enabling, last_stats
 from hf_lossy_assist.drafting.model import ModelDrafter
+from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import judge_head
-from tests.acceptors.test_sprinter import head_for
 from tests.models import noisy_copy, prompt, tiny
 
 KWARGS = {"max_new_tokens": 24, "eos_token_id": None, "do_sample": False}

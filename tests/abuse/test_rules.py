@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_lossy_assist.acceptors import Acceptor, AllOf, AnyOf, Sprinter, decide
+from hf_lossy_assist.acceptors import REGISTRY, Acceptor, AllOf, AnyOf, decide
+from hf_lossy_assist.config import build_rule
 from hf_lossy_assist.messages import Strictness, Verification
 from hf_lossy_assist.sampling import Randomness
 from tests.abuse.calls import ABUSE
+from tests.acceptors.fixtures import HEADS
+from tests.acceptors.strategies import settings_for
 from tests.acceptors.table import ROWS, row_id
-from tests.acceptors.test_sprinter import head_for
 from tests.models import constant
 
 TARGET = constant([0.5, 0.3, 0.2])
 WIDTH = 16
 RULES: dict[str, Acceptor] = {row_id(row): row.rule(TARGET) for row in ROWS}
-RULES["sprinter"] = Sprinter(head_for(TARGET, TARGET))
+RULES["sprinter"] = build_rule("sprinter", {}, HEADS["sprinter"](TARGET, TARGET))
 RULES["any"] = AnyOf((RULES["topk"], RULES["judge"], RULES["dropmatch-js"], RULES["thresholds"]))
 RULES["all"] = AllOf((RULES["near_top"], RULES["lenience"]))
 # The mixture gives a token weight that the user's processors forbid: so says the rule's documentation.
@@ -83,6 +86,23 @@ def assert_law(law: torch.Tensor, v: Verification, at: torch.Tensor, forbidden_t
         assert forbidden_too or (v.logits[rows, at, law.argmax(-1)] > -torch.inf).all()
 
 
+def assert_mask_and_corrections(rule: Acceptor, v: Verification, forbidden_too: bool) -> None:
+    rows, n = v.tokens.shape
+    if n == 0:
+        return
+    keep = rule.keep(v)
+    assert keep.shape == (rows, n)
+    assert keep.dtype is torch.bool
+    assert forbidden_too or not (keep & ~v.allowed).any()
+    credits = sum(mask.long() for mask in rule.credits(v).values())
+    assert (credits <= 1).all()
+    if not v.do_sample:  # otherwise dropmatch draws anew
+        assert torch.equal(credits, keep.long()), "every kept token, and no other, is credited to one rule"
+    for position in range(n):
+        at = torch.full((rows,), position)
+        assert_law(rule.correction(v, at), v, at, forbidden_too)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_masks_and_corrections(name: str):
     rule, forbidden_too = RULES[name], name in KEEPS_FORBIDDEN
@@ -90,16 +110,21 @@ def test_masks_and_corrections(name: str):
     @settings(ABUSE, max_examples=25)
     @given(verifications())
     def check(v: Verification) -> None:
-        rows, n = v.tokens.shape
-        if n == 0:
-            return
-        keep = rule.keep(v)
-        assert keep.shape == (rows, n)
-        assert keep.dtype is torch.bool
-        assert forbidden_too or not (keep & ~v.allowed).any()
-        for position in range(n):
-            at = torch.full((rows,), position)
-            assert_law(rule.correction(v, at), v, at, forbidden_too)
+        assert_mask_and_corrections(rule, v, forbidden_too)
+
+    check()
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_masks_and_corrections_at_any_settings(name: str):
+    head = HEADS[name](TARGET, TARGET) if name in HEADS else None
+
+    @settings(ABUSE, max_examples=25)
+    @given(settings_for(REGISTRY[name]), verifications())
+    def check(config: dict[str, Any], v: Verification) -> None:
+        rule = build_rule(name, config, head)
+        assert_mask_and_corrections(rule, v, name in KEEPS_FORBIDDEN)
+        assert ("dropped_heads" in rule.needs) == (rule.dropped_heads is not None)
 
     check()
 

@@ -16,8 +16,8 @@ from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.drafting.draft_length import AutoLength, Round
 from hf_lossy_assist.pairs.recipe import build_tokenizer
 from tests.abuse.calls import ABUSE
+from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, Row, row_id
-from tests.acceptors.test_sprinter import head_for
 from tests.models import constant, noisy_copy, prompt, tiny
 
 SPRINTER = Row("sprinter", {"threshold": 0.5}, None, head=head_for)

@@ -11,8 +11,8 @@ import pytest
 from transformers import GenerationMixin
 
 from hf_lossy_assist import LossyVerification, disable, enable, enabled
+from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, row_id
-from tests.acceptors.test_sprinter import head_for
 from tests.models import noisy_copy, prompt, tiny
 
 SEEDED = {"seed": 0}

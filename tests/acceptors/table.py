@@ -15,7 +15,7 @@ import torch
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.acceptors import Acceptor
 from hf_lossy_assist.config import build_rule
-from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
+from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, ThresholdRow
 
 Array = np.ndarray
 
@@ -223,7 +223,7 @@ def judge_weight(width: int) -> Array:
 
 def judge_head(target: Any, draft: Any) -> JudgeHead:
     identities = {"target": ModelIdentity.of(target), "draft": ModelIdentity.of(target if draft is None else draft)}
-    config = JudgeConfig(**identities, task="none", threshold=0.5)
+    config = JudgeConfig(**identities, task="none", threshold=0.5, thresholds=(ThresholdRow(0.3, 1.0, 0.5),))
     return JudgeHead(config, torch.tensor(judge_weight(config.width)), 0.2)
 
 

@@ -9,7 +9,7 @@ import torch
 from hf_lossy_assist.acceptors import Fly, decide
 from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.sampling import Randomness
-from tests.acceptors.test_laws import P, Q, generate
+from tests.acceptors.fixtures import P, Q, generate
 from tests.models import constant
 
 VOCABULARY = 7

@@ -52,7 +52,22 @@ def test_a_head_that_finds_all_important_is_lossless(do_sample: bool):
     out = target.generate(**kwargs, lossy_mode="judge", lossy_head=head, lossy_config={"seed": 0})
     assert out.sequences.tolist() == lossless.sequences.tolist()
     assert out.lossy_stats.accepted_lossy == 0
-    assert out.lossy_stats.accepted_by == {"judge": out.lossy_stats.accepted}
+    assert out.lossy_stats.accepted_by == {"lossless": out.lossy_stats.accepted, "judge": 0}
+
+
+def test_the_judge_is_credited_with_what_it_alone_keeps():
+    target = tiny()
+    draft = noisy_copy(target, 0.08)
+    kwargs = GREEDY | {
+        "input_ids": prompt(),
+        "assistant_model": draft,
+        "lossy_head": head_for(target, draft, scale=3.0),
+    }
+    alone = target.generate(**kwargs, lossy_mode="judge").lossy_stats
+    assert alone.accepted_lossy > 0
+    assert alone.accepted_by == {"lossless": alone.accepted - alone.accepted_lossy, "judge": alone.accepted_lossy}
+    above = target.generate(**kwargs, lossy_mode=["judge", "lossless"]).lossy_stats
+    assert above.accepted_by == alone.accepted_by
 
 
 @pytest.mark.parametrize("models", ["target", "draft", "both"])
@@ -143,6 +158,27 @@ def test_above_another_rule_the_judge_has_no_base_of_its_own():
     assert Judge(important, base=None).keep(v).tolist() == [[False, False]]
     assert Judge(important).keep(v).tolist() == [[True, False]]
     assert Judge(head_for(target, target, bias=-1.0), base=None).keep(v).tolist() == [[True, True]]
+
+
+def test_in_a_list_a_token_is_credited_to_the_first_rule_that_needs_no_base():
+    target = tiny()
+    tokens, best = torch.tensor([[1, 2, 3, 4]]), torch.tensor([1, 0, 0, 0, 0])
+    logits = torch.nn.functional.one_hot(best, 8).float()[None]
+    logits[0, 1, 2] = 0.5  # token 2 is second, tokens 3 and 4 are not
+    v = Verification(tokens=tokens, logits=logits, hidden=torch.zeros(1, 5, 32))
+    unimportant = head_for(target, target, bias=-1.0)
+
+    def credits(mode):
+        head = unimportant if isinstance(mode, str) or "judge" in mode else None
+        return {rule: mask[0].tolist() for rule, mask in parse(mode, None, head).acceptor.credits(v).items()}
+
+    yes, no = True, False
+    assert credits("judge") == {"lossless": [yes, no, no, no], "judge": [no, yes, yes, yes]}
+    assert credits(["judge", "lossless"]) == credits("judge")
+    assert credits(["judge", "topk"]) == {"topk": [yes, yes, no, no], "judge": [no, no, yes, yes]}
+    # Last in a list, the judge has a base of its own.
+    assert credits(["topk", "judge"]) == credits(["judge", "topk"]) | {"lossless": [no] * 4}
+    assert credits(["lossless", "topk"]) == {"lossless": [yes, no, no, no], "topk": [no, yes, no, no]}
 
 
 def test_judge_and_dropmatch_keep_what_either_keeps():

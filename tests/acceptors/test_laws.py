@@ -13,55 +13,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from hf_lossy_assist.acceptors import REGISTRY, decide
 from hf_lossy_assist.config import parse
 from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.sampling import Randomness
-from tests.acceptors.table import ROWS, Law, Row, row_id
+from tests.acceptors.fixtures import P, Q, chi_square_p, generate, law_of
+from tests.acceptors.table import ROWS, Row, row_id
 from tests.models import constant, noisy_copy, prompt, tiny
 
-P = [0.34, 0.26, 0.17, 0.12, 0.08, 0.03]
-Q = [0.22, 0.36, 0.06, 0.16, 0.05, 0.15]
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
 SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
 
 
-def law_of(do_sample: bool) -> tuple[Law, torch.nn.Module]:
-    target = constant(P)
-    weight, h = (t.detach().double().numpy() for t in (target.lm_head.weight, target.h))
-    return Law(np.array(P), np.array(Q), weight, h, do_sample), target
-
-
 # It keeps tokens without the target, so these laws are not its own; see test_sprinter.
 AHEAD = {"sprinter"}
-
-
-def generate(target, draft, tokens, rule, do_sample, gamma=4):
-    """``rule`` is a row, or the name of a mode, or a mode and its settings."""
-    mode, config = rule if isinstance(rule, tuple) else (rule, {})
-    keywords = rule.keywords(target, draft) if isinstance(rule, Row) else {"lossy_mode": mode, "lossy_config": config}
-    keywords["lossy_config"] = {"seed": 3, **keywords["lossy_config"]}
-    return target.generate(
-        input_ids=torch.tensor([[1]]),
-        attention_mask=torch.tensor([[1]]),
-        assistant_model=draft,
-        num_assistant_tokens=gamma,
-        **keywords,
-        do_sample=do_sample,
-        top_k=0,
-        max_new_tokens=tokens,
-        return_dict_in_generate=True,
-    )
-
-
-def chi_square_p(counts: np.ndarray, law: np.ndarray) -> float:
-    possible = law > 1e-12
-    assert counts[~possible].sum() == 0, "a token of probability zero came out"
-    if possible.sum() == 1:
-        return 1.0
-    return stats.chisquare(counts[possible], counts.sum() * law[possible] / law[possible].sum()).pvalue
 
 
 def test_every_rule_has_a_row():

@@ -10,66 +10,14 @@ import pytest
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from hf_lossy_assist import LossyError, VerifierHead
+from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
 from hf_lossy_assist.config import parse
-from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
-from tests.acceptors.test_laws import P, Q, chi_square_p
-from tests.models import ConstantLM, constant, noisy_copy, prompt, tiny
+from tests.acceptors.fixtures import P, Q, Simulated, V, chi_square_p, telling
+from tests.acceptors.fixtures import verifier_head as head_for
+from tests.models import constant, noisy_copy, prompt, tiny
 
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
-V = len(P)
-
-
-class TellingLM(ConstantLM):
-    """A constant model whose state also says which token it has just read, in the last V units."""
-
-    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **kwargs):
-        self.read = torch.nn.functional.one_hot(input_ids, self.config.vocab_size).float()
-        handle = self.lm_head.register_forward_pre_hook(self._tell, prepend=True)
-        try:
-            return super().forward(input_ids, past_key_values, logits_to_keep, **kwargs)
-        finally:
-            handle.remove()
-
-    def _tell(self, head, args):
-        state = args[0].clone()
-        state[..., -self.config.vocab_size :] = self.read[:, -state.shape[1] :]
-        return (state,)
-
-
-def telling(law: list[float]) -> TellingLM:
-    plain = constant(law)
-    model = TellingLM(plain.config).eval()
-    model.load_state_dict(plain.state_dict())
-    model.generation_config = plain.generation_config
-    with torch.no_grad():  # the law may not depend on the token
-        weight = model.lm_head.weight
-        weight[:, 0] += weight[:, -V:].sum(1)
-        weight[:, -V:] = 0
-    return model
-
-
-class Simulated(VerifierHead):
-    """Errs independently of the token within a class: lets acceptable tokens pass with TPR, others with FPR."""
-
-    def rates(self, tpr: float, fpr: float) -> Simulated:
-        acceptable = np.array(Q) <= np.array(P)
-        self.passing = torch.tensor(np.where(acceptable, tpr, fpr))
-        self.generator = torch.Generator().manual_seed(0)
-        return self
-
-    def probability(self, features):
-        token = features[..., -V:].argmax(-1)
-        return (torch.rand(token.shape, generator=self.generator) < self.passing[token]).float()
-
-
-def head_for(target, draft, position="previous", bias=0.0, scale=1.0, cls=VerifierHead, seed=0):
-    config = VerifierConfig(
-        target=ModelIdentity.of(target), draft=ModelIdentity.of(draft), task="none", position=position, ratio=1.0
-    )
-    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
-    return cls(config, weight, bias)
 
 
 def sample(mode, head, draft, tokens=6000, max_draft=10**6, **config):
@@ -224,6 +172,27 @@ def test_the_text_ends_inside_a_run():
     eos = next(token for i, token in enumerate(free) if i >= 10 and token not in free[:i])
     out = target.generate(**kwargs, eos_token_id=eos)[0, 7:].tolist()
     assert out == free[: free.index(eos) + 1]
+
+
+def test_the_threshold_is_the_head_s_own_unless_another_is_given():
+    verifier = pairs.load("arithmetic").heads["verifier"]
+    assert verifier.config.threshold != 0.5, "or the test could not tell the two apart"
+    assert parse("sprinter", None, verifier).acceptor.threshold == verifier.config.threshold
+    assert parse("sprinter", None, verifier).acceptor.run_ahead.threshold == verifier.config.threshold
+    assert parse("sprinter", {"threshold": 0.5}, verifier).acceptor.threshold == 0.5
+    either = parse(["sprinter", "ears"], None, verifier).acceptor
+    assert either.run_ahead.threshold == verifier.config.threshold
+    assert f"threshold={verifier.config.threshold}" in repr(Sprinter(verifier))
+    assert Sprinter(head_for(tiny(), tiny())).threshold == 0.5, "that of a configuration that says nothing"
+
+
+def test_what_the_target_keeps_is_credited_to_the_base():
+    draft = telling(Q)
+    head = head_for(constant(P), draft, "token", cls=Simulated).rates(0.9, 0.2)
+    stats = sample("sprinter", head, draft, 600).lossy_stats
+    assert stats.unverified > 0
+    assert stats.accepted > stats.unverified
+    assert stats.accepted_by == {"sprinter": stats.unverified, "lossless": stats.accepted - stats.unverified}
 
 
 def test_another_rule_may_decide_what_the_verifier_leaves():

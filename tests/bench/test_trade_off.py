@@ -45,7 +45,8 @@ def test_rows_count_what_was_done(pair, lenient, tmp_path):
     assert narrow.mean_accepted <= maths.mean_accepted
     # Everything is kept, in rounds of eight drafted tokens and one of the target's.
     assert judge.tokens_per_call == pytest.approx(judge.mean_accepted + 1, abs=0.3)
-    assert judge.accepted_by == {"judge": sum(judge.accepted_by.values())}
+    assert set(judge.accepted_by) == {"judge", "lossless"}
+    assert judge.accepted_by["judge"] > 0
     assert "maths" not in REGISTRY
     plot(rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,162 @@
+"""How a rule declares its name and its settings; checks, help texts, tests and tables follow from that."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import LossyValueError
+
+if TYPE_CHECKING:
+    from .base import Acceptor
+
+REGISTRY: dict[str, type[Acceptor]] = {}
+"""All rules by name."""
+
+_R = TypeVar("_R", bound="type[Acceptor]")
+_LARGEST_INT = 2**63 - 1  # that a tensor can be compared with
+
+
+def register(rule: _R) -> _R:
+    """Make a rule available as ``lossy_mode=rule.name``; a class decorator.
+
+    Raises
+    ------
+    LossyValueError
+        When another rule already has that name.
+    """
+    if REGISTRY.setdefault(rule.name, rule) is not rule:
+        raise LossyValueError(f"`name` of a rule has to be new, but {rule.name!r} is {REGISTRY[rule.name].__name__}")
+    return rule
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a rule's class says about one of its settings: what :func:`setting` takes, its name, and its documentation.
+
+    ``help`` is what the class's docstring says about it under "Parameters".
+    """
+
+    name: str
+    default: Any
+    low: float | None = None
+    high: float = float("inf")
+    integer: bool = False
+    choices: tuple[str, ...] = ()
+    instead_of: str | None = None
+    unset: str = "none"
+    help: str = ""
+
+    def check(self, rule: Acceptor) -> None:
+        """Raise :class:`LossyValueError` where the rule's value can't work."""
+        value = getattr(rule, self.name)
+        if value is None and self.default is None:
+            return
+        if self.choices:
+            check_choice(rule.name, self.name, value, self.choices)
+        if self.low is not None:
+            check_number(rule.name, self.name, value, self.low, self.high, integer=self.integer)
+        if self.instead_of is not None and (other := getattr(rule, self.instead_of)) is not None:
+            raise LossyValueError(
+                f"`{self.instead_of}` and `{self.name}` of the rule {rule.name!r} exclude each other: give one of "
+                f"{other!r} and {value!r}"
+            )
+
+    def __str__(self) -> str:
+        wanted = f", {_numbers(self.low, self.high, self.integer)}" if self.low is not None else ""
+        wanted += f", one of {list(self.choices)}" if self.choices else ""
+        default = self.unset if self.default is None else self.default
+        return f"{self.name}{wanted} (default: {default}). {self.help}".rstrip()
+
+
+def setting(default: Any, low: float | None = None, high: float = float("inf"), **more: Any) -> Any:
+    """Declare a rule's setting: a dataclass field with bounds, which are checked whenever a rule is made.
+
+    Parameters
+    ----------
+    default
+        The default; None where the setting may be left out.
+    low, high
+        The bounds of a number, both included. Without them, the rule itself checks the value.
+    more
+        ``integer=True`` for whole numbers only; ``choices``, the strings that the value may be; ``instead_of``, the
+        setting that can't be given together with this one; ``unset``, what counts where the value is None, in words.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> from hf_lossy_assist.acceptors import Acceptor
+    >>> @dataclass(frozen=True)
+    ... class Bold(Acceptor):
+    ...     share: float = setting(0.1, 0, 1)
+    ...     name = "bold"
+    ...     def keep(self, v):
+    ...         return v.p_x >= self.share
+    >>> Bold(share=2)
+    Traceback (most recent call last):
+    hf_lossy_assist.errors.LossyValueError: `share` of the rule 'bold' has to be a number >= 0 and <= 1, but is 2
+    """
+    return field(default=default, metadata={"setting": {"low": low, "high": high, **more}})
+
+
+@functools.cache
+def settings_of(rule: type[Acceptor]) -> tuple[Setting, ...]:
+    """Return the settings of a rule: its fields but for the head and those marked as internal.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist.acceptors import Relaxed
+    >>> [(each.name, each.default, each.low, each.high) for each in settings_of(Relaxed)]
+    [('top_n', 1, 1, inf), ('delta', 0.0, 0, 1)]
+    """
+    about = _parameters(rule)
+    return tuple(
+        Setting(
+            x.name,
+            x.default if x.default_factory is MISSING else x.default_factory(),
+            **x.metadata.get("setting", {}),
+            help=about.get(x.name, ""),
+        )
+        for x in fields(rule)
+        if not x.metadata.keys() & {"head", "internal"}
+    )
+
+
+def describe(rule: type[Acceptor]) -> str:
+    """Return a rule's name, source, law and settings as lines of text, for ``--help``."""
+    law = (inspect.getdoc(rule) or "").partition("\n\n")[0]
+    return "\n  ".join([f"{rule.name} ({rule.paper}): {' '.join(law.split())}", *map(str, settings_of(rule))])
+
+
+def _parameters(rule: type[Acceptor]) -> Mapping[str, str]:
+    """Return what the section "Parameters" of a rule's docstring says about each name."""
+    _, _, section = (inspect.getdoc(rule) or "").partition("\nParameters\n----------\n")
+    entries = re.findall(r"^(\S.*)\n((?: +.*(?:\n|$))+)", re.split(r"\n\w+\n---", section)[0], re.MULTILINE)
+    return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
+
+
+def check_number(
+    rule: str, name: str, value: Any, low: float, high: float = float("inf"), *, integer: bool = False
+) -> None:
+    """Raise :class:`LossyValueError` unless a rule's setting is a number in ``[low, high]``."""
+    high = min(high, _LARGEST_INT) if isinstance(value, int) else high
+    wanted = int if integer else int | float
+    if isinstance(value, bool) or not isinstance(value, wanted) or not low <= value <= high:
+        raise LossyValueError(
+            f"`{name}` of the rule {rule!r} has to be {_numbers(low, high, integer)}, but is {value!r}"
+        )
+
+
+def _numbers(low: float, high: float, integer: bool) -> str:
+    most = f" and <= {high:g}" if high != float("inf") else ""
+    return f"{'an int' if integer else 'a number'} >= {low:g}{most}"
+
+
+def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise :class:`LossyValueError` unless a rule's setting is one of ``choices``."""
+    if value not in choices:
+        raise LossyValueError(f"`{name}` of the rule {rule!r} has to be one of {list(choices)}, but is {value!r}")

@@ -1,0 +1,103 @@
+"""Situations whose outcome is known, and the heads and statistics to judge it with."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy import stats
+
+from hf_lossy_assist import VerifierHead
+from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
+from tests.acceptors.table import Law, Row, judge_head
+from tests.models import ConstantLM, constant
+
+P = [0.34, 0.26, 0.17, 0.12, 0.08, 0.03]
+Q = [0.22, 0.36, 0.06, 0.16, 0.05, 0.15]
+V = len(P)
+
+
+def law_of(do_sample: bool) -> tuple[Law, torch.nn.Module]:
+    target = constant(P)
+    weight, h = (t.detach().double().numpy() for t in (target.lm_head.weight, target.h))
+    return Law(np.array(P), np.array(Q), weight, h, do_sample), target
+
+
+def generate(target, draft, tokens, rule, do_sample, gamma=4):
+    """``rule`` is a row, or the name of a mode, or a mode and its settings."""
+    mode, config = rule if isinstance(rule, tuple) else (rule, {})
+    keywords = rule.keywords(target, draft) if isinstance(rule, Row) else {"lossy_mode": mode, "lossy_config": config}
+    keywords["lossy_config"] = {"seed": 3, **keywords["lossy_config"]}
+    return target.generate(
+        input_ids=torch.tensor([[1]]),
+        attention_mask=torch.tensor([[1]]),
+        assistant_model=draft,
+        num_assistant_tokens=gamma,
+        **keywords,
+        do_sample=do_sample,
+        top_k=0,
+        max_new_tokens=tokens,
+        return_dict_in_generate=True,
+    )
+
+
+def chi_square_p(counts: np.ndarray, law: np.ndarray) -> float:
+    possible = law > 1e-12
+    assert counts[~possible].sum() == 0, "a token of probability zero came out"
+    if possible.sum() == 1:
+        return 1.0
+    return stats.chisquare(counts[possible], counts.sum() * law[possible] / law[possible].sum()).pvalue
+
+
+class TellingLM(ConstantLM):
+    """A constant model whose state also says which token it has just read, in the last V units."""
+
+    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **kwargs):
+        self.read = torch.nn.functional.one_hot(input_ids, self.config.vocab_size).float()
+        handle = self.lm_head.register_forward_pre_hook(self._tell, prepend=True)
+        try:
+            return super().forward(input_ids, past_key_values, logits_to_keep, **kwargs)
+        finally:
+            handle.remove()
+
+    def _tell(self, head, args):
+        state = args[0].clone()
+        state[..., -self.config.vocab_size :] = self.read[:, -state.shape[1] :]
+        return (state,)
+
+
+def telling(law: list[float]) -> TellingLM:
+    plain = constant(law)
+    model = TellingLM(plain.config).eval()
+    model.load_state_dict(plain.state_dict())
+    model.generation_config = plain.generation_config
+    with torch.no_grad():  # the law may not depend on the token
+        weight = model.lm_head.weight
+        weight[:, 0] += weight[:, -V:].sum(1)
+        weight[:, -V:] = 0
+    return model
+
+
+class Simulated(VerifierHead):
+    """Errs independently of the token within a class: lets acceptable tokens pass with TPR, others with FPR."""
+
+    def rates(self, tpr: float, fpr: float) -> Simulated:
+        acceptable = np.array(Q) <= np.array(P)
+        self.passing = torch.tensor(np.where(acceptable, tpr, fpr))
+        self.generator = torch.Generator().manual_seed(0)
+        return self
+
+    def probability(self, features):
+        token = features[..., -V:].argmax(-1)
+        return (torch.rand(token.shape, generator=self.generator) < self.passing[token]).float()
+
+
+def verifier_head(target, draft, position="previous", bias=0.0, scale=1.0, cls=VerifierHead, seed=0):
+    config = VerifierConfig(
+        target=ModelIdentity.of(target), draft=ModelIdentity.of(draft), task="none", position=position, ratio=1.0
+    )
+    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
+    return cls(config, weight, bias)
+
+
+HEADS = {"judge": judge_head, "sprinter": verifier_head}
+"""For every rule that reads a head, how to make one from a target and its draft."""

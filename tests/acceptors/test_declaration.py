@@ -1,0 +1,248 @@
+"""What a rule declares about its settings is what is checked, described, documented and fuzzed."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import runpy
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_lossy_assist import LossyValueError, enabled, last_stats
+from hf_lossy_assist import acceptors as package
+from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, check_choice, check_number, describe, settings_of
+from hf_lossy_assist.config import build_rule, head_type
+from tests.abuse.calls import ABUSE
+from tests.acceptors.fixtures import HEADS
+from tests.acceptors.strategies import settings_for
+from tests.models import noisy_copy, prompt, tiny
+
+ROOT = Path(__file__).parents[2]
+TARGET = tiny()
+SETTINGS = [
+    pytest.param(name, each, id=f"{name}-{each.name}") for name in REGISTRY for each in settings_of(REGISTRY[name])
+]
+EVERY_RULE = pytest.mark.parametrize("name", REGISTRY)
+FILE = '''
+from dataclasses import dataclass
+
+from hf_lossy_assist.acceptors import Acceptor, register, setting
+
+
+@register
+@dataclass(frozen=True)
+class Bold(Acceptor):
+    """Keep x iff ``p(x) >= share``, and at most ``most`` tokens of a round. Correction: lossless.
+
+    Parameters
+    ----------
+    share
+        The smallest probability
+        of a kept token.
+    most, unit
+        How many, and of what.
+    """
+
+    share: float = setting(0.25, 0, 0.5)
+    most: int = setting(3, 1, integer=True)
+    unit: str = setting("tokens", choices=("tokens", "words"))
+
+    name = "bold"
+    paper = "A paper, section 2"
+
+    def keep(self, v):
+        return (v.p_x >= self.share) & v.allowed & (v.allowed.cumsum(-1) <= self.most)
+'''
+
+
+def rule(name: str, **config: Any) -> Acceptor:
+    return build_rule(name, config, HEADS[name](TARGET, TARGET) if name in HEADS else None)
+
+
+@pytest.fixture
+def bold(tmp_path: Path) -> Iterator[type[Acceptor]]:
+    """A rule that is nothing but a file."""
+    (tmp_path / "bold.py").write_text(FILE)
+    try:
+        yield runpy.run_path(str(tmp_path / "bold.py"))["Bold"]
+    finally:
+        REGISTRY.pop("bold", None)
+
+
+def test_a_rule_is_one_file(bold: type[Acceptor]):
+    draft = noisy_copy(TARGET, 0.05)
+    kwargs = {"input_ids": prompt(), "assistant_model": draft, "max_new_tokens": 20, "do_sample": False}
+    with enabled(TARGET):
+        TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"share": 0.01, "most": 2})
+        assert last_stats(TARGET).accepted_by.keys() == {"bold"}
+        assert 0 < last_stats(TARGET).mean_accepted <= 2
+        with pytest.raises(LossyValueError, match=r"`share` of the rule 'bold' .* >= 0 and <= 0\.5, but is 0\.6"):
+            TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"share": 0.6})
+        with pytest.raises(LossyValueError, match=r"'shares'.*did you mean 'share'"):
+            TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"shares": 0.1})
+    law, *lines = describe(bold).splitlines()
+    assert law.startswith("bold (A paper, section 2): Keep x iff ``p(x) >= share``, and at most")
+    assert lines == [
+        "  share, a number >= 0 and <= 0.5 (default: 0.25). The smallest probability of a kept token.",
+        "  most, an int >= 1 (default: 3). How many, and of what.",
+        "  unit, one of ['tokens', 'words'] (default: tokens). How many, and of what.",
+    ]
+    drawn: list[dict[str, Any]] = []
+
+    @settings(ABUSE, max_examples=60)
+    @given(settings_for(bold))
+    def check(config: dict[str, Any]) -> None:
+        drawn.append(config)
+        build_rule("bold", config)
+
+    check()
+    assert {key for config in drawn for key in config} == {"share", "most", "unit"}
+    assert {config.get("unit") for config in drawn} == {None, "tokens", "words"}
+    assert max(config.get("share", 0) for config in drawn) > 0.25
+
+
+def test_every_file_of_the_package_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A rule's file in the folder is enough: nothing else has to name it."""
+    (tmp_path / "bold.py").write_text(FILE)
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    scope = {name: getattr(package, name) for name in ("__name__", "__path__", "__package__")}
+    try:
+        exec(Path(package.__file__).read_text(encoding="utf-8"), scope)
+        assert list(REGISTRY)[-1] == "bold"
+        assert build_rule("bold", {"most": 2}).most == 2
+    finally:
+        REGISTRY.pop("bold", None)
+        sys.modules.pop(f"{package.__name__}.bold", None)
+        vars(package).pop("bold", None)
+
+
+@pytest.mark.parametrize(("name", "each"), SETTINGS, ids=lambda x: getattr(x, "name", x))
+def test_bounds_are_those_declared(name: str, each: Setting):
+    """Values at the bounds are taken, those beyond are refused by name, value and bounds."""
+    inside, outside = boundary(each)
+    for value in inside:
+        assert getattr(rule(name, **{each.name: value}), each.name) == value
+    for value in outside:
+        with pytest.raises(LossyValueError, match=rf"`{each.name}` of the rule '{name}'") as caught:
+            rule(name, **{each.name: value})
+        assert repr(value) in str(caught.value)
+
+
+def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
+    """Return values at the bounds of a setting, and others that are beyond them or of another type."""
+    absent = [] if each.default is None else [None]
+    if each.choices:
+        return list(each.choices), ["", each.choices[0].upper(), 1, *absent]
+    step = 1 if each.integer else 1e-6
+    beyond = [each.low - step, *([each.high + step] if math.isfinite(each.high) else [])]
+    at = [each.low, *([] if each.integer and math.isinf(each.high) else [each.high])]
+    return at, [*beyond, True, "1", math.nan, *([1.5] if each.integer else []), *absent]
+
+
+@EVERY_RULE
+def test_every_setting_is_declared_and_documented(name: str):
+    for each in settings_of(REGISTRY[name]):
+        assert each.choices or each.low is not None, "a built-in rule says what its settings may be"
+        assert each.help.endswith("."), f"{each.name} stands under Parameters, in a sentence"
+        assert str(each) in describe(REGISTRY[name])
+    assert REGISTRY[name].paper in describe(REGISTRY[name])
+
+
+@EVERY_RULE
+def test_the_usual_and_the_lossless_settings_work(name: str):
+    if name == "lossless":
+        return
+    usual, strict = (rule(name, **config) for config in (REGISTRY[name].usual, REGISTRY[name].lossless_at))
+    assert not usual.is_lossless(do_sample=True), "what is measured can differ from the lossless rule"
+    assert strict.is_lossless(do_sample=False)
+    assert strict.is_lossless(do_sample=True) == REGISTRY[name].lossless_when_sampling
+
+
+@pytest.mark.parametrize("name", HEADS)
+@given(threshold=st.floats(0, 1))
+@settings(ABUSE, max_examples=10)
+def test_a_head_brings_its_threshold(name: str, threshold: float):
+    head = HEADS[name](TARGET, TARGET)
+    object.__setattr__(head.config, "threshold", threshold)
+    assert build_rule(name, {}, head).threshold == threshold
+    assert build_rule(name, {"threshold": None}, head).threshold == threshold
+    assert build_rule(name, {"threshold": 0.25}, head).threshold == 0.25
+
+
+def test_settings_that_exclude_each_other():
+    with pytest.raises(LossyValueError, match=r"`threshold` and `recall` of the rule 'judge' exclude.*0\.5.*0\.9"):
+        rule("judge", threshold=0.5, recall=0.9)
+
+
+def test_checks_for_values_that_a_rule_looks_at_itself():
+    check_number("mine", "x", 3, 3, 3, integer=True)
+    check_choice("mine", "x", "a", ("a", "b"))
+    for value in (2, 4, 3.0, True, None, "3", torch.tensor(3)):
+        with pytest.raises(LossyValueError, match="`x` of the rule 'mine' has to be an int >= 3 and <= 3, but is"):
+            check_number("mine", "x", value, 3, 3, integer=True)
+    with pytest.raises(LossyValueError, match=r"`x` of the rule 'mine' has to be one of \['a', 'b'\], but is 'c'"):
+        check_choice("mine", "x", "c", ("a", "b"))
+
+
+def test_fields_that_are_not_declared_are_settings_without_bounds():
+    @dataclass(frozen=True)
+    class Plain(Acceptor):
+        words: tuple[str, ...] = ("a",)
+        more: list[int] = field(default_factory=list)
+        name = "plain"
+
+        def keep(self, v):
+            return v.allowed
+
+    assert settings_of(Plain) == (Setting("words", ("a",)), Setting("more", []))
+    assert Plain(words=3).words == 3
+
+
+NEEDS = {
+    "draft_probs": "q",
+    "hidden": "the target's states",
+    "draft_hidden": "the draft's states",
+    "dropped_heads": "dropped heads",
+}
+
+
+def readme_row(name: str) -> str:
+    """Return what a rule's row in README begins with; the last cell may say more."""
+    cls = REGISTRY[name]
+    file = Path(inspect.getfile(cls)).relative_to(ROOT)
+    reads = [
+        *(["`lossy_head`"] if head_type(cls) else []),
+        *(NEEDS[need] for need in NEEDS if need in rule(name).needs),
+    ]
+    at = ", ".join(f"`{key}={value:g}`" for key, value in cls.lossless_at.items()) or "always"
+    cells = [
+        f"`{name}`",
+        cls.paper,
+        f"[{file.name}]({file.as_posix()})",
+        ", ".join(map(readme_setting, settings_of(cls))) or "–",
+        ", ".join(reads) or "–",
+        at + ("" if cls.lossless_when_sampling else ", greedy"),
+    ]
+    return f"| {' | '.join(cells)}"
+
+
+def readme_setting(each: Setting) -> str:
+    default = each.unset if each.default is None else f'"{each.default}"' if each.choices else f"{each.default:g}"
+    bounds = [f'"{choice}"' for choice in each.choices] or [f"{each.low:.2g} to {each.high:g}"]
+    return f"`{each.name}` {default} ({' or '.join(bounds)})".replace("inf", "∞")
+
+
+def test_the_table_in_readme_says_what_the_rules_declare():
+    _, _, section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Rules\n")
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == list(REGISTRY), "every rule has one row, in this order"
+    for name, row in zip(REGISTRY, rows, strict=True):
+        assert row.startswith(readme_row(name)), f"README's row of {name!r} has to begin with\n{readme_row(name)}"
