@@ -141,38 +141,68 @@ assert True
     assert sandbox.run(program, "f", tests) == PASSED  # what stands within `try` is no test of its own
 
 
+WRITE_TO_ALL = """
+import os
+def write(data):
+    for descriptor in range(3, 64):
+        try: os.write(descriptor, data)
+        except OSError: pass
+"""
 CHEATS = {
     "compiles the tests away": "import builtins\nbuiltins.compile = lambda *a, **k: (lambda: 0).__code__",
     "executes nothing": "import builtins\nbuiltins.exec = lambda *a: None",
-    "patches what runs it": "import __main__, sys\nfor n in list(vars(__main__)):\n"
-    "  if n != '__builtins__': setattr(__main__, n, lambda *a, **k: True)",
-    "patches messages": "import json\njson.dumps = lambda m: '{\"returned\": true}'",
-    "patches writing": "import os\nwrite = os.write\nos.write = lambda d, b: write(d, b'{\"returned\": 4}\\n') and len(b)",
-    "answers in advance": "import os\nfor d in range(64):\n  try: os.write(d, b'{\"returned\": 4}\\n' * 9)\n"
-    "  except OSError: pass",
-    "reports itself": "import os\nfor d in range(64):\n  try: os.write(d, b'ready\\n++\\npassed')\n  except OSError: pass",
+    "patches what runs it": """
+import __main__
+for name in list(vars(__main__)):
+    if name != '__builtins__': setattr(__main__, name, lambda *a, **k: True)
+""",
+    "patches messages": "import json\njson.dumps = lambda message: '{\"returned\": true}'",
+    "patches writing": """
+import os
+write = os.write
+os.write = lambda descriptor, data: write(descriptor, b'{"returned": 4}\\n') and len(data)
+""",
+    "answers in advance": WRITE_TO_ALL + "write(b'{\"returned\": 4}\\n' * 9)",
+    "reports itself": WRITE_TO_ALL + "write(b'ready\\n++\\npassed')",
     "ends well": "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit(0)",
-    "equals everything": "class E(int):\n  __eq__ = lambda *a: True\n  __ne__ = lambda *a: False\n  __hash__ = int.__hash__\n"
-    "def f(x): return E()",
-    "equals everything in a list": "class L(list):\n  __eq__ = lambda *a: True\n  __getitem__ = lambda *a: 4\n"
-    "def f(x): return L([5])",
-    "no plain data": "class A:\n  __eq__ = lambda *a: True\ndef f(x): return A()",
-    "looks for the tests": "import gc, sys\ndef f(x):\n"
-    "  texts = [o for o in gc.get_objects() if isinstance(o, dict) and '_mark_of_a_test' in o]\n"
-    "  frame = sys._getframe()\n  while frame: texts += [frame.f_locals.get('failures')]; frame = frame.f_back\n"
-    "  for t in filter(None, texts): t.clear()\n  return 0",
+    "equals everything": """
+class Equal(int):
+    __eq__ = lambda *a: True
+    __ne__ = lambda *a: False
+    __hash__ = int.__hash__
+def f(x): return Equal()
+""",
+    "is a list that equals everything": """
+class Equal(list):
+    __eq__ = lambda *a: True
+    __getitem__ = lambda *a: 4
+def f(x): return Equal([5])
+""",
+    "is an object that equals everything": "class A:\n  __eq__ = lambda *a: True\ndef f(x): return A()",
+    "looks for the tests": """
+import gc, sys
+def f(x):
+    found = [o for o in gc.get_objects() if isinstance(o, dict) and '_mark_of_a_test' in o]
+    frame = sys._getframe()
+    while frame:
+        found.append(frame.f_locals.get('failures'))
+        frame = frame.f_back
+    for thing in filter(None, found): thing.clear()
+    return 0
+""",
     "floods": "def f(x): return 'x' * (1 << 25)",
-    "is deep": "import os\ndef f(x):\n  for d in range(3, 64):\n"
-    "    try: os.write(d, b'[' * 60_000 + b'\\n')\n    except OSError: pass",
-    "is no message": "import os\ndef f(x):\n  for d in range(3, 64):\n"
-    "    try: os.write(d, b'3\\n{\"raised\": 3}\\n{\"returned\": {\"set\": [[1]]}}\\n{\"returned\": {\"no\": 1}}\\n')\n"
-    "    except OSError: pass",
+    "nests": WRITE_TO_ALL + "def f(x): write(b'[' * 60_000 + b'\\n')",
+    "sends nonsense": WRITE_TO_ALL
+    + """
+def f(x):
+    write(b'3\\n{"raised": 3}\\n{"returned": {"set": [[1]]}}\\n{"returned": {"no": 1}}\\n')
+""",
 }
 
 
 @pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS.keys())
-def test_no_cheat_passes(isolated, program):
-    report = isolated.run(f"def f(x): return 0\n{program}", "f", "assert f(2) == 4\nassert f(3) == 6\nassert f(4) == 8")
+def test_no_cheat_passes(sandbox, program):
+    report = sandbox.run(f"def f(x): return 0\n{program}", "f", "assert f(2) == 4\nassert f(3) == 6\nassert f(4) == 8")
     assert not report.passed
     assert report.reason != "passed"
     assert report.marks.count("+") <= 1  # one right answer may be guessed
@@ -263,6 +293,7 @@ def test_an_interrupted_caller_ends_the_program(sandbox, tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
+    others = descendants(os.getpid()) if sys.platform == "linux" else []
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
@@ -272,7 +303,7 @@ def test_an_interrupted_caller_ends_the_program(sandbox, tmp_path, monkeypatch):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     if sys.platform == "linux":
-        wait_until(lambda: not descendants(os.getpid()))
+        wait_until(lambda: not set(descendants(os.getpid())) - set(others))
     assert list(tmp_path.iterdir()) == []
 
 
