@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 
 from . import wordings as w
-from .base import Example, Task
+from .task import Example, Task
 
 MAX_TOTAL = 900
 _ANSWER = re.compile(r"answer is\s*(-?[\d,]*\d)")

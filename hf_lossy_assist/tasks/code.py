@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import LossyValueError
-from .base import Example, Task
-from .rows import Row, from_hub, read_jsonl
 from .sandbox import Sandbox
+from .task import Example, Task
+from .task_data import Row, from_hub, read_jsonl
 
 PASSED = "passed"
 _FIELDS = ("task_id", "prompt", "test", "entry_point", "canonical_solution")

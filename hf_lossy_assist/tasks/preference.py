@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
-from .base import Example, Task
 from .chat import ChatEndpoint
-from .rows import Row, read_jsonl, share
+from .task import Example, Task
+from .task_data import Row, read_jsonl, share
 
 _SYSTEM = """\
 You are an impartial judge. You are shown a user's prompt and the responses of two assistants, A and B. Compare how \

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import LossyValueError
-from .base import Example, Task
-from .rows import share
+from .task import Example, Task
+from .task_data import share
 
 
 class Prompts(Task):

@@ -86,12 +86,15 @@ class Task(ABC):
         """Return what a user would say to a chat model to have ``example`` answered; by default its prompt."""
         return example.prompt
 
+    def turns(self, example: Example) -> list[dict[str, str]]:
+        """Return the conversation that a chat model is to continue; by default the one :meth:`user_turn`."""
+        return [{"role": "user", "content": self.user_turn(example)}]
+
     def render(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return the text that the model sees: :meth:`user_turn` in the tokenizer's chat template, if it has one."""
+        """Return the text that the model sees: :meth:`turns` in the tokenizer's chat template, if it has one."""
         if not tokenizer.chat_template:
             return example.prompt
-        turn = {"role": "user", "content": self.user_turn(example)}
-        return tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(self.turns(example), tokenize=False, add_generation_prompt=True)
 
     def encode(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the token ids of :meth:`render`.
