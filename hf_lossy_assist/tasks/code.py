@@ -98,9 +98,6 @@ class Code(Task):
         """Return ``text``: what it is worth depends on the problem, so only :meth:`answer` can tell."""
         return text.strip() or None
 
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b
-
     def user_turn(self, example: Example) -> str:
         return _CHAT.format(prompt=example.prompt)
 

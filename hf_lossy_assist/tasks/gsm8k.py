@@ -77,9 +77,6 @@ class GSM8K(Task):
         # A model that was not trained to stop goes on with a question of its own, whose numbers do not count.
         return final_number(text.split(_NEXT_QUESTION)[0])
 
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b
-
     def user_turn(self, example: Example) -> str:
         return _asked(example.prompt.removeprefix(self._preamble))
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
@@ -179,7 +179,8 @@ class Sandbox:
     def _process(
         self, role: str, folder: str, channel: int, stdin: IO[bytes] | int, stdout: int, stderr: IO[bytes]
     ) -> Iterator[subprocess.Popen[bytes]]:
-        limits = {field.name: getattr(self, field.name) for field in fields(self) if field.type in ("int", "float")}
+        limits = asdict(self)
+        del limits["unsafe_no_isolation"]
         command = [sys.executable, "-s", "-c", _INSIDE.read_text(), json.dumps([role, channel, limits])]
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
         if self.unsafe_no_isolation:
