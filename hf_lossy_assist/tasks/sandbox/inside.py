@@ -218,6 +218,10 @@ else:
 """
 
 
+# What stands inside of these may be meant to fail.
+_MAY_FAIL = (ast.Try, getattr(ast, "TryStar", ast.Try), ast.With, ast.AsyncWith)
+
+
 class _Marking(ast.NodeTransformer):
     """Make every `assert` a test of its own: one that fails is reported, and the next one follows."""
 
@@ -227,8 +231,7 @@ class _Marking(ast.NodeTransformer):
         return attempt
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
-        # What stands inside of `try` or `with` may be meant to fail.
-        return node if isinstance(node, (ast.Try, ast.With, ast.AsyncWith)) else super().generic_visit(node)
+        return node if isinstance(node, _MAY_FAIL) else super().generic_visit(node)
 
 
 def marked(tests: str) -> ast.Module:
@@ -239,6 +242,7 @@ def marked(tests: str) -> ast.Module:
 def main(role: str, channel: int, limits: dict[str, Any]) -> None:
     """Take the descriptors over, set the limits, and be what ``role`` says."""
     job = json.load(sys.stdin) if role == "tests" else None
+    sys.path.remove("")  # the current folder, into which the program may write
     inbox, outbox = os.dup(channel), os.dup(1)
     limit_resources(**limits)
     random.seed(0)  # the same program has to get the same answer each time

@@ -249,6 +249,12 @@ def test_tests_that_pass_something_else_can_t_be_run(sandbox):
         sandbox.run(IDENTITY, "f", "assert f(lambda: 1)")
 
 
+def test_the_tests_import_nothing_that_the_program_has_written(sandbox):
+    program = "open('written.py', 'w').close()\n" + IDENTITY
+    tests = "try:\n  import written\n  found = True\nexcept ImportError:\n  found = False\nassert not found"
+    assert sandbox.run(program, "f", tests) == PASSED
+
+
 def test_helpers_are_the_tests_own(sandbox):
     program = "def helper(x): return 'cheat'\n" + IDENTITY
     assert sandbox.run(program, "f", "assert f(helper(1)) == 2", "def helper(x): return 2 * x") == PASSED
