@@ -35,6 +35,10 @@ def mine(
     task_option: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="A setting of the task. Repeatable.")
     ] = None,
+    unsafe_no_isolation: Annotated[
+        bool,
+        typer.Option("--unsafe-no-isolation", help="code: run programs without bwrap, with all of your rights."),
+    ] = False,
     model: Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")] = None,
     assistant: Annotated[str | None, typer.Option(help="The draft: a folder or a Hub id.")] = None,
     labels: Annotated[
@@ -92,7 +96,8 @@ def mine(
         labels, split, batch_size, max_new_tokens, sampling, temperature, seed, folds, features_target, rows_per_kind,
         task_workers, target_api, target_api_model, target_api_timeout,
     )  # fmt: skip
-    named = CastOptions(pair, task, task_data, tuple(task_option or ()), model, assistant, dtype, device)
+    settings = (*(task_option or ()), *(["unsafe_no_isolation=true"] if unsafe_no_isolation else []))
+    named = CastOptions(pair, task, task_data, settings, model, assistant, dtype, device)
     options.check()
     if compare_naive is not None and (labels != "judge" or target_api is not None):
         raise LossyValueError("`--compare-naive` measures the search of a local target: not with ratios or an API")

@@ -1,7 +1,7 @@
 """Tasks: prompts, and what "the same answer" means."""
 
 from .arithmetic import Arithmetic
-from .base import Example, Task
-from .loading import load
+from .lookup import load
+from .task import Example, Task
 
 __all__ = ["Arithmetic", "Example", "Task", "load"]

@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 
 from . import wordings as w
-from .base import Example, Task
+from .task import Example, Task
 
 MAX_TOTAL = 900
 _ANSWER = re.compile(r"answer is\s*(-?[\d,]*\d)")
@@ -176,6 +176,3 @@ class Arithmetic(Task):
     def extract_answer(self, text: str) -> str | None:
         found = _ANSWER.findall(text)
         return str(int(found[-1].replace(",", ""))) if found else None
-
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+import re
+import textwrap
+import threading
+import warnings
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from ..errors import LossyValueError
-from .base import Example, Task
-from .programs import program_of
-from .rows import Row, from_hub, read_jsonl
-from .sandbox import Limits, run_tests
-from .sandbox.running import require_limits
+from .sandbox import Sandbox
+from .task import Example, Task
+from .task_data import Row, from_hub, read_jsonl
 
-PASSED, FAILED = "passed", "failed"
+PASSED = "passed"
 _FIELDS = ("task_id", "prompt", "test", "entry_point", "canonical_solution")
 _CHAT = "Complete the following Python function. Give the whole function in one code block.\n```python\n{prompt}```"
+
+# A continuation ends where the function does: at what can only be something else in the first column (HumanEval's
+# own stop sequences, and those of chat models).
+_STOP = re.compile(r"\n(?=class\b|def\b|async def\b|@|#|if\b|print\b|assert\b|import\b|from\b|```|<\|)")
+_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+# Filters of warnings belong to the whole process, and a miner asks for answers in several threads.
+_filters = threading.Lock()
+_CODE_LINE = re.compile(r"(?:def|async def|class|import|from|@)\s*\w")
 
 
 @dataclass(frozen=True)
@@ -23,16 +34,16 @@ class _Problem:
     example: Example
     entry_point: str
     tests: str
+    helpers: str
 
 
 class Code(Task):
-    """Python functions to complete, whose answer is what their tests say.
+    """Python functions to complete, whose answer is which of their tests pass.
 
     As in AutoJudge's experiment with programs (section 3.1: the answer is "the output from the testing system"), two
-    responses have the same answer if both pass or if both fail. The program is taken from the response by
-    :func:`~hf_lossy_assist.tasks.programs.program_of` and run by
-    :func:`~hf_lossy_assist.tasks.sandbox.run_tests`, which says what is guaranteed and what is not. An answer is kept
-    for as long as the task lives: the same program is run once for each problem.
+    responses have the same answer if the same tests pass. The program is taken from the response by
+    :func:`program_of` and run in a :class:`~hf_lossy_assist.tasks.sandbox.Sandbox`, which says what is guaranteed and
+    what is not. An answer is kept for as long as the task lives: the same program is run once for each problem.
 
     There is a test split only: heads for such a task are trained out of fold.
 
@@ -42,15 +53,15 @@ class Code(Task):
         A JSONL file, also gzipped, with the fields ``task_id``, ``prompt``, ``test`` (which defines
         ``check(candidate)``), ``entry_point`` and ``canonical_solution``. Without it, ``openai/openai_humaneval`` on
         the Hub.
-    **limits
-        Fields of :class:`~hf_lossy_assist.tasks.sandbox.Limits`.
+    **sandbox
+        Fields of :class:`~hf_lossy_assist.tasks.sandbox.Sandbox`: its limits, and ``unsafe_no_isolation``.
 
     Raises
     ------
     LossyValueError
         If the file is missing or malformed, or a limit is no number > 0.
     LossyUnsupportedError
-        Where the operating system can't limit what a program uses.
+        Where programs can't be isolated and ``unsafe_no_isolation`` is not set.
 
     Examples
     --------
@@ -58,25 +69,26 @@ class Code(Task):
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "problems.jsonl"
     >>> _ = path.write_text(json.dumps({
     ...     "task_id": "mine/0", "prompt": "def inc(x):\\n", "entry_point": "inc",
-    ...     "canonical_solution": "    return x + 1\\n", "test": "def check(f):\\n    assert f(1) == 2\\n",
+    ...     "canonical_solution": "    return x + 1\\n",
+    ...     "test": "def check(f):\\n    assert f(1) == 2\\n    assert f(2) == 3\\n",
     ... }))
-    >>> task = Code(data=str(path))
+    >>> task = Code(data=str(path), unsafe_no_isolation=True)  # not needed where `bwrap` is
     >>> [example] = task.examples("test", 10)
-    >>> task.answer(example, "    return 1 + x"), task.answer(example, "    return x")
-    ('passed', 'failed')
+    >>> task.answer(example, "    return 1 + x"), task.answer(example, "    return 4 - 2 * x")
+    ('passed', 'failed +')
     """
 
     name = "code"
     splits = ("test",)
 
-    def __init__(self, data: str | None = None, **limits: Any) -> None:
-        unknown = sorted(set(limits) - set(Limits.__dataclass_fields__))
+    def __init__(self, data: str | None = None, **sandbox: Any) -> None:
+        known = [field.name for field in fields(Sandbox)]
+        unknown = sorted(set(sandbox) - set(known))
         if unknown:
-            raise LossyValueError(f"`{unknown[0]}` is no limit; there are {list(Limits.__dataclass_fields__)}")
-        self.limits = Limits(**limits)
+            raise LossyValueError(f"`{unknown[0]}` is no setting of the sandbox; there are {known}")
+        self.sandbox = Sandbox(**sandbox)
         self._data = data
         self._answers: dict[tuple[str, str], str] = {}
-        require_limits()
 
     def examples(self, split: str, n: int) -> list[Example]:
         self.check_split(split)
@@ -86,21 +98,23 @@ class Code(Task):
         """Return ``text``: what it is worth depends on the problem, so only :meth:`answer` can tell."""
         return text.strip() or None
 
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b
-
     def user_turn(self, example: Example) -> str:
         return _CHAT.format(prompt=example.prompt)
 
     def answer(self, example: Example, response: str) -> str | None:
-        """Return "passed" or "failed", or None where the response is empty."""
+        """Return which tests pass, or None where the response is empty.
+
+        "passed" if all do; else "failed" with a "+" for each one that passes and a "-" for each one that fails before
+        the last that passes: what comes after does not pass, whether it fails or is not reached.
+        """
         problem = self._problem(example)
         program = program_of(response, example.prompt, problem.entry_point)
         if program is None:
             return None
         if (example.prompt, program) not in self._answers:
-            outcome = run_tests(program, f"{problem.tests}\n\ncheck({problem.entry_point})\n", self.limits)
-            self._answers[example.prompt, program] = PASSED if outcome.passed else FAILED
+            report = self.sandbox.run(program, problem.entry_point, problem.tests, problem.helpers)
+            answer = PASSED if report.passed else f"failed {report.marks.rstrip('-')}".rstrip()
+            self._answers[example.prompt, program] = answer
         return self._answers[example.prompt, program]
 
     @cached_property
@@ -120,4 +134,77 @@ def _problem(row: Row) -> _Problem:
     if not row["entry_point"].isidentifier():
         raise LossyValueError(f"`entry_point` of {row['task_id']} has to be a name, but is {row['entry_point']!r}")
     example = Example(row["prompt"], PASSED, row["canonical_solution"])
-    return _Problem(example, row["entry_point"], row["test"])
+    tests = f"{row['test']}\n\ncheck({row['entry_point']})\n"
+    return _Problem(example, row["entry_point"], tests, row["prompt"] + row["canonical_solution"])
+
+
+def program_of(response: str, prompt: str, entry_point: str) -> str | None:
+    """Return the program that ``response`` makes of ``prompt``, or None if the response is empty.
+
+    A fenced block counts, if there is one: the last that defines the function, else the longest. What defines the
+    function stands for itself, after what the prompt has before it (imports, helpers); anything else is taken for the
+    rest of the function that the prompt begins, up to where that ends.
+
+    Parameters
+    ----------
+    response
+        What the model wrote.
+    prompt
+        The beginning of a Python file, up to the signature and docstring of the function.
+    entry_point
+        The function's name.
+
+    Examples
+    --------
+    >>> program_of("    return x + 1\\n\\nprint(inc(2))", "def inc(x):\\n", "inc")
+    'def inc(x):\\n    return x + 1\\n'
+    >>> program_of("Sure!\\n```python\\ndef inc(x): return 1 + x\\n```", "import math\\ndef inc(x):\\n", "inc")
+    'import math\\ndef inc(x): return 1 + x\\n'
+    """
+    if not response.strip():
+        return None
+    definition = re.compile(rf"^(?:async )?def {re.escape(entry_point)}\b", re.MULTILINE)
+    blocks = _FENCED.findall(response)
+    code = _choose(blocks, definition) if blocks else response
+    if not definition.search(code):
+        dedented = bool(blocks) and not code[:1].isspace()
+        return prompt.rstrip("\n") + "\n" + _as_body(textwrap.indent(code, "    ") if dedented else code)
+    before = definition.split(prompt)[0]
+    return (before if _parses(before) else "") + (code if blocks else _longest_program(code))
+
+
+def _choose(blocks: list[str], definition: re.Pattern[str]) -> str:
+    defining = [block for block in map(textwrap.dedent, blocks) if definition.search(block)]
+    return defining[-1] if defining else max(blocks, key=len)
+
+
+def _as_body(code: str) -> str:
+    """Cut a continuation where the function ends, and give back an indentation that was lost on the way."""
+    code = _STOP.split(code.lstrip("\n"))[0]
+    first, *rest = code.split("\n")
+    if any(line[:1].strip() for line in rest):
+        return textwrap.indent(code, "    ")
+    if len(first) - len(first.lstrip(" ")) < 4 and not first.startswith("\t"):
+        # Some tokenizers drop the space that a text begins with, and some models all of it.
+        return "\n".join(["    " + first.lstrip(" "), *rest])
+    return code
+
+
+def _longest_program(text: str) -> str:
+    """Return what is Python in a text that has a program somewhere, with prose before and after it."""
+    lines = text.split("\n")
+    start = next(i for i, line in enumerate(lines) if _CODE_LINE.match(line))
+    lines = lines[start:]
+    while lines and not _parses("\n".join(lines)):
+        lines.pop()
+    return "\n".join(lines) or text
+
+
+def _parses(code: str) -> bool:
+    with _filters, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd escapes in strings, which run all the same
+        try:
+            ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True

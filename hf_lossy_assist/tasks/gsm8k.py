@@ -8,18 +8,19 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import LossyValueError
-from .base import Example, Task
 from .numbers import final_number
-from .rows import Row, from_hub, read_jsonl, share
+from .task import Example, Task
+from .task_data import Row, from_hub, read_jsonl, share
 
 _FIELDS = ("question", "answer")
 _CALCULATION = re.compile(r"<<[^>]*>>")
 _NEXT_QUESTION = "\nQuestion:"
 _VALIDATION_SHARE = 0.05
+_END = "The final answer is {}."
 _CHAT = (
     "Given the following problem, reason step by step and give a final answer.\n"
     "Problem: {question}\n"
-    'End your response with "The final answer is N.", where N is a number.'
+    f'End your response with "{_END.format("N")}", where N is a number.'
 )
 
 
@@ -38,7 +39,7 @@ class GSM8K(Task):
         What a single file holds, "train" or "test". By default its name tells: "test" where the name has "test" in
         it, else "train".
     shots
-        How many worked problems of the training file come before each question, for models without a chat template.
+        How many worked problems of the training file come before each question, for chat models as turns of their own.
         They belong to no split then.
 
     Raises
@@ -76,17 +77,25 @@ class GSM8K(Task):
         # A model that was not trained to stop goes on with a question of its own, whose numbers do not count.
         return final_number(text.split(_NEXT_QUESTION)[0])
 
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b
-
     def user_turn(self, example: Example) -> str:
-        question = example.prompt.removeprefix(self._preamble).removeprefix("Question: ").removesuffix("\nAnswer:")
-        return _CHAT.format(question=question)
+        return _asked(example.prompt.removeprefix(self._preamble))
+
+    def turns(self, example: Example) -> list[dict[str, str]]:
+        """Return the worked problems, each as a question and its answer, and then the question."""
+        turns = []
+        for shot in self._worked:
+            solution = f"{shot.solution.strip()}\n{_END.format(shot.answer)}"
+            turns.append({"role": "user", "content": _asked(shot.prompt)})
+            turns.append({"role": "assistant", "content": solution})
+        return turns + super().turns(example)
 
     @cached_property
+    def _worked(self) -> list[Example]:
+        return self._read("train")[: self.shots] if self.shots else []
+
+    @property
     def _preamble(self) -> str:
-        worked = self._read("train")[: self.shots] if self.shots else []
-        return "".join(f"{example.prompt}{example.solution}\n\n" for example in worked)
+        return "".join(f"{shot.prompt}{shot.solution}\n\n" for shot in self._worked)
 
     def _with_shots(self, example: Example) -> Example:
         return Example(self._preamble + example.prompt, example.answer, example.solution)
@@ -104,6 +113,10 @@ class GSM8K(Task):
             rows = from_hub("openai/gsm8k", "main", source) if path is None else read_jsonl(path, _FIELDS)
             self._loaded[source] = [_example(row) for row in rows]
         return self._loaded[source]
+
+
+def _asked(prompt: str) -> str:
+    return _CHAT.format(question=prompt.removeprefix("Question: ").removesuffix("\nAnswer:"))
 
 
 def _example(row: Row) -> Example:

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
-from .base import Example, Task
 from .chat import ChatEndpoint
-from .rows import Row, read_jsonl, share
+from .task import Example, Task
+from .task_data import Row, read_jsonl, share
 
 _SYSTEM = """\
 You are an impartial judge. You are shown a user's prompt and the responses of two assistants, A and B. Compare how \
@@ -117,12 +117,8 @@ class Preference(Task):
         return [example for example in self._examples if _split(example) == split][:n]
 
     def extract_answer(self, text: str) -> str | None:
-        """Return the whole text: there is nothing else to compare."""
+        """Return the whole text; whether another one is as good, only :meth:`keeps_answer` can tell."""
         return text.strip() or None
-
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        """Tell whether two texts are the same; whether they are as good, only :meth:`keeps_answer` can tell."""
-        return a is not None and a == b
 
     def keeps_answer(self, example: Example, current_response: str, new_response: str) -> bool:
         """Tell whether the judge finds ``new_response`` at least as good as ``current_response``."""

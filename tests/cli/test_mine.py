@@ -219,6 +219,7 @@ NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
         (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`spec` has to be one of"),
         (NOWHERE, r"`--model` has to be .*'/no'"),
         ([*NOWHERE, "--task-option", "m"], r"`--task-option` has to be KEY=VALUE"),
+        ([*NOWHERE, "--unsafe-no-isolation"], r"takes no `unsafe_no_isolation`"),
     ],
 )
 def test_bad_input_is_one_clean_line(arguments, message, tmp_path, monkeypatch):

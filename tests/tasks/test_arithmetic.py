@@ -9,7 +9,7 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.tasks import Arithmetic, arithmetic
-from hf_lossy_assist.tasks.base import Example
+from hf_lossy_assist.tasks.task import Example
 
 OPERATIONS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "x": lambda a, b: a * b}
 EQUATION = re.compile(r"(\d+) ([-+x]) (\d+) = (\d+)")

@@ -10,13 +10,15 @@ import warnings
 
 import pytest
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.tasks import Example, code
-from hf_lossy_assist.tasks.code import Code
-from hf_lossy_assist.tasks.programs import program_of
-from hf_lossy_assist.tasks.sandbox import Outcome, running
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, tasks
+from hf_lossy_assist.tasks import Example
+from hf_lossy_assist.tasks.code import Code, program_of
+from hf_lossy_assist.tasks.sandbox import ProgramReport, Sandbox, isolation
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a Unix system")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="needs a Unix system"),
+    pytest.mark.filterwarnings("ignore:`unsafe_no_isolation` is set"),
+]
 
 MEAN = {
     "task_id": "mine/0",
@@ -37,10 +39,10 @@ WHOLE = PROMPT + SOLUTION
 
 
 @pytest.fixture
-def task(tmp_path):
+def task(tmp_path, sandbox_options):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (MEAN, DECODE)))
-    return Code(str(path), cpu_seconds=1, wall_seconds=60)
+    return Code(str(path), cpu_seconds=1, wall_seconds=60, **sandbox_options)
 
 
 RIGHT = {
@@ -106,10 +108,29 @@ def test_what_a_prompt_defines_before_its_function_is_kept(task):
     assert task.correct(decode, "```python\ndef decode(s):\n    return ''.join(reversed(s))\n```")
 
 
-def test_two_responses_have_the_same_answer_if_both_pass_or_both_fail(task):
+@pytest.mark.parametrize(
+    ("body", "answer"),
+    [
+        (SOLUTION, "passed"),
+        ("    return 2\n", "failed +"),
+        ("    return 5\n", "failed -+"),
+        ("    return 0\n", "failed"),
+        ("    return xs[1]\n", "failed +"),  # the second test raises an error
+        ("    return 2 if xs[1:] else exit()\n", "failed +"),
+        ("    return 2 if xs[1:] else __import__('os')._exit(0)\n", "failed +"),  # it is not reached
+    ],
+)
+def test_the_answer_is_which_tests_pass(task, body, answer):
+    [example] = task.examples("test", 1)
+    assert task.answer(example, body) == answer
+
+
+def test_two_responses_have_the_same_answer_if_the_same_tests_pass(task):
     [example] = task.examples("test", 1)
     assert task.keeps_answer(example, SOLUTION, "    return sum(xs) / len(xs)\n")
     assert task.keeps_answer(example, "    return 0\n", "    return 1\n")
+    assert task.keeps_answer(example, "    return 2\n", "    return xs[1]\n")
+    assert not task.keeps_answer(example, "    return 2\n", "    return 5\n")
     assert not task.keeps_answer(example, SOLUTION, "    return 0\n")
     assert not task.keeps_answer(example, SOLUTION, "  \n")
     assert task.answer(example, " \n") is None
@@ -118,18 +139,18 @@ def test_two_responses_have_the_same_answer_if_both_pass_or_both_fail(task):
 def test_a_program_runs_once_for_each_problem(task, monkeypatch):
     runs = []
 
-    def run_tests(program, tests, limits):
-        runs.append((program, tests, limits))
-        return Outcome(True, "passed")
+    def run(sandbox, program, entry_point, tests, helpers):
+        runs.append((sandbox, program, entry_point, tests, helpers))
+        return ProgramReport(True, "+", "passed")
 
-    monkeypatch.setattr(code, "run_tests", run_tests)
+    monkeypatch.setattr(Sandbox, "run", run)
     first, second = task.examples("test", 2)
     for example in (first, first, second, first):
         task.answer(example, "    return 1\n\nprint(2)")
         task.answer(example, "    return 1\n")  # the same program once it is cut
     assert len(runs) == 2
-    assert all(limits == task.limits for _, _, limits in runs)
-    assert "check(mean)" in runs[0][1]
+    assert all(sandbox is task.sandbox for sandbox, *_ in runs)
+    assert runs[0][2:] == ("mean", MEAN["test"] + "\n\ncheck(mean)\n", WHOLE)
 
 
 def test_programs_can_run_in_several_threads(task):
@@ -152,15 +173,24 @@ def test_a_chat_model_is_asked_for_the_whole_function(task):
     assert f"```python\n{PROMPT}```" in task.user_turn(example)
 
 
-def test_limits_are_options(tmp_path):
+def test_the_sandbox_has_options(tmp_path, sandbox_options):
     path = tmp_path / "problems.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.write(json.dumps(MEAN))
-    assert Code(str(path), cpu_seconds=1, memory_mb=64).limits == running.Limits(cpu_seconds=1, memory_mb=64)
-    with pytest.raises(LossyValueError, match=r"`cpu` is no limit; there are \['cpu_seconds'"):
+    task = Code(str(path), cpu_seconds=1, memory_mb=64, **sandbox_options)
+    assert task.sandbox == Sandbox(cpu_seconds=1, memory_mb=64, **sandbox_options)
+    with pytest.raises(LossyValueError, match=r"`cpu` is no setting of the sandbox; there are \['cpu_seconds'"):
         Code(str(path), cpu=1)
     with pytest.raises(LossyValueError, match="`cpu_seconds` has to be a whole number > 0"):
         Code(str(path), cpu_seconds=0)
+
+
+def test_without_isolation_the_task_is_refused_at_once_unless_asked_for_by_name(monkeypatch):
+    monkeypatch.setattr(isolation, "unavailable", lambda: "no bwrap")
+    with pytest.raises(LossyUnsupportedError, match="can't be isolated here: no bwrap"):
+        Code("problems.jsonl")
+    with pytest.warns(UserWarning, match="`unsafe_no_isolation` is set"):
+        assert tasks.load("code", "problems.jsonl", unsafe_no_isolation="true").sandbox.unsafe_no_isolation
 
 
 def test_an_example_of_another_task_is_refused(task):
@@ -168,17 +198,11 @@ def test_an_example_of_another_task_is_refused(task):
         task.answer(Example("def f", "passed"), "    pass")
 
 
-def test_bad_rows_are_refused(tmp_path):
+def test_bad_rows_are_refused(tmp_path, sandbox_options):
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps({**MEAN, "entry_point": "mean; import os"}))
     with pytest.raises(LossyValueError, match="`entry_point` of mine/0 has to be a name"):
-        Code(str(path)).examples("test", 1)
+        Code(str(path), **sandbox_options).examples("test", 1)
     path.write_text(json.dumps({name: value for name, value in MEAN.items() if name != "test"}))
     with pytest.raises(LossyValueError, match="the field 'test' has to be a text, but in line 1"):
-        Code(str(path)).examples("test", 1)
-
-
-def test_a_system_that_can_t_limit_programs_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(running.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LossyUnsupportedError, match="the module `resource`"):
-        Code("problems.jsonl")
+        Code(str(path), **sandbox_options).examples("test", 1)

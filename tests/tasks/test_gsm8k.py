@@ -102,6 +102,19 @@ def test_a_chat_model_is_told_how_to_end(folder):
     assert '"The final answer is N."' in turn
 
 
+def test_a_chat_model_sees_worked_problems_as_turns(folder):
+    task = GSM8K(folder, shots=2)
+    [example] = task.examples("test", 1)
+    turns = task.turns(example)
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user", "assistant", "user"]
+    assert turns[1]["content"] == "0+0=0\n#### 0\nThe final answer is 0."
+    assert "Problem: What is 1 + 1?\n" in turns[2]["content"]
+    assert turns[4:] == GSM8K(folder).turns(GSM8K(folder).examples("test", 1)[0])
+    assert "What is 300 + 300?" in turns[4]["content"]
+    assert "What is 1 + 1?" not in turns[4]["content"]
+    assert task.extract_answer(turns[3]["content"]) == "2"
+
+
 def test_a_question_that_the_model_asks_itself_does_not_count(folder):
     task = GSM8K(folder)
     assert task.extract_answer(" It is 6.\n\nQuestion: What is 2 + 2?\nAnswer: 4") == "6"

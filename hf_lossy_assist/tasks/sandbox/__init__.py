@@ -1,5 +1,5 @@
-"""Programs that nobody has read, run so that a bad one costs a failed answer and nothing else."""
+"""A sandbox for programs that nobody has read: a bad one costs a failed answer and nothing else."""
 
-from .running import Limits, Outcome, kernel_isolation, run_tests
+from .launcher import ProgramReport, Sandbox
 
-__all__ = ["Limits", "Outcome", "kernel_isolation", "run_tests"]
+__all__ = ["ProgramReport", "Sandbox"]

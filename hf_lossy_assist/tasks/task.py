@@ -34,10 +34,10 @@ class Example:
 class Task(ABC):
     """A source of prompts whose responses can be judged right or wrong.
 
-    Three methods have to be written: :meth:`examples`, :meth:`extract_answer` and :meth:`equivalent`. The others
-    follow from them and are there to be overridden by tasks whose answer is not a piece of the response: one that
-    runs a program (:meth:`answer`), or one that asks a judge which of two responses is better
-    (:meth:`keeps_answer`).
+    Two methods have to be written: :meth:`examples` and :meth:`extract_answer`. The others follow from them and are
+    there to be overridden: :meth:`equivalent` where an answer can be written in several ways, :meth:`answer` where it
+    is no piece of the response (a program has to be run), :meth:`keeps_answer` where a judge says which of two
+    responses is better.
 
     Attributes
     ----------
@@ -55,8 +55,6 @@ class Task(ABC):
     ...         return [Example("Say yes!", "YES")][:n]
     ...     def extract_answer(self, text):
     ...         return text.strip().upper() or None
-    ...     def equivalent(self, a, b):
-    ...         return a is not None and a == b
     >>> task = Shout()
     >>> task.correct(task.examples("test", 1)[0], " yes ")
     True
@@ -73,9 +71,9 @@ class Task(ABC):
     def extract_answer(self, text: str) -> str | None:
         """Return the final answer that ``text`` states, or None where it states none."""
 
-    @abstractmethod
     def equivalent(self, a: str | None, b: str | None) -> bool:
-        """Tell whether two extracted answers mean the same; no answer (None) means the same as nothing else."""
+        """Tell whether two answers mean the same: by default, if they are equal. None means the same as nothing."""
+        return a is not None and a == b
 
     def check_split(self, split: str) -> None:
         """Refuse a split that this task does not have."""
@@ -86,12 +84,15 @@ class Task(ABC):
         """Return what a user would say to a chat model to have ``example`` answered; by default its prompt."""
         return example.prompt
 
+    def turns(self, example: Example) -> list[dict[str, str]]:
+        """Return the conversation that a chat model is to continue; by default the one :meth:`user_turn`."""
+        return [{"role": "user", "content": self.user_turn(example)}]
+
     def render(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return the text that the model sees: :meth:`user_turn` in the tokenizer's chat template, if it has one."""
+        """Return the text that the model sees: :meth:`turns` in the tokenizer's chat template, if it has one."""
         if not tokenizer.chat_template:
             return example.prompt
-        turn = {"role": "user", "content": self.user_turn(example)}
-        return tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(self.turns(example), tokenize=False, add_generation_prompt=True)
 
     def encode(self, example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Return the token ids of :meth:`render`.

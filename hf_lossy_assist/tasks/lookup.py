@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import LossyValueError
-from .base import Task
+from .task import Task
 
 # Imported when asked for: most callers need one of them.
 SHIPPED = {
@@ -19,7 +19,7 @@ SHIPPED = {
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
     "code": f"{__package__}.code:Code",
     "preference": f"{__package__}.preference:Preference",
-    "prompts": f"{__package__}.prompts:Prompts",
+    "prompts": f"{__package__}.plain_prompts:Prompts",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import LossyValueError
-from .base import Example, Task
-from .rows import share
+from .task import Example, Task
+from .task_data import share
 
 
 class Prompts(Task):
@@ -50,12 +50,8 @@ class Prompts(Task):
             self._by_split[split].append(Example(text, ""))
 
     def examples(self, split: str, n: int) -> list[Example]:
-        if split not in self._by_split:
-            raise LossyValueError(f"`split` has to be one of {list(self.splits)}, but is {split!r}")
+        self.check_split(split)
         return self._by_split[split][:n]
 
     def extract_answer(self, text: str) -> str | None:
         return text.strip() or None
-
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b

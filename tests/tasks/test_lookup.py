@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hf_lossy_assist import LossyValueError, tasks
-from hf_lossy_assist.tasks.loading import SHIPPED
+from hf_lossy_assist.tasks.lookup import SHIPPED
 
 OWN = """
 from hf_lossy_assist.tasks import Example, Task
@@ -46,7 +46,8 @@ def own_module(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_every_shipped_name_loads(tmp_path):
+@pytest.mark.filterwarnings("ignore:`unsafe_no_isolation` is set")
+def test_every_shipped_name_loads(tmp_path, sandbox_options):
     gsm8k, code, preference = (tmp_path / f"{name}.jsonl" for name in ("gsm8k", "code", "preference"))
     gsm8k.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
     row = {"task_id": "0", "prompt": "def f():\n", "test": "x", "entry_point": "f", "canonical_solution": "    pass"}
@@ -55,7 +56,7 @@ def test_every_shipped_name_loads(tmp_path):
     made = {
         "arithmetic": tasks.load("arithmetic"),
         "gsm8k": tasks.load("gsm8k", str(gsm8k)),
-        "code": tasks.load("code", str(code)),
+        "code": tasks.load("code", str(code), **sandbox_options),
         "preference": tasks.load("preference", str(preference), model="judge"),
         "prompts": tasks.load("prompts", str(preference)),
     }

@@ -68,6 +68,16 @@ def test_a_template_makes_a_user_turn_and_opens_the_answer(chat_tokenizer):
     assert Polite().render(example, chat_tokenizer) == f"{bos}[user] Please: Ada has 3 apples. [assistant]"
 
 
+def test_a_template_takes_several_turns(chat_tokenizer):
+    class Prepared(Echo):
+        def turns(self, example):
+            return [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}, *super().turns(example)]
+
+    [example] = Echo().examples("test", 1)
+    expected = f"{chat_tokenizer.bos_token}[user] 1 [assistant] 2 [user] Ada has 3 apples. [assistant]"
+    assert Prepared().render(example, chat_tokenizer) == expected
+
+
 def test_a_template_s_bos_is_not_doubled(chat_tokenizer):
     [example] = Echo().examples("test", 1)
     bos = chat_tokenizer.bos_token_id
