@@ -210,7 +210,7 @@ class RowRecorder:
         reached = [x for x in self._rounds if x[0] < length]  # others were cut off whole
         runs = [min(decided, length) - start for start, decided, _ in reached] if self._runs_ahead else []
         asked = [(decided, n) for _, decided, n in reached if decided < length]
-        ends = [start for start, _, _ in reached[1:]] + [length]
+        ends = [*(start for start, _, _ in reached[1:]), length][: len(reached)]
         ends = [end for end, (_, decided, _) in zip(ends, reached, strict=True) if decided < length]
         kept = [
             sum(kind.startswith("accepted") for kind in self.trace[decided:end])

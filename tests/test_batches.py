@@ -314,9 +314,9 @@ def test_caches_stay_as_narrow_as_the_texts():
 
 
 def test_equal_rows_are_never_moved(monkeypatch):
-    import hf_lossy_assist.batching as batching
+    from hf_lossy_assist.forwards import growing
 
-    monkeypatch.setattr(batching, "move_cache", lambda *_: pytest.fail("rows that agree were moved"))
+    monkeypatch.setattr(growing, "move_cache", lambda *_: pytest.fail("rows that agree were moved"))
     target = tiny()
     _, ours = both(target, target, gamma=3)
     assert ours.lossy_stats.acceptance_rate == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import socket
 import subprocess
@@ -14,8 +15,8 @@ import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
 
 from hf_lossy_assist import LossyUnsupportedError, enabled
+from tests.acceptors.fixtures import verifier_head as verifier_for
 from tests.acceptors.test_judge import head_for as judge_for
-from tests.acceptors.test_sprinter import head_for as verifier_for
 from tests.models import noisy_copy, prompt, tiny
 from tests.parity import assert_same_text
 from tests.test_batches import assert_same_rows, padded
@@ -160,6 +161,22 @@ def test_two_processes_keep_in_step():
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
         "--main_process_port", str(free_port()), "-m",
         "tests.two_processes",
+    ]  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def test_processes_that_share_a_model_decide_alike(tmp_path):
+    """Tensor parallelism over gloo: draws without a seed, γ and break-even by the clock, every drafter, batches."""
+    configuration = pytest.importorskip("transformers.distributed").DistributedConfig
+    if "tp_size" not in inspect.signature(configuration).parameters:
+        pytest.skip("this version of transformers shards models in another way")
+    tiny().save_pretrained(tmp_path)
+    root = Path(__file__).parents[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()),
+        "-m", "tests.tensor_parallel", str(tmp_path),
     ]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 
 import hf_lossy_assist
-from tests.acceptors.test_sprinter import head_for
+from tests.acceptors.fixtures import verifier_head as head_for
 from tests.models import noisy_copy, prompt, tiny
 from tests.test_batches import padded
 

@@ -130,9 +130,14 @@ class BatchLayout:
             return None
         return RowShift(tuple(stay), tuple(ends[i] for i in stay), self.width, extended.device)
 
-    def texts(self, lengths: Sequence[int]) -> Tensor:
-        """Return ``(B, T)`` all texts, cut to their lengths, once they have ended; padded on the right."""
-        texts = [self.ended[row][: lengths[row]] for row in range(self.batch)]
+    def texts(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return ``(B, T)`` all texts, cut to their lengths and padded on the right.
+
+        ``ids`` ``(B', W)`` are those of the rows that have not ended by themselves.
+        """
+        going_on = zip(self.rows, ids, self.left_padding, strict=False)
+        texts = self.ended | {row: text[padding:] for row, text, padding in going_on}
+        texts = [texts[row][: lengths[row]] for row in range(self.batch)]
         return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=self.pad)
 
 

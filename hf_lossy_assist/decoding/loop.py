@@ -181,7 +181,7 @@ class Decoding:
         for row in rows:  # some may have been cut back after they had ended
             progress.stats.rows[row].cut(progress.generated(row))
             outputs.cut(row, progress.generated(row))
-        texts = self.layout.texts([prompt + progress.generated(row) for row in rows])
+        texts = self.layout.texts(self.text.ids, [prompt + progress.generated(row) for row in rows])
         progress.stats.flops = self.run.drafter.flops(self.model, texts.shape[1], progress.stats)
         stats = progress.stats.finish()
         if not outputs.as_dict:

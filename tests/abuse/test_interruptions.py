@@ -183,20 +183,23 @@ def test_the_same_in_stock_s_loop(mode: str, place: str):
 def test_an_interrupt_between_two_steps_of_our_own_loop(monkeypatch: pytest.MonkeyPatch):
     """A signal can arrive anywhere, so also where no code of others runs."""
     from hf_lossy_assist.decoding.loop import Decoding
+    from hf_lossy_assist.decoding.progress import Progress
+    from hf_lossy_assist.verification.target import Target
 
     target = tiny()
     draft = noisy_copy(target)
     before = state_of(target, draft)
-    for stage in ("draft", "verify", "accept", "commit", "finish", "after_target", "strictness"):
+    stages = [(Decoding, name) for name in ("draft", "verify", "accept", "commit", "finish")]
+    for owner, stage in (*stages, (Target, "keep"), (Progress, "lossless_positions")):
         with monkeypatch.context() as patch:
-            fuse, original = Fuse(KeyboardInterrupt, 1), getattr(Decoding, stage)
+            fuse, original = Fuse(KeyboardInterrupt, 1), getattr(owner, stage)
 
             def broken(self: Any, *args: Any, fuse: Fuse = fuse, original: Any = original, **kwargs: Any) -> Any:
                 out = original(self, *args, **kwargs)
                 fuse()
                 return out
 
-            patch.setattr(Decoding, stage, broken)
+            patch.setattr(owner, stage, broken)
             fields = fields_of("dropmatch", target, draft)
             fields["lossy_config"] = {**fields["lossy_config"], "strict_first_n": 2}  # without limits nobody asks
             with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, AllOf, AnyOf, decide
 from hf_lossy_assist.config import build_rule
-from hf_lossy_assist.messages import Strictness, Verification
+from hf_lossy_assist.messages import LosslessPositions, Verification
 from hf_lossy_assist.sampling import Randomness
 from tests.abuse.calls import ABUSE
 from tests.acceptors.fixtures import HEADS
@@ -130,14 +130,14 @@ def test_masks_and_corrections_at_any_settings(name: str):
 
 
 @st.composite
-def strictnesses(draw: st.DrawFn, v: Verification) -> Strictness | None:
+def lossless_positions(draw: st.DrawFn, v: Verification) -> LosslessPositions | None:
     if draw(st.booleans()):
         return None
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     shape = tuple(v.tokens.shape)
     positions = torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.4, 1.0]))
     allowance = torch.randint(-1, 4, shape, generator=generator).cummax(-1).values
-    return Strictness(positions, allowance if draw(st.booleans()) else None)
+    return LosslessPositions(positions, allowance if draw(st.booleans()) else None)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -148,24 +148,24 @@ def test_decisions(name: str):
     @given(st.data())
     def check(data: st.DataObject) -> None:
         v = data.draw(verifications())
-        strictness = data.draw(strictnesses(v)) if len(v) else None
-        decision = decide(rule, v, strictness)
+        strict = data.draw(lossless_positions(v)) if len(v) else None
+        decision = decide(rule, v, strict)
         rows, n = v.tokens.shape
         last = torch.full((rows,), n) if v.lengths is None or n == 0 else v.lengths
         accepted = decision.n_accepted
         assert ((accepted >= 0) & (accepted <= last)).all()
         assert ((decision.next_token >= 0) & (decision.next_token < v.logits.shape[-1])).all()
-        if not forbidden_too or strictness is not None:
+        if not forbidden_too or strict is not None:
             chosen = v.logits[torch.arange(rows), accepted, decision.next_token]
             assert forbidden_too or (chosen > -torch.inf).all()
         inside = torch.arange(n) < accepted[:, None]
         credits = sum((mask.long() for mask in decision.kept_by.values()), torch.zeros(rows, n, dtype=torch.long))
         assert (credits[inside] == 1).all(), "a kept token is credited to one rule"
         lossy = inside & ~v.lossless if n else inside
-        if strictness is not None:
-            assert not (lossy & strictness.positions).any()
-            if strictness.allowance is not None:
-                assert not (lossy & (lossy.cumsum(-1) > strictness.allowance)).any()
+        if strict is not None:
+            assert not (lossy & strict.positions).any()
+            if strict.allowance is not None:
+                assert not (lossy & (lossy.cumsum(-1) > strict.allowance)).any()
 
     check()
 

@@ -13,7 +13,7 @@ from hf_lossy_assist.bench import acceptance, records
 from hf_lossy_assist.bench.run_lengths import foretell
 from hf_lossy_assist.bench.runs import Setting, pool, respond
 from hf_lossy_assist.stats import LossyStats
-from tests.acceptors.test_sprinter import head_for
+from tests.acceptors.fixtures import verifier_head as head_for
 from tests.models import noisy_copy, prompt, tiny
 
 LENGTH = 16

@@ -107,7 +107,7 @@ def test_batches_positions_of_three_kinds_and_tokens_that_came_after(kind):
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     kwargs = carried(mask) | {"position_ids": torch.stack([positions, positions + 1, positions * 2])}
-    ours = kind(tiny()).of_candidate(prompt(12).repeat(2, 1), kwargs, 2, 6, first=False, pending=3)
+    ours = kind(tiny()).of_text(prompt(12).repeat(2, 1), kwargs, 6, 5, 3, first=False)
     assert ours["input_ids"].shape == (2, 6)
     assert ours["attention_mask"].tolist() == [[0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1] * 12]
     assert ours["position_ids"][:, 0].tolist() == [[4, 5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10], [8, 9, 10, 11, 12, 13]]

@@ -9,7 +9,7 @@ from hf_lossy_assist import LossyVerification, pairs
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
 from hf_lossy_assist.decoding.limits import Limits, Scope
 from hf_lossy_assist.errors import LossyError
-from hf_lossy_assist.messages import Strictness, Verification
+from hf_lossy_assist.messages import LosslessPositions, Verification
 from tests.models import noisy_copy, prompt, tiny
 
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
@@ -56,8 +56,8 @@ def test_no_prefix_is_over_its_budget(budget: float, gamma: int):
 
 def test_the_last_token_of_a_budget_is_found_inside_a_round():
     v = Verification(tokens=torch.tensor([[1, 2, 1, 1]]), logits=torch.eye(4)[[2, 2, 2, 2, 2]][None])
-    strictness = Strictness(torch.tensor([[False] * 4]), torch.tensor([[1, 1, 1, 2]]))
-    decision = decide(TopK(k=4), v, strictness)
+    strict = LosslessPositions(torch.tensor([[False] * 4]), torch.tensor([[1, 1, 1, 2]]))
+    decision = decide(TopK(k=4), v, strict)
     assert decision.keep.tolist() == [[True, True, False, False]]
     assert decision.n_accepted.tolist() == [2]
     assert decision.next_token.tolist() == [2]
@@ -72,7 +72,7 @@ def test_a_strict_position_is_corrected_losslessly():
         draft_logits=q.log().expand(4000, 1, -1),
         do_sample=True,
     )
-    strict = decide(TopK(k=1), v, Strictness(torch.ones(4000, 1, dtype=torch.bool)))
+    strict = decide(TopK(k=1), v, LosslessPositions(torch.ones(4000, 1, dtype=torch.bool)))
     assert torch.equal(strict.n_accepted, decide(Lossless(), v).n_accepted)
     rejected = strict.next_token[strict.n_accepted == 0]
     assert len(rejected) > 2000
@@ -137,4 +137,4 @@ def test_the_hook_has_the_same_limits(config: dict):
 
 
 def test_no_limits_cost_nothing():
-    assert Limits().bind(None).strictness(prompt(), 3, [4], [1]) is None
+    assert Limits().bind(None).lossless_positions(prompt(), 3, [4], [1]) is None

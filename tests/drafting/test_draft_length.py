@@ -14,16 +14,18 @@ from hf_lossy_assist import LossyValueError, theory
 from hf_lossy_assist.drafting.draft_length import (
     AutoLength,
     ConstantLength,
+    DraftLength,
     HeuristicLength,
     Round,
     Stopwatch,
-    Window,
     draft_length_of,
 )
 from tests.models import noisy_copy, prompt, tiny
 
 
-def simulate(window: Window, alpha: float, t_draft: float, t_target: tuple[float, float], tokens: int, seed: int = 0):
+def simulate(
+    window: DraftLength, alpha: float, t_draft: float, t_target: tuple[float, float], tokens: int, seed: int = 0
+):
     """Return the seconds that a made-up machine takes for so many tokens, with noise of up to a factor of 2."""
     rng, seconds, made = random.Random(seed), 0.0, 0
     while made < tokens:

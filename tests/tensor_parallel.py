@@ -1,0 +1,54 @@
+"""Run by torchrun in two processes that compute every forward of the target together: both have to decide alike."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from transformers import LlamaForCausalLM
+from transformers.distributed import DistributedConfig
+
+import hf_lossy_assist
+from hf_lossy_assist.decoding import break_even
+from tests.acceptors.fixtures import verifier_head
+from tests.models import noisy_copy, prompt, tiny
+from tests.parity import assert_same_text
+from tests.test_batches import padded
+
+break_even.PATIENCE = 0.0  # the clock decides as often as it can
+alone = tiny()
+target = LlamaForCausalLM.from_pretrained(sys.argv[1], distributed_config=DistributedConfig(tp_size=2)).eval()
+draft = noisy_copy(alone, 0.05)
+rank = int(os.environ["RANK"])
+torch.manual_seed(rank)  # what the processes draw by themselves differs
+hf_lossy_assist.enable()
+
+
+def same_everywhere(name: str, ids: torch.Tensor) -> None:
+    other = ids.clone()
+    dist.broadcast(other, src=0)
+    if other.shape != ids.shape or not other.equal(ids):
+        sys.exit(f"{name}: {ids} on rank {rank}, {other} on rank 0")
+
+
+CASES = {
+    "lossless": {},
+    "dropmatch": {"lossy_mode": "dropmatch"},
+    "prompt lookup": {"assistant_model": None, "prompt_lookup_num_tokens": 4},
+    "automatic length": {"num_assistant_tokens": "auto", "max_new_tokens": 60},
+    "break-even": {"lossy_config": {"break_even": True}, "max_new_tokens": 60},
+    "seeded": {"lossy_config": {"seed": 3}},
+    "sprinter": {"lossy_mode": "sprinter", "lossy_head": verifier_head(alone, draft, scale=3.0, seed=1)},
+}
+for name, options in CASES.items():
+    for rows, inputs in {"one": {"input_ids": prompt()}, "batch": padded()}.items():
+        for do_sample in (False, True):
+            common = {"assistant_model": draft, "lossy_mode": "lossless", "max_new_tokens": 24, "eos_token_id": None}
+            ids = target.generate(**inputs, **{**common, **options}, do_sample=do_sample)
+            same_everywhere(f"{name}, {rows}, {do_sample=}", ids)
+greedy = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 24, "input_ids": prompt()}
+ours = target.generate(**greedy, assistant_model=draft, lossy_mode="lossless")
+assert_same_text(ours, alone.generate(**greedy, return_dict_in_generate=True, output_logits=True))
+dist.destroy_process_group()
