@@ -35,7 +35,7 @@ def draw(origin: dict[str, Any], rows: list[dict[str, Any]], path: Path) -> None
         plot_trade_off(swept, path)
     elif summaries := _read(rows, ModeSummary):
         summaries = [dataclasses.replace(row, tokens_per_second=Spread(**row.tokens_per_second)) for row in summaries]
-        plot(*bench_report.picture(summaries, _read(rows, Quality)), path, bench_report.title(origin))
+        plot(*bench_report.picture(summaries, _read(rows, Quality)), path, bench_report.title(origin), bottom=0)
 
 
 def _read(rows: list[dict[str, Any]], table: type) -> list[Any]:

@@ -144,7 +144,7 @@ def bench(
             write(row)
     bench_report.show(screen, rows, marks, limit, origin, [*notes, why])
     if out is not None:
-        plot(*bench_report.picture(rows, marks), out / "bench.png", bench_report.title(origin))
+        plot(*bench_report.picture(rows, marks), out / "bench.png", bench_report.title(origin), bottom=0)
         screen.print(f"written: {path}, {out / 'bench.png'}", style="dim", soft_wrap=True)
 
 
