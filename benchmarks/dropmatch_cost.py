@@ -43,7 +43,7 @@ H200 = Rates(bandwidth=4.8e12, flops=7.9e14)
 # that, argmax, softmax (3 times), for the terms of an entropy and their sum (3 times), for the sum of two laws (twice),
 # for its entropy.
 _AS_LOGITS, _IN_FLOAT32 = 2, 1 + 1 + 3 + 3 + 2 + 3
-# The same of an entry of the draft's law and of the centroid, all in float32.
+# The same of an entry of the draft's distribution and of the centroid, all in float32.
 _BESIDE_PATHS = 3 + 3 + 3 + 3 + 3 + 3
 # Kernels on a GPU, greedily, most of them over a few numbers only; and those that drop the inputs.
 _KERNELS, _MASK_KERNELS = 42, 4
@@ -89,6 +89,7 @@ class Round:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an entry."""
         return self.dtype.itemsize
 
     @property

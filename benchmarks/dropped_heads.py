@@ -219,7 +219,7 @@ def divergences(
     num_paths: int = 5,
     seed: int = 0,
 ) -> list[Divergence]:
-    """Measure table 3 along the target's own responses, at every position with the draft's law there.
+    """Measure table 3 along the target's own responses, at every position with the draft's distribution there.
 
     The paper's two columns lost their headings' formulas. They are read as ``JS(q ‖ P̄)`` and
     ``max_k JS(P_k ‖ P̄)``, since its "Dispersed" row then satisfies equation 6 (0.0254 <= 0.0313) and its

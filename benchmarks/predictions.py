@@ -83,7 +83,7 @@ def predict(
         judged = torch.tensor([kind != "bonus" for kind in response.stats.trace])
         kept += [kind.startswith("accepted") for kind in response.stats.trace if kind != "bonus"]
         p, q = (
-            laws_along(model, batch.ids[0], response.rows[0], mode.temperature)[judged]
+            distributions_along(model, batch.ids[0], response.rows[0], mode.temperature)[judged]
             for model in (models.target, models.draft)
         )
         expected.append(CLOSED_FORMS[mode.rule](p, q, **settings))
@@ -103,8 +103,8 @@ def predict(
 
 
 @torch.inference_mode()
-def laws_along(model: PreTrainedModel, prompt: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """Return ``(n, V)`` a model's law of each of ``tokens``, given the prompt and the tokens before it."""
+def distributions_along(model: PreTrainedModel, prompt: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """Return ``(n, V)`` a model's distribution of each of ``tokens``, given the prompt and the tokens before it."""
     ids = torch.cat([prompt, tokens])[None, :-1].to(model.device)
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :].double().cpu()
     return (logits / temperature).softmax(-1)

@@ -32,6 +32,7 @@ class ConsoleStreamer(TextStreamer):
         self.text = ""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Print some more text."""
         self.text += text
         if self.live is not None:
             self.live.update(Text(self.text))

@@ -51,9 +51,11 @@ class MathsTokens(Acceptor):
     lossless_at: ClassVar[Mapping[str, Any]] = {}
 
     def is_lossless(self, do_sample: bool) -> bool:
+        """Tell that it never is."""
         return False
 
     def keep(self, v: Verification) -> Tensor:
+        """Return ``(B, n)`` where neither token is of mathematics, or both are the same."""
         important = torch.tensor(sorted(self.important), device=v.tokens.device)
         mismatch = torch.isin(v.tokens, important) | torch.isin(v.best[:, :-1], important)
         return v.lossless | (~mismatch & v.allowed)

@@ -41,10 +41,12 @@ class ResidentMemory(PeakMemory):
         self._status, self._refs = process / "status", process / "clear_refs"
 
     def reset(self) -> None:
+        """Let Linux forget the peak so far."""
         if self._refs.exists():
             self._refs.write_text("5")  # sets the peak to what is resident now
 
     def peak(self) -> int:
+        """Return the largest resident set, in bytes."""
         if self._status.exists():
             lines = (line.split() for line in self._status.read_text().splitlines())
             return next(int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:")
@@ -64,9 +66,11 @@ class DeviceMemory(PeakMemory):
         self._device = device
 
     def reset(self) -> None:
+        """Let torch forget the peak so far."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
+        """Return the most bytes allocated at a time."""
         return torch.cuda.max_memory_allocated(self._device)
 
 
