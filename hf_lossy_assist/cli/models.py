@@ -146,6 +146,8 @@ class ModelOptions:
         missing = [f"`{name}`" for name in named if f"`{name}`" not in given and name not in optional]
         if self.pair is None and missing:
             raise LossyValueError(f"{' and '.join(missing)} has to be given, or `--pair arithmetic` instead")
+        if self.pair is None and self.folder is not None:
+            raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
 
     def load(self, task: Task | None = None) -> LoadedModels:
         """Load what the options name; ``task`` is that of models of one's own.

@@ -167,6 +167,7 @@ def test_a_batch_of_the_modes_that_can(tiny, tmp_path):
             ("--model", "x", "--assistant", "y", "--pair", "arithmetic"),
             "`--pair` 'arithmetic' brings its own models; leave out `--model`, `--assistant`",
         ),
+        (("--model", "x", "--assistant", "y", "--folder", "z"), "`--folder` 'z' has the models of a `--pair`"),
         (("--pair", "arithmetics"), "did you mean 'arithmetic'"),
         (("--prompt-file", "EMPTY"), "`--prompt-file`"),
         (("--head", "judge"), "`--head` has to be RULE=SOURCE"),
