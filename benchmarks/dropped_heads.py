@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_lossy_assist.acceptors import DropMatch
-from hf_lossy_assist.acceptors.dropmatch import js_divergence, majority
+from hf_lossy_assist.acceptors.divergences import js_divergence
+from hf_lossy_assist.acceptors.dropmatch import majority
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.quality import evaluate
 from hf_lossy_assist.evaluation.requests import batches_of, run_request

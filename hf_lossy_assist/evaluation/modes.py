@@ -18,14 +18,13 @@ from ..heads import Head
 TARGET_ALONE, STOCK = "target alone", "stock assisted"
 """The labels of plain generation and of transformers' own assisted generation."""
 
-SETTINGS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "dropmatch": ({}, {"criterion": "naive"}),
-    "topk": ({"k": 2}, {"k": 5, "tolerance": 1.0}),
-    "relaxed": ({"top_n": 10, "delta": 0.6},),
-    "thresholds": ({"threshold_single": 0.3}, {"threshold_single": 0.3, "threshold_acc": 0.8}),
-    "sprinter": ({}, *({"threshold": threshold} for threshold in (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.9))),
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "dropmatch": ({"criterion": "naive"},),
+    "topk": ({"k": 5, "tolerance": 1.0},),
+    "thresholds": ({"threshold_single": 0.3, "threshold_acc": 0.8},),
+    "sprinter": tuple({"threshold": threshold} for threshold in (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.9)),
 }
-"""Published or usual settings, the first of them the usual one; all other rules take part at their defaults."""
+"""Published or usual settings besides the one that each rule has as its ``usual``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +128,7 @@ def usual_modes(
     gamma, temperature
         As in :class:`DecodingMode`.
     every_setting
-        All of a rule's :data:`SETTINGS` instead of the usual one.
+        Also a rule's :data:`VARIANTS`.
 
     Examples
     --------
@@ -141,8 +140,7 @@ def usual_modes(
         head = heads.get(name)
         if head_type(rule) is not None and head is None:
             continue
-        settings = SETTINGS.get(name, ({},))
-        for chosen in settings if every_setting else settings[:1]:
+        for chosen in (rule.usual, *(VARIANTS.get(name, ()) if every_setting else ())):
             if name == "lossless" or not parse(name, dict(chosen), head).is_lossless(temperature is not None):
                 label = ":".join([name, *(f"{key}={value}" for key, value in chosen.items() if every_setting)])
                 modes.append(DecodingMode(label, name, chosen, gamma, temperature))

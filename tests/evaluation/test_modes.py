@@ -10,7 +10,7 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.config import head_type, parse
-from hf_lossy_assist.evaluation.modes import SETTINGS, STOCK, TARGET_ALONE, DecodingMode, Models, usual_modes
+from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE, VARIANTS, DecodingMode, Models, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.models import prompt
@@ -51,16 +51,22 @@ def test_every_registered_rule_has_settings_or_defaults_that_differ_from_lossles
         if name == "lossless":
             continue
         assert head_type(rule) is None or name in heads, f"{name} needs a head that this test does not know"
-        for settings in SETTINGS.get(name, ({},)):
+        for settings in (rule.usual, *VARIANTS.get(name, ())):
             config = parse(name, dict(settings), heads.get(name))
             assert not (config.is_lossless(False) and config.is_lossless(True)), f"{name} with {settings}"
-    assert {*labels(heads), *labels(heads, temperature=0.9)} == set(REGISTRY) >= set(SETTINGS)
+    assert {*labels(heads), *labels(heads, temperature=0.9)} == set(REGISTRY) >= set(VARIANTS)
 
 
 def test_every_setting_has_a_label_of_its_own():
     every = labels({}, every_setting=True)
     assert len(set(every)) == len(every) > len(labels({}))
-    assert {"topk:k=2", "topk:k=5:tolerance=1.0", "dropmatch", "dropmatch:criterion=naive"} <= set(every)
+    assert {
+        "topk",
+        "relaxed:top_n=10:delta=0.6",
+        "topk:k=5:tolerance=1.0",
+        "dropmatch",
+        "dropmatch:criterion=naive",
+    } <= set(every)
 
 
 def test_all_of_them_generate(judged):
