@@ -1,4 +1,4 @@
-"""A pair of untrained models in a folder of the bundled pair's layout."""
+"""A pair of untrained models in a folder of the bundled pair's layout, and in the bundled pair's place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_lossy_assist import pairs
 from hf_lossy_assist.pairs.recipe import Cycle, ModelRecipe, build_model, build_tokenizer
 from hf_lossy_assist.pairs.training import save_model
 
@@ -19,3 +20,10 @@ def tiny_pair_folder(tmp_path_factory) -> Path:
     for seed, role in enumerate(("target", "draft")):
         save_model(build_model(ModelRecipe(**{**vars(TINY), "seed": seed}), tokenizer), tokenizer, folder / role)
     return folder
+
+
+@pytest.fixture
+def bundled(tiny_pair_folder, monkeypatch):
+    """Let the untrained models stand in for those of the bundled pair."""
+    load = pairs.load
+    monkeypatch.setattr(pairs, "load", lambda name, **options: load(name, **{**options, "folder": tiny_pair_folder}))

@@ -8,8 +8,6 @@ from . import (
     acceptance,
     bench,
     demo,
-    dropmatch_cost,
-    dropout_tables,
     evaluate_pair,
     generate,
     import_autojudge,
@@ -22,12 +20,12 @@ from . import (
     train_pair,
     windows,
 )
-from .console import CleanErrors
+from .console import CleanGroup
 
 app = typer.Typer(
     name="lossy-assist",
     help="Lossy speculative decoding for Hugging Face Transformers.",
-    cls=CleanErrors,
+    cls=CleanGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -37,8 +35,6 @@ app.command("generate")(generate.generate)
 app.command("train-pair")(train_pair.train_pair)
 app.command("evaluate-pair")(evaluate_pair.evaluate_pair)
 app.command("acceptance")(acceptance.acceptance)
-app.command("dropout-tables")(dropout_tables.dropout_tables)
-app.command("dropmatch-cost")(dropmatch_cost.dropmatch_cost)
 app.command("trade-off")(trade_off.trade_off)
 app.command("windows")(windows.windows)
 app.command("mine")(mine.mine)

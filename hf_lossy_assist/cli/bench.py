@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from rich.progress import Progress
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from ..bench import records
-from ..bench.contenders import Contender, Models, field_of_all
-from ..bench.geometry import Geometry, parse_geometry
-from ..bench.matchup import warm_up
-from ..bench.meters import CLOCKS
-from ..bench.plots import plot_speed
-from ..bench.resources import energy_counter, machine
-from ..bench.trials import Batch, Instruments, Workload
-from ..errors import LossyValueError
-from ..pairs import evaluation
+from ..acceptors import REGISTRY
+from ..config import head_type
+from ..errors import LossyUnsupportedError, LossyValueError
+from ..evaluation import records
+from ..evaluation.comparison import run_comparison, texts_of, warm_up
+from ..evaluation.meters import CLOCKS, Clock
+from ..evaluation.modes import DecodingMode, Models, usual_modes
+from ..evaluation.plots import plot
+from ..evaluation.quality import Quality, judge, qualities
+from ..evaluation.requests import Instruments, PromptBatch, batches_of, run_request
+from ..evaluation.resources import energy_counter, machine
+from ..evaluation.roofline import Cost, Roofline, measure_rates
+from ..evaluation.summary import summarise
 from . import bench_report
-from .bench_cast import DTYPES, batches_of, grow_models, load_cast, needs_head, parse_contenders, parse_gamma
-from .bench_match import Match, hold
 from .console import console, limit_threads, progress
+from .models import LoadedModels, ModelOptions, load_heads
+from .options import DraftSource, TargetSource, Threads, parse_gamma, parse_modes
 
+DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_LENGTH = 100
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to models before they are timed, for commands that put ``bench`` behind options of their own.
+
+    Attributes
+    ----------
+    change
+        Returns the models that are timed; answers are judged of those that were loaded where
+        ``--accuracy-problems`` asks for more of them.
+    settings
+        What the records are to say of it.
+    """
+
+    change: Callable[[Models], Models] = lambda models: models
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
 def bench(
+    context: typer.Context,
     pair: Annotated[str | None, typer.Option(help="A bundled pair; 'arithmetic' unless there is a --model.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None,
-    model: Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")] = None,
-    assistant: Annotated[str | None, typer.Option(help="The draft: a folder or a Hub id.")] = None,
+    model: TargetSource = None,
+    assistant: DraftSource = None,
     head: Annotated[
         list[str] | None, typer.Option(metavar="RULE=SOURCE", help="A trained head, e.g. judge=FOLDER. Repeatable.")
     ] = None,
-    grow: Annotated[
-        str | None,
-        typer.Option(help="Pad the target to llama-1b, -3b, -8b, -70b, or sizes: layers=12,hidden=1024,heads=16."),
-    ] = None,
-    grow_draft: Annotated[str | None, typer.Option(help="The same for the draft.")] = None,
     modes: Annotated[
         str | None,
-        typer.Option(help="plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; everybody who can by default."),
+        typer.Option(help="plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; all that can run by default."),
     ] = None,
     gamma: Annotated[str, typer.Option(help="Drafted tokens per round, or 'auto'.")] = "5",
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,
@@ -55,14 +75,14 @@ def bench(
     batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="How often speed is measured.")] = 3,
     accuracy_problems: Annotated[
-        int | None, typer.Option(min=1, help="Judge so many answers, of the models before they were grown.")
+        int | None, typer.Option(min=1, help="Judge so many answers, instead of those that are timed.")
     ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
     temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="Where both models run.")] = "cpu",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    threads: Threads = None,
     clock: Annotated[
         str, typer.Option(help="wall; or cpu, the time this process computes: for one thread on a busy machine.")
     ] = "wall",
@@ -71,8 +91,7 @@ def bench(
 ) -> None:
     """Compare plain, stock assisted, lossless and lossy generation: speed, where the time goes, accuracy, memory.
 
-    Everybody answers a prompt before the next one is put. With --grow the target is padded to the sizes of a large
-    model and computes what it computed before: the cost is the large model's, and every decision a real one.
+    All modes answer a prompt before the next one is put, each in turn first, so that noise hits all alike.
     """
     limit_threads(threads)
     disable_progress_bar()
@@ -82,60 +101,103 @@ def bench(
         raise LossyValueError(
             f"`--clock` has to be one of {list(CLOCKS)}, cpu only with `--threads 1`, but is {clock!r}"
         )
-    where, precision, screen = torch.device(device), DTYPES[dtype], console()
+    where, screen, warmth = torch.device(device), console(), temperature if sample else None
     drafted = parse_gamma("--gamma", gamma)
-    chosen = None if modes is None else parse_contenders(modes, drafted)
-    sizes = [
-        Geometry() if text is None else parse_geometry(text, option)
-        for option, text in (("--grow", grow), ("--grow-draft", grow_draft))
-    ]
-    cast = load_cast(
-        pair=pair, folder=folder, model=model, assistant=assistant, heads=head or (), prompt_file=prompt_file,
-        dtype=precision, device=where,
-    )  # fmt: skip
-    models = grow_models(cast.models, *sizes, precision, where)
-    workload = Workload(
-        max_new_tokens=max_new_tokens or (_DEFAULT_LENGTH if cast.task is None else evaluation.MAX_NEW_TOKENS),
-        temperature=temperature if sample else None,
-        seed=seed,
+    chosen = None if modes is None else parse_modes(modes, drafted, warmth)
+    loaded, models, preparation = _load(
+        context, ModelOptions(pair, model, assistant, dtype, device, folder), head or (), prompt_file
     )
-    examples = cast.examples(prompts)
-    batches = batches_of(cast.encode(examples), batch, prompt_length, cast.tokenizer.pad_token_id or 0, where)
-    contenders, notes = _contenders(chosen, models, drafted, batches[0], workload)
-    match = Match(
-        cast=cast, models=models, contenders=contenders, examples=examples, batches=batches, workload=workload,
-        batch=batch, repeats=repeats, judged=cast.task is not None and prompt_length is None,
-        accuracy_problems=accuracy_problems,
-    )  # fmt: skip
+    examples, pad = loaded.examples(prompts), loaded.tokenizer.pad_token_id
+    length = max_new_tokens or (_DEFAULT_LENGTH if loaded.task is None else loaded.task.max_new_tokens)
+    batches = batches_of(loaded.encode(examples), batch, device=where, pad=pad, length=prompt_length, seed=seed)
+    able, notes = _able(chosen, models, drafted, warmth, batches[0], length)
     settings = {
-        "models": {"target": _size(models.target), "draft": _size(models.draft)}, "grow": grow,
-        "grow_draft": grow_draft, "dtype": dtype, "gamma": gamma, "batch": batch, "clock": clock,
-        "prompts": len(examples), "prompt_length": prompt_length, "repeats": repeats, "seed": seed,
-        "temperature": workload.temperature, "max_new_tokens": workload.max_new_tokens,
+        "models": {"target": _size(models.target), "draft": _size(models.draft)}, **preparation.settings,
+        "dtype": dtype, "gamma": gamma, "batch": batch, "clock": clock, "prompts": len(examples),
+        "prompt_length": prompt_length, "repeats": repeats, "seed": seed, "temperature": warmth,
+        "max_new_tokens": length,
     }  # fmt: skip
     origin = records.provenance(where, **machine(where), **settings)
     path = None if out is None else out / "bench.jsonl"
     with progress(screen) as bar, records.written(path, origin) as write, energy_counter(where) as (energy, why):
-        instruments = Instruments(CLOCKS[clock], energy)
-        results = hold(match, bar, write, instruments, with_roofline=roofline)
-    bench_report.show(screen, results, origin, [*notes, *results.notes, why])
+        requests, responses = run_comparison(
+            models, able, batches, length, repeats=repeats, instruments=Instruments(CLOCKS[clock], energy),
+            track=bar.track, write=write,
+        )  # fmt: skip
+        texts = {label: texts_of(answers) for label, answers in responses.items()}
+        marks: list[Quality] = []
+        if loaded.task is not None and prompt_length is None:
+            judged, said = examples, texts
+            if accuracy_problems is not None:
+                judged = loaded.examples(accuracy_problems)
+                put = batches_of(loaded.encode(judged), batch, device=where, pad=pad, seed=seed)
+                said = {mode.label: _answers(bar, loaded.models, mode, put, length) for mode in able}
+            right = {label: judge(loaded.tokenizer, loaded.task, judged, own) for label, own in said.items()}
+            marks = qualities(right, bench_report.reference(able))
+        limit = None
+        if roofline:
+            response = sum(r.tokens for r in requests) / len(requests) / batch
+            limit, refusals = _limit(models, batches, response, batch, CLOCKS[clock])
+            notes += refusals
+        rows = summarise(able, requests, None if sample else texts, batch, limit)
+        for row in (*([limit] if limit else []), *rows, *marks):
+            write(row)
+    bench_report.show(screen, rows, marks, limit, origin, [*notes, why])
     if out is not None:
-        points, xlabel = bench_report.points(results)
-        plot_speed(points, xlabel, bench_report.title(origin), out / "bench.png")
+        plot(*bench_report.picture(rows, marks), out / "bench.png", bench_report.title(origin), bottom=0)
         screen.print(f"written: {path}, {out / 'bench.png'}", style="dim", soft_wrap=True)
 
 
-def _contenders(
-    chosen: list[Contender] | None, models: Models, gamma: int | str, batch: Batch, workload: Workload
-) -> tuple[list[Contender], list[str]]:
-    wanted = chosen or field_of_all(models, gamma, workload.do_sample)
-    for contender in wanted:
-        if (rule := needs_head(contender, models)) is not None:
-            raise LossyValueError(f"`--modes` has {contender.label!r}, which needs a head; add `--head {rule}=SOURCE`")
-    labels = [contender.label for contender in wanted]
+def _load(
+    context: typer.Context, options: ModelOptions, heads: list[str], prompt_file: Path | None
+) -> tuple[LoadedModels, Models, Preparation]:
+    if options.model is None and options.assistant is None:
+        options = replace(options, pair=options.pair or "arithmetic")
+    options.check()
+    loaded = options.load().asked("--prompt-file", prompt_file)
+    loaded = replace(loaded, heads={**loaded.heads, **load_heads(heads, options.device)})
+    preparation = context.obj or Preparation()
+    return loaded, preparation.change(loaded.models), preparation
+
+
+def _able(
+    chosen: list[DecodingMode] | None, models: Models, gamma: int | str, temperature: float | None,
+    batch: PromptBatch, max_new_tokens: int,
+) -> tuple[list[DecodingMode], list[str]]:  # fmt: skip
+    everything = [
+        DecodingMode(temperature=temperature),
+        DecodingMode.stock(gamma, temperature),
+        *usual_modes(models.heads, gamma, temperature),
+    ]
+    wanted = chosen or everything
+    for mode in wanted:
+        for rule in mode.rules:
+            if head_type(REGISTRY[rule]) is not None and rule not in models.heads:
+                raise LossyValueError(f"`--modes` has {mode.label!r}, which needs a head; add `--head {rule}=SOURCE`")
+    labels = [mode.label for mode in wanted]
     if len(set(labels)) < len(labels):
-        raise LossyValueError(f"`--modes` has to name everybody once, but is {labels}")
-    return warm_up(models, wanted, batch, workload, strict=chosen is not None)
+        raise LossyValueError(f"`--modes` has to name every mode once, but is {labels}")
+    return warm_up(models, wanted, batch, max_new_tokens, strict=chosen is not None)
+
+
+def _answers(
+    bar: Progress, models: Models, mode: DecodingMode, batches: list[PromptBatch], max_new_tokens: int
+) -> list[list[int]]:
+    shown = bar.track(batches, description=f"judging {mode.label}")
+    return texts_of(run_request(models, mode, batch, max_new_tokens) for batch in shown)
+
+
+def _limit(
+    models: Models, batches: list[PromptBatch], tokens: float, size: int, clock: Clock
+) -> tuple[Roofline | None, list[str]]:
+    """Measure the machine, for contexts as long as half a response makes them."""
+    prompts = [int(row.sum()) for batch in batches for row in batch.mask]
+    try:
+        costs = Cost.of(models.target), Cost.of(models.draft)
+    except LossyUnsupportedError as error:
+        return None, [f"no roofline: {error}"]
+    rates = measure_rates(models.target, clock), measure_rates(models.draft, clock)
+    return Roofline(*costs, *rates, round(sum(prompts) / len(prompts) + tokens / 2), size), []
 
 
 def _size(model: PreTrainedModel) -> dict[str, Any]:

@@ -9,31 +9,38 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..bench.contenders import StockAssisted, TargetAlone
-from ..bench.plots import Point
-from ..bench.predictions import Prediction
-from ..bench.quality import Quality
-from ..bench.roofline import Roofline
-from ..bench.standings import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, Standing
-from .bench_match import Results, reference
+from ..evaluation.modes import STOCK, TARGET_ALONE, DecodingMode
+from ..evaluation.plots import PlotPoint
+from ..evaluation.quality import Quality
+from ..evaluation.roofline import Roofline
+from ..evaluation.summary import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
 
-ALONE, STOCK = TargetAlone().label, StockAssisted().label
 _SHOWN = (0.1, 0.5, 0.9)
 
 Column = Callable[[Any], str]
 
 
-def show(screen: Console, results: Results, origin: Mapping[str, Any], notes: Sequence[str]) -> None:
+def reference(modes: Sequence[DecodingMode | ModeSummary]) -> str | None:
+    """Return the label of the first mode that is plainly lossless: with it the others are compared."""
+    return next((mode.label for mode in modes if mode.config.get("lossy_mode") == "lossless"), None)
+
+
+def show(
+    screen: Console,
+    rows: Sequence[ModeSummary],
+    marks: Sequence[Quality],
+    roofline: Roofline | None,
+    origin: Mapping[str, Any],
+    notes: Sequence[str],
+) -> None:
     """Print all tables, and what they say in a few lines."""
-    screen.print(speed_table(results.standings, title(origin)))
-    screen.print(text_table(results.standings))
-    if results.qualities:
-        screen.print(answer_table(results.qualities))
-    screen.print(time_table(results.standings))
-    screen.print(request_table(results.standings))
-    if results.predictions:
-        screen.print(prediction_table(results.predictions))
-    for line in (*findings(results.standings), *limits(results.roofline), *notes):
+    screen.print(speed_table(rows, title(origin)))
+    screen.print(text_table(rows))
+    if marks:
+        screen.print(answer_table(marks))
+    screen.print(time_table(rows))
+    screen.print(request_table(rows))
+    for line in (*findings(rows), *limits(roofline), *notes):
         screen.print(line, style="dim", soft_wrap=True)
 
 
@@ -41,7 +48,7 @@ def title(origin: Mapping[str, Any]) -> str:
     """Return what was measured, in one line."""
     target, draft = (origin["models"][role]["parameters"] for role in ("target", "draft"))
     decoding = "greedy" if origin["temperature"] is None else f"T = {origin['temperature']:g}"
-    grown = " (grown)" if origin["grow"] else ""
+    grown = " (grown)" if origin.get("grow") else ""
     machine = origin.get("gpu") or f"{origin['cpu']}, {origin['threads']} thread{'s' * (origin['threads'] > 1)}"
     machine += ", CPU time" if origin["clock"] == "cpu" else ""
     batch = f", batch {origin['batch']}" if origin["batch"] > 1 else ""
@@ -51,37 +58,36 @@ def title(origin: Mapping[str, Any]) -> str:
     )
 
 
-def points(results: Results) -> tuple[list[Point], str]:
-    """Return what the picture shows: speed against accuracy, or against drafted tokens kept where nothing is judged."""
-    if results.qualities:
-        marks = {mark.label: mark for mark in results.qualities}
-        placed = [(row, marks[row.label]) for row in results.standings]
-        return [
-            Point(row.label, 100 * m.accuracy, 100 * m.low, 100 * m.high, row.tokens_per_second) for row, m in placed
-        ], "accuracy (%, bars: 95 % interval)"
-    kept = [(row, row.mean_accepted or 0.0) for row in results.standings]
-    return [Point(row.label, x, x, x, row.tokens_per_second) for row, x in kept], "drafted tokens kept per round"
+def picture(rows: Sequence[ModeSummary], marks: Sequence[Quality]) -> tuple[dict[str, list[PlotPoint]], str, str]:
+    """Return what a plot shows: speed against accuracy, or against drafted tokens kept where nothing is judged."""
+    accuracies = {mark.label: (100 * mark.accuracy, 100 * mark.low, 100 * mark.high) for mark in marks}
+    points = {}
+    for row in rows:
+        speed, kept = row.tokens_per_second, (row.mean_accepted or 0.0,) * 3
+        points[row.label] = [PlotPoint(accuracies.get(row.label, kept), (speed.median, speed.low, speed.high))]
+    xlabel = "accuracy (%, bars: 95 % interval)" if marks else "drafted tokens kept per round"
+    return points, xlabel, "tokens per second (median; bars: least and largest of the repeats)"
 
 
-def speed_table(rows: Sequence[Standing], heading: str) -> Table:
-    """Lay out how fast everybody is."""
+def speed_table(rows: Sequence[ModeSummary], heading: str) -> Table:
+    """Lay out how fast every mode is."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
         "tokens/s": lambda row: f"{row.tokens_per_second.median:.4g}",
         "least–largest": lambda row: f"{row.tokens_per_second.low:.4g}–{row.tokens_per_second.high:.4g}",
     }
-    others = {"× target\nalone": ALONE, "× stock": STOCK, "× loss-\nless": reference(rows)}
+    others = {"× target\nalone": TARGET_ALONE, "× stock": STOCK, "× loss-\nless": reference(rows)}
     columns |= {name: _times(other) for name, other in others.items() if other in {row.label for row in rows}}
     if any(row.roofline is not None for row in rows):
         columns["roofline\n(%)"] = lambda row: _percent(row.roofline_share)
     return _table(rows, columns, heading)
 
 
-def text_table(rows: Sequence[Standing]) -> Table:
+def text_table(rows: Sequence[ModeSummary]) -> Table:
     """Lay out what the text is made of."""
     at = {q: i for i, q in enumerate(ACCEPTANCE_QUANTILES)}
 
-    def rates(row: Standing) -> str:
+    def rates(row: ModeSummary) -> str:
         return "" if row.acceptance_rates is None else "–".join(_percent(row.acceptance_rates[at[q]]) for q in _SHOWN)
 
     columns: dict[str, Column] = {
@@ -106,7 +112,7 @@ def answer_table(rows: Sequence[Quality]) -> Table:
     return _table(rows, columns, "Answers")
 
 
-def time_table(rows: Sequence[Standing]) -> Table:
+def time_table(rows: Sequence[ModeSummary]) -> Table:
     """Lay out where the time of a round goes."""
 
     def part(name: str) -> Column:
@@ -125,7 +131,7 @@ def time_table(rows: Sequence[Standing]) -> Table:
     return _table(rows, columns, "Milliseconds per round, in runs of their own")
 
 
-def request_table(rows: Sequence[Standing]) -> Table:
+def request_table(rows: Sequence[ModeSummary]) -> Table:
     """Lay out what a request takes."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
@@ -138,23 +144,10 @@ def request_table(rows: Sequence[Standing]) -> Table:
     return _table(rows, columns, "Milliseconds per request, and memory")
 
 
-def prediction_table(rows: Sequence[Prediction]) -> Table:
-    """Lay out measured acceptance beside its closed form."""
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "positions": lambda row: str(row.positions),
-        "kept (%)": lambda row: f"{100 * row.measured:.2f}",
-        "closed form (%)": lambda row: f"{100 * row.predicted:.2f} ± {100 * row.margin:.2f}",
-        "gain over\nlossless": lambda row: f"{100 * row.gain:.3f}",
-        "its bound": lambda row: f"{100 * row.bound:.3f}",
-    }
-    return _table(rows, columns, "Acceptance per position, measured and predicted from p and q")
-
-
-def findings(rows: Sequence[Standing]) -> list[str]:
+def findings(rows: Sequence[ModeSummary]) -> list[str]:
     """Say what the comparison was made for."""
     by_label = {row.label: row for row in rows}
-    alone, stock, ours = (by_label.get(label) for label in (ALONE, STOCK, reference(rows)))
+    alone, stock, ours = (by_label.get(label) for label in (TARGET_ALONE, STOCK, reference(rows)))
     lines = []
     for row in (stock, ours):
         if row is not None and row.same_text is not None:

@@ -8,12 +8,12 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import LossyError
 
 
-class CleanErrors(TyperGroup):
+class _CleanErrors:
     """Prints errors of this package as one line, and exits with status 2."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -22,6 +22,14 @@ class CleanErrors(TyperGroup):
         except LossyError as error:
             Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
             raise typer.Exit(2) from None
+
+
+class CleanGroup(_CleanErrors, TyperGroup):
+    """Commands that report errors of this package as one line."""
+
+
+class CleanCommand(_CleanErrors, TyperCommand):
+    """A command that reports errors of this package as one line."""
 
 
 def limit_threads(threads: int | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,17 +12,49 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
-from .. import enabled, pairs
+from .. import pairs
+from ..evaluation.comparison import run_comparison, texts_of, warm_up
+from ..evaluation.modes import TARGET_ALONE, DecodingMode, Models
+from ..evaluation.quality import Quality, judge, qualities
+from ..evaluation.requests import Response, batches_of
+from ..evaluation.summary import ModeSummary, summarise
+from ..heads import Head
 from ..pairs import Pair
 from ..tasks import Example
 from .console import console, limit_threads, progress
-from .contest import SHOWN, Answer, Contender, Tally, answer, contenders_for
+from .options import Gamma
 from .rendering import marked, traced_text
+
+TEMPERATURE = 0.9
+_GREEDY = (
+    DecodingMode(),
+    DecodingMode("lossless", "lossless"),
+    DecodingMode("dropmatch", "dropmatch"),
+    DecodingMode("dropmatch (criterion=naive)", "dropmatch", {"criterion": "naive"}),
+    DecodingMode("topk (k=2)", "topk", {"k": 2}),
+    DecodingMode("typical", "typical"),
+    DecodingMode("relaxed (top_n=10, delta=0.6)", "relaxed", {"top_n": 10, "delta": 0.6}),
+    DecodingMode("ensemble", "ensemble"),
+    DecodingMode("judge (threshold=0.2)", "judge", {"threshold": 0.2}),
+    DecodingMode("sprinter (threshold=0.9)", "sprinter", {"threshold": 0.9}),
+)
+_SAMPLED = tuple(
+    DecodingMode(f"{rule or TARGET_ALONE} (T={TEMPERATURE})", rule, temperature=TEMPERATURE)
+    for rule in (None, "lossless", "ears")
+)
+SHOWN = tuple(_GREEDY[i].label for i in (0, 2, 4))
+"""The modes whose answers to one question the demo prints in full."""
+
+
+def demo_modes(heads: Mapping[str, Head], gamma: int) -> list[DecodingMode]:
+    """Return the modes that the demo compares: those with a head only where there is one."""
+    able = (mode for mode in _GREEDY + _SAMPLED if mode.rule not in ("judge", "sprinter") or mode.rule in heads)
+    return [mode if mode.rule is None else replace(mode, gamma=gamma) for mode in able]
 
 
 def demo(
     problems: Annotated[int, typer.Option(min=1, help="Test problems, answered by every mode.")] = 64,
-    gamma: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 8,
+    gamma: Gamma = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
 ) -> None:
@@ -29,26 +63,24 @@ def demo(
     disable_progress_bar()
     screen = console()
     pair = pairs.load("arithmetic")
-    modes = contenders_for(pair)
-    tallies = {contender: Tally() for contender in modes}
-    shown: tuple[Example, dict[Contender, Answer]] | None = None
-    warm_up = pair.task.examples("validation", 1)[0]
+    models, length = Models(pair.target, pair.draft, pair.rule_heads), pair.task.max_new_tokens
+    modes = demo_modes(models.heads, gamma)
     examples = pair.task.examples("test", problems)
-    with enabled(pair.target), progress(screen) as bar:
-        task = bar.add_task("answering", total=problems * len(modes))
-        for contender in modes:
-            answer(pair, contender, warm_up, gamma, seed)
-        for i, example in enumerate(examples):
-            answers = {}
-            # All modes answer a question before the next one, each in turn first, so that noise hits them alike.
-            for contender in (*modes[i % len(modes) :], *modes[: i % len(modes)]):
-                answers[contender] = given = answer(pair, contender, example, gamma, seed + i)
-                tallies[contender].add(given)
-                bar.advance(task)
-            if shown is None or (_differ(answers) and not _differ(shown[1])):
-                shown = example, answers
-    screen.print(_side_by_side(pair, *shown, colour=screen.color_system is not None))
-    screen.print(_results(tallies, problems, gamma))
+    first, *batches = (
+        batches_of([pair.task.encode(example, pair.tokenizer)], seed=seed + max(0, i))[0]
+        for i, example in enumerate([*pair.task.examples("validation", 1), *examples], start=-1)
+    )
+    warm_up(models, modes, first, length, strict=True)
+    with progress(screen) as bar:
+        records, responses = run_comparison(models, modes, batches, length, repeats=1, meter=False, track=bar.track)
+    texts = {label: texts_of(answers) for label, answers in responses.items()}
+    marks = {label: judge(pair.tokenizer, pair.task, examples, said) for label, said in texts.items()}
+    # A question that the shown modes answer in different words shows most.
+    differ = [len({tuple(texts[label][i]) for label in SHOWN}) == len(SHOWN) for i in range(problems)]
+    shown = differ.index(True) if any(differ) else 0
+    answers = [(label, responses[label][shown], marks[label][shown]) for label in SHOWN]
+    screen.print(_side_by_side(pair, examples[shown], answers, colour=screen.color_system is not None))
+    screen.print(_results(modes, summarise(modes, records), qualities(marks), gamma))
     screen.print(
         "Mean accepted: drafted tokens kept per round. Tokens per round counts the target's own token too. Speeds are "
         "ratios of tokens/s, greedy modes to greedy ones, sampled modes to sampled ones.",
@@ -56,36 +88,36 @@ def demo(
     )
 
 
-def _differ(answers: dict[Contender, Answer]) -> bool:
-    """Tell whether the shown modes put one question in different words."""
-    return len({answers[contender].text for contender in SHOWN}) == len(SHOWN)
-
-
-def _side_by_side(pair: Pair, example: Example, answers: dict[Contender, Answer], *, colour: bool) -> Group:
-    table = Table(*(contender.title for contender in SHOWN), expand=True)
-    given = [answers[contender] for contender in SHOWN]
-    table.add_row(*(traced_text(pair.tokenizer, a.tokens, a.trace, colour=colour) for a in given), end_section=True)
-    table.add_row(*("[green]right[/]" if a.correct else "[red]wrong[/]" for a in given))
+def _side_by_side(
+    pair: Pair, example: Example, answers: Sequence[tuple[str, Response, bool]], *, colour: bool
+) -> Group:
+    table = Table(*(label for label, _, _ in answers), expand=True)
+    texts = (
+        traced_text(
+            pair.tokenizer, response.rows[0].tolist(), response.stats.trace if response.stats else (), colour=colour
+        )
+        for _, response, _ in answers
+    )
+    table.add_row(*texts, end_section=True)
+    table.add_row(*("[green]right[/]" if right else "[red]wrong[/]" for _, _, right in answers))
     legend = Text.assemble("Tokens that only the lossy rule let through are ", marked("marked", colour=colour), ".")
     return Group(Text(example.prompt.strip()), table, legend)
 
 
-def _results(tallies: dict[Contender, Tally], problems: int, gamma: int) -> Table:
-    table = Table(title=f"{problems} problems, {gamma} drafted tokens per round, one at a time")
+def _results(modes: Sequence[DecodingMode], rows: Sequence[ModeSummary], marks: Sequence[Quality], gamma: int) -> Table:
+    table = Table(title=f"{marks[0].problems} problems, {gamma} drafted tokens per round, one at a time")
     table.add_column("mode", overflow="fold")
     for heading in ("accuracy", "mean\naccepted", "tokens\nper\nround", "tokens\n/s", "×\nlossless", "×\ntarget"):
         table.add_column(heading, justify="right")
-    speeds = {(c.mode, c.sample): tally.tokens_per_second for c, tally in tallies.items()}
-    for contender, tally in tallies.items():
-        speed = tally.tokens_per_second
+    by_decoding = {(mode.rule, mode.temperature): mode.label for mode in reversed(modes)}
+    for mode, row, mark in zip(modes, rows, marks, strict=True):
         table.add_row(
-            contender.title,
-            f"{100 * tally.accuracy:.1f} %",
-            f"{tally.mean_accepted:.2f}" if tally.rounds else "",
-            f"{tally.tokens_per_round:.2f}" if tally.rounds else "",
-            f"{speed:.0f}",
-            f"{speed / speeds['lossless', contender.sample]:.2f}",
-            f"{speed / speeds[None, contender.sample]:.2f}",
-            end_section=contender.ends_section,
+            mode.label,
+            f"{100 * mark.accuracy:.1f} %",
+            "" if row.mean_accepted is None else f"{row.mean_accepted:.2f}",
+            "" if row.tokens_per_round is None else f"{row.tokens_per_round:.2f}",
+            f"{row.tokens_per_second.median:.0f}",
+            *(f"{row.ratios[by_decoding[rule, mode.temperature]]:.2f}" for rule in ("lossless", None)),
+            end_section=mode.temperature is None and modes[modes.index(mode) + 1].temperature is not None,
         )
     return table

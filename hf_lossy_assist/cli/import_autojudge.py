@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from ..heads import ModelIdentity
 from ..heads.autojudge import DEFAULT_THRESHOLD, import_head
 from .console import console
-from .options import pretrained
+from .models import identity_of
 
 
 def import_autojudge(
@@ -28,7 +25,7 @@ def import_autojudge(
 
     Nothing in the file is run, and of the models only the configurations are read.
     """
-    target, draft = _identity("--model", model), _identity("--assistant", assistant)
+    target, draft = identity_of("--model", model), identity_of("--assistant", assistant)
     head = import_head(file, target, draft, task=task, threshold=threshold, part=fold)
     head.save_pretrained(out)
     screen = console()
@@ -37,10 +34,3 @@ def import_autojudge(
         listed = ", ".join(f"{value:.3g}" for value in published)
         screen.print(f"Thresholds in the file: {listed}", markup=False, highlight=False)
     screen.print(f"The head has {threshold:g}; it can be changed with `lossy_config={{'threshold': …}}`.", markup=False)
-
-
-def _identity(option: str, source: str) -> ModelIdentity:
-    config = pretrained(option, source, AutoConfig)
-    # Names and sizes are enough, and the weights may be many gigabytes.
-    with torch.device("meta"):
-        return ModelIdentity.of(AutoModelForCausalLM.from_config(config))

@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from ..bench import records
+from .. import tasks
 from ..errors import LossyValueError
+from ..evaluation import records
 from ..mining.manifest import Plan, open_run
 from ..mining.naive import compare
 from ..mining.processes import this_process
@@ -18,9 +19,10 @@ from ..mining.running import Workload, longest_prompt
 from ..mining.running import mine as run
 from ..mining.storage import Store, prompt_rows
 from .console import console, limit_threads
-from .mining_cast import CastOptions, load_cast
-from .mining_plan import Labels, MiningOptions, Workshop
+from .mining_plan import Labels, MiningOptions, Workshop, check_readable
 from .mining_report import MiningBar, comparison_table, summary_table
+from .models import ModelOptions
+from .options import DraftSource, TargetSource, Threads, parse_task_options
 
 
 def mine(
@@ -39,8 +41,8 @@ def mine(
         bool,
         typer.Option("--unsafe-no-isolation", help="code: run programs without bwrap, with all of your rights."),
     ] = False,
-    model: Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")] = None,
-    assistant: Annotated[str | None, typer.Option(help="The draft: a folder or a Hub id.")] = None,
+    model: TargetSource = None,
+    assistant: DraftSource = None,
     labels: Annotated[
         Labels,
         typer.Option(help="judge: which mismatches matter; ratio: both models' probabilities of drafted tokens."),
@@ -81,7 +83,7 @@ def mine(
         typer.Option(help="Of the weights; float32 with --pair, else what they are stored in."),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda:0, …, or auto to spread the models.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    threads: Threads = None,
 ) -> None:
     """Find out which tokens of a draft change the answer, and store them with the models' hidden states.
 
@@ -92,17 +94,19 @@ def mine(
     disable_progress_bar()
     if out is None and compare_naive is None:
         raise LossyValueError("`--out` has to be a folder for the data, but is not given")
+    task_options = (*(task_option or ()), *(["unsafe_no_isolation=true"] if unsafe_no_isolation else []))
     options = MiningOptions(
         labels, split, batch_size, max_new_tokens, sampling, temperature, seed, folds, features_target, rows_per_kind,
-        task_workers, target_api, target_api_model, target_api_timeout,
+        task_workers, target_api, target_api_model, target_api_timeout, task_data, task_options,
     )  # fmt: skip
-    settings = (*(task_option or ()), *(["unsafe_no_isolation=true"] if unsafe_no_isolation else []))
-    named = CastOptions(pair, task, task_data, settings, model, assistant, dtype, device)
+    named = ModelOptions(pair, model, assistant, dtype, device)
     options.check()
     if compare_naive is not None and (labels != "judge" or target_api is not None):
         raise LossyValueError("`--compare-naive` measures the search of a local target: not with ratios or an API")
-    named.check(needs_target=target_api is None)
-    cast = load_cast(named)
+    named.check({"--task": task}, optional=() if target_api is None else ("--model",))
+    asked = None if task is None else tasks.load(task, task_data, **parse_task_options(options.task_options))
+    cast = named.load(asked)
+    check_readable(cast)
     workshop = Workshop(options, cast)
     workload = Workload(
         cast.task,
@@ -111,13 +115,13 @@ def mine(
         num_prompts if compare_naive is None else compare_naive,
         folds,
         this_process(),
-        longest=longest_prompt(cast.models.values(), max_new_tokens),
+        longest=longest_prompt(cast.by_role.values(), max_new_tokens),
     )
     if compare_naive is not None:
         prompts = [workload.prompt(i, example) for i, example in workload.examples().items()]
         console().print(comparison_table(compare(workshop.searches(), workshop.naive(), prompts)))
         return
-    plan = Plan(labels, cast.task.name, cast.target, cast.draft, options.compared(named, cast))
+    plan = Plan(labels, cast.task.name, cast.target, cast.draft, options.compared(cast))
     origin = records.provenance(
         cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=workload.process.count
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,9 +16,10 @@ from ..mining.local import LocalWriter
 from ..mining.naive import NaiveSearch
 from ..mining.outcomes import Miner
 from ..mining.ratio import RatioMiner
+from ..mining.reading import check
 from ..mining.searches import Searches
 from ..mining.writing import Limits, Writer, eos_of
-from .mining_cast import Cast, CastOptions
+from .models import LoadedModels
 
 Labels = Literal["judge", "ratio"]
 
@@ -40,6 +42,8 @@ class MiningOptions:
     target_api: str | None = None
     target_api_model: str | None = None
     target_api_timeout: float = 120.0
+    task_data: str | None = None
+    task_options: Sequence[str] = ()
 
     def check(self) -> None:
         """Refuse what does not go together, before anything is loaded."""
@@ -65,17 +69,17 @@ class MiningOptions:
         """Return how tokens are chosen."""
         return GumbelMax(self.seed, 1.0 if self.temperature is None else self.temperature) if self.draws else Greedy()
 
-    def compared(self, cast: CastOptions, loaded: Cast) -> dict[str, Any]:
+    def compared(self, loaded: LoadedModels) -> dict[str, Any]:
         """Return what has an influence on the data, and has to be the same when a run is continued."""
         choice = self.choice()
         return {
             "split": self.split,
             "max_new_tokens": self.max_new_tokens,
             "folds": self.folds,
-            "dtype": {role: str(model.dtype).removeprefix("torch.") for role, model in loaded.models.items()},
+            "dtype": {role: str(model.dtype).removeprefix("torch.") for role, model in loaded.by_role.items()},
             "decoding": "greedy" if choice == Greedy() else {"temperature": choice.temperature, "seed": choice.seed},
-            "task_data": cast.task_data,
-            "task_options": list(cast.task_option),
+            "task_data": self.task_data,
+            "task_options": list(self.task_options),
             "target_api_model": self.target_api_model,
             **self._of_kind(),
         }
@@ -86,12 +90,32 @@ class MiningOptions:
         return {"features_target": self.features_target}
 
 
+def check_readable(loaded: LoadedModels) -> None:
+    """Refuse models that mining can't read.
+
+    Raises
+    ------
+    LossyValueError
+        When the models don't share a tokenizer.
+    LossyUnsupportedError
+        When a model's cache can't be cut back.
+    """
+    for model in loaded.by_role.values():
+        check(model)
+    sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in loaded.by_role.items()}
+    if min(sizes.values()) < len(loaded.tokenizer):
+        raise LossyValueError(
+            f"`--assistant` has to share the target's tokenizer, but that has {len(loaded.tokenizer)} tokens, and the "
+            f"models have {sizes}"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Workshop:
     """Makes what mines, from options and loaded models."""
 
     options: MiningOptions
-    cast: Cast
+    cast: LoadedModels
 
     def miner(self) -> Miner:
         return {"judge": self._judge, "ratio": self._ratio}[self.options.labels]()
@@ -107,7 +131,7 @@ class Workshop:
 
     def _judge(self) -> JudgeMiner:
         positions = ("previous", "draft", "target") if self.options.features_target else ("previous", "draft")
-        return JudgeMiner(self.searches(), self.cast.models, dict.fromkeys(self.cast.models, positions))
+        return JudgeMiner(self.searches(), self.cast.by_role, dict.fromkeys(self.cast.by_role, positions))
 
     def _ratio(self) -> RatioMiner:
         options, cast = self.options, self.cast

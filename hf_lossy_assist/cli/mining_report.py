@@ -43,12 +43,14 @@ class MiningBar:
         self._bar.__exit__(kind, error, trace)
 
     def begin(self, finished: int, total: int) -> None:
+        """Show how many prompts there are, and how many earlier runs have finished."""
         # The clock starts here, so that the estimate does not count what earlier runs did.
         self._bar.reset(self._task, completed=finished, total=total)
         if finished:
             self._screen.print(f"{finished} of {total} prompts were finished before")
 
     def add(self, outcome: Outcome) -> None:
+        """Count one more prompt."""
         counts = self._counts
         counts["prompts"] += 1
         counts[outcome.status] += 1

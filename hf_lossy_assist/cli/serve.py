@@ -12,7 +12,7 @@ from transformers.utils.import_utils import is_serve_available
 from ..config import parse
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..serving import Settings
-from .generate import parse_config, parse_mode
+from .options import parse_config, parse_mode
 
 # Everything is read by the command below, which knows the options of transformers' server.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -12,25 +12,25 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
-from ..bench import maths_tokens, records
-from ..bench.trade_off import SWEEPS, TradeOff, measure, plot
 from ..config import nearest
 from ..errors import LossyValueError
-from ..heads import Head, JudgeHead, VerifierHead
+from ..evaluation import maths_tokens, records
+from ..evaluation.modes import Models
+from ..evaluation.trade_off import SWEEPS, TradeOff, measure, plot_trade_off
 from .console import console, limit_threads, progress
-
-_HEAD_TYPES: dict[str, type[Head]] = {"judge": JudgeHead, "verifier": VerifierHead}
+from .models import load_heads
+from .options import Gamma, PairName, Threads
 
 
 def trade_off(
     sweep: Annotated[str, typer.Argument(help="What is compared: judge or sprinter.")] = "judge",
-    pair: Annotated[str, typer.Option(help="The bundled pair.")] = "arithmetic",
+    pair: PairName = "arithmetic",
     head: Annotated[str | None, typer.Option(help="Another head than the pair's: a folder or a Hub id.")] = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems of the split.")] = 500,
     split: Annotated[str, typer.Option(help="Which problems.")] = "test",
-    gamma: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 32,
+    gamma: Gamma = 32,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems at a time; speeds are a user's own at 1 only.")] = 1,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    threads: Threads = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the rows (JSON lines) and the plot.")] = None,
 ) -> None:
     """Answer a task's problems at many settings of a rule and of those it competes with, greedily."""
@@ -39,10 +39,9 @@ def trade_off(
     limit_threads(threads)
     disable_progress_bar()
     loaded = pairs.load(pair)
-    role = {"judge": "judge", "sprinter": "verifier"}[sweep]
-    heads = {} if head is None else {role: _HEAD_TYPES[role].from_pretrained(head)}
-    if role not in {**loaded.heads, **heads}:
-        raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has no {role} head")
+    heads = {**loaded.rule_heads, **load_heads([] if head is None else [f"{sweep}={head}"], "cpu")}
+    if sweep not in heads:
+        raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has none for {sweep!r}")
     points, examples = SWEEPS[sweep](), loaded.task.examples(split, problems)
     screen, rows = console(), []
     origin = records.provenance("cpu", gamma=gamma, split=split, problems=problems, batch_size=batch_size)
@@ -53,14 +52,14 @@ def trade_off(
     ):
         task = bar.add_task("answering", total=len(points) * len(examples))
         for row in measure(
-            loaded, points, examples, gamma=gamma, batch_size=batch_size, heads=heads,
-            on_batch=lambda n: bar.advance(task, n),
+            Models(loaded.target, loaded.draft, heads), loaded.tokenizer, loaded.task, points, examples, gamma=gamma,
+            batch_size=batch_size, on_batch=lambda n: bar.advance(task, n),
         ):  # fmt: skip
             write(row)
             rows.append(row)
     screen.print(trade_off_table(rows, gamma))
     if out is not None:
-        plot(rows, out / f"trade-off-{sweep}.png")
+        plot_trade_off(rows, out / f"trade-off-{sweep}.png")
 
 
 def trade_off_table(rows: Sequence[TradeOff], gamma: int) -> Table:

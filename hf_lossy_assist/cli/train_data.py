@@ -7,17 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import pairs
 from ..errors import LossyValueError
-from ..heads import ModelIdentity
 from ..heads.features import MODELS
 from .console import progress
-from .mining_cast import default_device
-from .options import pretrained
+from .models import ModelOptions, identity_of
 
 if TYPE_CHECKING:
     from ..training.mined import Judged
@@ -56,12 +52,7 @@ class Labels:
         """Read what was mined; of a target that was behind an API, its configuration has to do."""
         from ..training.mined import read_judged
 
-        target = None
-        if self.model is not None:
-            config = pretrained("--model", self.model, AutoConfig)
-            with torch.device("meta"):
-                target = ModelIdentity.of(AutoModelForCausalLM.from_config(config))
-        return read_judged(self.data, columns, target)
+        return read_judged(self.data, columns, self.model and identity_of("--model", self.model))
 
 
 def from_annotations(labels: Labels, columns: Sequence[str] | None, screen: Console) -> Judged:
@@ -70,26 +61,14 @@ def from_annotations(labels: Labels, columns: Sequence[str] | None, screen: Cons
     from ..training.mined import Judged
 
     annotations = read_annotations(labels.annotations)
-    target, draft, tokenizer = _models(labels)
-    models = {"target": target, "draft": draft}
+    loaded = ModelOptions(labels.pair, labels.model, labels.assistant, device=labels.device).load()
+    models, tokenizer = loaded.by_role, loaded.tokenizer
     origin = origin_of(labels.annotations, annotations, models, labels.task or labels.annotations.stem)
     read = {role: models[role] for role in MODELS if columns is None or any(c.startswith(f"{role}_") for c in columns)}
     with progress(screen) as bar:
         task = bar.add_task("responses", total=len(annotations))
         show = {"on_annotation": lambda done: bar.update(task, completed=done)}
         return Judged(annotated_examples(annotations, tokenizer, read, **show), None, origin)
-
-
-def _models(labels: Labels) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]:
-    device = labels.device or default_device()
-    if labels.pair is not None:
-        loaded = pairs.load(labels.pair, device=device)
-        return loaded.target, loaded.draft, loaded.tokenizer
-    target, draft = (
-        pretrained(option, source, AutoModelForCausalLM, dtype="auto").to(device).eval()
-        for option, source in (("--model", labels.model), ("--assistant", labels.assistant))
-    )
-    return target, draft, pretrained("--model", labels.model, AutoTokenizer)
 
 
 def carded(origin: Origin, pair: str | None, license: str | None) -> Origin:

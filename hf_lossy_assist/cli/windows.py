@@ -11,41 +11,46 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
-from ..bench import records
-from ..bench.windows import measure
+from ..evaluation import records
+from ..evaluation.draft_lengths import measure
+from ..evaluation.modes import Models
+from ..evaluation.requests import batches_of
 from .console import console, limit_threads, progress
-from .options import numbers
+from .options import PairName, Threads, numbers
 
 
 def windows(
-    pair: Annotated[str, typer.Option(help="The bundled pair.")] = "arithmetic",
-    gammas: Annotated[str, typer.Option(help="The windows, with commas between.")] = "1,2,3,4,5,6,8,10,12,16,20,24",
+    pair: PairName = "arithmetic",
+    gammas: Annotated[str, typer.Option(help="Values of γ, with commas between.")] = "1,2,3,4,5,6,8,10,12,16,20,24",
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 40,
     mode: Annotated[str, typer.Option(help="The rule.")] = "lossless",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    threads: Threads = None,
     out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
 ) -> None:
-    """Compare `num_assistant_tokens="auto"` with every fixed window, in calls and their median times."""
+    """Compare `num_assistant_tokens="auto"` with fixed numbers of drafted tokens, in calls and their median times."""
     limit_threads(threads)
     disable_progress_bar()
     wanted = [*numbers("--gammas", gammas, int), "auto"]
     loaded, screen = pairs.load(pair), console()
-    examples = loaded.task.examples("test", problems)
+    prompts = [loaded.task.encode(example, loaded.tokenizer) for example in loaded.task.examples("test", problems)]
     with (
         progress(screen) as bar,
         records.written(out, records.provenance("cpu", problems=problems, mode=mode)) as write,
     ):
         task = bar.add_task("answering", total=len(wanted) * problems)
-        rows = measure(loaded, wanted, examples, mode=mode, on_answer=lambda: bar.advance(task))
+        rows = measure(
+            Models(loaded.target, loaded.draft, loaded.rule_heads), wanted, batches_of(prompts),
+            loaded.task.max_new_tokens, rule=mode, on_answer=lambda: bar.advance(task),
+        )  # fmt: skip
         for row in rows:
             write(row)
-    best = min(row.seconds for row in rows if row.window != "auto")
+    best = min(row.seconds for row in rows if row.gamma != "auto")
     table = Table(title=f"{problems} problems, {mode}, greedy", box=SIMPLE_HEAD)
     for name in ("γ", "draft calls", "target calls", "mean kept", "ms per token", "× best"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            str(row.window), str(row.draft_calls), str(row.target_calls), f"{row.mean_accepted:.2f}",
+            str(row.gamma), str(row.draft_calls), str(row.target_calls), f"{row.mean_accepted:.2f}",
             f"{1000 * row.seconds / row.tokens:.3f}", f"{row.seconds / best:.3f}",
         )  # fmt: skip
     screen.print(table)

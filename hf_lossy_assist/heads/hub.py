@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from ..errors import LossyValueError
 
 HUB_ID = r"\w[\w.-]*/\w[\w.-]*"
 """What the id of a repository looks like."""
+
+HUB_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
+"""An id, and a revision where one is given."""
 
 CARD = "README.md"
 PLACEHOLDER_ID = "your-org/your-repository"

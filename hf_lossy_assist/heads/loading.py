@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 from ..errors import LossyValueError
 from .base import Head
-from .hub import HUB_ID
+from .hub import HUB_REFERENCE
 from .judge import JudgeHead
 from .repository import CONFIG, WEIGHTS, read_config
 from .verifier import VerifierHead
@@ -21,8 +20,6 @@ HEADS: Mapping[str, type[Head]] = {"judge": JudgeHead, "verifier": VerifierHead}
 """The heads by the ``type`` in their configuration."""
 
 _H = TypeVar("_H", bound=Head)
-
-_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
 
 
 def load_head(
@@ -63,7 +60,7 @@ def load_head(
         # The time of the files stands for the revision.
         stamps = tuple(path.stat().st_mtime_ns for name in (CONFIG, WEIGHTS) if (path := folder / name).exists())
         return _load(cls, str(folder.resolve()), None, stamps, torch.device(device), dtype)
-    match = _REFERENCE.fullmatch(str(source))
+    match = HUB_REFERENCE.fullmatch(str(source))
     if match is None:
         raise LossyValueError(
             f"`lossy_head` is {str(source)!r}, which is neither a folder nor an id on the Hub, 'org/name' or "

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from .. import __version__
 from ..compat import versions_of
-from .evaluation import evaluate
+from ..evaluation.quality import evaluate
 from .pair import load_model, task_of
 from .recipe import RECIPES, Cycle, ModelRecipe
 from .training import write_figures

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,11 @@ from ..drafting.model import check_draft_model
 from ..drafting.vocabulary import same_tokenizer
 from ..enabling import last_stats
 from ..errors import LossyValueError
-from ..heads.hub import HUB_ID
+from ..heads.hub import HUB_REFERENCE
 
 FIELD = "lossy_assistant"
 """The field of a ``generation_config.json`` that names the draft model: a Hub id or a folder."""
 
-_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +152,7 @@ def _location(model: PreTrainedModel, source: Any) -> tuple[str, str]:
     folder = next((x for x in (Path(model.name_or_path) / path, path) if x.is_dir()), None)
     if folder is not None:
         return str(folder), "main"
-    match = _REFERENCE.fullmatch(source)
+    match = HUB_REFERENCE.fullmatch(source)
     if match is None:
         raise LossyValueError(f"{where} is {source!r}, which is neither a folder nor an id on the Hub, 'org/name'")
     return match["id"], match["revision"] or "main"

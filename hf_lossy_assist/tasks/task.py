@@ -45,6 +45,8 @@ class Task(ABC):
         The task's registered name.
     splits
         The splits that :meth:`examples` accepts.
+    max_new_tokens
+        The longest response that an answer needs, in tokens.
 
     Examples
     --------
@@ -62,6 +64,7 @@ class Task(ABC):
 
     name: str
     splits: tuple[str, ...] = ("train", "validation", "test")
+    max_new_tokens: int = 160
 
     @abstractmethod
     def examples(self, split: str, n: int) -> list[Example]:

@@ -1,3 +1,3 @@
 """Tiny pairs, made the way the bundled one is."""
 
-from tests.tiny_pair import tiny_pair_folder  # noqa: F401
+from tests.tiny_pair import bundled, tiny_pair_folder  # noqa: F401

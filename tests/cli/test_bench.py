@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hf_lossy_assist.bench import roofline
-from hf_lossy_assist.cli import app, bench_cast
-from hf_lossy_assist.cli.bench_cast import batches_of, parse_contenders
-from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.pairs import evaluation
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.evaluation import roofline
+from hf_lossy_assist.tasks import Arithmetic
 
 MODES = "plain,stock,lossless,topk@4:k=9999,topk+dropmatch:topk.k=2:dropmatch.dropout=0.2"
 LABELS = MODES.replace("plain", "target alone").replace("stock", "stock assisted").split(",")
@@ -36,7 +34,7 @@ def read(folder):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_NEW_TOKENS", 8)
+    monkeypatch.setattr(Arithmetic, "max_new_tokens", 8)
     monkeypatch.setattr(roofline, "_SECONDS", 0.0)
     monkeypatch.setattr(roofline, "_SQUARE", (32, 32))
 
@@ -56,7 +54,7 @@ def test_everything_is_measured_and_written(tiny, tmp_path):
     assert {"torch", "transformers", "cpu", "threads", "date", "argv", "models"} <= set(origin)
     assert (origin["gamma"], origin["prompts"], origin["dtype"], origin["temperature"]) == ("3", 2, "float32", None)
 
-    requests = tables["Request"]
+    requests = tables["RequestRecord"]
     groups = [requests[i : i + 5] for i in range(0, len(requests), 5)]
     assert [r["place"] for r in requests] == list(range(5 * 2 * 3))
     for i, group in enumerate(groups):
@@ -65,7 +63,7 @@ def test_everything_is_measured_and_written(tiny, tmp_path):
     assert all(r["tokens"] == 8 for r in requests)
     assert [r["repeat"] for r in requests if r["split"]] == [2] * 10
 
-    rows = {row["label"]: row for row in tables["Standing"]}
+    rows = {row["label"]: row for row in tables["ModeSummary"]}
     assert list(rows) == LABELS
     for label in ("target alone", "stock assisted", "lossless"):
         assert rows[label]["same_text"] == 1.0
@@ -96,35 +94,25 @@ def test_everything_is_measured_and_written(tiny, tmp_path):
         assert label in printed
 
 
-def test_grown_models_say_the_same_and_are_judged_small(tiny, tmp_path):
+def test_more_answers_are_judged_than_timed(tiny, tmp_path):
     run(
         *tiny, "--modes", "plain,lossless", "--prompts", "1", "--repeats", "1", "--gamma", "2", "--no-roofline",
-        "--grow", "layers=3,hidden=96,heads=6,vocab=900", "--grow-draft", "hidden=96", "--accuracy-problems", "3",
-        "--out", str(tmp_path),
+        "--accuracy-problems", "3", "--batch", "2", "--out", str(tmp_path),
+    )  # fmt: skip
+    _, tables = read(tmp_path)
+    assert [q["problems"] for q in tables["Quality"]] == [3, 3]
+    assert tables["Quality"][0]["difference"] is None or tables["Quality"][1]["difference"] is None
+    assert "Roofline" not in tables
+
+
+def test_sampling_draws(tiny, tmp_path):
+    run(
+        *tiny, "--modes", "plain,lossless,ears:beta=0.2", "--prompts", "2", "--repeats", "1", "--gamma", "2",
+        "--sample", "--temperature", "1.1", "--no-roofline", "--out", str(tmp_path),
     )  # fmt: skip
     origin, tables = read(tmp_path)
-    assert origin["models"]["target"]["num_hidden_layers"] == 3
-    assert [origin["models"][role]["vocab_size"] for role in ("target", "draft")] == [900, 900]
-    assert [row["same_text"] for row in tables["Standing"]] == [1.0, 1.0]
-    assert [q["problems"] for q in tables["Quality"]] == [3, 3]
-    assert tables["Quality"][1]["reference"] is None
-    assert "Roofline" not in tables
-    run(*tiny, "--modes", "plain,lossless", "--prompts", "1", "--repeats", "1", "--no-roofline", "--grow",
-        "hidden=96,vocab=900")  # fmt: skip
-
-
-def test_sampling_shows_the_closed_forms(tiny, tmp_path):
-    printed = run(
-        *tiny, "--modes", "plain,lossless,ears:beta=0.2,topk", "--prompts", "2", "--repeats", "1", "--gamma", "2",
-        "--sample", "--temperature", "1.1", "--no-roofline", "--out", str(tmp_path),
-    ).stdout  # fmt: skip
-    origin, tables = read(tmp_path)
     assert origin["temperature"] == 1.1
-    lossless, ears = tables["Prediction"]
-    assert (lossless["label"], ears["label"]) == ("lossless", "ears:beta=0.2")
-    assert lossless["gain"] == 0
-    assert 0 < ears["gain"] <= ears["bound"]
-    assert "Acceptance per position, measured and predicted" in printed
+    assert [row["same_text"] for row in tables["ModeSummary"]] == [None] * 3
 
 
 def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
@@ -139,7 +127,7 @@ def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
     origin, tables = read(tmp_path)
     assert (origin["prompt_length"], origin["max_new_tokens"], origin["dtype"]) == (9, 5, "bfloat16")
     assert origin["clock"] == "cpu"
-    labels = [row["label"] for row in tables["Standing"]]
+    labels = [row["label"] for row in tables["ModeSummary"]]
     assert labels[:3] == ["target alone", "stock assisted", "lossless"]
     assert "dropmatch" in labels
     assert "ears" not in labels
@@ -148,36 +136,17 @@ def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
     run(*models, "--prompts", "1", "--max-new-tokens", "2", "--repeats", "1", "--no-roofline", "--modes", "plain,stock")
 
 
-def test_a_batch_of_whoever_can(tiny, tmp_path):
+def test_a_batch_of_the_modes_that_can(tiny, tmp_path):
     printed = run(
         *tiny, "--modes", "plain,lossless", "--prompts", "3", "--batch", "2", "--repeats", "1", "--out", str(tmp_path)
     ).stdout
     _, tables = read(tmp_path)
-    assert [r["tokens"] for r in tables["Request"]] == [16, 16, 8, 8, 16, 16, 8, 8]
-    assert [len(r["counts"]["rates"]) for r in tables["Request"] if r["counts"]] == [2, 1, 2, 1]
-    assert [row["same_text"] for row in tables["Standing"]] == [1.0, 1.0]
+    assert [r["tokens"] for r in tables["RequestRecord"]] == [16, 16, 8, 8, 16, 16, 8, 8]
+    assert [len(r["counts"]["rates"]) for r in tables["RequestRecord"] if r["counts"]] == [2, 1, 2, 1]
+    assert [row["same_text"] for row in tables["ModeSummary"]] == [1.0, 1.0]
     assert "batch 2" in printed
     result = run(*tiny, "--modes", "plain,stock", "--prompts", "2", "--batch", "2", status=2)
     assert "stock assisted: assisted generate is only supported for batch_size = 1" in result.stderr
-
-
-def test_prompts_of_one_length():
-    made = batches_of([[1, 2, 3], [1, 4, 5, 6, 7, 8]], 1, 5, 0, "cpu")
-    assert [b.ids.tolist() for b in made] == [[[1, 2, 3, 2, 3]], [[1, 5, 6, 7, 8]]]
-    (together,) = batches_of([[1, 2, 3], [1, 4]], 2, None, 9, "cpu")
-    assert together.ids.tolist() == [[1, 2, 3], [9, 1, 4]]
-    assert together.mask.tolist() == [[1, 1, 1], [0, 1, 1]]
-    assert batches_of([[7]], 1, 4, 0, "cpu")[0].ids.tolist() == [[7, 7, 7, 7]]
-
-
-def test_modes():
-    plain, stock, several, auto = parse_contenders("plain, stock@3,topk@7:k=3:tolerance=0.5,lossless@auto", 5)
-    assert (plain.label, stock.label, stock.gamma) == ("target alone", "stock assisted@3", 3)
-    assert (several.gamma, several.settings) == (7, {"k": 3, "tolerance": 0.5})
-    assert auto.gamma == "auto"
-    assert parse_contenders("stock", "auto")[0].gamma == 5
-    with pytest.raises(LossyValueError, match=r"`--head` has to be RULE=SOURCE"):
-        bench_cast.load_heads(["topk=folder"], "cpu")
 
 
 @pytest.mark.parametrize(
@@ -187,20 +156,22 @@ def test_modes():
         (("--modes", "plain,topk@0"), "`--modes` has to have a γ >= 1 or 'auto', but has '0'"),
         (("--modes", "plain,topk:k"), "`--modes` has to be KEY=VALUE"),
         (("--modes", "plain,topk:k=-1"), "topk:k=-1: `k` of the rule 'topk'"),
-        (("--modes", "plain,lossless,lossless"), "everybody once"),
+        (("--modes", "plain,lossless,lossless"), "every mode once"),
         (("--modes", "plain,judge"), "add `--head judge=SOURCE`"),
         (("--gamma", "many"), "`--gamma`"),
         (("--dtype", "int4"), "`--dtype`"),
         (("--clock", "sun"), "`--clock`"),
         (("--clock", "cpu", "--threads", "2"), "cpu only with `--threads 1`"),
-        (("--grow", "llama-80b"), "did you mean 'llama-8b'"),
-        (("--grow-draft", "width=3"), "`--grow-draft`"),
-        (("--grow", "layers=0"), "`--grow`"),
-        (("--model", "x"), "`--model` and `--assistant`"),
-        (("--model", "x", "--assistant", "y", "--pair", "arithmetic"), "`--model` and `--assistant`"),
+        (("--model", "x"), "`--assistant` has to be given, or `--pair arithmetic` instead"),
+        (
+            ("--model", "x", "--assistant", "y", "--pair", "arithmetic"),
+            "`--pair` 'arithmetic' brings its own models; leave out `--model`, `--assistant`",
+        ),
+        (("--model", "x", "--assistant", "y", "--folder", "z"), "`--folder` 'z' has the models of a `--pair`"),
         (("--pair", "arithmetics"), "did you mean 'arithmetic'"),
         (("--prompt-file", "EMPTY"), "`--prompt-file`"),
         (("--head", "judge"), "`--head` has to be RULE=SOURCE"),
+        (("--head", "topk=folder"), "`--head` has to be RULE=SOURCE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -221,10 +192,10 @@ def documented():
 
 @pytest.mark.parametrize("command", documented(), ids=lambda command: command[-1])
 def test_documented_commands(tiny, tmp_path, command):
-    """As they stand, but on sizes and a device that every machine has, and where no head is needed on tiny models."""
+    """As they stand, but on a device that every machine has, and where no head is needed on tiny models."""
     if "judge" in str(command):
         tiny = ()
-    small = {"--device": "cpu", "--grow": "layers=5", "--grow-draft": "layers=3", "--accuracy-problems": "1"}
+    small = {"--device": "cpu", "--accuracy-problems": "1"}
     for option in small.keys() & set(command):
         command[command.index(option) + 1] = small[option]
     run(*tiny, *command, "--prompts", "1", "--repeats", "1", "--max-new-tokens", "3", "--out", str(tmp_path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import re
 
@@ -11,9 +10,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hf_lossy_assist import LossyValueError, pairs
+from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.cli.generate import ConsoleStreamer, parse_config, parse_mode
+from hf_lossy_assist.cli.generate import ConsoleStreamer
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
 
@@ -21,11 +20,6 @@ PROMPT = "Question: Ada has 5 apples.\nAnswer:"
 @pytest.fixture
 def models(tiny_pair_folder):
     return ["--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft")]
-
-
-@pytest.fixture
-def bundled(tiny_pair_folder, monkeypatch):
-    monkeypatch.setattr(pairs, "load", functools.partial(pairs.load, folder=tiny_pair_folder))
 
 
 def run(*arguments: str):
@@ -131,26 +125,3 @@ def test_bad_input_is_one_clean_line(arguments, message):
     assert "Traceback" not in result.output
     assert not result.stdout
     assert re.search(message, result.stderr)
-
-
-def test_modes_are_one_or_several():
-    assert parse_mode("ears") == "ears"
-    assert parse_mode("topk, dropmatch") == ["topk", "dropmatch"]
-
-
-def test_settings_are_json_where_they_can_be():
-    items = ["beta=0.2", "criterion=naive", "seed=3", "require_lossless=true", "topk.k=2", "x=a=b"]
-    assert parse_config(items) == {
-        "beta": 0.2,
-        "criterion": "naive",
-        "seed": 3,
-        "require_lossless": True,
-        "topk": {"k": 2},
-        "x": "a=b",
-    }
-
-
-@pytest.mark.parametrize("item", ["beta", "=1", "a.b.c=1", "topk.=1"])
-def test_settings_without_a_key_are_an_error(item):
-    with pytest.raises(LossyValueError, match=r"`--config` has to be KEY=VALUE"):
-        parse_config([item])

@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app, train_pair
-from hf_lossy_assist.pairs import evaluation
 from hf_lossy_assist.pairs.recipe import Cycle
+from hf_lossy_assist.tasks import Arithmetic
 from tests.tiny_pair import TINY
 
 
 @pytest.fixture(autouse=True)
 def _short_answers(monkeypatch):
-    monkeypatch.setattr(evaluation, "MAX_NEW_TOKENS", 4)
+    monkeypatch.setattr(Arithmetic, "max_new_tokens", 4)
 
 
 def run(*arguments: str) -> str:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError, pairs
+from hf_lossy_assist.evaluation.quality import evaluate
 from hf_lossy_assist.pairs import cards
-from hf_lossy_assist.pairs.evaluation import evaluate
 from hf_lossy_assist.pairs.pair import bundled_folder
 
 ARITHMETIC = bundled_folder("arithmetic")

@@ -1,0 +1,16 @@
+"""Studies of the package and of published claims: not installed, run in a checkout as ``python -m benchmarks.NAME``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from hf_lossy_assist.cli.console import CleanCommand
+
+
+def command(main: Callable[..., None]) -> typer.Typer:
+    """Return an application of one command."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(cls=CleanCommand)(main)
+    return app

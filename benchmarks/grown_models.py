@@ -1,0 +1,99 @@
+"""Any command on models padded to the sizes of large ones: ``python -m benchmarks.grown_models --grow … bench``.
+
+The target computes what it computed before: the cost is a large model's, and every decision a real one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, TypeVar
+
+import torch
+import typer
+from transformers import PreTrainedModel
+
+from hf_lossy_assist.cli import bench
+from hf_lossy_assist.cli.console import CleanGroup
+from hf_lossy_assist.evaluation.modes import Models
+from hf_lossy_assist.heads import Head, ModelIdentity
+
+from .geometry import Geometry, parse_geometry
+from .growing import MIN_RESERVED, grow
+
+H = TypeVar("H", bound=Head)
+
+app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command("bench")(bench.bench)
+
+
+@app.callback()
+def grown_models(
+    context: typer.Context,
+    grow: Annotated[
+        str | None,
+        typer.Option(help="Pad the target to llama-1b, -3b, -8b, -70b, or sizes: layers=12,hidden=1024,heads=16."),
+    ] = None,
+    grow_draft: Annotated[str | None, typer.Option(help="The same for the draft.")] = None,
+) -> None:
+    """Run a command on models that are padded to the sizes of large ones, and compute what they computed before.
+
+    With `--accuracy-problems`, `bench` judges the answers of the models before they were grown: the same text, sooner.
+    """
+    target, draft = (
+        Geometry() if text is None else parse_geometry(text, option)
+        for option, text in (("--grow", grow), ("--grow-draft", grow_draft))
+    )
+    settings = {"grow": grow, "grow_draft": grow_draft}
+    context.obj = bench.Preparation(lambda models: grow_models(models, target, draft), settings)
+
+
+def grow_models(models: Models, target: Geometry, draft: Geometry) -> Models:
+    """Return the models in other geometries; heads grow along, and a draft to the target's vocabulary."""
+    if target == draft == Geometry():
+        return models
+    large = _grown(models.target, target)
+    vocab = large.config.vocab_size
+    if draft.vocab is None and vocab != models.draft.config.vocab_size:
+        draft = _room_for(vocab, draft, models.draft)
+    small = _grown(models.draft, draft)
+    return Models(large, small, {name: grow_head(head, large, small) for name, head in models.heads.items()})
+
+
+def _grown(model: PreTrainedModel, wanted: Geometry) -> PreTrainedModel:
+    return model if wanted == Geometry() else grow(model, wanted)
+
+
+def _room_for(vocab: int, wanted: Geometry, draft: PreTrainedModel) -> Geometry:
+    """Give a draft the target's vocabulary, and the few hidden dimensions that padding it needs."""
+    own = Geometry.of(draft.config)
+    heads = wanted.heads or own.heads
+    hidden = wanted.hidden or -(-(own.hidden + MIN_RESERVED) // heads) * heads
+    return dataclasses.replace(wanted, vocab=vocab, hidden=hidden, head_dim=wanted.head_dim or own.head_dim)
+
+
+def grow_head(head: H, target: PreTrainedModel, draft: PreTrainedModel) -> H:
+    """Return a head that says of grown models what ``head`` says of the models they were grown from.
+
+    A grown model's hidden state begins with the small model's own, so the weight is extended by zeros.
+
+    Parameters
+    ----------
+    head
+        A head of the models before they grew; it is left as it is.
+    target, draft
+        The models at hand, one or both of them grown.
+    """
+    sizes = {"target": target.config.hidden_size, "draft": draft.config.hidden_size}
+    read = {"target": head.config.target.hidden_size, "draft": head.config.draft.hidden_size}
+    # A verifier reads one state of the draft; a judge's columns begin with the model's role.
+    owners = [column.split("_")[0] for column in getattr(head.config, "columns", ("draft",))]
+    parts = head.weight.split([read[owner] for owner in owners])
+    padded = [
+        torch.nn.functional.pad(part, (0, sizes[owner] - len(part))) for owner, part in zip(owners, parts, strict=True)
+    ]
+    identities = {"target": ModelIdentity.of(target), "draft": ModelIdentity.of(draft)}
+    return type(head)(dataclasses.replace(head.config, **identities), torch.cat(padded), head.bias)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,1 +1,0 @@
-"""Measurements: what a rule keeps, and what that costs. Nothing here is needed to generate."""

@@ -1,0 +1,205 @@
+"""A comparison in which all modes answer a prompt before any answers the next, so that noise hits all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import LossyValueError
+from ..stats import LossyStats
+from .modes import DecodingMode, Models
+from .requests import Instruments, PromptBatch, Response, TimeSplit, run_request
+
+Track = Callable[..., Iterable[Any]]
+"""Passes on what it is given, and may show how far it is; takes ``total`` and ``description``, as rich's bars do."""
+
+
+def silently(values: Iterable[Any], **shown: Any) -> Iterable[Any]:
+    """Pass values on and show nothing."""
+    return values
+
+
+@dataclass(frozen=True)
+class RunCounts:
+    """What a run's statistics count, of all rows together.
+
+    Attributes
+    ----------
+    rounds, drafted, accepted
+        Rounds, tokens drafted, and tokens kept of them.
+    draft_calls, target_calls
+        Forward passes.
+    rates
+        The share of the drafted tokens that was kept, of every row that drafted any.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+    draft_calls: int
+    target_calls: int
+    rates: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, stats: LossyStats) -> RunCounts:
+        """Take them from the statistics."""
+        rates = tuple(row.acceptance_rate for row in stats.rows or (stats,) if row.drafted)
+        return cls(stats.rounds, stats.drafted, stats.accepted, stats.draft_calls, stats.target_calls, rates)
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One mode's answer to one batch, as it is written to disk.
+
+    Attributes
+    ----------
+    place
+        How many requests came before it.
+    repeat, batch
+        Which time which batch was put; the metered repeat is the last, and its speed does not count.
+    label
+        The mode.
+    seconds, tokens
+        How long ``generate()`` took, and what it generated, of all rows.
+    counts
+        Of a run with statistics.
+    joules
+        What the GPU used, where it can say.
+    peak_memory, split
+        Of a metered request: bytes, and where the time went.
+    """
+
+    place: int
+    repeat: int
+    batch: int
+    label: str
+    seconds: float
+    tokens: int
+    counts: RunCounts | None = None
+    joules: float | None = None
+    peak_memory: int | None = None
+    split: TimeSplit | None = None
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether it shows where the time goes instead of how fast it is."""
+        return self.peak_memory is not None
+
+
+def interleave(
+    models: Models,
+    modes: Sequence[DecodingMode],
+    batches: Sequence[PromptBatch],
+    max_new_tokens: int = 100,
+    *,
+    repeats: int = 3,
+    meter: bool = True,
+    instruments: Instruments = Instruments(),  # noqa: B008
+) -> Iterator[tuple[RequestRecord, Response]]:
+    """Answer every batch in every mode ``repeats`` times, and once more to see where the time goes.
+
+    No mode answers two batches in a row, and every mode is first equally often.
+
+    Parameters
+    ----------
+    models, modes, batches, max_new_tokens
+        Who answers what, and how.
+    repeats
+        How often the speed is measured.
+    meter
+        Whether there is a repeat that shows where the time goes.
+    instruments
+        What measures.
+    """
+    place = 0
+    for repeat in range(repeats + meter):
+        for b, batch in enumerate(batches):
+            for mode in rotated(modes, repeat + b):
+                got = run_request(models, mode, batch, max_new_tokens, instruments, meter=repeat == repeats)
+                yield (
+                    RequestRecord(
+                        place, repeat, b, mode.label, got.seconds, got.tokens, got.stats and RunCounts.of(got.stats),
+                        got.joules, got.peak_memory, got.split,
+                    ),
+                    got,
+                )  # fmt: skip
+                place += 1
+
+
+def rotated(modes: Sequence[DecodingMode], by: int) -> list[DecodingMode]:
+    """Return the modes in turn, another one first."""
+    by %= len(modes)
+    return [*modes[by:], *modes[:by]]
+
+
+def run_comparison(
+    models: Models,
+    modes: Sequence[DecodingMode],
+    batches: Sequence[PromptBatch],
+    max_new_tokens: int = 100,
+    *,
+    repeats: int = 3,
+    meter: bool = True,
+    instruments: Instruments = Instruments(),  # noqa: B008
+    track: Track = silently,
+    write: Callable[[Any], None] = lambda row: None,
+) -> tuple[list[RequestRecord], dict[str, list[Response]]]:
+    """Compare modes as :func:`interleave` does; return all records, and by label the first repeat's responses.
+
+    Parameters
+    ----------
+    models, modes, batches, max_new_tokens, repeats, meter, instruments
+        As in :func:`interleave`.
+    track
+        Shows how far it is.
+    write
+        Given every record as it comes.
+    """
+    records: list[RequestRecord] = []
+    responses: dict[str, list[Response]] = {mode.label: [] for mode in modes}
+    course = interleave(models, modes, batches, max_new_tokens, repeats=repeats, meter=meter, instruments=instruments)
+    for record, response in track(course, total=len(modes) * len(batches) * (repeats + meter), description="comparing"):
+        write(record)
+        records.append(record)
+        if record.repeat == 0:
+            responses[record.label].append(response)
+    return records, responses
+
+
+def texts_of(responses: Iterable[Response]) -> list[list[int]]:
+    """Return what was generated for every prompt, as token ids."""
+    return [row.tolist() for response in responses for row in response.rows]
+
+
+def warm_up(
+    models: Models, modes: Sequence[DecodingMode], batch: PromptBatch, max_new_tokens: int = 100, *, strict: bool
+) -> tuple[list[DecodingMode], list[str]]:
+    """Answer one batch that does not count in every mode; return the modes that can, and why others can't.
+
+    Parameters
+    ----------
+    models, modes, batch, max_new_tokens
+        As in :func:`interleave`.
+    strict
+        Whether a mode that can't is an error.
+
+    Raises
+    ------
+    LossyValueError
+        When nothing but the target alone can take part, or, where it is strict, when any mode can't.
+    """
+    able, notes = [], []
+    for mode in modes:
+        try:
+            run_request(models, mode, batch, max_new_tokens)
+        except ValueError as error:  # of this package, or of transformers' own checks
+            reason = f"{mode.label}: {str(error).strip().splitlines()[0]}"
+            if strict:
+                raise LossyValueError(f"`--modes` has one that can't run here, {reason}") from error
+            notes.append(f"left out, {reason}")
+        else:
+            able.append(mode)
+    if notes and len(able) < 2:
+        raise LossyValueError(f"`--modes` has nobody to compare; {'; '.join(notes)}")
+    return able, notes

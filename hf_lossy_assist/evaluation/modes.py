@@ -1,0 +1,165 @@
+"""Ways to decode: the target alone, assisted generation of transformers, and this package's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..acceptors import REGISTRY
+from ..config import head_type, parse
+from ..drafting.draft_length import DEFAULT_NUM_TOKENS
+from ..enabling import enabled
+from ..heads import Head
+
+TARGET_ALONE, STOCK = "target alone", "stock assisted"
+"""The labels of plain generation and of transformers' own assisted generation."""
+
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "dropmatch": ({"criterion": "naive"},),
+    "topk": ({"k": 5, "tolerance": 1.0},),
+    "thresholds": ({"threshold_single": 0.3, "threshold_acc": 0.8},),
+    "sprinter": tuple({"threshold": threshold} for threshold in (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.9)),
+}
+"""Published or usual settings besides the one that each rule has as its ``usual``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """A target with a draft for it, and trained heads by the name of the rule that uses them."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    heads: Mapping[str, Head] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DecodingMode:
+    """One way to call ``generate()``.
+
+    Without a draft length the target decodes alone; with one and without a rule, transformers' own assisted
+    generation runs; with both, a rule of this package. A rule's run is seeded, so it never gives speculation up for
+    being slow: what is measured is the rule.
+
+    Attributes
+    ----------
+    label
+        Its name in tables and files.
+    rule, settings
+        ``lossy_mode`` and ``lossy_config``.
+    gamma
+        ``num_assistant_tokens``, drafted tokens per round.
+    temperature
+        Tokens are drawn at this temperature, with no other warper; None decodes greedily.
+
+    Examples
+    --------
+    >>> DecodingMode("topk", "topk", {"k": 2}, gamma=5).config
+    {'lossy_mode': 'topk', 'lossy_config': {'k': 2}, 'num_assistant_tokens': 5}
+    """
+
+    label: str = TARGET_ALONE
+    rule: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    gamma: int | str | None = None
+    temperature: float | None = None
+
+    @classmethod
+    def stock(cls, gamma: int | str, temperature: float | None = None, label: str = STOCK) -> DecodingMode:
+        """Return assisted generation of transformers, which can't choose a draft length by itself."""
+        return cls(label, gamma=DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature=temperature)
+
+    @property
+    def rules(self) -> list[str]:
+        """The names of the rules that it has."""
+        named = self.rule["all_of"] if isinstance(self.rule, Mapping) else self.rule or []
+        return [named] if isinstance(named, str) else list(named)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its settings, as they are written to files."""
+        if self.gamma is None:
+            return {}
+        rule = {} if self.rule is None else {"lossy_mode": self.rule, "lossy_config": dict(self.settings)}
+        return {**rule, "num_assistant_tokens": self.gamma}
+
+    @contextmanager
+    def prepared(self, models: Models) -> Iterator[None]:
+        """Make ``generate()`` understand :meth:`keywords` inside a block, and leave the models as they were."""
+        if self.rule is not None:
+            with enabled(models.target):
+                yield
+        elif self.gamma is not None:
+            with _stock_draft_length(models.draft, self.gamma):
+                yield
+        else:
+            yield
+
+    def keywords(self, models: Models, seed: int) -> dict[str, Any]:
+        """Return what ``generate()`` is told besides prompt and length, whatever the models' own defaults are."""
+        keywords: dict[str, Any] = {"do_sample": self.temperature is not None, "return_dict_in_generate": True}
+        if self.temperature is not None:
+            keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+        if self.gamma is not None:
+            keywords["assistant_model"] = models.draft
+        if self.rule is not None:
+            heads = {name: models.heads[name] for name in self.rules if name in models.heads}
+            keywords |= {
+                "num_assistant_tokens": self.gamma,
+                "lossy_mode": self.rule,
+                "lossy_config": {**self.settings, "seed": seed},
+                **({"lossy_head": heads} if heads else {}),
+            }
+        return keywords
+
+
+def usual_modes(
+    heads: Mapping[str, Head], gamma: int | str, temperature: float | None = None, *, every_setting: bool = False
+) -> list[DecodingMode]:
+    """Return every rule that can differ from ``lossless`` here, after ``lossless`` itself.
+
+    Parameters
+    ----------
+    heads
+        Trained heads by rule: a rule that needs one takes part where there is one.
+    gamma, temperature
+        As in :class:`DecodingMode`.
+    every_setting
+        Also a rule's :data:`VARIANTS`.
+
+    Examples
+    --------
+    >>> [mode.label for mode in usual_modes({}, 5, temperature=0.9)][:3]
+    ['lossless', 'dropmatch', 'ears']
+    """
+    modes = []
+    for name, rule in REGISTRY.items():
+        head = heads.get(name)
+        if head_type(rule) is not None and head is None:
+            continue
+        for chosen in (rule.usual, *(VARIANTS.get(name, ()) if every_setting else ())):
+            if name == "lossless" or not parse(name, dict(chosen), head).is_lossless(temperature is not None):
+                label = ":".join([name, *(f"{key}={value}" for key, value in chosen.items() if every_setting)])
+                modes.append(DecodingMode(label, name, chosen, gamma, temperature))
+    return modes
+
+
+@contextmanager
+def _stock_draft_length(draft: PreTrainedModel, gamma: int) -> Iterator[None]:
+    # Left to itself it drafts up to 20 tokens and stops at the first of which the draft is less sure than 40 %; γ is
+    # read from the assistant's configuration alone.
+    config = draft.generation_config
+    wanted = {
+        "num_assistant_tokens": gamma,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+    before = {name: getattr(config, name, None) for name in wanted}
+    try:
+        config.__dict__.update(wanted)
+        yield
+    finally:
+        config.__dict__.update(before)

@@ -1,0 +1,136 @@
+"""Measured quality against cost, as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_MARKERS = "osD^vP*X"
+_GAP = 3.0
+
+Box = tuple[float, float, float, float]
+"""Left, bottom, right, top."""
+
+
+@dataclass(frozen=True)
+class PlotPoint:
+    """A point with an interval in each direction, and what stands beside it, if anything."""
+
+    x: tuple[float, float, float]
+    y: tuple[float, float, float]
+    label: str = ""
+
+
+def plot(
+    series: dict[str, Sequence[PlotPoint]],
+    xlabel: str,
+    ylabel: str,
+    path: Path,
+    title: str = "",
+    *,
+    bottom: float | None = None,
+) -> None:
+    """Draw points with their intervals, joined within a series; names of series stand in a legend beside the picture.
+
+    Parameters
+    ----------
+    series
+        Points by the name of what they belong to; a value is ``(it, the interval's low, high)``.
+    xlabel, ylabel, title
+        What is shown.
+    path
+        A PNG file.
+    bottom
+        Where the vertical axis begins.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for i, ((name, points), marker) in enumerate(zip(series.items(), cycle(_MARKERS))):
+        points = sorted(points, key=lambda point: point.x)
+        x, y = (np.array(values).T for values in zip(*((p.x, p.y) for p in points), strict=True))
+        axes.errorbar(
+            x[0], y[0], xerr=[x[0] - x[1], x[2] - x[0]], yerr=[y[0] - y[1], y[2] - y[0]], fmt=f"{marker}-",
+            color=f"C{i % 10}", ecolor=(0, 0, 0, 0.25), capsize=2, elinewidth=0.6, label=name,
+        )  # fmt: skip
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(title, fontsize=10)
+    axes.margins(0.08)
+    axes.set_ylim(bottom=bottom)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    colours = {name: f"C{i % 10}" for i, name in enumerate(series)}
+    _label(axes, [(point, colours[name]) for name, points in series.items() for point in points if point.label])
+    figure.savefig(path, dpi=130)
+
+
+def _label(axes: Any, points: Sequence[tuple[PlotPoint, str]]) -> None:
+    axes.figure.draw_without_rendering()  # sizes and places are known only now
+    unit = axes.figure.dpi / 72
+    texts = [
+        axes.annotate(
+            point.label, (point.x[0], point.y[0]), (0, 0), textcoords="offset points", fontsize=7, ha="center",
+            va="center", color=colour, arrowprops={"arrowstyle": "-", "lw": 0.4, "color": colour, "shrinkA": 0},
+            bbox={"boxstyle": "square,pad=0.05", "facecolor": "white", "linewidth": 0, "alpha": 0.7}, zorder=5,
+        )
+        for point, colour in points
+    ]  # fmt: skip
+    spots = [tuple(axes.transData.transform(text.xy) / unit) for text in texts]
+    extents = [text.get_window_extent() for text in texts]
+    sizes = [(extent.width / unit, extent.height / unit) for extent in extents]
+    frame = tuple(value / unit for value in axes.get_window_extent().extents)
+    for text, offset in zip(texts, place_labels(spots, sizes, frame), strict=True):
+        text.xyann = offset
+
+
+def place_labels(
+    spots: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], frame: Box
+) -> list[tuple[float, float]]:
+    """Return where labels go, from their points: near them, in the frame, covering no point and no other label.
+
+    Parameters
+    ----------
+    spots, sizes
+        Every point, and its label's width and height.
+    frame
+        What no label leaves; all in one unit.
+
+    Examples
+    --------
+    >>> place_labels([(50, 50), (50, 50)], [(20, 8), (20, 8)], (0, 0, 100, 100))
+    [(6.123, 9.239), (-6.123, -9.239)]
+    """
+    taken: list[Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in spots]
+    offsets = []
+    for (x, y), (width, height) in zip(spots, sizes, strict=True):
+
+        def box(offset: tuple[float, float]) -> Box:
+            left, low = x + offset[0] - width / 2, y + offset[1] - height / 2  # noqa: B023
+            return left, low, left + width, low + height  # noqa: B023
+
+        best = min(_offsets(width, height), key=lambda offset: _cost(box(offset), taken, frame))
+        offsets.append(best)
+        taken.append(box(best))
+    return offsets
+
+
+def _offsets(width: float, height: float) -> Iterator[tuple[float, float]]:
+    """Yield places around a point, nearest first."""
+    for ring in range(12):
+        across, up = width / 2 + 6 + 10 * ring, height / 2 + 6 + 10 * ring
+        for turn in range(16):
+            angle = math.pi * (0.25 + turn / 8)
+            yield round(across * math.cos(angle), 3) + 0.0, round(up * math.sin(angle), 3) + 0.0
+
+
+def _cost(box: Box, taken: Sequence[Box], frame: Box) -> int:
+    left, low, right, top = box
+    outside = left < frame[0] or low < frame[1] or right > frame[2] or top > frame[3]
+    return outside + sum(left < b[2] + _GAP and b[0] < right + _GAP and low < b[3] and b[1] < top for b in taken)

@@ -1,0 +1,251 @@
+"""What came out of a comparison: one row per decoding mode."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .comparison import RequestRecord, RunCounts
+from .modes import TARGET_ALONE, DecodingMode
+from .requests import TimeSplit
+from .roofline import Roofline
+
+LATENCY_QUANTILES = (0.5, 0.95, 0.99)
+ACCEPTANCE_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median over repeats, and the least and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Return the spread of some values."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class PerRound:
+    """Where the time of a round goes, in seconds, on average.
+
+    Attributes
+    ----------
+    drafting, verifying
+        Forward passes of the draft and of the target: decoder and LM head.
+    deciding
+        What the rule took, where the run's statistics say.
+    rest
+        Everything else.
+    """
+
+    drafting: float
+    verifying: float
+    deciding: float | None
+    rest: float
+
+    @property
+    def outside(self) -> float:
+        """Time outside both models' passes."""
+        return self.rest + (self.deciding or 0.0)
+
+
+@dataclass(frozen=True)
+class ModeSummary:
+    """One mode in a comparison.
+
+    Attributes
+    ----------
+    label, config
+        Which mode, and its settings.
+    requests, tokens
+        Answers and tokens in one repeat.
+    tokens_per_second
+        Generated tokens of all rows per second of ``generate()``, prompts included.
+    ratios
+        By how much it is faster than others, by their label: the median over repeats of the ratio in each.
+    same_text
+        Share of the answers that are, token for token, those of the target alone.
+    mean_accepted, tokens_per_round, draft_calls_per_round
+        Drafted tokens kept, tokens emitted and passes of the draft per round. Transformers' own loop does not count;
+        there every pass of the target is a round, and every token but one of a round was kept.
+    acceptance_rates
+        Share of the drafted tokens kept, over requests: the quantiles :data:`ACCEPTANCE_QUANTILES`.
+    latencies
+        Seconds per request: the quantiles :data:`LATENCY_QUANTILES`.
+    first_token
+        Median seconds until the target's first pass is over.
+    per_round
+        Where the time of a round goes.
+    draft_call, target_call
+        Median seconds of one forward pass.
+    peak_memory
+        Bytes.
+    joules_per_token
+        Of a GPU.
+    roofline, roofline_share
+        The best tokens per second that this acceptance could give on this machine, and the share that was reached.
+    """
+
+    label: str
+    config: Mapping[str, Any]
+    requests: int
+    tokens: int
+    tokens_per_second: Spread
+    ratios: Mapping[str, float]
+    same_text: float | None
+    mean_accepted: float | None
+    tokens_per_round: float | None
+    draft_calls_per_round: float | None
+    acceptance_rates: tuple[float, ...] | None
+    latencies: tuple[float, ...]
+    first_token: float | None
+    per_round: PerRound | None
+    draft_call: float | None
+    target_call: float | None
+    peak_memory: int | None
+    joules_per_token: float | None
+    roofline: float | None = None
+    roofline_share: float | None = None
+
+
+def summarise(
+    modes: Sequence[DecodingMode],
+    records: Sequence[RequestRecord],
+    texts: Mapping[str, Sequence[list[int]]] | None = None,
+    rows: int = 1,
+    roofline: Roofline | None = None,
+) -> list[ModeSummary]:
+    """Sum up a comparison.
+
+    Parameters
+    ----------
+    modes, records
+        What was compared, and what :func:`~hf_lossy_assist.evaluation.comparison.run_comparison` gave.
+    texts
+        What each of them said to each prompt greedily; None where tokens are drawn.
+    rows
+        Rows of a batch.
+    roofline
+        The hardware's limit.
+    """
+    alone = None if texts is None else texts.get(TARGET_ALONE)
+    by_label = {mode.label: [r for r in records if r.label == mode.label] for mode in modes}
+    speeds = {label: _speeds(own) for label, own in by_label.items()}
+    result = []
+    for mode in modes:
+        own = by_label[mode.label]
+        timed = [r for r in own if not r.is_metered]
+        first = [r for r in timed if r.repeat == 0]
+        # Transformers' own loop counts nothing: only a metered repeat shows its rounds.
+        rounds = _Rounds.of([r for r in own if r.is_metered] or first, rows)
+        speed = Spread.of(speeds[mode.label])
+        limit = None
+        if roofline is not None and rounds is not None:
+            limit = roofline.tokens_per_second(rounds.tokens, rounds.draft_calls)
+        joules = [r.joules for r in timed if r.joules is not None]
+        result.append(
+            ModeSummary(
+                label=mode.label,
+                config=mode.config,
+                requests=len(first),
+                tokens=sum(r.tokens for r in first),
+                tokens_per_second=speed,
+                ratios={
+                    label: statistics.median(a / b for a, b in zip(speeds[mode.label], other, strict=True))
+                    for label, other in speeds.items()
+                },
+                same_text=None if alone is None else _share_equal(texts[mode.label], alone),
+                mean_accepted=rounds and rounds.accepted,
+                tokens_per_round=rounds and rounds.tokens,
+                draft_calls_per_round=rounds and rounds.draft_calls,
+                acceptance_rates=rounds and rounds.rates,
+                latencies=_quantiles([r.seconds for r in timed], LATENCY_QUANTILES),
+                first_token=_median(own, lambda split: split.first_token),
+                per_round=rounds and rounds.seconds,
+                draft_call=_median(own, lambda split: split.draft_call),
+                target_call=_median(own, lambda split: split.target_call),
+                peak_memory=max((r.peak_memory for r in own if r.is_metered), default=None),
+                joules_per_token=sum(joules) / sum(r.tokens for r in timed) if joules else None,
+                roofline=limit,
+                roofline_share=limit and speed.median / limit,
+            )
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Averages over the rounds of some requests."""
+
+    tokens: float
+    draft_calls: float
+    accepted: float | None
+    rates: tuple[float, ...] | None
+    seconds: PerRound | None
+
+    @classmethod
+    def of(cls, records: Sequence[RequestRecord], rows: int) -> _Rounds | None:
+        counts = [_counts(r, rows) for r in records]
+        known = [c for c in counts if c is not None]
+        if not counts or len(known) < len(counts):
+            return None
+        # SPRINTER may finish a text without asking the target once.
+        passes, rounds = max(1, sum(c.target_calls for c in known)), max(1, sum(c.rounds for c in known))
+        drafts = any(c.drafted for c in known)
+        rates = [rate for c in known for rate in c.rates]
+        splits = [r.split for r in records if r.split is not None]
+        return cls(
+            tokens=sum(r.tokens for r in records) / rounds,
+            draft_calls=sum(c.draft_calls for c in known) / passes,
+            accepted=sum(c.accepted for c in known) / rounds if drafts else None,
+            rates=_quantiles(rates, ACCEPTANCE_QUANTILES) if rates else None,
+            seconds=_per_round(splits, passes) if len(splits) == len(records) else None,
+        )
+
+
+def _counts(record: RequestRecord, rows: int) -> RunCounts | None:
+    split = record.split
+    if record.counts is not None or split is None:
+        return record.counts
+    rounds, drafted = rows * split.target_calls, rows * split.draft_calls
+    accepted = max(0, record.tokens - rounds) if drafted else 0
+    rates = (accepted / drafted,) if drafted else ()
+    return RunCounts(rounds, drafted, accepted, split.draft_calls, split.target_calls, rates)
+
+
+def _speeds(requests: Sequence[RequestRecord]) -> list[float]:
+    repeats = sorted({r.repeat for r in requests if not r.is_metered})
+    groups = ([r for r in requests if r.repeat == repeat] for repeat in repeats)
+    return [sum(r.tokens for r in group) / sum(r.seconds for r in group) for group in groups]
+
+
+def _per_round(splits: Sequence[TimeSplit], rounds: int) -> PerRound:
+    decided = [s.deciding for s in splits if s.deciding is not None]
+    return PerRound(
+        drafting=sum(s.drafting for s in splits) / rounds,
+        verifying=sum(s.verifying for s in splits) / rounds,
+        deciding=sum(decided) / rounds if decided else None,
+        rest=sum(s.rest for s in splits) / rounds,
+    )
+
+
+def _median(requests: Sequence[RequestRecord], value: Callable[[TimeSplit], float | None]) -> float | None:
+    values = [value(r.split) for r in requests if r.split is not None]
+    known = [v for v in values if v is not None]
+    return statistics.median(known) if known else None
+
+
+def _quantiles(values: Sequence[float], at: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(q) for q in np.quantile(values, at))
+
+
+def _share_equal(texts: Sequence[list[int]], others: Sequence[list[int]]) -> float:
+    return sum(a == b for a, b in zip(texts, others, strict=True)) / len(texts)

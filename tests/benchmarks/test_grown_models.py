@@ -1,0 +1,135 @@
+"""Grown models with their heads, and the bench on them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.geometry import Geometry, parse_geometry
+from benchmarks.grown_models import app, grow_head, grow_models
+from hf_lossy_assist.evaluation import roofline
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
+from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, VerifierConfig, VerifierHead
+from hf_lossy_assist.tasks import Arithmetic
+from tests.benchmarks.running import commands, run
+from tests.models import noisy_copy, prompt, tiny
+
+
+@pytest.fixture(scope="module")
+def small():
+    target = tiny()
+    target.generation_config.eos_token_id = None
+    return Models(target, noisy_copy(target, 0.05))
+
+
+@pytest.fixture(scope="module")
+def large(small):
+    return grow_models(small, parse_geometry("hidden=96,heads=12,kv_heads=4,vocab=100"), parse_geometry("hidden=128"))
+
+
+def identities(models):
+    return {"target": ModelIdentity.of(models.target), "draft": ModelIdentity.of(models.draft), "task": "none"}
+
+
+def weight(width):
+    return torch.randn(width, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def states(models, ids):
+    return {role: getattr(models, role).model(input_ids=ids).last_hidden_state for role in ("target", "draft")}
+
+
+@pytest.mark.parametrize("read", ["target", "draft", "both"])
+@pytest.mark.parametrize("positions", ["draft", "both"])
+def test_judges_of_any_states(small, large, read, positions):
+    config = JudgeConfig(**identities(small), threshold=0.4, models=read, positions=positions)
+    head = JudgeHead(config, weight(config.width), 0.3)
+    grown = grow_head(head, large.target, large.draft)
+    grown.check(large.target, large.draft)
+    assert (grown.config.threshold, grown.config.columns) == (0.4, config.columns)
+    ids = prompt(12)
+    said = []
+    for models, judge in ((small, head), (large, grown)):
+        seen = states(models, ids)
+        said.append(judge.logit(torch.cat([seen[name.split("_")[0]] for name in judge.config.columns], dim=-1)))
+    torch.testing.assert_close(said[1], said[0], rtol=1e-4, atol=1e-4)
+    assert head.weight.shape == (config.width,)
+
+
+def test_verifiers(small, large):
+    head = VerifierHead(VerifierConfig(**identities(small), position="previous"), weight(32), 0.1)
+    grown = grow_head(head, large.target, large.draft)
+    ids = prompt(12)
+    torch.testing.assert_close(
+        grown.logit(states(large, ids)["draft"]), head.logit(states(small, ids)["draft"]), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_judged_run_of_grown_models_is_that_of_the_small_ones(small, large):
+    head = JudgeHead(JudgeConfig(**identities(small), threshold=0.5), weight(32), 0.0)
+    batch, judged = PromptBatch(prompt(8), torch.ones_like(prompt(8))), DecodingMode("judge", "judge", {}, 4)
+    runs = [
+        run_request(Models(m.target, m.draft, {"judge": h}), judged, batch, 24)
+        for m, h in ((small, head), (large, grow_head(head, large.target, large.draft)))
+    ]
+    assert runs[1].rows[0].tolist() == runs[0].rows[0].tolist()
+    assert runs[1].stats.trace == runs[0].stats.trace
+    assert runs[0].stats.accepted_lossy > 0
+
+
+def test_heads_grow_along(small, large):
+    head = JudgeHead(JudgeConfig(**identities(small), threshold=0.5), weight(32), 0.0)
+    grown = grow_models(replace(small, heads={"judge": head}), Geometry(hidden=96, heads=12, kv_heads=4), Geometry())
+    assert grown.draft is small.draft
+    grown.heads["judge"].check(grown.target, grown.draft)
+    assert grow_models(small, Geometry(), Geometry()) is small
+    assert large.draft.config.vocab_size == large.target.config.vocab_size == 100
+
+
+def bench(*arguments, status=0):
+    return run(app, *arguments[:-1], "bench", *arguments[-1], "--prompts", 1, "--repeats", 1, status=status)
+
+
+def test_the_bench_of_grown_models_says_the_same_and_judges_small_ones(tiny_pair_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(Arithmetic, "max_new_tokens", 8)
+    common = ["--folder", tiny_pair_folder, "--modes", "plain,lossless", "--no-roofline", "--gamma", 2]
+    judged = [*common, "--accuracy-problems", 3, "--out", tmp_path]
+    bench("--grow", "layers=3,hidden=96,heads=6,vocab=900", "--grow-draft", "hidden=96", judged)
+    origin, *rows = (json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines())
+    assert origin["models"]["target"]["num_hidden_layers"] == 3
+    assert [origin["models"][role]["vocab_size"] for role in ("target", "draft")] == [900, 900]
+    assert (origin["grow"], origin["grow_draft"]) == ("layers=3,hidden=96,heads=6,vocab=900", "hidden=96")
+    assert [row["same_text"] for row in rows if row["table"] == "ModeSummary"] == [1.0, 1.0]
+    assert [row["problems"] for row in rows if row["table"] == "Quality"] == [3, 3]
+    assert "(grown)" in bench("--grow", "hidden=96,vocab=900", common).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--grow", "llama-80b"), "did you mean 'llama-8b'"),
+        (("--grow-draft", "width=3"), "`--grow-draft`"),
+        (("--grow", "layers=0"), "`--grow`"),
+    ],
+)
+def test_errors_are_one_line(tiny_pair_folder, arguments, message):
+    (line,) = bench(*arguments, ["--folder", tiny_pair_folder], status=2).stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+@pytest.mark.parametrize("command", commands("grown_models"), ids=lambda command: command[-1])
+def test_documented_commands(tmp_path, command, monkeypatch):
+    """As they stand, but on sizes and a device that every machine has."""
+    monkeypatch.setattr(roofline, "_SECONDS", 0.0)
+    monkeypatch.setattr(roofline, "_SQUARE", (32, 32))
+    small = {"--device": "cpu", "--grow": "layers=5", "--grow-draft": "layers=3", "--accuracy-problems": "1"}
+    for option in small.keys() & set(command):
+        command[command.index(option) + 1] = small[option]
+    run(app, *command, "--prompts", 1, "--repeats", 1, "--max-new-tokens", 3, "--threads", 1, "--out", tmp_path)
+    assert (tmp_path / "bench.png").exists()

@@ -1,0 +1,40 @@
+"""How options are read."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.cli.options import parse_config, parse_mode, parse_modes
+
+
+def test_modes_to_compare():
+    plain, stock, several, auto = parse_modes("plain, stock@3,topk@7:k=3:tolerance=0.5,lossless@auto", 5)
+    assert (plain.label, stock.label, stock.gamma) == ("target alone", "stock assisted@3", 3)
+    assert (several.gamma, several.settings) == (7, {"k": 3, "tolerance": 0.5})
+    assert auto.gamma == "auto"
+    assert parse_modes("stock", "auto")[0].gamma == 5
+    assert {mode.temperature for mode in parse_modes("plain,stock,topk", 5, 0.7)} == {0.7}
+
+
+def test_modes_are_one_or_several():
+    assert parse_mode("ears") == "ears"
+    assert parse_mode("topk, dropmatch") == ["topk", "dropmatch"]
+
+
+def test_settings_are_json_where_they_can_be():
+    items = ["beta=0.2", "criterion=naive", "seed=3", "require_lossless=true", "topk.k=2", "x=a=b"]
+    assert parse_config(items) == {
+        "beta": 0.2,
+        "criterion": "naive",
+        "seed": 3,
+        "require_lossless": True,
+        "topk": {"k": 2},
+        "x": "a=b",
+    }
+
+
+@pytest.mark.parametrize("item", ["beta", "=1", "a.b.c=1", "topk.=1"])
+def test_settings_without_a_key_are_an_error(item):
+    with pytest.raises(LossyValueError, match=r"`--config` has to be KEY=VALUE"):
+        parse_config([item])

@@ -1,0 +1,109 @@
+"""What every mode tells ``generate()``, and which modes there are."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.config import head_type, parse
+from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE, VARIANTS, DecodingMode, Models, usual_modes
+from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
+from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
+from tests.models import prompt
+from tests.small_pair import verifier_for
+
+PLAIN = DecodingMode(TARGET_ALONE)
+
+
+@pytest.fixture(scope="module")
+def judged(models):
+    identities = {"target": ModelIdentity.of(models.target), "draft": ModelIdentity.of(models.draft)}
+    head = JudgeHead(JudgeConfig(**identities, task="none", threshold=0.5), torch.zeros(32), -10.0)
+    return Models(models.target, models.draft, {"judge": head})
+
+
+def batch(*seeds, seed=0):
+    ids = torch.cat([prompt(6, one) for one in seeds or (0,)])
+    return PromptBatch(ids, torch.ones_like(ids), seed)
+
+
+def labels(heads, **options):
+    return [mode.label for mode in usual_modes(heads, 5, **options)]
+
+
+def test_every_rule_takes_part_that_can_make_a_difference(judged):
+    greedy, sampled = labels({}), labels({}, temperature=0.9)
+    assert greedy[0] == sampled[0] == "lossless"
+    assert {"dropmatch", "topk", "relaxed", "typical", "ensemble"} <= set(greedy)
+    assert set(sampled) - set(greedy) >= {"ears"}
+    assert not {"judge", "sprinter", "ears"} & set(greedy)
+    assert "judge" in labels(judged.heads)
+
+
+def test_every_registered_rule_has_settings_or_defaults_that_differ_from_lossless(judged):
+    """Greedily or sampling, none of its settings is lossless: else it would never take part."""
+    heads = {**judged.heads, "sprinter": verifier_for(judged)}
+    for name, rule in REGISTRY.items():
+        if name == "lossless":
+            continue
+        assert head_type(rule) is None or name in heads, f"{name} needs a head that this test does not know"
+        for settings in (rule.usual, *VARIANTS.get(name, ())):
+            config = parse(name, dict(settings), heads.get(name))
+            assert not (config.is_lossless(False) and config.is_lossless(True)), f"{name} with {settings}"
+    assert {*labels(heads), *labels(heads, temperature=0.9)} == set(REGISTRY) >= set(VARIANTS)
+
+
+def test_every_setting_has_a_label_of_its_own():
+    every = labels({}, every_setting=True)
+    assert len(set(every)) == len(every) > len(labels({}))
+    assert {
+        "topk",
+        "relaxed:top_n=10:delta=0.6",
+        "topk:k=5:tolerance=1.0",
+        "dropmatch",
+        "dropmatch:criterion=naive",
+    } <= set(every)
+
+
+def test_all_of_them_generate(judged):
+    texts = {}
+    for mode in [PLAIN, DecodingMode.stock(4), *usual_modes(judged.heads, 4)]:
+        response = run_request(judged, mode, batch(), 12)
+        assert response.tokens == 12
+        assert (response.stats is None) is (mode.label in (TARGET_ALONE, STOCK))
+        texts[mode.label] = response.rows[0].tolist()
+    assert texts[TARGET_ALONE] == texts[STOCK] == texts["lossless"]
+    assert texts["judge"] != texts["lossless"], "this judge finds nothing important"
+
+
+def test_several_rules_share_a_dict_of_heads(judged):
+    both = DecodingMode("both", ["judge", "topk"], {"topk": {"k": 2}}, 4)
+    assert both.keywords(judged, 7)["lossy_head"] == judged.heads
+    assert both.keywords(judged, 7)["lossy_config"] == {"topk": {"k": 2}, "seed": 7}
+    assert run_request(judged, both, batch(), 12).stats.accepted_by.keys() == {"judge", "topk"}
+    assert DecodingMode(rule={"all_of": ["judge", "topk"]}).rules == both.rules == ["judge", "topk"]
+    assert (PLAIN.rules, DecodingMode(rule="topk").rules) == ([], ["topk"])
+
+
+def test_stock_drafts_gamma_tokens_and_leaves_the_draft_as_it_was(models):
+    before = copy.deepcopy(models.draft.generation_config.to_dict())
+    for gamma in (2, 6):
+        split = run_request(models, DecodingMode.stock(gamma), batch(), 40, meter=True).split
+        rounds = split.target_calls
+        assert gamma * (rounds - 4) < split.draft_calls <= gamma * rounds  # the last ones have less room
+    with pytest.raises(RuntimeError, match="midway"), DecodingMode.stock(5).prepared(models):
+        raise RuntimeError("midway")
+    assert models.draft.generation_config.to_dict() == before
+
+
+def test_what_is_sampled_depends_on_the_seed_of_the_prompt_alone(models):
+    state = torch.random.get_rng_state()
+    for mode in (PLAIN, DecodingMode.stock(5), DecodingMode("lossless", "lossless", gamma=5)):
+        hot = replace(mode, temperature=1.5)
+        one, again, other = (run_request(models, hot, batch(seed=s), 12).rows[0].tolist() for s in (3, 3, 4))
+        assert one == again != other
+    assert torch.equal(torch.random.get_rng_state(), state), "torch's own random numbers are left where they were"

@@ -1,0 +1,42 @@
+"""Batches, and what comes back of them."""
+
+from __future__ import annotations
+
+import torch
+
+from hf_lossy_assist.evaluation.modes import DecodingMode
+from hf_lossy_assist.evaluation.requests import batches_of, run_request, until_end
+from tests.models import prompt
+
+
+def test_prompts_of_one_length():
+    made = batches_of([[1, 2, 3], [1, 4, 5, 6, 7, 8]], length=5)
+    assert [b.ids.tolist() for b in made] == [[[1, 2, 3, 2, 3]], [[1, 5, 6, 7, 8]]]
+    (together,) = batches_of([[1, 2, 3], [1, 4]], 2, pad=9)
+    assert together.ids.tolist() == [[1, 2, 3], [9, 1, 4]]
+    assert together.mask.tolist() == [[1, 1, 1], [0, 1, 1]]
+    assert batches_of([[7]], length=4)[0].ids.tolist() == [[7, 7, 7, 7]]
+    assert [(len(b), b.seed) for b in batches_of([[1]] * 5, 2, seed=10)] == [(2, 10), (2, 12), (1, 14)]
+
+
+def test_a_batch_of_the_target_alone(models):
+    prompts = [prompt(6, seed)[0].tolist() for seed in range(3)]
+    (batch,) = batches_of(prompts, 3)
+    together = run_request(models, DecodingMode(), batch, 12)
+    apart = [run_request(models, DecodingMode(), one, 12).rows[0].tolist() for one in batches_of(prompts)]
+    assert [row.tolist() for row in together.rows] == apart
+    assert together.tokens == 36
+
+
+def test_responses_end_with_the_first_eos(models):
+    (batch,) = batches_of([prompt(6)[0].tolist()])
+    said = run_request(models, DecodingMode(), batch, 12).rows[0].tolist()
+    config = models.target.generation_config
+    config.eos_token_id = [said[5], 63]
+    try:
+        cut = until_end(torch.tensor([*said, said[5], 0]), models.target).tolist()
+        run = run_request(models, DecodingMode(), batch, 12).rows[0].tolist()
+    finally:
+        config.eos_token_id = None
+    assert cut == run == said[: said.index(said[5]) + 1]
+    assert until_end(torch.tensor(said), models.target).tolist() == said

@@ -1,0 +1,87 @@
+"""Tiny random models for measurements: a bare pair, and one with a task that its target answers right half the time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hf_lossy_assist.evaluation.modes import Models
+from hf_lossy_assist.heads import ModelIdentity, VerifierConfig, VerifierHead
+from hf_lossy_assist.pairs import Pair
+from hf_lossy_assist.pairs.recipe import build_tokenizer
+from hf_lossy_assist.tasks import Arithmetic, Example, Task
+from tests.models import noisy_copy, tiny
+
+PROBLEMS = 6
+MAX_NEW_TOKENS = 20
+
+
+class Recital(Task):
+    """The answer is a whole text: for every other prompt the one that the target says greedily."""
+
+    name = "recital"
+    max_new_tokens = MAX_NEW_TOKENS
+
+    def __init__(self, prompts: list[str], answers: list[str]) -> None:
+        wrong = [answer[:-1] for answer in answers]
+        self._examples = [
+            Example(prompt, right if i % 2 else wrong[i])
+            for i, (prompt, right) in enumerate(zip(prompts, answers, strict=True))
+        ]
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        return self._examples[:n]
+
+    def extract_answer(self, text: str) -> str | None:
+        return text or None
+
+    def equivalent(self, a: str | None, b: str | None) -> bool:
+        return a is not None and a == b
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return build_tokenizer(100)
+
+
+@pytest.fixture(scope="session")
+def models() -> Models:
+    """Models that say much the same, and never come to an end by themselves."""
+    target = tiny()
+    target.generation_config.eos_token_id = None
+    return Models(target, noisy_copy(target, 0.02))
+
+
+def verifier_for(models: Models, position: str = "previous", bias: float = 0.0, scale: float = 1.0, seed: int = 0):
+    """Return a random verifier head."""
+    identities = {"target": ModelIdentity.of(models.target), "draft": ModelIdentity.of(models.draft)}
+    config = VerifierConfig(**identities, task="none", position=position, ratio=1.0)
+    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
+    return VerifierHead(config, weight, bias)
+
+
+@pytest.fixture(scope="session")
+def pair(tokenizer) -> Pair:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        initializer_range=0.2,
+    )
+    target = LlamaForCausalLM(config).eval()
+    prompts = [example.prompt for example in Arithmetic().examples("test", PROBLEMS)]
+    answers = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt")
+        out = target.generate(**ids, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
+        answers.append(tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+    return Pair(target, noisy_copy(target, 0.01), tokenizer, Recital(prompts, answers))
