@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import json
-import math
+import reprlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import LossyValueError
 
+MOST = 1 << 24
+"""What no width and no vocabulary reaches."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+
+
+def brief(value: Any) -> str:
+    """Return the ``repr`` of a value for a message, cut short where it is long.
+
+    Examples
+    --------
+    >>> brief(0.5), len(brief("a" * 10_000))
+    ('0.5', 200)
+    """
+    return _SHORT.repr(value)
+
 
 def require(holds: bool, argument: str, expected: str, value: Any) -> None:
     """Raise where an argument is not what is expected."""
     if not holds:
-        raise LossyValueError(f"`{argument}` has to be {expected}, but is {value!r}")
+        raise LossyValueError(f"`{argument}` has to be {expected}, but is {brief(value)}")
 
 
 def is_number(value: Any) -> bool:
     """Tell whether ``value`` is a finite number, and none of numpy's or torch's that JSON doesn't know."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    # An int may be larger than any float.
+    return -sys.float_info.max <= value <= sys.float_info.max
 
 
 def check_probability(argument: str, value: Any) -> None:
@@ -27,8 +48,14 @@ def check_probability(argument: str, value: Any) -> None:
 
 
 def check_size(argument: str, value: Any) -> None:
-    """Raise where ``value`` is no positive integer."""
-    require(isinstance(value, int) and not isinstance(value, bool) and value > 0, argument, "a positive integer", value)
+    """Raise where ``value`` is no positive integer, or one that no model has."""
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST
+    require(fits, argument, f"a positive integer of at most {MOST:,}", value)
+
+
+def check_text(argument: str, value: Any) -> None:
+    """Raise where ``value`` is no string."""
+    require(isinstance(value, str), argument, "a string", value)
 
 
 def check_mapping(argument: str, value: Any) -> None:
@@ -36,8 +63,8 @@ def check_mapping(argument: str, value: Any) -> None:
     require(isinstance(value, Mapping), argument, "a mapping", value)
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise LossyValueError(f"`{argument}` has to be plain JSON, but is {value!r}: {error}") from error
+    except (RecursionError, TypeError, ValueError) as error:
+        raise LossyValueError(f"`{argument}` has to be plain JSON, but is {brief(value)}: {error}") from error
 
 
 def check_sequence(argument: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import LossyValueError
-from .checks import check_mapping, check_probability, check_sequence, check_size, is_number, require
+from .checks import brief, check_mapping, check_probability, check_sequence, check_size, check_text, is_number, require
 from .identity import ModelIdentity
 
 LIBRARY = "hf_lossy_assist"
@@ -55,6 +55,7 @@ class HeadConfig:
     row: ClassVar[type]
 
     def __post_init__(self) -> None:
+        check_text("task", self.task)
         check_probability("threshold", self.threshold)
         for name in ("metrics", "provenance"):
             check_mapping(name, getattr(self, name))
@@ -88,15 +89,20 @@ class HeadConfig:
         LossyValueError
             When it is the configuration of something else, comes from a newer format, or lacks a field.
         """
-        values = _checked_header(cls.kind, values, where)
-        known = known_fields(cls, values, where)
+        try:
+            return cls._from_values(_checked_header(cls.kind, values))
+        except LossyValueError as error:
+            raise LossyValueError(f"{where}: {error}") from error
+
+    @classmethod
+    def _from_values(cls: type[_C], values: Mapping[str, Any]) -> _C:
+        known = known_fields(cls, values, "the configuration")
         for role in ("target", "draft"):
-            identity = known_fields(ModelIdentity, known[role], f"`{role}` in {where}")
-            known[role] = ModelIdentity.from_dict(identity)
+            known[role] = ModelIdentity.from_dict(known_fields(ModelIdentity, known[role], f"`{role}`"))
         for name in ("thresholds", "results"):
             check_sequence(name, known.get(name, ()))
         rows = known.get("thresholds", ())
-        known["thresholds"] = tuple(cls.row(**known_fields(cls.row, row, f"`thresholds` in {where}")) for row in rows)
+        known["thresholds"] = tuple(cls.row(**known_fields(cls.row, row, "a row of `thresholds`")) for row in rows)
         known["results"] = tuple(known.get("results", ()))
         return cls(**known)
 
@@ -104,30 +110,30 @@ class HeadConfig:
 def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:
     """Return the entries of ``values`` that ``cls`` has fields for; warn of others, and refuse if one is missing."""
     if not isinstance(values, Mapping):
-        raise LossyValueError(f"{where} has to be an object of {cls.__name__}'s fields, but is {values!r}")
+        raise LossyValueError(f"{where} has to be an object of {cls.__name__}'s fields, but is {brief(values)}")
     names = {f.name for f in fields(cls)}
     required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
     if missing := sorted(required - set(values)):
         raise LossyValueError(f"{where} lacks {missing}; save the head again with `save_pretrained`")
     if unknown := sorted(set(values) - names):
         warnings.warn(
-            f"{where} has keys that this version of {LIBRARY} does not know, {unknown}: they are ignored. "
-            f"Upgrade {LIBRARY} if the head came from a newer version.",
+            f"{where} of a head has keys that this version of {LIBRARY} does not know, {brief(unknown)}: they are "
+            f"ignored. Upgrade {LIBRARY} if the head came from a newer version.",
             stacklevel=2,
         )
     return {name: value for name, value in values.items() if name in names}
 
 
-def _checked_header(kind: str, values: Any, where: str) -> dict[str, Any]:
+def _checked_header(kind: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, Mapping) or values.get("library_name") != LIBRARY:
         found = values.get("library_name") or values.get("model_type") if isinstance(values, Mapping) else values
-        raise LossyValueError(f"{where} is not the configuration of a head of {LIBRARY}, but of {found!r}")
+        raise LossyValueError(f"it is not the configuration of a head of {LIBRARY}, but of {brief(found)}")
     if values.get("type") != kind:
-        raise LossyValueError(f"{where} is that of a {values.get('type')!r} head, but a {kind!r} head is wanted")
+        raise LossyValueError(f"it is that of a {brief(values.get('type'))} head, but a {kind!r} head is wanted")
     check_size("format_version", values.get("format_version"))
     if values["format_version"] > FORMAT_VERSION:
         raise LossyValueError(
-            f"{where} has format version {values['format_version']}, but this version of {LIBRARY} reads up to "
+            f"it has format version {values['format_version']}, but this version of {LIBRARY} reads up to "
             f"{FORMAT_VERSION}; upgrade {LIBRARY}"
         )
     return {k: v for k, v in values.items() if k not in ("library_name", "format_version", "type", "weights_sha256")}

@@ -12,9 +12,10 @@ import torch
 
 from ..errors import LossyValueError
 from .base import Head
+from .checks import brief
 from .hub import HUB_ID
 from .judge import JudgeHead
-from .repository import CONFIG, WEIGHTS, read_config
+from .repository import CONFIG, WEIGHTS, existing_folder, finite, read_config
 from .verifier import VerifierHead
 
 HEADS: Mapping[str, type[Head]] = {"judge": JudgeHead, "verifier": VerifierHead}
@@ -58,15 +59,15 @@ def load_head(
         ...
     hf_lossy_assist.errors.LossyValueError: `lossy_head` is './no/such/folder', which is neither a folder nor ...
     """
-    folder = Path(source).expanduser()
-    if folder.is_dir():
+    folder = existing_folder(source)
+    if folder is not None:
         # The time of the files stands for the revision.
         stamps = tuple(path.stat().st_mtime_ns for name in (CONFIG, WEIGHTS) if (path := folder / name).exists())
         return _load(cls, str(folder.resolve()), None, stamps, torch.device(device), dtype)
     match = _REFERENCE.fullmatch(str(source))
     if match is None:
         raise LossyValueError(
-            f"`lossy_head` is {str(source)!r}, which is neither a folder nor an id on the Hub, 'org/name' or "
+            f"`lossy_head` is {brief(str(source))}, which is neither a folder nor an id on the Hub, 'org/name' or "
             "'org/name@revision'"
         )
     return _load(cls, match["id"], match["revision"], (), torch.device(device), dtype)
@@ -81,7 +82,10 @@ def _load(
     device: torch.device,
     dtype: torch.dtype,
 ) -> _H:
-    return cls.from_pretrained(source, revision=revision).to(device, dtype).eval()
+    head = cls.from_pretrained(source, revision=revision)
+    for name, parameter in head.named_parameters():
+        finite(parameter, dtype, f"`{name}` of {source!r}")
+    return head.to(device, dtype).eval()
 
 
 def load_folder(folder: Path) -> Head:
@@ -92,9 +96,10 @@ def load_folder(folder: Path) -> Head:
     LossyValueError
         When the folder holds no head, or a damaged one.
     """
-    if not folder.is_dir():
-        raise LossyValueError(f"{str(folder)!r} is not a folder")
-    values = read_config(folder)
+    found = existing_folder(folder)
+    if found is None:
+        raise LossyValueError(f"{brief(str(folder))} is not a folder")
+    values = read_config(found)
     kind = values.get("type") if isinstance(values, dict) else None
     # A configuration of something else is refused by any head, with what it is.
-    return HEADS.get(kind, JudgeHead).from_pretrained(folder)
+    return HEADS.get(kind if isinstance(kind, str) else None, JudgeHead).from_pretrained(found)
