@@ -12,7 +12,6 @@ from transformers.utils.logging import disable_progress_bar
 from ..bench import records
 from ..errors import LossyValueError
 from ..mining.manifest import Plan, open_run
-from ..mining.naive import compare
 from ..mining.processes import this_process
 from ..mining.running import Workload, longest_prompt
 from ..mining.running import mine as run
@@ -20,7 +19,7 @@ from ..mining.storage import Store, prompt_rows
 from .console import console, limit_threads
 from .mining_cast import CastOptions, load_cast
 from .mining_plan import Labels, MiningOptions, Workshop
-from .mining_report import MiningBar, comparison_table, summary_table
+from .mining_report import MiningBar, summary_table
 
 
 def mine(
@@ -73,9 +72,6 @@ def mine(
     ] = None,
     target_api_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
     target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one of its answers.")] = 120.0,
-    compare_naive: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Mine N prompts with and without reuse; print figures only.")
-    ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"] | None,
         typer.Option(help="Of the weights; float32 with --pair, else what they are stored in."),
@@ -90,7 +86,7 @@ def mine(
     """
     limit_threads(threads)
     disable_progress_bar()
-    if out is None and compare_naive is None:
+    if out is None:
         raise LossyValueError("`--out` has to be a folder for the data, but is not given")
     options = MiningOptions(
         labels, split, batch_size, max_new_tokens, sampling, temperature, seed, folds, features_target, rows_per_kind,
@@ -99,8 +95,6 @@ def mine(
     settings = (*(task_option or ()), *(["unsafe_no_isolation=true"] if unsafe_no_isolation else []))
     named = CastOptions(pair, task, task_data, settings, model, assistant, dtype, device)
     options.check()
-    if compare_naive is not None and (labels != "judge" or target_api is not None):
-        raise LossyValueError("`--compare-naive` measures the search of a local target: not with ratios or an API")
     named.check(needs_target=target_api is None)
     cast = load_cast(named)
     workshop = Workshop(options, cast)
@@ -108,15 +102,11 @@ def mine(
         cast.task,
         cast.tokenizer,
         split,
-        num_prompts if compare_naive is None else compare_naive,
+        num_prompts,
         folds,
         this_process(),
         longest=longest_prompt(cast.models.values(), max_new_tokens),
     )
-    if compare_naive is not None:
-        prompts = [workload.prompt(i, example) for i, example in workload.examples().items()]
-        console().print(comparison_table(compare(workshop.searches(), workshop.naive(), prompts)))
-        return
     plan = Plan(labels, cast.task.name, cast.target, cast.draft, options.compared(named, cast))
     origin = records.provenance(
         cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=workload.process.count

@@ -12,7 +12,6 @@ from ..mining.completions import Completions
 from ..mining.guessing import Guesser
 from ..mining.judge import JudgeMiner
 from ..mining.local import LocalWriter
-from ..mining.naive import NaiveSearch
 from ..mining.outcomes import Miner
 from ..mining.ratio import RatioMiner
 from ..mining.searches import Searches
@@ -100,10 +99,6 @@ class Workshop:
         options, cast = self.options, self.cast
         guesser = Guesser(cast.draft, options.choice())
         return Searches(self._writer(), guesser, cast.task, self._decode, options.batch_size, options.task_workers)
-
-    def naive(self) -> NaiveSearch:
-        cast = self.cast
-        return NaiveSearch(cast.target, cast.draft, self._limits(), self.options.choice(), cast.task, self._decode)
 
     def _judge(self) -> JudgeMiner:
         positions = ("previous", "draft", "target") if self.options.features_target else ("previous", "draft")

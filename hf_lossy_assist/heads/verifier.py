@@ -50,7 +50,9 @@ class VerifierConfig(HeadConfig):
     position
         Which of the draft's states it reads: ``"previous"`` or ``"token"``.
     ratio
-        λ: a token x is acceptable iff ``q(x) / p(x) <= ratio``, with q the draft and p the target; 1 or more.
+        λ: a token x is acceptable iff ``q(x) / p(x) <= ratio``, with q the draft and p the target; above 0. The
+        theorems of the paper (:mod:`hf_lossy_assist.theory.sprinter`) are about heads with λ = 1: a smaller one
+        commits fewer tokens that the target likes less than the draft does, a larger one more.
 
     Examples
     --------
@@ -70,7 +72,7 @@ class VerifierConfig(HeadConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.position in POSITIONS, "position", f"one of {list(POSITIONS)}", self.position)
-        require(is_number(self.ratio) and self.ratio >= 1, "ratio", "a number of at least 1", self.ratio)
+        require(is_number(self.ratio) and self.ratio > 0, "ratio", "a number above 0", self.ratio)
 
     @property
     def reads(self) -> str:

@@ -34,7 +34,7 @@ class VerifierSettings:
     Attributes
     ----------
     ratio
-        λ: a token is acceptable iff ``q(x) / p(x) <= λ``.
+        λ: a token is acceptable iff ``q(x) / p(x) <= λ``. The paper's theorems are about λ = 1.
     position
         The state to read, ``"previous"`` or ``"token"``; None for the one with the higher validation AUC.
     threshold
@@ -48,10 +48,10 @@ class VerifierSettings:
 
     Examples
     --------
-    >>> VerifierSettings(ratio=0.5)
+    >>> VerifierSettings(ratio=0)
     Traceback (most recent call last):
         ...
-    hf_lossy_assist.errors.LossyValueError: `lambda` has to be a number of at least 1, but is 0.5
+    hf_lossy_assist.errors.LossyValueError: `lambda` has to be a number above 0, but is 0
     """
 
     ratio: float = 1.0
@@ -62,8 +62,8 @@ class VerifierSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.ratio < float("inf"):
-            raise LossyValueError(f"`lambda` has to be a number of at least 1, but is {self.ratio}")
+        if not 0 < self.ratio < float("inf"):
+            raise LossyValueError(f"`lambda` has to be a number above 0, but is {self.ratio}")
         if self.position not in (None, *POSITIONS):
             raise LossyValueError(f"`position` has to be one of {list(POSITIONS)} or None, but is {self.position!r}")
         if not 0 < self.validation_share < 1:

@@ -163,7 +163,8 @@ def test_threshold_that_the_table_lacks(judge: JudgeHead):
         (lambda: judge_config(models="all"), "`models` has to be one of"),
         (lambda: judge_config(results=({"a": 1}, {"b": 2})), "`results` has to have the same columns"),
         (lambda: verifier_config(position="draft"), "`position` has to be one of"),
-        (lambda: verifier_config(ratio=0.5), "`ratio` has to be a number of at least 1, but is 0.5"),
+        (lambda: verifier_config(ratio=0), "`ratio` has to be a number above 0, but is 0"),
+        (lambda: verifier_config(ratio=-1.0), "`ratio` has to be a number above 0, but is -1.0"),
     ],
 )
 def test_configurations_that_cannot_be(make: Callable[[], object], message: str):

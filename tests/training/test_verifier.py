@@ -86,6 +86,21 @@ def test_figures_follow_from_the_head(trained):
         assert row.fpr == pytest.approx((curve.probabilities[~labels] > row.threshold).mean())
 
 
+@pytest.mark.parametrize("ratio", [0.6, 0.9])
+def test_a_lambda_below_one(ratio, tmp_path):
+    """Fewer tokens are acceptable: those that the target likes more than the draft does, and by so much."""
+    data = ratios()
+    labels = data.labelled(ratio).labels
+    assert (labels == (data.q / data.p <= ratio)).all()
+    assert 0 < labels.sum() < data.labelled(1.0).labels.sum()
+    trained = train_verifier(data, ORIGIN, VerifierSettings(ratio=ratio, position="token", descent=QUICK))
+    trained.save(tmp_path)
+    head = VerifierHead.from_pretrained(tmp_path)
+    assert head.config.ratio == ratio
+    assert head.config.metrics["acceptable_share"] == labels.mean()
+    assert head.config.metrics["auc"] > 0.9
+
+
 def test_one_curve_for_each_lambda(trained, tmp_path):
     assert [curve.name for curve in trained.curves] == ["λ = 1", "λ = 1.2", "λ = 1.5"]
     assert {"auc_lambda_1", "auc_lambda_1.2", "auc_lambda_1.5"} <= set(trained.head.config.metrics)
@@ -122,7 +137,13 @@ def test_states_that_are_not_finite():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"ratio": 0.99}, "`lambda`"), ({"ratio": np.inf}, "`lambda`"), ({"position": "draft"}, "`position`")],
+    [
+        ({"ratio": 0.0}, "`lambda`"),
+        ({"ratio": -1.0}, "`lambda`"),
+        ({"ratio": np.nan}, "`lambda`"),
+        ({"ratio": np.inf}, "`lambda`"),
+        ({"position": "draft"}, "`position`"),
+    ],
 )
 def test_settings_out_of_range(settings, message):
     with pytest.raises(LossyValueError, match=message):
