@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_lossy_assist import pairs
-from hf_lossy_assist.mining.outcomes import Prompt
+from hf_lossy_assist.mining.prompt_results import Prompt
 from tests.mining import reference
 from tests.mining.parts import Parts
 

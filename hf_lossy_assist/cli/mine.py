@@ -11,14 +11,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..bench import records
 from ..errors import LossyValueError
-from ..mining.manifest import Plan, open_run
-from ..mining.processes import this_process
-from ..mining.running import Workload, longest_prompt
-from ..mining.running import mine as run
+from ..mining.manifest import MiningPlan, open_run
+from ..mining.mining_run import MiningWorkload, longest_prompt, this_process
+from ..mining.mining_run import mine as run
 from ..mining.storage import Store, prompt_rows
 from .console import console, limit_threads
 from .mining_cast import CastOptions, load_cast
-from .mining_plan import Labels, MiningOptions, Workshop
+from .mining_plan import Labels, MinerFactory, MiningOptions
 from .mining_report import MiningBar, summary_table
 
 
@@ -97,8 +96,8 @@ def mine(
     options.check()
     named.check(needs_target=target_api is None)
     cast = load_cast(named)
-    workshop = Workshop(options, cast)
-    workload = Workload(
+    factory = MinerFactory(options, cast)
+    workload = MiningWorkload(
         cast.task,
         cast.tokenizer,
         split,
@@ -107,16 +106,16 @@ def mine(
         this_process(),
         longest=longest_prompt(cast.models.values(), max_new_tokens),
     )
-    plan = Plan(labels, cast.task.name, cast.target, cast.draft, options.compared(named, cast))
+    plan = MiningPlan(labels, cast.task.name, cast.target, cast.draft, options.compared(named, cast))
     origin = records.provenance(
         cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=workload.process.count
     )
-    _mine(out, plan, workload, workshop, origin)
+    _mine(out, plan, workload, factory, origin)
 
 
-def _mine(out: Path, plan: Plan, workload: Workload, workshop: Workshop, origin: dict[str, Any]) -> None:
+def _mine(out: Path, plan: MiningPlan, workload: MiningWorkload, factory: MinerFactory, origin: dict[str, Any]) -> None:
     screen = console()
-    miner = workshop.miner()
+    miner = factory.miner()
     open_run(out, plan, origin)
     try:
         # One bar is enough for all processes.

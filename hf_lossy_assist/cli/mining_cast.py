@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from .. import pairs, tasks
 from ..errors import LossyValueError
-from ..mining.processes import this_process
+from ..mining.mining_run import this_process
 from ..mining.reading import check
 from ..tasks import Task
 from .options import pretrained

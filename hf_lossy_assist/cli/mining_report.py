@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..mining.outcomes import FAILED, MINED, SKIPPED, Outcome
+from ..mining.prompt_results import FAILED, MINED, SKIPPED, PromptResult
 from .console import progress
 
 _REPORT_EVERY = 50
@@ -47,7 +47,7 @@ class MiningBar:
         if finished:
             self._screen.print(f"{finished} of {total} prompts were finished before")
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: PromptResult) -> None:
         counts = self._counts
         counts["prompts"] += 1
         counts[outcome.status] += 1

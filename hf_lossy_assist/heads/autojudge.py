@@ -16,7 +16,7 @@ from ..errors import LossyValueError
 from .folding import fold
 from .identity import ModelIdentity
 from .inert_pickle import StandIn, read, to_array
-from .judge import JudgeConfig, JudgeHead
+from .judge_head import JudgeConfig, JudgeHead
 
 DEFAULT_THRESHOLD = 0.25
 """What AutoJudge writes into its vLLM heads as a placeholder."""

@@ -57,7 +57,7 @@ class Greedy:
 class GumbelMax:
     """``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i``: a sample that depends on nothing but seed and prefix.
 
-    Target and draft see the same noise after the same prefix, so they differ no more often than their laws do.
+    Target and draft see the same noise after the same prefix, so they differ no more often than their distributions do.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def gumbel(contexts: list[int], vocabulary: int, device: torch.device | str = "c
     for shift, factor in zip((30, 27), _MIX, strict=True):
         bits = (bits ^ _shift(bits, shift)) * _signed(factor)
     bits = bits ^ _shift(bits, 31)
-    # 53 bits, kept away from 0 and 1. Small values become the large, exact tail of the Gumbel law.
+    # 53 bits, kept away from 0 and 1. Small values become the large, exact tail of the Gumbel distribution.
     uniform = (_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
     return -torch.log(-torch.log1p(-uniform))
 

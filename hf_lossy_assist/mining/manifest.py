@@ -18,7 +18,7 @@ NAME = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Plan:
+class MiningPlan:
     """What a run mines. Data of two plans don't belong together.
 
     Attributes
@@ -97,7 +97,7 @@ def read(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def open_run(folder: Path, plan: Plan, provenance: Mapping[str, Any]) -> None:
+def open_run(folder: Path, plan: MiningPlan, provenance: Mapping[str, Any]) -> None:
     """Enter a run into a folder's manifest, which is made if there is none.
 
     Parameters

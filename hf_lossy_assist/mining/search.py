@@ -1,6 +1,6 @@
 """AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for one prompt.
 
-The search knows nothing of models: it is a generator that yields what it wants done (:class:`Continue`,
+The search knows nothing of models: it is a generator that yields what it needs to be done (:class:`Continue`,
 :class:`Guess`, :class:`Ask`) and is sent the result. Whoever drives it may serve many searches at once.
 """
 
@@ -15,8 +15,8 @@ from ..tasks import Example, Task
 Tokens = tuple[int, ...]
 
 
-class Desk(Protocol):
-    """Takes the wishes of searches; each is known by its ``slot``."""
+class SearchBackend(Protocol):
+    """Takes the requests of searches; each is known by its ``slot``."""
 
     def continue_(self, slot: int, prefix: Tokens) -> None: ...
 
@@ -31,8 +31,8 @@ class Continue:
 
     prefix: Tokens
 
-    def hand_to(self, desk: Desk, slot: int) -> None:
-        desk.continue_(slot, self.prefix)
+    def send_to(self, backend: SearchBackend, slot: int) -> None:
+        backend.continue_(slot, self.prefix)
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Guess:
     response: Tokens
     start: int
 
-    def hand_to(self, desk: Desk, slot: int) -> None:
-        desk.guess(slot, self.response, self.start)
+    def send_to(self, backend: SearchBackend, slot: int) -> None:
+        backend.guess(slot, self.response, self.start)
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Ask:
 
     question: Callable[[], Any]
 
-    def hand_to(self, desk: Desk, slot: int) -> None:
-        desk.ask(slot, self.question)
+    def send_to(self, backend: SearchBackend, slot: int) -> None:
+        backend.ask(slot, self.question)
 
 
-Wish = Continue | Guess | Ask
+Request = Continue | Guess | Ask
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Found:
     mismatches: tuple[Mismatch, ...] = ()
 
 
-def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str]) -> Generator[Wish, Any, Found]:
+def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str]) -> Generator[Request, Any, Found]:
     """Label every mismatch of draft and target that the answer does or does not depend on.
 
     Goes from left to right: the first mismatch's token is replaced by the draft's, the target finishes the
@@ -115,7 +115,7 @@ def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str])
 
     Yields
     ------
-    Wish
+    Request
         What is to be done; the reply has to be sent in.
 
     Examples
@@ -128,13 +128,15 @@ def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str])
     ...         return text[-1]
     ...     def equivalent(self, a, b):
     ...         return a == b
-    >>> wishes = search(Example("", ""), Last(), lambda ids: "".join(map(str, ids)))
-    >>> wish = next(wishes)
+    >>> requests = search(Example("", ""), Last(), lambda ids: "".join(map(str, ids)))
+    >>> request = next(requests)
     >>> try:
     ...     while True:
-    ...         reply = (wish.question() if isinstance(wish, Ask)
-    ...                  else (wish.prefix + (1, 1, 1))[:3] if isinstance(wish, Continue) else (2, 2, 2)[wish.start:])
-    ...         wish = wishes.send(reply)
+    ...         match request:
+    ...             case Ask(question): reply = question()
+    ...             case Continue(prefix): reply = (*prefix, 1, 1, 1)[:3]
+    ...             case Guess(_, start): reply = (2, 2, 2)[start:]
+    ...         request = requests.send(reply)
     ... except StopIteration as end:
     ...     found = end.value
     >>> found.last, [mismatch.important for mismatch in found.mismatches]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import LossyValueError
 from . import manifest as manifests
 from .files import PARTIAL, write_whole
-from .outcomes import FAILED
+from .prompt_results import FAILED
 
 if TYPE_CHECKING:
     import datasets

@@ -9,13 +9,13 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from .outcomes import Prompt
+from .prompt_results import Prompt
 
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Limits:
+class ResponseLimits:
     """Where a text ends: at an EOS, or at a length.
 
     Attributes
@@ -34,7 +34,7 @@ class Limits:
 
         Examples
         --------
-        >>> limits = Limits(eos=frozenset({2}), max_new_tokens=4)
+        >>> limits = ResponseLimits(eos=frozenset({2}), max_new_tokens=4)
         >>> [limits.over(response) for response in ((), (5, 6), (5, 2), (5, 6, 7, 8))]
         [False, False, True, True]
         """
@@ -54,7 +54,7 @@ def eos_of(model: PreTrainedModel) -> frozenset[int]:
 
 
 @dataclass(eq=False)
-class Counts:
+class ResponseCost:
     """What one prompt has cost.
 
     Attributes
@@ -73,7 +73,7 @@ class Counts:
 class Writer(Protocol):
     """Finishes responses. A *slot* is one prompt's place; several are served at once."""
 
-    def counts(self, slot: int) -> Counts:
+    def counts(self, slot: int) -> ResponseCost:
         """Return what the prompt of ``slot`` has cost so far."""
 
     def begin(self, slot: int, prompt: Prompt) -> None:

@@ -26,7 +26,7 @@ class Cycle:
         Its length and its highest learning rate.
     number_weight
         How much positions inside or right before a number count in the loss. It depends on the token before a
-        position only, so the law to be learned stays the same.
+        position only, so the distribution to be learned stays the same.
     interleaved
         Train on the harder order of questions about two people, in which only names tell whose event is whose.
     """

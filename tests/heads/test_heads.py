@@ -23,7 +23,7 @@ from hf_lossy_assist.heads import (
     fold,
     load_head,
 )
-from hf_lossy_assist.heads.loading import load_folder
+from hf_lossy_assist.heads.head_loading import load_folder
 
 SMALL = ModelIdentity("org/small", None, "LlamaForCausalLM", 8, 100)
 LARGE = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist import JudgeHead, LossyValueError
 from hf_lossy_assist.heads import ModelIdentity, load_head
-from hf_lossy_assist.heads.loading import load_folder
+from hf_lossy_assist.heads.head_loading import load_folder
 
 MOST_MEMORY = 100 << 20
 

@@ -10,8 +10,9 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.mining import files, storage
+from hf_lossy_assist.mining.judge_labels import judge_schemas
+from hf_lossy_assist.mining.ratio_labels import ratio_schemas
 from hf_lossy_assist.mining.storage import Store, load_mined, prompt_rows
-from hf_lossy_assist.mining.tables import judge_schemas, ratio_schemas
 
 SCHEMAS = judge_schemas({"target_draft": 4, "draft_draft": 2})
 
