@@ -120,7 +120,7 @@ def _mine(out: Path, plan: MiningPlan, workload: MiningWorkload, factory: MinerF
     try:
         # One bar is enough for all processes.
         bar = MiningBar(screen if workload.process.number == 0 else Console(quiet=True))
-        with Store(out, workload.process.number, miner.schemas()) as store, bar:
+        with Store(out, workload.process.number, miner.schemas(), workload.process.count) as store, bar:
             run(miner, workload, store, bar)
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")

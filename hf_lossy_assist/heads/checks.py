@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import reprlib
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
 
 from ..errors import LossyValueError
 
+LIBRARY = "hf_lossy_assist"
+
 MOST = 1 << 24
 """What no width and no vocabulary reaches."""
+
+_T = TypeVar("_T")
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
@@ -70,3 +76,20 @@ def check_mapping(argument: str, value: Any) -> None:
 def check_sequence(argument: str, value: Any) -> None:
     """Raise where ``value`` is no sequence."""
     require(isinstance(value, Sequence) and not isinstance(value, str), argument, "a sequence", value)
+
+
+def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:
+    """Return the entries of ``values`` that ``cls`` has fields for; warn of others, and refuse if one is missing."""
+    if not isinstance(values, Mapping):
+        raise LossyValueError(f"{where} has to be an object of {cls.__name__}'s fields, but is {brief(values)}")
+    names = {f.name for f in fields(cls)}
+    required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    if missing := sorted(required - set(values)):
+        raise LossyValueError(f"{where} lacks {missing}; save the head again with `save_pretrained`")
+    if unknown := sorted(set(values) - names):
+        warnings.warn(
+            f"{where} of a head has keys that this version of {LIBRARY} does not know, {brief(unknown)}: they are "
+            f"ignored. Upgrade {LIBRARY} if the head came from a newer version.",
+            stacklevel=2,
+        )
+    return {name: value for name, value in values.items() if name in names}

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import LossyValueError
-from .checks import brief, check_mapping, check_probability, check_sequence, check_size, check_text, is_number, require
+from .checks import (
+    LIBRARY,
+    brief,
+    check_mapping,
+    check_probability,
+    check_sequence,
+    check_size,
+    check_text,
+    is_number,
+    known_fields,
+    require,
+)
 from .identity import ModelIdentity
 
-LIBRARY = "hf_lossy_assist"
 FORMAT_VERSION = 1
 """Goes up when an older version of this package could misread a head."""
 
@@ -98,30 +107,13 @@ class HeadConfig:
     def _from_values(cls: type[_C], values: Mapping[str, Any]) -> _C:
         known = known_fields(cls, values, "the configuration")
         for role in ("target", "draft"):
-            known[role] = ModelIdentity.from_dict(known_fields(ModelIdentity, known[role], f"`{role}`"))
+            known[role] = ModelIdentity.from_dict(known[role], f"`{role}`")
         for name in ("thresholds", "results"):
             check_sequence(name, known.get(name, ()))
         rows = known.get("thresholds", ())
         known["thresholds"] = tuple(cls.row(**known_fields(cls.row, row, "a row of `thresholds`")) for row in rows)
         known["results"] = tuple(known.get("results", ()))
         return cls(**known)
-
-
-def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:
-    """Return the entries of ``values`` that ``cls`` has fields for; warn of others, and refuse if one is missing."""
-    if not isinstance(values, Mapping):
-        raise LossyValueError(f"{where} has to be an object of {cls.__name__}'s fields, but is {brief(values)}")
-    names = {f.name for f in fields(cls)}
-    required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-    if missing := sorted(required - set(values)):
-        raise LossyValueError(f"{where} lacks {missing}; save the head again with `save_pretrained`")
-    if unknown := sorted(set(values) - names):
-        warnings.warn(
-            f"{where} of a head has keys that this version of {LIBRARY} does not know, {brief(unknown)}: they are "
-            f"ignored. Upgrade {LIBRARY} if the head came from a newer version.",
-            stacklevel=2,
-        )
-    return {name: value for name, value in values.items() if name in names}
 
 
 def _checked_header(kind: str, values: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from ..compat import is_offloaded, origin_of, unwrap
 from ..errors import LossyValueError
-from .checks import check_sequence, check_size, check_text, is_number, require
+from .checks import check_sequence, check_size, check_text, is_number, known_fields, require
 from .hub import HUB_ID
 
 FINGERPRINT_ROWS = 8
@@ -100,11 +99,18 @@ class ModelIdentity:
         return re.fullmatch(HUB_ID, self.name) is not None
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ModelIdentity:
-        """Return the identity in a configuration that was read from JSON."""
-        norms = values.get("fingerprint", ())
+    def from_dict(cls, values: Any, where: str = "the identity") -> ModelIdentity:
+        """Return the identity in what was read from JSON, as ``where`` says.
+
+        Raises
+        ------
+        LossyValueError
+            When it is of another type, or lacks a field.
+        """
+        known = known_fields(cls, values, where)
+        norms = known.get("fingerprint", ())
         check_sequence("fingerprint", norms)
-        return cls(**{**values, "fingerprint": tuple(norms)})
+        return cls(**{**known, "fingerprint": tuple(norms)})
 
     def differences(self, model: nn.Module) -> list[str]:
         """Return what distinguishes ``model`` from the one remembered, one sentence each; nothing if it is the same.

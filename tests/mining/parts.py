@@ -162,6 +162,6 @@ def run(folder, parts: Parts, work: MiningWorkload, miner=None) -> Notes:
     miner = miner or judge(parts)
     notes = Notes()
     open_run(folder, MiningPlan("judge", parts.task.name, parts.target, parts.draft, {}), {})
-    with Store(folder, work.process.number, miner.schemas()) as store:
+    with Store(folder, work.process.number, miner.schemas(), work.process.count) as store:
         mine(miner, work, store, notes)
     return notes
