@@ -1,4 +1,4 @@
-"""Heads by name, each loaded once."""
+"""Loading of heads by name, each once per process."""
 
 from __future__ import annotations
 

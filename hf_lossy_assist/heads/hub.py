@@ -1,4 +1,4 @@
-"""Sending folders to the Hub, and saying what went wrong on the way there or back."""
+"""Uploads to the Hub, and errors that say what went wrong on the way there or back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target behind an API finishes responses: text in, text out (Garipov et al. 2025, appendix R).
+"""Completions of responses by a target behind an API: text in, text out (Garipov et al. 2025, appendix R).
 
 The draft works on tokens and a server on text, and one text can be tokenised in several ways. A continuation is
 tokenised together with all that stands before it; where that would change tokens that the search has settled, they stay
@@ -34,7 +34,7 @@ class CompletionError(LossyError):
 
 @dataclass(frozen=True)
 class Completion:
-    """What a server has added to a text.
+    """The text that a server has added.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Completion:
 
 @dataclass(eq=False)
 class Completions:
-    """Greedy completions by a model behind an API.
+    """A client for greedy completions by a model behind an OpenAI-compatible API.
 
     Parameters
     ----------
@@ -144,8 +144,8 @@ _PATIENCE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Spelling:
-    """One prompt's text and tokens, in both directions.
+class PromptText:
+    """A prompt's text and tokens, each of which can be continued and turned into the other.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class Spelling:
     tokens: Ids
 
     @classmethod
-    def of(cls, prompt: Prompt, task: Task, tokenizer: PreTrainedTokenizerBase) -> Spelling:
+    def of(cls, prompt: Prompt, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptText:
         """Return the spelling of a prompt.
 
         A template may write a BOS that the server's tokenizer writes too; then it is left to the server.
@@ -198,7 +198,7 @@ class Spelling:
 
 
 class ApiWriter:
-    """Sends texts to a server, many at a time.
+    """A writer that sends texts to a server, many at a time.
 
     Parameters
     ----------
@@ -225,14 +225,14 @@ class ApiWriter:
         self._tokenizer = tokenizer
         self._limits = limits
         self._slots = slots
-        self._spellings: dict[int, Spelling] = {}
+        self._spellings: dict[int, PromptText] = {}
         self._counts: dict[int, ResponseCost] = {}
         self._done: list[tuple[int, Ids]] = []
         self._open: dict[Future[Completion], tuple[int, Ids]] = {}
         self._pool = ThreadPoolExecutor(slots, thread_name_prefix="target-api")
 
     def begin(self, slot: int, prompt: Prompt) -> None:
-        self._spellings[slot] = Spelling.of(prompt, self._task, self._tokenizer)
+        self._spellings[slot] = PromptText.of(prompt, self._task, self._tokenizer)
         self._counts[slot] = ResponseCost()
 
     def counts(self, slot: int) -> ResponseCost:

@@ -1,4 +1,4 @@
-"""What the draft would have said at every position of a response."""
+"""The draft's own choices at every position of a response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_LOGITS = 1 << 27
 
 @dataclass(frozen=True)
 class DraftQuery:
-    """A question to the draft: its choices after ``prompt + response[:i]`` for every ``i >= start``."""
+    """A request for the draft's choices after ``prompt + response[:i]`` for every ``i >= start``."""
 
     slot: int
     prompt: tuple[int, ...]
@@ -27,7 +27,7 @@ class DraftQuery:
 
 @dataclass(eq=False)
 class DraftArgmax:
-    """Reads responses with the draft in parallel, and only from where they differ from what it has read before.
+    """The draft's choices at all positions of responses, of which it reads what it has not read before.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class DraftArgmax:
         self._memories.pop(slot, None)
 
     def guess(self, wanted: Iterable[DraftQuery]) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Answer every question; yields its slot and the draft's tokens."""
+        """Answer every request; yields its slot and the draft's tokens."""
         # Texts of which about as much is unread go together.
         jobs = sorted(wanted, key=lambda one: len(one.response) - one.start)
         most = max(1, _MOST_LOGITS // self.model.config.get_text_config(decoder=True).vocab_size)

@@ -1,4 +1,4 @@
-"""A target in this process finishes responses, many at a time."""
+"""Completions of responses by a target in this process, many at a time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 from .choice import Choice, Greedy
 from .prompt_results import Prompt
 from .reading import CachedText, only_last_logits, read
-from .row_batch import Rows
+from .row_batch import RowBatch
 from .writing import Ids, ResponseCost, ResponseLimits
 
 
 @dataclass(eq=False)
 class _OpenText:
-    """What a slot is writing."""
+    """The text that a slot is writing."""
 
     ids: list[int]
     start: int
@@ -25,7 +25,7 @@ class _OpenText:
 
 @dataclass(eq=False)
 class LocalWriter:
-    """Writes with a model in this process, one token of every text per step.
+    """A writer with a model in this process: one token of every text per step.
 
     A slot's cache of the best known prefix is kept: a continuation costs one pass over its first token and one over
     every token it writes, however long the text before it is.
@@ -51,7 +51,7 @@ class LocalWriter:
         self.close()
 
     def close(self) -> None:
-        self._rows = Rows(self.model, self.slots)
+        self._rows = RowBatch(self.model, self.slots)
         self._free = list(range(self.slots))
         self._prompts: dict[int, Ids] = {}
         self._counts: dict[int, ResponseCost] = {}

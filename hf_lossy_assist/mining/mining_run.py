@@ -1,4 +1,4 @@
-"""A run: a share of a task's prompts, mined and put on the disk one by one."""
+"""Mining runs: a share of a task's prompts, mined and stored one by one."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def this_process() -> Process:
 
 
 class MiningReport(Protocol):
-    """Hears how a run goes."""
+    """The interface of what shows a run's progress."""
 
     def begin(self, finished: int, total: int) -> None:
-        """Hear how many of this process's prompts earlier runs finished, and how many there are."""
+        """Show how many of this process's prompts earlier runs finished, and how many there are."""
 
     def add(self, outcome: PromptResult) -> None:
-        """Hear of a finished prompt."""
+        """Show a finished prompt."""
 
 
 # So many failures and no success mean that the task is wrong, and not one of its problems.
@@ -64,7 +64,7 @@ MOST_FAILURES = 10
 
 @dataclass(frozen=True)
 class MiningWorkload:
-    """Which prompts are mined, and by which process.
+    """The prompts of a run, and this process's share of them.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What goes into mining, and what comes out: one prompt at a time."""
+"""Prompts to be mined, what was mined of them, and the columns that both are stored in."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PromptResult:
 
 
 class Miner(Protocol):
-    """A kind of mining."""
+    """The interface of a kind of mining."""
 
     def schemas(self) -> Mapping[str, pyarrow.Schema]:
         """Return the tables that the outcomes fit into."""

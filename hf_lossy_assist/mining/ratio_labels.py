@@ -21,7 +21,7 @@ from .choice import Choice, GumbelMax
 from .judge_labels import hidden_size
 from .prompt_results import MINED, SKIPPED, Prompt, PromptResult, prompt_schema, state_fields
 from .reading import CachedText, only_last_logits, read
-from .row_batch import Rows
+from .row_batch import RowBatch
 from .states import read_text, variant_states
 from .writing import Ids, ResponseLimits
 
@@ -118,7 +118,7 @@ def _of(continuations: Sequence[Continuation], role: str) -> list[int]:
 
 
 class Author:
-    """One model that reads along with the texts it may write to.
+    """A model that reads along with the texts it may write to.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class Author:
     def __init__(self, model: PreTrainedModel, texts: Mapping[int, list[int]]) -> None:
         self._texts = texts
         self._numbers = list(texts)
-        self._rows = Rows(model, len(texts))
+        self._rows = RowBatch(model, len(texts))
         # The last token is read by the first step.
         known = [text[:-1] for text in texts.values()]
         if not any(known):

@@ -72,7 +72,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: DynamicCac
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What :func:`read` returns.
+    """The logits and memories of several texts that were read in one forward.
 
     Attributes
     ----------

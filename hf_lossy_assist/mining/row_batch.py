@@ -1,4 +1,4 @@
-"""A batch whose rows can each be exchanged for another text at any time.
+"""Batches whose rows can each be exchanged for another text at any time.
 
 As in :mod:`.reading`, every text is aligned on the right. What a row holds can be taken out, kept, and put back cut to
 any length.
@@ -24,7 +24,7 @@ _SLACK = 128
 
 @dataclass(eq=False)
 class _Columns:
-    """Which columns of the buffers are in use."""
+    """The columns of the buffers that are in use."""
 
     rows: int
     start: int = 0
@@ -81,7 +81,7 @@ class _Layer(DynamicLayer):
 
 
 @dataclass(eq=False)
-class Rows:
+class RowBatch:
     """A batch whose rows grow by a token at a time, and can each be exchanged for another text between the steps.
 
     Parameters

@@ -16,18 +16,21 @@ Tokens = tuple[int, ...]
 
 
 class SearchBackend(Protocol):
-    """Takes the requests of searches; each is known by its ``slot``."""
+    """The interface of what carries out the requests of searches; each search is known by its ``slot``."""
 
-    def continue_(self, slot: int, prefix: Tokens) -> None: ...
+    def continue_(self, slot: int, prefix: Tokens) -> None:
+        """Let the target finish a response."""
 
-    def guess(self, slot: int, response: Tokens, start: int) -> None: ...
+    def guess(self, slot: int, response: Tokens, start: int) -> None:
+        """Let the draft choose at every position from ``start`` on."""
 
-    def ask(self, slot: int, question: Callable[[], Any]) -> None: ...
+    def ask(self, slot: int, question: Callable[[], Any]) -> None:
+        """Let the task answer a question."""
 
 
 @dataclass(frozen=True)
 class Continue:
-    """GENERATE: let the target finish a response that begins with ``prefix``; the reply is all of it."""
+    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply is all of it."""
 
     prefix: Tokens
 
@@ -37,7 +40,7 @@ class Continue:
 
 @dataclass(frozen=True)
 class Guess:
-    """FORWARD: the draft's own choice at the positions of ``response`` from ``start`` on."""
+    """A request for the draft's choices at the positions of ``response`` from ``start`` on (FORWARD)."""
 
     response: Tokens
     start: int
@@ -48,7 +51,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Ask:
-    """Something that only the task can tell; it may run programs or ask a server."""
+    """A request for an answer of the task, which may run programs or ask a server."""
 
     question: Callable[[], Any]
 
@@ -61,7 +64,7 @@ Request = Continue | Guess | Ask
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One label.
+    """A labelled mismatch of target and draft.
 
     Attributes
     ----------
@@ -81,7 +84,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """The labels of one prompt, and the responses that they lead from and to.
 
     Attributes
     ----------

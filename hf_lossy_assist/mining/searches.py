@@ -19,7 +19,7 @@ Answers = list[tuple[int, Any]]
 
 
 class TaskExecutor(Protocol):
-    """Puts questions; answers are fetched later."""
+    """The interface of what puts questions to the task; answers are fetched later."""
 
     def ask(self, slot: int, question: Callable[[], Any]) -> None:
         """Put a question."""
@@ -32,7 +32,7 @@ class TaskExecutor(Protocol):
 
 
 class InlineExecutor:
-    """Answers at once: best where an answer is only read off a text."""
+    """An executor that answers at once: best where an answer is only read off a text."""
 
     def __init__(self) -> None:
         self._answers: Answers = []
@@ -49,7 +49,7 @@ class InlineExecutor:
 
 
 class ThreadedExecutor:
-    """Keeps nobody waiting for a task that runs programs or asks a server.
+    """An executor with threads, so that nothing waits for a task that runs programs or asks a server.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Searches:
 
 
 class _Run:
-    """One run's slots. It is the backend that the searches turn to."""
+    """The slots of one run, and the backend of their searches."""
 
     def __init__(self, plan: Searches, executor: TaskExecutor, source: Iterator[Prompt]) -> None:
         self._plan = plan

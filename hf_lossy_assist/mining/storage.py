@@ -36,7 +36,7 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Mined:
-    """Mined data.
+    """The rows of a folder of mined data, with the manifest.
 
     Attributes
     ----------
@@ -95,6 +95,7 @@ class Shard:
     last: int
 
     def path(self, table: str) -> Path:
+        """Return the file of ``"tokens"`` or ``"prompts"``."""
         return self.folder / f"{table}-{self.process:03d}-{self.first:07d}-{self.last:07d}.parquet"
 
     def inside(self, other: Shard) -> bool:
@@ -123,7 +124,7 @@ class Shard:
 
 
 class Store:
-    """Where one process puts finished prompts.
+    """The finished prompts of one process, on disk.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What it takes to finish responses: limits, counts, and the interface of whoever writes."""
+"""Writers of responses: their interface, where responses end, and what they cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ResponseLimits:
-    """Where a text ends: at an EOS, or at a length.
+    """The tokens and the length that end a response.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ def eos_of(model: PreTrainedModel) -> frozenset[int]:
 
 @dataclass(eq=False)
 class ResponseCost:
-    """What one prompt has cost.
+    """The cost of mining one prompt.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class ResponseCost:
 
 
 class Writer(Protocol):
-    """Finishes responses. A *slot* is one prompt's place; several are served at once."""
+    """The interface of what finishes responses. A *slot* is one prompt's place; several are served at once."""
 
     def counts(self, slot: int) -> ResponseCost:
         """Return what the prompt of ``slot`` has cost so far."""

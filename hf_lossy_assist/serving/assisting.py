@@ -1,4 +1,4 @@
-"""From a model's generation configuration to a model that is assisted wherever a call names a rule."""
+"""Assistants for the models that a server loads, and what requests to them may ask for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """What the server was told to use in place of what stands in a model's generation configuration.
+    """The operator's settings: what replaces a model's generation configuration, and what requests may name.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def _compiles(config: Any) -> bool:
 
 
 class _FlatStreamer(BaseStreamer):
-    """Hands on tokens in one dimension: assisted generation has ``(1, n)``, which the server would count as one."""
+    """A streamer of tokens in one dimension: assisted generation has ``(1, n)``, which a server counts as one token."""
 
     def __init__(self, streamer: BaseStreamer) -> None:
         self.streamer = streamer

@@ -1,4 +1,4 @@
-"""What else could judge: other classifiers, other states."""
+"""Comparison of a judge head with other classifiers, and with the same one on other states."""
 
 from __future__ import annotations
 

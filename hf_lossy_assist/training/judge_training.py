@@ -1,4 +1,4 @@
-"""Heads for tasks without a training split: each fold is judged by a head that has not seen it."""
+"""Training of judge heads from labelled mismatches: one for all prompts, or one more for each fold of them."""
 
 from __future__ import annotations
 

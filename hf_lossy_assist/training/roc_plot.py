@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One ROC curve.
+    """A ROC curve, with its name and style.
 
     Attributes
     ----------

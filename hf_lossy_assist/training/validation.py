@@ -1,4 +1,4 @@
-"""How good a head's probabilities are, and which threshold means what."""
+"""Validation of heads: prompts to validate on, what thresholds do, and intervals."""
 
 from __future__ import annotations
 

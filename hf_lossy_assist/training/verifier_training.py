@@ -1,4 +1,4 @@
-"""Verifier heads from ratios of probabilities."""
+"""Training of verifier heads from ratios of probabilities."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .validation import VERIFIER_THRESHOLDS, auc_interval, rates, validation_mas
 
 @dataclass(frozen=True)
 class Descent:
-    """How a linear layer is fitted.
+    """The settings by which a linear layer is fitted.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Descent:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What was fitted.
+    """A linear layer that was fitted.
 
     Attributes
     ----------

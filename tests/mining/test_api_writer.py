@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from hf_lossy_assist import LossyValueError, pairs
-from hf_lossy_assist.mining.api_writer import ApiWriter, CompletionError, Completions, Spelling
+from hf_lossy_assist.mining.api_writer import ApiWriter, CompletionError, Completions, PromptText
 from hf_lossy_assist.mining.draft_argmax import DraftArgmax
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
 from hf_lossy_assist.mining.manifest import MiningPlan, open_run
@@ -135,9 +135,9 @@ def tokenizer():
     return pairs.load("arithmetic").tokenizer
 
 
-def spelling(tokenizer, prompt: str) -> Spelling:
+def spelling(tokenizer, prompt: str) -> PromptText:
     example = Example(prompt, "")
-    return Spelling.of(Prompt(0, example, tuple(tokenizer(prompt)["input_ids"])), Checksum(), tokenizer)
+    return PromptText.of(Prompt(0, example, tuple(tokenizer(prompt)["input_ids"])), Checksum(), tokenizer)
 
 
 def test_text_and_tokens_correspond(tokenizer):
@@ -194,7 +194,7 @@ def test_a_begin_that_the_server_writes_itself_is_left_to_it(tokenizer):
 
     example = Example("Answer:", "")
     prompt = Prompt(0, example, tuple(tokenizer("Answer:")["input_ids"]))
-    assert Spelling.of(prompt, Chatty(), tokenizer).text == "Answer:"
+    assert PromptText.of(prompt, Chatty(), tokenizer).text == "Answer:"
 
 
 @pytest.mark.skipif(

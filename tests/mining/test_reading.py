@@ -9,7 +9,7 @@ import torch
 
 from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.mining.reading import CachedText, check, read
-from hf_lossy_assist.mining.row_batch import Rows
+from hf_lossy_assist.mining.row_batch import RowBatch
 from tests.models import ARCHITECTURES, VOCAB, constant, tiny
 
 
@@ -53,7 +53,7 @@ def test_rows_come_and_go(architecture):
     """Random exchanges of rows, longer than the buffers' slack."""
     model = tiny(architecture)
     rng = random.Random(0)
-    rows = Rows(model, 3)
+    rows = RowBatch(model, 3)
     held: list[tuple[int, ...] | None] = [None] * 3
     memories: list[CachedText] = [
         read(model, [text], [(CachedText(), 0)]).memories[0] for text in texts(2, (4, 11, 25))
@@ -85,7 +85,7 @@ def test_rows_come_and_go(architecture):
 
 def test_a_row_may_begin_with_nothing():
     model = tiny()
-    rows = Rows(model, 2)
+    rows = RowBatch(model, 2)
     rows.put(0, CachedText(), 0)
     logits = rows.step([7, 0], [True, False])
     close(logits[0], alone(model, (7,))[-1])
