@@ -163,18 +163,18 @@ def train_judge(
     )
     head = JudgeHead(config, *folded(chosen))
     # What is measured is what is shipped: the folded head in float32.
-    seen, unseen = (probabilities(head, side) for side in (train, validation))
-    threshold = largest_threshold(validation.labels, unseen, settings.recall)
-    rows = recall_rows(validation.labels, unseen, sorted({*RECALLS, settings.recall}))
-    low, high = auc_interval(validation.labels, unseen, validation.prompts, seed=settings.seed)
+    on_training, on_validation = (probabilities(head, side) for side in (train, validation))
+    threshold = largest_threshold(validation.labels, on_validation, settings.recall)
+    rows = recall_rows(validation.labels, on_validation, sorted({*RECALLS, settings.recall}))
+    low, high = auc_interval(validation.labels, on_validation, validation.prompts, seed=settings.seed)
     metrics = {
-        "auc": float(roc_auc_score(validation.labels, unseen)),
+        "auc": float(roc_auc_score(validation.labels, on_validation)),
         "auc_low": low,
         "auc_high": high,
-        "train_auc": float(roc_auc_score(train.labels, seen)),
+        "train_auc": float(roc_auc_score(train.labels, on_training)),
         "C": float(chosen.classifier[-1].C),
-        "recall": float((unseen[validation.labels] >= threshold).mean()),
-        "skipped": float((unseen < threshold).mean()),
+        "recall": float((on_validation[validation.labels] >= threshold).mean()),
+        "skipped": float((on_validation < threshold).mean()),
         **examples.counts(),
         **{f"validation_{name}": value for name, value in validation.counts().items()},
     }
@@ -262,12 +262,12 @@ def train_judges_by_fold(
     examples = examples.only(settings.columns)
     by_fold, areas, pairs = {}, [], []
     for fold in numbers:
-        unseen = examples.where(folds == fold)
+        left_out = examples.where(folds == fold)
         trained = train_judge(examples.where(folds != fold), origin, settings, on_fit=on_fit, left_out_fold=fold)
         by_fold[fold] = trained
-        if unseen.labels.any() and not unseen.labels.all():
-            areas.append(roc_auc_score(unseen.labels, probabilities(trained.head, unseen)))
-            pairs.append(unseen.labels.sum() * (~unseen.labels).sum())
+        if left_out.labels.any() and not left_out.labels.all():
+            areas.append(roc_auc_score(left_out.labels, probabilities(trained.head, left_out)))
+            pairs.append(left_out.labels.sum() * (~left_out.labels).sum())
     if not pairs:
         raise LossyValueError("`folds` have to have tokens of both classes, but each has one only; mine more prompts")
     final = train_judge(examples, origin, settings, on_fit=on_fit)

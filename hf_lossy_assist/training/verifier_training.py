@@ -291,9 +291,11 @@ def train_verifier(
 
 def _fit(position: str, ratio: float, train: Examples, validation: Examples, descent: Descent) -> VerifierFit:
     layer = fit_layer(position, train, validation, descent)
-    seen, unseen = (layer.probability(torch.from_numpy(side.states[position])).numpy() for side in (train, validation))
-    areas = (float(roc_auc_score(side.labels, p)) for side, p in ((train, seen), (validation, unseen)))
-    return VerifierFit(position, ratio, layer, unseen, *areas)
+    on_training, on_validation = (
+        layer.probability(torch.from_numpy(side.states[position])).numpy() for side in (train, validation)
+    )
+    areas = (float(roc_auc_score(side.labels, p)) for side, p in ((train, on_training), (validation, on_validation)))
+    return VerifierFit(position, ratio, layer, on_validation, *areas)
 
 
 def _both_classes(labels: NDArray[np.bool_], mask: NDArray[np.bool_]) -> bool:
