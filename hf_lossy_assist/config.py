@@ -13,8 +13,7 @@ import torch
 from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf, settings_of
 from .decoding.limits import Limits
 from .errors import LossyValueError
-from .heads import Head
-from .heads.loading import load_head
+from .heads import Head, load_head
 
 FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""

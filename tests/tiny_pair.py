@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hf_lossy_assist import pairs
+from hf_lossy_assist.pairs.pretraining import save_model
 from hf_lossy_assist.pairs.recipe import Cycle, ModelRecipe, build_model, build_tokenizer
-from hf_lossy_assist.pairs.training import save_model
 
 TINY = ModelRecipe(layers=1, hidden=16, heads=2, intermediate=24, cycles=(Cycle(6),), batch=2)
 

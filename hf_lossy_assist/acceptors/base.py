@@ -16,7 +16,7 @@ from ..messages import Decision, LosslessPositions, Verification
 from .declaration import settings_of
 
 if TYPE_CHECKING:
-    from ..heads.verifier import VerifierHead
+    from ..heads.verifier_head import VerifierHead
 
 
 @dataclass(frozen=True)

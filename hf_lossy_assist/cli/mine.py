@@ -12,15 +12,13 @@ from transformers.utils.logging import disable_progress_bar
 from .. import tasks
 from ..errors import LossyValueError
 from ..evaluation import records
-from ..mining.manifest import Plan, open_run
-from ..mining.naive import compare
-from ..mining.processes import this_process
-from ..mining.running import Workload, longest_prompt
-from ..mining.running import mine as run
+from ..mining.manifest import MiningPlan, open_run
+from ..mining.mining_run import MiningWorkload, longest_prompt, this_process
+from ..mining.mining_run import mine as run
 from ..mining.storage import Store, prompt_rows
 from .console import console, limit_threads
-from .mining_plan import Labels, MiningOptions, Workshop, check_readable
-from .mining_report import MiningBar, comparison_table, summary_table
+from .mining_plan import Labels, MinerFactory, MiningOptions, check_readable
+from .mining_report import MiningBar, summary_table
 from .models import ModelOptions
 from .options import DraftSource, TargetSource, Threads, parse_task_options
 
@@ -75,9 +73,6 @@ def mine(
     ] = None,
     target_api_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
     target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one of its answers.")] = 120.0,
-    compare_naive: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Mine N prompts with and without reuse; print figures only.")
-    ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"] | None,
         typer.Option(help="Of the weights; float32 with --pair, else what they are stored in."),
@@ -92,7 +87,7 @@ def mine(
     """
     limit_threads(threads)
     disable_progress_bar()
-    if out is None and compare_naive is None:
+    if out is None:
         raise LossyValueError("`--out` has to be a folder for the data, but is not given")
     task_options = (*(task_option or ()), *(["unsafe_no_isolation=true"] if unsafe_no_isolation else []))
     options = MiningOptions(
@@ -101,41 +96,35 @@ def mine(
     )  # fmt: skip
     named = ModelOptions(pair, model, assistant, dtype, device)
     options.check()
-    if compare_naive is not None and (labels != "judge" or target_api is not None):
-        raise LossyValueError("`--compare-naive` measures the search of a local target: not with ratios or an API")
     named.check({"--task": task}, optional=() if target_api is None else ("--model",))
     asked = None if task is None else tasks.load(task, task_data, **parse_task_options(options.task_options))
     cast = named.load(asked)
     check_readable(cast)
-    workshop = Workshop(options, cast)
-    workload = Workload(
+    factory = MinerFactory(options, cast)
+    workload = MiningWorkload(
         cast.task,
         cast.tokenizer,
         split,
-        num_prompts if compare_naive is None else compare_naive,
+        num_prompts,
         folds,
         this_process(),
         longest=longest_prompt(cast.by_role.values(), max_new_tokens),
     )
-    if compare_naive is not None:
-        prompts = [workload.prompt(i, example) for i, example in workload.examples().items()]
-        console().print(comparison_table(compare(workshop.searches(), workshop.naive(), prompts)))
-        return
-    plan = Plan(labels, cast.task.name, cast.target, cast.draft, options.compared(cast))
+    plan = MiningPlan(labels, cast.task.name, cast.target, cast.draft, options.compared(cast))
     origin = records.provenance(
         cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=workload.process.count
     )
-    _mine(out, plan, workload, workshop, origin)
+    _mine(out, plan, workload, factory, origin)
 
 
-def _mine(out: Path, plan: Plan, workload: Workload, workshop: Workshop, origin: dict[str, Any]) -> None:
+def _mine(out: Path, plan: MiningPlan, workload: MiningWorkload, factory: MinerFactory, origin: dict[str, Any]) -> None:
     screen = console()
-    miner = workshop.miner()
+    miner = factory.miner()
     open_run(out, plan, origin)
     try:
         # One bar is enough for all processes.
         bar = MiningBar(screen if workload.process.number == 0 else Console(quiet=True))
-        with Store(out, workload.process.number, miner.schemas()) as store, bar:
+        with Store(out, workload.process.number, miner.schemas(), workload.process.count) as store, bar:
             run(miner, workload, store, bar)
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import LossyValueError
-from ..mining.api import ApiWriter
+from ..mining.api_writer import ApiWriter, Completions
 from ..mining.choice import Choice, Greedy, GumbelMax
-from ..mining.completions import Completions
-from ..mining.guessing import Guesser
-from ..mining.judge import JudgeMiner
-from ..mining.local import LocalWriter
-from ..mining.naive import NaiveSearch
-from ..mining.outcomes import Miner
-from ..mining.ratio import RatioMiner
+from ..mining.draft_argmax import DraftArgmax
+from ..mining.judge_labels import JudgeMiner
+from ..mining.local_writer import LocalWriter
+from ..mining.prompt_results import Miner
+from ..mining.ratio_labels import RatioMiner
 from ..mining.reading import check
 from ..mining.searches import Searches
-from ..mining.writing import Limits, Writer, eos_of
+from ..mining.writing import ResponseLimits, Writer, eos_of
 from .models import LoadedModels
 
 Labels = Literal["judge", "ratio"]
@@ -111,7 +109,7 @@ def check_readable(loaded: LoadedModels) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Workshop:
+class MinerFactory:
     """Makes what mines, from options and loaded models."""
 
     options: MiningOptions
@@ -122,12 +120,8 @@ class Workshop:
 
     def searches(self) -> Searches:
         options, cast = self.options, self.cast
-        guesser = Guesser(cast.draft, options.choice())
+        guesser = DraftArgmax(cast.draft, options.choice())
         return Searches(self._writer(), guesser, cast.task, self._decode, options.batch_size, options.task_workers)
-
-    def naive(self) -> NaiveSearch:
-        cast = self.cast
-        return NaiveSearch(cast.target, cast.draft, self._limits(), self.options.choice(), cast.task, self._decode)
 
     def _judge(self) -> JudgeMiner:
         positions = ("previous", "draft", "target") if self.options.features_target else ("previous", "draft")
@@ -146,11 +140,13 @@ class Workshop:
         completions = Completions(options.target_api, options.target_api_model, options.target_api_timeout)
         return ApiWriter(completions, cast.task, cast.tokenizer, self._limits(), options.batch_size)
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> ResponseLimits:
         # Behind an API, whatever ends the target's texts comes out as the tokenizer's own end.
         ends = eos_of(self.cast.target or self.cast.draft)
         behind = self.options.target_api is not None and self.cast.tokenizer.eos_token_id is not None
-        return Limits(ends | {self.cast.tokenizer.eos_token_id} if behind else ends, self.options.max_new_tokens)
+        return ResponseLimits(
+            ends | {self.cast.tokenizer.eos_token_id} if behind else ends, self.options.max_new_tokens
+        )
 
     def _decode(self, ids: Any) -> str:
         return self.cast.tokenizer.decode(ids, skip_special_tokens=True)

@@ -11,8 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..mining.naive import Comparison
-from ..mining.outcomes import FAILED, MINED, SKIPPED, Outcome
+from ..mining.prompt_results import FAILED, MINED, SKIPPED, PromptResult
 from .console import progress
 
 _REPORT_EVERY = 50
@@ -49,7 +48,7 @@ class MiningBar:
         if finished:
             self._screen.print(f"{finished} of {total} prompts were finished before")
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: PromptResult) -> None:
         """Count one more prompt."""
         counts = self._counts
         counts["prompts"] += 1
@@ -86,19 +85,6 @@ def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
     lines = {"judge": _judge_lines, "ratio": _ratio_lines}[kind](totals)
     for name, value in lines.items():
         table.add_row(name, value)
-    return table
-
-
-def comparison_table(found: Comparison) -> Table:
-    """Lay out what the search costs with and without reuse."""
-    table = Table(title=f"{found.prompts} prompts, {found.mismatches} mismatches", box=SIMPLE_HEAD)
-    for name in ("search", "target tokens per mismatch", "seconds"):
-        table.add_column(name, justify="left" if name == "search" else "right")
-    per = max(found.mismatches, 1)
-    table.add_row("naive", f"{found.naive_tokens / per:.1f}", f"{found.naive_seconds:.1f}")
-    table.add_row("this one", f"{found.tokens / per:.1f}", f"{found.seconds:.1f}")
-    table.add_row("ratio", f"{found.naive_tokens / found.tokens:.2f}", f"{found.naive_seconds / found.seconds:.2f}")
-    table.caption = f"prompts with other labels: {found.different}"
     return table
 
 

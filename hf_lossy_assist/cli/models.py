@@ -16,7 +16,7 @@ from ..config import head_type, place_head
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
 from ..heads import Head, ModelIdentity
-from ..mining.processes import this_process
+from ..mining.mining_run import this_process
 from ..tasks import Example, Task
 
 STORY_OPENINGS = (

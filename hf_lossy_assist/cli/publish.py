@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from ..heads.head_loading import load_folder
 from ..heads.hub import Publication, upload
-from ..heads.loading import load_folder
 from ..heads.repository import publication
 from .console import console
 

@@ -35,12 +35,12 @@ def theory(
     screen = console()
     screen.print(*tables)
 
-    from ..theory import plots
+    from ..theory import theory_plots
 
     out.mkdir(parents=True, exist_ok=True)
     figures = {
-        "run_length.png": plots.run_length_figure(r, fprs, max_draft),
-        "speedup.png": plots.speedup_figure(alphas, *times, highest=max_gamma),
+        "run_length.png": theory_plots.run_length_figure(r, fprs, max_draft),
+        "speedup.png": theory_plots.speedup_figure(alphas, *times, highest=max_gamma),
     }
     for name, figure in figures.items():
         figure.savefig(out / name)

@@ -17,7 +17,7 @@ from .train_data import Labels, carded, from_annotations
 from .train_tables import classifier_table, rate_table, recall_table, states_table
 
 if TYPE_CHECKING:
-    from ..training.judge import JudgeSettings
+    from ..training.judge_training import JudgeSettings
     from ..training.mined import Judged
 
 COMPARISON = "comparison.json"
@@ -82,7 +82,7 @@ def judge(
     and its threshold are chosen. With --folds, OUT/fold-0, OUT/fold-1, … get heads that were trained
     on the other folds only, to be measured on the prompts of their own; the one in OUT is trained on all prompts.
     """
-    from ..training.judge import JudgeSettings
+    from ..training.judge_training import JudgeSettings
 
     limit_threads(threads)
     disable_progress_bar()
@@ -108,8 +108,7 @@ def _with_folds(judged: Judged, wanted: bool | None) -> bool:
 
 
 def _train_judge(judged: Judged, settings: JudgeSettings, folds: bool, out: Path, screen: Console) -> None:
-    from ..training.folds import train_judges_by_fold
-    from ..training.judge import train_judge
+    from ..training.judge_training import train_judge, train_judges_by_fold
 
     heads = 1 + (len(set(judged.folds.tolist())) if folds else 0)
     with progress(screen) as bar:
@@ -149,7 +148,7 @@ def _area(metrics: dict[str, float]) -> str:
 
 
 def _compare(judged: Judged, settings: JudgeSettings, out: Path, screen: Console) -> None:
-    from ..training.comparison import compare, count
+    from ..training.classifier_comparison import compare, count
 
     total = count(list(judged.examples.states), settings)
     with progress(screen) as bar:
@@ -190,7 +189,7 @@ def verifier(
     prompts and stopped early on the others. The plot in OUT shows the ROC curves of λ = 1, 1.2 and 1.5.
     """
     from ..training.mined import read_ratios
-    from ..training.verifier import RATIOS, VerifierSettings, train_verifier
+    from ..training.verifier_training import RATIOS, VerifierSettings, train_verifier
 
     limit_threads(threads)
     disable_progress_bar()

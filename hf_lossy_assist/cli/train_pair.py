@@ -11,8 +11,8 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from ..pairs.pretraining import save_model, train_model
 from ..pairs.recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
-from ..pairs.training import save_model, train_model
 from .console import console, limit_threads, progress
 from .evaluate_pair import evaluate_role, roles_of
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from ..heads import JudgeConfig, VerifierConfig
-    from ..training.comparison import Compared
+    from ..training.classifier_comparison import Compared
 
 
 def recall_table(config: JudgeConfig) -> Table:

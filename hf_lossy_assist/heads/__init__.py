@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .base import Head
-from .config import HeadConfig
 from .features import columns
 from .folding import fold
+from .head import Head
+from .head_config import HeadConfig
+from .head_loading import load_head
 from .identity import ModelIdentity
-from .judge import JudgeConfig, JudgeHead, ThresholdRow
-from .loading import load_head
-from .verifier import VerifierConfig, VerifierHead, VerifierRow
+from .judge_head import JudgeConfig, JudgeHead, ThresholdRow
+from .verifier_head import VerifierConfig, VerifierHead, VerifierRow
 
 __all__ = [
     "Head",

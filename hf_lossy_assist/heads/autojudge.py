@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import LossyValueError
 from .folding import fold
 from .identity import ModelIdentity
-from .inert_pickle import Inert, read, to_array
-from .judge import JudgeConfig, JudgeHead
+from .inert_pickle import StandIn, read, to_array
+from .judge_head import JudgeConfig, JudgeHead
 
 DEFAULT_THRESHOLD = 0.25
 """What AutoJudge writes into its vLLM heads as a placeholder."""
@@ -23,23 +24,19 @@ DEFAULT_THRESHOLD = 0.25
 
 @dataclass(frozen=True)
 class Classifier:
-    """Standardisation and logistic regression, as scikit-learn has them.
+    """A logistic regression with its standardisation folded in.
 
-    Parameters
+    Attributes
     ----------
-    mean, scale, coef
-        ``(d,)``.
-    intercept
-        ``(1,)``.
+    weight, bias
+        ``(d,)`` and ``()``, finite.
     thresholds
         The thresholds in the file: by quantile of the validation probabilities, so that the first lets nothing pass.
     """
 
-    mean: np.ndarray
-    scale: np.ndarray
-    coef: np.ndarray
-    intercept: np.ndarray
-    thresholds: tuple[float, ...] = ()
+    weight: Tensor
+    bias: Tensor
+    thresholds: tuple[float, ...]
 
 
 def read_classifier(path: Path, part: int | None = None) -> Classifier:
@@ -56,7 +53,7 @@ def read_classifier(path: Path, part: int | None = None) -> Classifier:
     Raises
     ------
     LossyValueError
-        When the file can't be read safely, or holds something else.
+        When the file can't be read safely, or holds something else; it names the file and the field.
     """
     if not path.is_file():
         raise LossyValueError(f"{str(path)!r} is not a file")
@@ -68,14 +65,10 @@ def read_classifier(path: Path, part: int | None = None) -> Classifier:
                 f"{len(content) - 1}, but is {part}"
             )
         content = content[part]
-    for layout in (_separate, _vllm, _pipeline):
-        if (classifier := layout(content)) is not None:
-            return classifier
-    found = sorted(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
-    raise LossyValueError(
-        f"{str(path)!r} has to hold a dict with 'model' and 'scaler', one with 'mean', 'scale', 'weights' and 'bias', "
-        f"or a Pipeline, but holds {found}"
-    )
+    try:
+        return _classifier(content)
+    except LossyValueError as error:
+        raise LossyValueError(f"{str(path)!r} is not a judge head: {error}") from error
 
 
 def import_head(
@@ -109,7 +102,7 @@ def import_head(
         When the file can't be read safely, or its head is not one for these models.
     """
     classifier = read_classifier(path, part)
-    weight, bias = fold(classifier.mean, classifier.scale, classifier.coef, classifier.intercept)
+    weight = classifier.weight
     if len(weight) == target.hidden_size:
         models = "target"
     elif len(weight) == draft.hidden_size + target.hidden_size:
@@ -135,62 +128,64 @@ def import_head(
         threshold=threshold,
         provenance=provenance,
     )
-    return JudgeHead(config, weight, bias)
+    return JudgeHead(config, weight, classifier.bias)
 
 
-def _separate(content: Any) -> Classifier | None:
-    if not isinstance(content, Mapping) or not {"model", "scaler"} <= set(content):
-        return None
-    return _classifier(content["scaler"], content["model"], content.get("thresholds", ()))
+def _classifier(content: Any) -> Classifier:
+    if isinstance(content, StandIn) and content.kind == "Pipeline":
+        match _state("Pipeline", content).get("steps"):
+            case [[_, scaler], [_, model]]:
+                return _from_estimators(scaler, model, [])
+        raise LossyValueError("`steps` of its Pipeline have to be a StandardScaler and a LogisticRegression")
+    fields = content if type(content) is dict else {}
+    thresholds = fields.get("thresholds", [])
+    if {"model", "scaler"} <= fields.keys():
+        return _from_estimators(fields["scaler"], fields["model"], thresholds)
+    if {"mean", "scale", "weights", "bias"} <= fields.keys():
+        return _folded(*(to_array(name, fields[name]) for name in ("mean", "scale", "weights", "bias")), thresholds)
+    found = [key[:40] for key in fields if isinstance(key, str)][:10] or _kind(content)
+    raise LossyValueError(
+        "it has to hold a dict with 'model' and 'scaler', one with 'mean', 'scale', 'weights' and 'bias', or a "
+        f"Pipeline, but holds {found}"
+    )
 
 
-def _vllm(content: Any) -> Classifier | None:
-    names = ("mean", "scale", "weights", "bias")
-    if not isinstance(content, Mapping) or not set(names) <= set(content):
-        return None
-    return Classifier(*(to_array(name, content[name]) for name in names), _numbers(content.get("thresholds", ())))
-
-
-def _pipeline(content: Any) -> Classifier | None:
-    if not isinstance(content, Inert) or content.what != "Pipeline":
-        return None
-    steps = [step for _, step in _state("Pipeline", content).get("steps", ())]
-    if len(steps) != 2:
-        raise LossyValueError(
-            f"the Pipeline has to be StandardScaler and LogisticRegression, but has {len(steps)} steps"
-        )
-    return _classifier(*steps)
-
-
-def _classifier(scaler: Any, model: Any, thresholds: Any = ()) -> Classifier:
+def _from_estimators(scaler: Any, model: Any, thresholds: Any) -> Classifier:
     moments, regression = _state("StandardScaler", scaler), _state("LogisticRegression", model)
-    coef = _fitted(regression, "coef_")
-    classes = _fitted(regression, "classes_")
+    coef, classes = _fitted(regression, "coef_"), _fitted(regression, "classes_")
     if classes.tolist() != [0, 1] or coef.shape[:-1] != (1,):
         raise LossyValueError(
-            f"the LogisticRegression has to tell the classes [0, 1] apart, with 1 for important tokens, but it has "
-            f"{classes.tolist()}"
+            "its LogisticRegression has to tell `classes_` [0, 1] apart, with 1 for important tokens, and has to have "
+            f"one row of `coef_`, but has {classes.size} classes and `coef_` of the shape {coef.shape}"
         )
     # scikit-learn keeps moments that it was told not to use, or None.
     mean = _fitted(moments, "mean_") if moments.get("with_mean", True) else np.zeros(coef.shape[-1])
     scale = _fitted(moments, "scale_") if moments.get("with_std", True) else np.ones(coef.shape[-1])
-    intercept = _fitted(regression, "intercept_")
-    return Classifier(mean, scale, coef.flatten(), intercept, _numbers(thresholds))
+    return _folded(mean, scale, coef, _fitted(regression, "intercept_"), thresholds)
 
 
-def _state(what: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Inert) or value.what != what or not isinstance(value.state, Mapping):
-        found = value.what if isinstance(value, Inert) else type(value).__name__
-        raise LossyValueError(f"the pickle has to hold a {what}, but holds a {found} in its place")
+def _folded(mean: np.ndarray, scale: np.ndarray, coef: np.ndarray, bias: np.ndarray, thresholds: Any) -> Classifier:
+    weight, bias = fold(mean, scale, coef, bias)
+    published = to_array("thresholds", thresholds)
+    if published.ndim != 1:
+        raise LossyValueError(f"its `thresholds` have to be a list of numbers, but are of the shape {published.shape}")
+    for name, values in (("weight", weight), ("bias", bias), ("thresholds", torch.from_numpy(published))):
+        if not values.isfinite().all():
+            raise LossyValueError(f"its `{name}` has to be finite in float32, with the standardisation folded in")
+    return Classifier(weight, bias, tuple(published.tolist()))
+
+
+def _state(kind: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, StandIn) or value.kind != kind or type(value.state) is not dict:
+        raise LossyValueError(f"it has to hold a {kind}, but holds a {_kind(value)}")
     return value.state
+
+
+def _kind(value: Any) -> str:
+    return value.kind if isinstance(value, StandIn) else type(value).__name__
 
 
 def _fitted(state: Mapping[str, Any], name: str) -> np.ndarray:
     if name not in state:
-        raise LossyValueError(f"the pickle has to hold estimators that were fitted, but one has no `{name}`")
+        raise LossyValueError(f"it has to hold estimators that were fitted, but one has no `{name}`")
     return to_array(name, state[name])
-
-
-def _numbers(thresholds: Any) -> tuple[float, ...]:
-    values = thresholds if isinstance(thresholds, Inert) else [to_array("thresholds", x) for x in thresholds]
-    return tuple(to_array("thresholds", values).tolist())

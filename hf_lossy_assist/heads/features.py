@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..errors import LossyValueError
+from .checks import brief
 
 POSITIONS = ("previous", "draft")
 """``previous``: the state that predicted the drafted token; ``draft``: the state that has read it."""
@@ -44,5 +45,5 @@ def _chosen(argument: str, value: str, choices: tuple[str, ...]) -> tuple[str, .
     if value == "both":
         return choices
     if value not in choices:
-        raise LossyValueError(f"`{argument}` has to be one of {[*choices, 'both']}, but is {value!r}")
+        raise LossyValueError(f"`{argument}` has to be one of {[*choices, 'both']}, but is {brief(value)}")
     return (value,)

@@ -1,4 +1,4 @@
-"""From a standardised linear classifier to one weight and one bias."""
+"""Folding of a standardised linear classifier into one weight and one bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending folders to the Hub, and saying what went wrong on the way there or back."""
+"""Uploads to the Hub, and errors that say what went wrong on the way there or back."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
 )
 
 from ..errors import LossyValueError
+from .checks import brief
 
 HUB_ID = r"\w[\w.-]*/\w[\w.-]*"
 """What the id of a repository looks like."""
@@ -43,6 +44,7 @@ _REMEDIES: tuple[tuple[type[Exception], str], ...] = (
     (HfHubHTTPError, "the Hub refused; where it is a matter of rights, pass `token` or run `hf auth login`"),
     (HTTPError, "the connection failed; try again"),
     (OSError, "the transfer failed; try again"),
+    (ValueError, "no id and no revision has such characters"),
 )
 
 
@@ -58,7 +60,7 @@ def hub_errors(source: str | Path, revision: str | None = None) -> Iterator[None
     try:
         yield
     except tuple(cls for cls, _ in _REMEDIES) as error:
-        what = f"{str(source)!r}" + (f" at revision {revision!r}" if revision else "")
+        what = brief(str(source)) + (f" at revision {brief(revision)}" if revision else "")
         remedy = next(text for cls, text in _REMEDIES if isinstance(error, cls))
         raise LossyValueError(f"can't use {what}: {remedy} ({_first_line(error)})") from error
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..compat import is_offloaded, origin_of, unwrap
 from ..errors import LossyValueError
-from .checks import check_sequence, check_size, is_number, require
+from .checks import check_sequence, check_size, check_text, is_number, known_fields, require
 from .hub import HUB_ID
 
 FINGERPRINT_ROWS = 8
@@ -59,11 +57,13 @@ class ModelIdentity:
     fingerprint: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("name", "architecture"):
-            require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
+        check_text("name", self.name)
+        check_text("architecture", self.architecture)
+        require(self.revision is None or isinstance(self.revision, str), "revision", "a string or None", self.revision)
         check_size("hidden_size", self.hidden_size)
         check_size("vocab_size", self.vocab_size)
-        require(all(map(is_number, self.fingerprint)), "fingerprint", "numbers", self.fingerprint)
+        norms = all(is_number(norm) and norm >= 0 for norm in self.fingerprint)
+        require(norms, "fingerprint", "numbers that are not negative", self.fingerprint)
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelIdentity:
@@ -99,11 +99,18 @@ class ModelIdentity:
         return re.fullmatch(HUB_ID, self.name) is not None
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ModelIdentity:
-        """Return the identity in a configuration that was read from JSON."""
-        norms = values.get("fingerprint", ())
+    def from_dict(cls, values: Any, where: str = "the identity") -> ModelIdentity:
+        """Return the identity in what was read from JSON, as ``where`` says.
+
+        Raises
+        ------
+        LossyValueError
+            When it is of another type, or lacks a field.
+        """
+        known = known_fields(cls, values, where)
+        norms = known.get("fingerprint", ())
         check_sequence("fingerprint", norms)
-        return cls(**{**values, "fingerprint": tuple(norms)})
+        return cls(**{**known, "fingerprint": tuple(norms)})
 
     def differences(self, model: nn.Module) -> list[str]:
         """Return what distinguishes ``model`` from the one remembered, one sentence each; nothing if it is the same.
@@ -160,5 +167,6 @@ def _at_hand(head: nn.Module) -> Any:
 def _same_norms(ours: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
     if not ours or not theirs:
         return True
-    a, b = torch.tensor(ours), torch.tensor(theirs)
-    return len(a) == len(b) and bool(((a - b).abs() <= FINGERPRINT_TOLERANCE * torch.maximum(a, b)).all())
+    # Not in tensors: a norm that is infinite in float32 would be as near to any other.
+    same = (abs(a - b) <= FINGERPRINT_TOLERANCE * max(a, b) for a, b in zip(ours, theirs, strict=False))
+    return len(ours) == len(theirs) and all(same)

@@ -1,22 +1,35 @@
-"""Reading foreign pickles without running anything in them."""
+"""Foreign pickles, read as data: an interpreter of those instructions that build containers.
+
+A pickle is a program, and Python's unpickler runs it: even with a list of allowed classes it allocates what a few bytes
+tell it to, and nests as deep as they say. Here the standard library only takes the program apart
+(:func:`pickletools.genops`); what its instructions mean is written down below, and nothing is imported, called, hashed
+or descended into on the way. So the work is bounded by the file's size and the number of its instructions.
+"""
 
 from __future__ import annotations
 
 import bz2
-import gzip
 import io
 import lzma
 import math
-import pickle
+import pickletools
 import re
 import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ..errors import LossyValueError
+
+MOST_BYTES = 1 << 25
+"""Of a file, packed and unpacked; a head for two states of 16,384 numbers takes a megabyte."""
+
+MOST_INSTRUCTIONS = 200_000
+MOST_NUMBERS = 1 << 20
+"""In one array."""
 
 _ESTIMATORS = {
     "StandardScaler": ("sklearn.preprocessing._data", "sklearn.preprocessing.data"),
@@ -25,15 +38,14 @@ _ESTIMATORS = {
 }
 _MULTIARRAY = ("numpy._core.multiarray", "numpy.core.multiarray")
 _NUMERIC = ("numpy._core.numeric", "numpy.core.numeric")
-_COPYREG = ("copyreg", "copy_reg")
 
-# What may be named in a pickle, and what it is taken for. Nothing of it is ever imported or called.
-_ADMITTED: Mapping[tuple[str, str], str] = {
+# What may be named in a pickle, and what it is taken for.
+_ADMITTED: Mapping[tuple[str, ...], str] = {
     **{(module, name): name for name, modules in _ESTIMATORS.items() for module in modules},
     **{(module, "_reconstruct"): "array" for module in _MULTIARRAY},
     **{(module, "scalar"): "scalar" for module in _MULTIARRAY},
     **{(module, "_frombuffer"): "buffer" for module in _NUMERIC},
-    **{(module, "_reconstructor"): "instance" for module in _COPYREG},
+    **{(module, "_reconstructor"): "instance" for module in ("copyreg", "copy_reg")},
     **{(module, "object"): "object" for module in ("builtins", "__builtin__")},
     ("numpy", "ndarray"): "ndarray",
     ("numpy", "dtype"): "dtype",
@@ -41,65 +53,57 @@ _ADMITTED: Mapping[tuple[str, str], str] = {
     ("joblib.numpy_pickle", "NumpyArrayWrapper"): "joblib",
 }
 
-_DECOMPRESS: Mapping[bytes, Callable[[bytes], bytes]] = {
-    b"\x1f\x8b": gzip.decompress,
-    b"\x78": zlib.decompress,
-    b"BZ": bz2.decompress,
-    b"\xfd7zXZ": lzma.decompress,
-    b"]\x00": lzma.decompress,
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_VALUES = {
+    *_CONSTANTS,
+    *"INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE".split(),
+    *"SHORT_BINUNICODE BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8".split(),
 }
 
 
-class Inert:
-    """What stands where a pickle wanted an object: the arguments and the state that it would have got.
+@dataclass(frozen=True)
+class _Named:
+    """A function or class that a pickle names."""
+
+    kind: str
+
+
+@dataclass(eq=False)
+class StandIn:
+    """An object that a pickle wanted to make: what from, and what it would have been filled with.
 
     Attributes
     ----------
     kind
-        What the object would have been.
+        What it would have been: an estimator's class, or a kind of array.
     args
         What its constructor would have been called with.
     state
         What it would have been filled with, None where with nothing.
+    data
+        The bytes behind it in a joblib file.
     """
 
-    kind: ClassVar[str]
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-        self.state: Any = None
-
-    def __new__(cls, *args: Any) -> Inert:
-        instance = super().__new__(cls)
-        instance.args, instance.state = args, None
-        return instance
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    @property
-    def what(self) -> str:
-        """The kind; for objects that an old protocol makes in two steps, that of the object."""
-        if self.kind == "instance" and self.args and isinstance(self.args[0], type):
-            return getattr(self.args[0], "kind", self.kind)
-        return self.kind
+    kind: str
+    args: list[Any]
+    state: Any = None
+    data: bytes = b""
 
 
 def read(path: Path) -> Any:
-    """Return what a pickle or a joblib file holds: plain containers and values, and :class:`Inert` for the rest.
+    """Return what a pickle or a joblib file holds: containers and values, and :class:`StandIn` for the rest.
 
-    A pickle is a program. Of this one only those instructions are followed that build containers; every function
-    or class that it names becomes an inert stand-in if it belongs to NumPy arrays or to the scikit-learn estimators
-    of a judge head, and is an error otherwise.
+    Tuples come as lists. Every function or class that is named has to belong to NumPy arrays or to the scikit-learn
+    estimators of a judge head.
 
     Raises
     ------
     LossyValueError
-        When the file is no pickle, is damaged, or names anything else.
+        When the file is too large, no pickle, damaged, or names anything else.
 
     Examples
     --------
-    >>> import tempfile
+    >>> import pickle, tempfile
     >>> path = Path(tempfile.mkdtemp()) / "head.pkl"
     >>> _ = path.write_bytes(pickle.dumps({"mean": np.array([1.5, 2.0]), "thr": 0.25}))
     >>> found = read(path)
@@ -111,91 +115,203 @@ def read(path: Path) -> Any:
         ...
     hf_lossy_assist.errors.LossyValueError: ... it names os.system, which a judge head has no use for; ...
     """
-    content = path.read_bytes()
     try:
-        decompress = next((f for magic, f in _DECOMPRESS.items() if content.startswith(magic)), bytes)
-        return _InertUnpickler(io.BytesIO(decompress(content))).load()
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ValueError(f"it has {size:,} bytes, and a judge head has no more than {MOST_BYTES:,}")
+        return _Interpreter(io.BytesIO(_unpacked(path.read_bytes()))).run()
     except Exception as error:  # a damaged pickle can fail in any way
-        raise LossyValueError(f"{str(path)!r} can't be read as a pickle: {error}") from error
+        reason = str(error)[:300] or type(error).__name__
+        raise LossyValueError(f"{str(path)!r} can't be read as a pickle: {reason}") from error
 
 
-class _InertUnpickler(pickle._Unpickler):
-    # In Python rather than C, as joblib's: the file has to stand where an array's bytes begin.
+def _unpacked(content: bytes) -> bytes:
+    unpackers: Mapping[bytes, Callable[[], Any]] = {
+        b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
+        b"\x78": zlib.decompressobj,
+        b"BZ": bz2.BZ2Decompressor,
+        b"\xfd7zXZ": lambda: lzma.LZMADecompressor(memlimit=2 * MOST_BYTES),
+        b"]\x00": lambda: lzma.LZMADecompressor(memlimit=2 * MOST_BYTES),
+    }
+    make = next((make for magic, make in unpackers.items() if content.startswith(magic)), None)
+    if make is None:
+        return content
+    unpacked = make().decompress(content, MOST_BYTES + 1)
+    if len(unpacked) > MOST_BYTES:
+        raise ValueError(f"unpacked it has more than the {MOST_BYTES:,} bytes that a judge head has at most")
+    return unpacked
+
+
+class _Interpreter:
+    """The stack and the memo of one pickle, and what its instructions do to them."""
 
     def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        # New classes for each file, so that no file can leave anything behind for the next.
-        bases = {"joblib": type("_Joblib", (_JoblibArray,), {"file": file})}
-        self._classes = {
-            kind: type(kind, (bases.get(kind, Inert),), {"kind": kind}) for kind in set(_ADMITTED.values())
-        }
+        self._file = file
+        self._stack: list[Any] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, Any] = {}
 
-    def find_class(self, module: str, name: str) -> Any:
-        kind = _ADMITTED.get((module, name))
-        if kind is None:
-            raise pickle.UnpicklingError(
-                f"it names {module}.{name}, which a judge head has no use for; nothing of it was run. Only NumPy "
-                "arrays, StandardScaler, LogisticRegression and Pipeline are admitted"
+    def run(self) -> Any:
+        for count, (instruction, argument, _) in enumerate(pickletools.genops(self._file)):
+            if count == MOST_INSTRUCTIONS:
+                raise ValueError(f"it has more than the {MOST_INSTRUCTIONS:,} instructions that a judge head needs")
+            self._follow(instruction.name, argument)
+        return self._stack.pop()
+
+    def _follow(self, instruction: str, argument: Any) -> None:
+        stack = self._stack
+        match instruction:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case _ if instruction in _VALUES:
+                stack.append(_CONSTANTS.get(instruction, argument))
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST" | "EMPTY_TUPLE":
+                stack.append([])
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(self._pop(int(instruction[-1])))
+            case "MARK":
+                self._marks.append(len(stack))
+            case "LIST" | "TUPLE":
+                stack.append(self._pop_to_mark())
+            case "DICT":
+                items = self._pop_to_mark()
+                stack.append({})
+                self._set(items)
+            case "APPEND":
+                self._extend(self._pop(1))
+            case "APPENDS":
+                self._extend(self._pop_to_mark())
+            case "SETITEM":
+                self._set(self._pop(2))
+            case "SETITEMS":
+                self._set(self._pop_to_mark())
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                self._memo[argument] = stack[-1]
+            case "MEMOIZE":
+                self._memo[len(self._memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(self._memo[argument])
+            case "GLOBAL":
+                self._name(*argument.split(" ", 1))
+            case "STACK_GLOBAL":
+                self._name(*self._pop(2))
+            case "REDUCE" | "NEWOBJ":
+                self._make(*self._pop(2))
+            case "BUILD":
+                self._fill(*self._pop(1))
+            case "EXT1" | "EXT2" | "EXT4":
+                raise ValueError(f"it names the extension {argument}; nothing of it was run")
+            case _:
+                raise ValueError(f"it has the instruction {instruction}; nothing of it was run")
+
+    def _pop(self, n: int) -> list[Any]:
+        if n > len(self._stack):
+            raise ValueError("it takes more values than it has")
+        at = len(self._stack) - n
+        popped = self._stack[at:]
+        del self._stack[at:]
+        return popped
+
+    def _pop_to_mark(self) -> list[Any]:
+        return self._pop(max(len(self._stack) - self._marks.pop(), 0))
+
+    def _extend(self, items: list[Any]) -> None:
+        if type(self._stack[-1]) is not list:
+            raise ValueError("it appends to something that is no list")
+        self._stack[-1].extend(items)
+
+    def _set(self, items: list[Any]) -> None:
+        keys, values = items[::2], items[1::2]
+        # Containers would be hashed with all that is in them.
+        if type(self._stack[-1]) is not dict or not all(type(key) in (str, int, float, bool) for key in keys):
+            raise ValueError("it has a dict with keys other than texts and numbers")
+        self._stack[-1].update(zip(keys, values, strict=True))
+
+    def _name(self, module: Any, name: Any) -> None:
+        if type(module) is not str or type(name) is not str or (module, name) not in _ADMITTED:
+            named = ascii(f"{module}.{name}"[:80])[1:-1]
+            raise ValueError(
+                f"it names {named}, which a judge head has no use for; nothing of it was run. Only NumPy arrays, "
+                "StandardScaler, LogisticRegression and Pipeline are admitted"
             )
-        return self._classes[kind]
+        self._stack.append(_Named(_ADMITTED[module, name]))
 
-    def get_extension(self, code: int) -> Any:
-        raise pickle.UnpicklingError(f"it names the extension {code}; nothing of it was run")
+    def _make(self, named: Any, args: Any) -> None:
+        if not isinstance(named, _Named) or type(args) is not list:
+            raise ValueError("it calls something that is no function")
+        # Old protocols make an object in two steps.
+        from_class = named.kind == "instance" and args and isinstance(args[0], _Named)
+        self._stack.append(StandIn(args[0].kind if from_class else named.kind, args))
 
-
-class _JoblibArray(Inert):
-    # joblib writes the bytes of an array right behind the object that describes it.
-
-    file: ClassVar[io.BytesIO]
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-        dtype = _dtype(state["dtype"])
-        if state.get("numpy_array_alignment_bytes") is not None:
-            self.file.read(self.file.read(1)[0])
-        self.content = self.file.read(math.prod(state["shape"]) * dtype.itemsize)
+    def _fill(self, state: Any) -> None:
+        built = self._stack[-1]
+        if not isinstance(built, StandIn):
+            raise ValueError("it fills something that is no object")
+        built.state = state
+        if built.kind == "joblib":
+            # The bytes of an array stand right behind the object that describes it.
+            if state.get("numpy_array_alignment_bytes") is not None:
+                self._file.read(self._file.read(1)[0])
+            built.data = self._file.read(_count(state["shape"]) * _dtype(state["dtype"]).itemsize)
 
 
 def to_array(argument: str, value: Any) -> np.ndarray:
-    """Return the numbers in what :func:`read` returned, as float64.
+    """Return the numbers in what :func:`read` returned, as float64: one, an array, or a list of numbers.
 
     Raises
     ------
     LossyValueError
-        When ``value`` is no array of numbers.
+        When ``value`` is none of these.
     """
     try:
-        numbers = _ARRAYS[value.what](value) if isinstance(value, Inert) else value
-        return np.array(numbers, dtype=np.float64)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise LossyValueError(f"`{argument}` in the pickle has to be an array of numbers: {error!r}") from error
+        if type(value) is list:
+            if not all(type(x) in (int, float) or isinstance(x, StandIn) for x in value):
+                raise TypeError("a list of other things")
+            return np.array([_number(x) for x in value], dtype=np.float64)
+        return _numbers(value) if isinstance(value, StandIn) else np.array(_number(value))
+    except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
+        raise LossyValueError(f"`{argument}` has to be an array of numbers: {type(error).__name__}, {error}") from error
 
 
-def _reconstructed(value: Inert) -> np.ndarray:
-    _, shape, dtype, fortran, data = value.state
-    return _from_bytes(data, dtype, shape, "F" if fortran else "C")
+def _number(value: Any) -> float:
+    if isinstance(value, StandIn):
+        return _numbers(value).item()
+    if type(value) not in (int, float):
+        raise TypeError(f"a {type(value).__name__}")
+    return float(value)
 
 
-def _from_joblib(value: Any) -> np.ndarray:
-    return _from_bytes(value.content, value.state["dtype"], value.state["shape"], value.state["order"])
+def _numbers(value: StandIn) -> np.ndarray:
+    if value.kind == "array":
+        _, shape, dtype, fortran, data = value.state
+        return _from_bytes(data, dtype, shape, "F" if fortran else "C")
+    if value.kind == "buffer":
+        return _from_bytes(*value.args)
+    if value.kind == "scalar":
+        return _from_bytes(value.args[1], value.args[0], [], "C")
+    if value.kind == "joblib":
+        return _from_bytes(value.data, value.state["dtype"], value.state["shape"], value.state["order"])
+    raise TypeError(f"a {value.kind}")
 
 
-def _from_bytes(data: Any, dtype: Inert, shape: tuple[int, ...], order: str) -> np.ndarray:
+def _from_bytes(data: Any, dtype: Any, shape: Any, order: str) -> np.ndarray:
     # Protocols before 3 have no bytes and call a codec for them.
-    raw = data.args[0].encode("latin1") if isinstance(data, Inert) else data
-    return np.frombuffer(raw, _dtype(dtype)).reshape(shape, order=order)
+    raw = data.args[0].encode("latin1") if isinstance(data, StandIn) else data
+    _count(shape)
+    return np.frombuffer(raw, _dtype(dtype)).reshape(shape, order=order).astype(np.float64)
 
 
-def _dtype(value: Inert) -> np.dtype:
+def _count(shape: Any) -> int:
+    if type(shape) is not list or len(shape) > 2 or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError("an array of a strange shape")
+    if max(count := math.prod(shape), *shape, 0) > MOST_NUMBERS:
+        raise ValueError(f"an array of more numbers than the {MOST_NUMBERS:,} that a judge head has at most")
+    return count
+
+
+def _dtype(value: Any) -> np.dtype:
     code, byte_order = value.args[0], value.state[1]
-    if not re.fullmatch(r"[fiu][1248]|b1", code) or byte_order not in "<>=|":
-        raise TypeError(f"an array of dtype {byte_order}{code}")
+    if not re.fullmatch(r"[fiu][1248]|b1", code) or byte_order not in ("<", ">", "=", "|"):
+        raise TypeError(f"an array of dtype {byte_order}{code}"[:60])
     return np.dtype(byte_order + code)
-
-
-_ARRAYS: Mapping[str, Callable[[Any], np.ndarray]] = {
-    "array": _reconstructed,
-    "buffer": lambda value: _from_bytes(*value.args),
-    "scalar": lambda value: _from_bytes(value.args[1], value.args[0], (), "C"),
-    "joblib": _from_joblib,
-}

@@ -1,5 +1,5 @@
 """Mining: what heads are trained on.
 
-:mod:`.search` is AutoJudge's search for important tokens, :mod:`.ratio` collects SPRINTER's labels, and
+:mod:`.search` is AutoJudge's search for important tokens, :mod:`.ratio_labels` collects SPRINTER's labels, and
 :mod:`.storage` keeps and reads both.
 """

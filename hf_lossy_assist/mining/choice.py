@@ -1,4 +1,4 @@
-"""How the next token is chosen: the likeliest one, or a draw that is a function of the prefix.
+"""Choices of the next token: the likeliest one, or a draw that is a function of the prefix.
 
 The Gumbel-max trick makes sampled generation deterministic (Garipov et al. 2025, appendix A):
 ``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i`` is distributed as P and yet the same every time.
@@ -21,7 +21,7 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Choice(Protocol):
-    """Chooses next tokens. A *context* stands for a prefix and is carried along token by token."""
+    """The interface of what chooses next tokens. A *context* stands for a prefix, and is extended token by token."""
 
     def context(self, ids: Iterable[int]) -> int:
         """Return the context of a prefix."""
@@ -35,7 +35,7 @@ class Choice(Protocol):
 
 @dataclass(frozen=True)
 class Greedy:
-    """The likeliest token; contexts say nothing.
+    """A choice of the likeliest token, whatever the context is.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class Greedy:
 class GumbelMax:
     """``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i``: a sample that depends on nothing but seed and prefix.
 
-    Target and draft see the same noise after the same prefix, so they differ no more often than their laws do.
+    Target and draft see the same noise after the same prefix, so they differ no more often than their distributions do.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def gumbel(contexts: list[int], vocabulary: int, device: torch.device | str = "c
     for shift, factor in zip((30, 27), _MIX, strict=True):
         bits = (bits ^ _shift(bits, shift)) * _signed(factor)
     bits = bits ^ _shift(bits, 31)
-    # 53 bits, kept away from 0 and 1. Small values become the large, exact tail of the Gumbel law.
+    # 53 bits, kept away from 0 and 1. Small values become the large, exact tail of the Gumbel distribution.
     uniform = (_shift(bits, 11).to(torch.float64) + 0.5) * 2.0**-53
     return -torch.log(-torch.log1p(-uniform))
 

@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
 from ..heads.identity import ModelIdentity
-from .files import write_whole
+from .files import checksum, write_whole
 
-NAME = "manifest.json"
+NAME, LOCK = "manifest.json", ".manifest.lock"
 
 
 @dataclass(frozen=True)
-class Plan:
+class MiningPlan:
     """What a run mines. Data of two plans don't belong together.
 
     Attributes
@@ -30,7 +30,8 @@ class Plan:
     target, draft
         The models; None for a target that is behind an API only.
     settings
-        Everything else that has an influence on the data.
+        Everything else that has an influence on the data. Of a file that is named by ``task_data`` the manifest keeps
+        the content's SHA-256 too.
     """
 
     kind: str
@@ -46,8 +47,12 @@ class Plan:
             "task": self.task,
             "target": None if self.target is None else asdict(ModelIdentity.of(self.target)),
             "draft": asdict(ModelIdentity.of(self.draft)),
-            "settings": dict(self.settings),
+            "settings": {**self.settings, **self._content()},
         }
+
+    def _content(self) -> dict[str, str]:
+        data = self.settings.get("task_data")
+        return {"task_data_sha256": checksum(Path(data).read_bytes())} if data and Path(data).is_file() else {}
 
     def differences(self, manifest: Mapping[str, Any]) -> list[str]:
         """Return in which points a manifest is another plan's, one sentence each."""
@@ -75,6 +80,17 @@ def _differences(identity: Mapping[str, Any] | None, model: PreTrainedModel | No
     return ModelIdentity.from_dict(identity).differences(model)
 
 
+# What a manifest has to hold, and in which type.
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "kind": str,
+    "task": str,
+    "target": (dict, type(None)),
+    "draft": dict,
+    "settings": dict,
+    "runs": list,
+}
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Return a folder's manifest.
 
@@ -90,14 +106,17 @@ def read(folder: Path) -> dict[str, Any]:
         )
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise LossyValueError(f"`folder` has to hold mined data, but {str(path)!r} is not JSON: {error}") from error
-    if not isinstance(manifest, dict) or not {"kind", "draft", "settings"} <= manifest.keys():
+    if not isinstance(manifest, dict) or not _FIELDS.keys() <= manifest.keys():
         raise LossyValueError(f"`folder` has to hold mined data, but {str(path)!r} is some other JSON")
+    for name, kind in _FIELDS.items():
+        if not isinstance(manifest[name], kind):
+            raise LossyValueError(f"`{name}` in {str(path)!r} is of another type than `lossy-assist mine` writes")
     return manifest
 
 
-def open_run(folder: Path, plan: Plan, provenance: Mapping[str, Any]) -> None:
+def open_run(folder: Path, plan: MiningPlan, provenance: Mapping[str, Any]) -> None:
     """Enter a run into a folder's manifest, which is made if there is none.
 
     Parameters
@@ -116,11 +135,21 @@ def open_run(folder: Path, plan: Plan, provenance: Mapping[str, Any]) -> None:
     """
     from filelock import FileLock
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".manifest.lock"):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK).acquire()
+    except OSError as error:
+        raise LossyValueError(
+            f"`out` has to be a folder that can be written to, but {str(folder)!r} is not: {error}"
+        ) from error
+    with lock:
         if (folder / NAME).exists():
             manifest = read(folder)
-            if differences := plan.differences(manifest):
+            try:
+                differences = plan.differences(manifest)
+            except LossyValueError as error:
+                raise LossyValueError(f"{str(folder / NAME)!r} names no model: {error}") from error
+            if differences:
                 raise LossyValueError(
                     f"`out` has to be a new folder or hold data mined with the same settings, but in {str(folder)!r} "
                     f"{'; '.join(differences)}; choose another folder"
@@ -129,4 +158,4 @@ def open_run(folder: Path, plan: Plan, provenance: Mapping[str, Any]) -> None:
             manifest = {**plan.record(), "runs": []}
         manifest["runs"].append(dict(provenance))
         text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-        write_whole(folder / NAME, lambda path: path.write_text(text, encoding="utf-8") and None)
+        write_whole(folder / NAME, text.encode())

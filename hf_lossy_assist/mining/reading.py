@@ -23,7 +23,7 @@ Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
+class CachedText:
     """A text that a model has read, and what its cache holds of it.
 
     Attributes
@@ -72,7 +72,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: DynamicCac
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What :func:`read` returns.
+    """The logits and memories of several texts that were read in one forward.
 
     Attributes
     ----------
@@ -83,12 +83,12 @@ class Reading:
     """
 
     logits: Tensor
-    memories: list[Memory]
+    memories: list[CachedText]
 
 
 @torch.inference_mode()
 def read(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[tuple[Memory, int]], **kwargs: Any
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[tuple[CachedText, int]], **kwargs: Any
 ) -> Reading:
     """Read several texts in one forward, except for what is known of each.
 
@@ -115,7 +115,7 @@ def read(
         ids[row, k - len(text) + n :] = torch.tensor(text[n:], dtype=torch.long)
         mask[row, width + k - len(text) :] = 1
     logits = forward(model, ids.to(model.device), mask.to(model.device), cache, **kwargs).logits
-    memories = [Memory(tuple(text), _held(cache, row, width + k - len(text))) for row, text in enumerate(texts)]
+    memories = [CachedText(tuple(text), _held(cache, row, width + k - len(text))) for row, text in enumerate(texts)]
     return Reading(logits, memories)
 
 

@@ -1,6 +1,6 @@
 """AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for one prompt.
 
-The search knows nothing of models: it is a generator that yields what it wants done (:class:`Continue`,
+The search knows nothing of models: it is a generator that yields what it needs to be done (:class:`Continue`,
 :class:`Guess`, :class:`Ask`) and is sent the result. Whoever drives it may serve many searches at once.
 """
 
@@ -15,53 +15,56 @@ from ..tasks import Example, Task
 Tokens = tuple[int, ...]
 
 
-class Desk(Protocol):
-    """Takes the wishes of searches; each is known by its ``slot``."""
+class SearchBackend(Protocol):
+    """The interface of what carries out the requests of searches; each search is known by its ``slot``."""
 
-    def continue_(self, slot: int, prefix: Tokens) -> None: ...
+    def continue_(self, slot: int, prefix: Tokens) -> None:
+        """Let the target finish a response."""
 
-    def guess(self, slot: int, response: Tokens, start: int) -> None: ...
+    def guess(self, slot: int, response: Tokens, start: int) -> None:
+        """Let the draft choose at every position from ``start`` on."""
 
-    def ask(self, slot: int, question: Callable[[], Any]) -> None: ...
+    def ask(self, slot: int, question: Callable[[], Any]) -> None:
+        """Let the task answer a question."""
 
 
 @dataclass(frozen=True)
 class Continue:
-    """GENERATE: let the target finish a response that begins with ``prefix``; the reply is all of it."""
+    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply is all of it."""
 
     prefix: Tokens
 
-    def hand_to(self, desk: Desk, slot: int) -> None:
-        desk.continue_(slot, self.prefix)
+    def send_to(self, backend: SearchBackend, slot: int) -> None:
+        backend.continue_(slot, self.prefix)
 
 
 @dataclass(frozen=True)
 class Guess:
-    """FORWARD: the draft's own choice at the positions of ``response`` from ``start`` on."""
+    """A request for the draft's choices at the positions of ``response`` from ``start`` on (FORWARD)."""
 
     response: Tokens
     start: int
 
-    def hand_to(self, desk: Desk, slot: int) -> None:
-        desk.guess(slot, self.response, self.start)
+    def send_to(self, backend: SearchBackend, slot: int) -> None:
+        backend.guess(slot, self.response, self.start)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Something that only the task can tell; it may run programs or ask a server."""
+    """A request for an answer of the task, which may run programs or ask a server."""
 
     question: Callable[[], Any]
 
-    def hand_to(self, desk: Desk, slot: int) -> None:
-        desk.ask(slot, self.question)
+    def send_to(self, backend: SearchBackend, slot: int) -> None:
+        backend.ask(slot, self.question)
 
 
-Wish = Continue | Guess | Ask
+Request = Continue | Guess | Ask
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One label.
+    """A labelled mismatch of target and draft.
 
     Attributes
     ----------
@@ -81,7 +84,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found.
+    """The labels of one prompt, and the responses that they lead from and to.
 
     Attributes
     ----------
@@ -100,7 +103,7 @@ class Found:
     mismatches: tuple[Mismatch, ...] = ()
 
 
-def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str]) -> Generator[Wish, Any, Found]:
+def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str]) -> Generator[Request, Any, Found]:
     """Label every mismatch of draft and target that the answer does or does not depend on.
 
     Goes from left to right: the first mismatch's token is replaced by the draft's, the target finishes the
@@ -115,7 +118,7 @@ def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str])
 
     Yields
     ------
-    Wish
+    Request
         What is to be done; the reply has to be sent in.
 
     Examples
@@ -128,13 +131,15 @@ def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str])
     ...         return text[-1]
     ...     def equivalent(self, a, b):
     ...         return a == b
-    >>> wishes = search(Example("", ""), Last(), lambda ids: "".join(map(str, ids)))
-    >>> wish = next(wishes)
+    >>> requests = search(Example("", ""), Last(), lambda ids: "".join(map(str, ids)))
+    >>> request = next(requests)
     >>> try:
     ...     while True:
-    ...         reply = (wish.question() if isinstance(wish, Ask)
-    ...                  else (wish.prefix + (1, 1, 1))[:3] if isinstance(wish, Continue) else (2, 2, 2)[wish.start:])
-    ...         wish = wishes.send(reply)
+    ...         match request:
+    ...             case Ask(question): reply = question()
+    ...             case Continue(prefix): reply = (*prefix, 1, 1, 1)[:3]
+    ...             case Guess(_, start): reply = (2, 2, 2)[start:]
+    ...         request = requests.send(reply)
     ... except StopIteration as end:
     ...     found = end.value
     >>> found.last, [mismatch.important for mismatch in found.mismatches]

@@ -3,16 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..tasks import Task
-from .asking import Asker, asker
-from .guessing import Guesser, Wanted
-from .outcomes import Prompt
+from .draft_argmax import DraftArgmax, DraftQuery
+from .prompt_results import Prompt
 from .search import Found, search
-from .writing import Counts, Writer
+from .writing import ResponseCost, Writer
+
+Answers = list[tuple[int, Any]]
+"""Slots, each with its answer or the exception that was raised instead."""
+
+
+class TaskExecutor(Protocol):
+    """The interface of what puts questions to the task; answers are fetched later."""
+
+    def ask(self, slot: int, question: Callable[[], Any]) -> None:
+        """Put a question."""
+
+    def answers(self, *, wait_for_one: bool) -> Answers:
+        """Return the answers that are there; with ``wait_for_one`` at least one, if any question is open."""
+
+    def close(self) -> None:
+        """Forget open questions."""
+
+
+class InlineExecutor:
+    """An executor that answers at once: best where an answer is only read off a text."""
+
+    def __init__(self) -> None:
+        self._answers: Answers = []
+
+    def ask(self, slot: int, question: Callable[[], Any]) -> None:
+        self._answers.append((slot, _outcome(question)))
+
+    def answers(self, *, wait_for_one: bool) -> Answers:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        self._answers = []
+
+
+class ThreadedExecutor:
+    """An executor with threads, so that nothing waits for a task that runs programs or asks a server.
+
+    Parameters
+    ----------
+    workers
+        Questions at once.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task")
+        self._open: dict[Future[Any], int] = {}
+
+    def ask(self, slot: int, question: Callable[[], Any]) -> None:
+        self._open[self._pool.submit(_outcome, question)] = slot
+
+    def answers(self, *, wait_for_one: bool) -> Answers:
+        if wait_for_one and self._open:
+            wait(self._open, return_when=FIRST_COMPLETED)
+        done = [future for future in self._open if future.done()]
+        return [(self._open.pop(future), future.result()) for future in done]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def task_executor(workers: int) -> TaskExecutor:
+    """Return an executor with so many threads; 0 runs questions where they are asked."""
+    return ThreadedExecutor(workers) if workers else InlineExecutor()
+
+
+def _outcome(question: Callable[[], Any]) -> Any:
+    try:
+        return question()
+    except Exception as error:  # A user's task may raise anything, and costs one prompt.
+        return error
+
 
 Ids = tuple[int, ...]
 
@@ -22,7 +94,7 @@ class Searched:
     """A prompt whose search has ended: with what it found, or with an error of the task's; and what it has cost."""
 
     prompt: Prompt
-    counts: Counts
+    counts: ResponseCost
     found: Found | None
     error: Exception | None = None
 
@@ -38,7 +110,7 @@ class Searches:
     ----------
     writer
         The target.
-    guesser
+    draft
         The draft.
     task
         The judge of answers.
@@ -51,7 +123,7 @@ class Searches:
     """
 
     writer: Writer
-    guesser: Guesser
+    draft: DraftArgmax
     task: Task
     decode: Callable[[Sequence[int]], str]
     slots: int
@@ -59,19 +131,19 @@ class Searches:
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         """Search every prompt; yields each as soon as its search ends, whatever the order."""
-        with closing(self.writer), closing(asker(self.workers)) as asking:
-            yield from _Run(self, asking, iter(prompts)).results()
+        with closing(self.writer), closing(task_executor(self.workers)) as executor:
+            yield from _Run(self, executor, iter(prompts)).results()
 
 
 class _Run:
-    """One run's slots. It is the desk that the searches turn to."""
+    """The slots of one run, and the backend of their searches."""
 
-    def __init__(self, plan: Searches, asking: Asker, source: Iterator[Prompt]) -> None:
+    def __init__(self, plan: Searches, executor: TaskExecutor, source: Iterator[Prompt]) -> None:
         self._plan = plan
-        self._asker = asking
+        self._executor = executor
         self._source = source
         self._running: dict[int, tuple[Prompt, Generator[Any, Any, Found]]] = {}
-        self._guesses: list[Wanted] = []
+        self._guesses: list[DraftQuery] = []
         self._ended: list[Searched] = []
 
     def results(self) -> Iterator[Searched]:
@@ -81,16 +153,16 @@ class _Run:
         while self._running:
             self._reply_all(plan.writer.step())
             idle = not plan.writer.busy() and not self._guesses
-            self._reply_all(self._asker.answers(wait_for_one=idle))
+            self._reply_all(self._executor.answers(wait_for_one=idle))
             guesses, self._guesses = self._guesses, []
-            self._reply_all(plan.guesser.guess(guesses))
+            self._reply_all(plan.draft.guess(guesses))
             ended, self._ended = self._ended, []
             yield from ended
 
     def _begin(self, slot: int) -> None:
         """Give a slot its next prompt, if there is one."""
         prompt = next(self._source, None)
-        self._plan.guesser.forget(slot)
+        self._plan.draft.forget(slot)
         if prompt is None:
             self._plan.writer.end(slot)
             return
@@ -105,8 +177,8 @@ class _Run:
     def _reply(self, slot: int, reply: Any) -> None:
         _, steps = self._running[slot]
         try:
-            wish = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
-            wish.hand_to(self, slot)
+            request = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
+            request.send_to(self, slot)
         except StopIteration as end:
             self._end(slot, end.value)
         except Exception as error:  # Of the task, or of this prompt's text: it costs this prompt only.
@@ -121,7 +193,7 @@ class _Run:
         self._plan.writer.submit(slot, prefix)
 
     def guess(self, slot: int, response: Ids, start: int) -> None:
-        self._guesses.append(Wanted(slot, self._running[slot][0].tokens, response, start))
+        self._guesses.append(DraftQuery(slot, self._running[slot][0].tokens, response, start))
 
     def ask(self, slot: int, question: Callable[[], Any]) -> None:
-        self._asker.ask(slot, question)
+        self._executor.ask(slot, question)

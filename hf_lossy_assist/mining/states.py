@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import LossyUnsupportedError
 from ..sampling import Randomness
-from ..verification.verifier import LMHeadHook
-from .reading import Memory, Reading, read
+from ..verification.lm_head_hook import lm_head_hook
+from .reading import CachedText, Reading, read
 from .search import Mismatch
 
 POSITIONS = ("previous", "draft", "target")
@@ -27,7 +26,7 @@ _VARIANTS = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Text:
+class ReadText:
     """A text that was read in one forward.
 
     Attributes
@@ -45,16 +44,16 @@ class Text:
     tokens: tuple[int, ...]
     states: Tensor
     logits: Tensor
-    memory: Memory
+    memory: CachedText
 
 
-def read_text(model: PreTrainedModel, tokens: Sequence[int]) -> Text:
+def read_text(model: PreTrainedModel, tokens: Sequence[int]) -> ReadText:
     """Read a text in one forward."""
-    reading, states = _read(model, [tokens], [(Memory(), 0)], len(tokens))
-    return Text(tuple(tokens), states[0], reading.logits[0], reading.memories[0])
+    reading, states = _read(model, [tokens], [(CachedText(), 0)], len(tokens))
+    return ReadText(tuple(tokens), states[0], reading.logits[0], reading.memories[0])
 
 
-def variant_states(model: PreTrainedModel, text: Text, variants: Sequence[tuple[int, int]]) -> Tensor:
+def variant_states(model: PreTrainedModel, text: ReadText, variants: Sequence[tuple[int, int]]) -> Tensor:
     """Return ``(N, d)`` the states after tokens that are not in a text.
 
     Parameters
@@ -111,7 +110,7 @@ def mismatch_states(
     return found
 
 
-def _after(model: PreTrainedModel, text: Text, wanted: Sequence[tuple[int, int]]) -> Tensor:
+def _after(model: PreTrainedModel, text: ReadText, wanted: Sequence[tuple[int, int]]) -> Tensor:
     """Return the states after tokens, most of which are in the text as it is."""
     states = text.states[[place for place, _ in wanted]].clone()
     others = [i for i, (place, token) in enumerate(wanted) if text.tokens[place] != token]
@@ -122,16 +121,10 @@ def _after(model: PreTrainedModel, text: Text, wanted: Sequence[tuple[int, int]]
 
 @torch.inference_mode()
 def _read(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[tuple[Memory, int]], k: int
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[tuple[CachedText, int]], k: int
 ) -> tuple[Reading, Tensor]:
-    head = model.get_output_embeddings()
-    if head is None:
-        raise LossyUnsupportedError(f"heads read the input of the LM head, but {type(model).__name__} names none")
-    tap = LMHeadHook(head, None, Randomness())
-    with tap.over(k - 1):
+    hook = lm_head_hook(model, Randomness())
+    with hook.over(k - 1):
         reading = read(model, texts, known)
-    if tap.hidden is None:
-        raise LossyUnsupportedError(
-            f"heads read the input of the LM head, but {type(model).__name__} does not call its head as a module"
-        )
-    return reading, tap.hidden
+    hook.split(reading.logits, k - 1)  # refuses a model that does not call its head as a module
+    return reading, hook.hidden

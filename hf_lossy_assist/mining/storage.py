@@ -2,22 +2,24 @@
 
 A prompt is finished once its row stands in a ``prompts-*.parquet``; its labelled tokens are in the
 ``tokens-*.parquet`` of the same number, which is written before. Finished prompts are kept one by one and joined
-into larger shards now and then, so a process may be killed at any moment.
+into larger shards now and then, so a process may be killed at any moment. Beside every file there is its checksum;
+what does not match it is set aside by the next run, which mines these prompts again.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LossyValueError
 from . import manifest as manifests
-from .files import PARTIAL, write_whole
-from .outcomes import FAILED
+from .files import PARTIAL, checksum, write_whole
+from .prompt_results import FAILED
 
 if TYPE_CHECKING:
     import datasets
@@ -27,13 +29,14 @@ T = TypeVar("T")
 
 _NAME = re.compile(r"prompts-(\d+)-(\d+)-(\d+)\.parquet")
 _PER_SHARD = 64
+DAMAGED = ".damaged"
 # Another process may join shards between our looking and our opening.
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class Mined:
-    """Mined data.
+    """The rows of a folder of mined data, with the manifest.
 
     Attributes
     ----------
@@ -66,8 +69,8 @@ def load_mined(folder: str | Path) -> Mined:
         raise LossyValueError(
             f"`folder` has to hold mined prompts, but {str(folder)!r} has none yet; repeat the `mine` command"
         )
-    tokens, prompts = _patiently(lambda: [_concatenated(_shards(folder), table) for table in ("tokens", "prompts")])
-    return Mined(manifest, datasets.Dataset(tokens), datasets.Dataset(_without_retried(prompts)))
+    tokens, prompts = _patiently(lambda: _rows_that_count(_shards(folder)))
+    return Mined(manifest, datasets.Dataset(tokens), datasets.Dataset(prompts))
 
 
 def prompt_rows(folder: Path) -> list[dict[str, Any]]:
@@ -76,10 +79,8 @@ def prompt_rows(folder: Path) -> list[dict[str, Any]]:
 
     def read() -> list[dict[str, Any]]:
         tables = [_read(shard, "prompts") for shard in _shards(folder)]
-        kept = [table.select([name for name in table.column_names if name not in texts]) for table in tables]
-        return [] if not kept else _without_retried(pyarrow.concat_tables(kept)).to_pylist()
-
-    import pyarrow
+        kept = [table.drop_columns([*texts & {*table.column_names}]) for table in tables]
+        return [row for table, rows in zip(kept, _counting(kept), strict=True) for row in table.take(rows).to_pylist()]
 
     return _patiently(read)
 
@@ -94,15 +95,36 @@ class Shard:
     last: int
 
     def path(self, table: str) -> Path:
+        """Return the file of ``"tokens"`` or ``"prompts"``."""
         return self.folder / f"{table}-{self.process:03d}-{self.first:07d}-{self.last:07d}.parquet"
 
     def inside(self, other: Shard) -> bool:
         """Tell whether ``other`` has everything that is in this shard, and more."""
         return self != other and self.process == other.process and other.first <= self.first <= self.last <= other.last
 
+    def damage(self) -> str | None:
+        """Say what is wrong with one of the files, or None where both are as they were written."""
+        for table in ("tokens", "prompts"):
+            try:
+                _read(self, table)
+            except (FileNotFoundError, LossyValueError) as error:
+                return str(error)
+        return None
+
+    def remove(self, kept_as: str | None = None) -> None:
+        """Remove the files and their checksums; with ``kept_as``, files keep their content under a longer name."""
+        for table in ("prompts", "tokens"):
+            path = self.path(table)
+            if kept_as is None:
+                path.unlink(missing_ok=True)
+            elif path.exists():
+                path.replace(path.with_name(path.name + kept_as))
+        for table in ("prompts", "tokens"):
+            _checksum_of(self.path(table)).unlink(missing_ok=True)
+
 
 class Store:
-    """Where one process puts finished prompts.
+    """The finished prompts of one process, on disk.
 
     Parameters
     ----------
@@ -112,34 +134,74 @@ class Store:
         The number of this one.
     schemas
         Of the tables ``"tokens"`` and ``"prompts"``.
+    processes
+        How many processes share the prompts.
 
     Raises
     ------
     LossyValueError
-        On entering, when another process with this number is at work in the folder.
+        On entering, when another process with this number is at work in the folder, or others that share the prompts
+        otherwise.
     """
 
-    def __init__(self, folder: Path, process: int, schemas: Mapping[str, pyarrow.Schema]) -> None:
+    def __init__(self, folder: Path, process: int, schemas: Mapping[str, pyarrow.Schema], processes: int = 1) -> None:
         self.folder = folder
         self.process = process
         self.schemas = schemas
+        self.processes = processes
 
     def __enter__(self) -> Store:
         from filelock import FileLock, Timeout
 
         with ExitStack() as stack:
-            try:
-                stack.enter_context(FileLock(self.folder / f".process-{self.process}.lock", timeout=0))
-            except Timeout:
-                raise LossyValueError(
-                    f"`out` has to be a folder that no other process mines into, but one is at work in "
-                    f"{str(self.folder)!r}"
-                ) from None
-            for partial in self.folder.glob(f"*-{self.process:03d}-*{PARTIAL}"):
-                partial.unlink()
+            with FileLock(self.folder / manifests.LOCK):
+                try:
+                    stack.enter_context(FileLock(self._lock_of(self.process), timeout=0))
+                except Timeout:
+                    raise LossyValueError(
+                        f"`out` has to be a folder that no other process mines into, but one is at work in "
+                        f"{str(self.folder)!r}"
+                    ) from None
+                self._agree_with_others()
+                for partial in self.folder.glob(f"*-{self.process:03d}-*{PARTIAL}"):
+                    partial.unlink()
+                self._set_damaged_aside()
             self._join()
             self._lock = stack.pop_all()
         return self
+
+    def _lock_of(self, process: int) -> Path:
+        return self.folder / f".process-{process}.lock"
+
+    def _agree_with_others(self) -> None:
+        """Refuse to mine beside processes that share the prompts otherwise, as some would be mined twice."""
+        from filelock import FileLock, Timeout
+
+        for note in self.folder.glob(".process-*.count"):
+            process, count = int(note.name.split("-")[1].split(".")[0]), note.read_text()
+            if process == self.process or count == str(self.processes):
+                continue
+            try:
+                with FileLock(self._lock_of(process), timeout=0):
+                    note.unlink()  # of a run that has ended
+            except Timeout:
+                raise LossyValueError(
+                    f"`out` has to be a folder that no other run mines into, but processes that are {count} together "
+                    f"are at work in {str(self.folder)!r}, and this run has {self.processes}; wait for them, or choose "
+                    "another folder"
+                ) from None
+        write_whole(self.folder / f".process-{self.process}.count", str(self.processes).encode())
+
+    def _set_damaged_aside(self) -> None:
+        from filelock import FileLock, Timeout
+
+        for shard in _all_shards(self.folder):
+            own = shard.process == self.process
+            # The files of a process that is at work are its own business.
+            with suppress(Timeout), nullcontext() if own else FileLock(self._lock_of(shard.process), timeout=0):
+                if (damage := shard.damage()) is not None:
+                    warnings.warn(f"{damage}. Its prompts will be mined again.", stacklevel=4)
+                    shard.remove(kept_as=DAMAGED)
 
     def __exit__(self, *exc: object) -> None:
         with self._lock:
@@ -191,15 +253,24 @@ class Store:
         everything = _all_shards(self.folder)
         for shard in everything:
             if shard.process == self.process and any(shard.inside(other) for other in everything):
-                for table in ("prompts", "tokens"):
-                    shard.path(table).unlink(missing_ok=True)
+                shard.remove()
 
     def _write(self, shard: Shard, tables: Mapping[str, pyarrow.Table]) -> None:
+        import pyarrow
         from pyarrow import parquet
 
         # The prompts come last: they make a shard count.
         for name in ("tokens", "prompts"):
-            write_whole(shard.path(name), lambda path, name=name: parquet.write_table(tables[name], path))
+            path, content = shard.path(name), pyarrow.BufferOutputStream()
+            parquet.write_table(tables[name], content)
+            written = content.getvalue().to_pybytes()
+            # As `sha256sum --check` reads it.
+            write_whole(_checksum_of(path), f"{checksum(written)}  {path.name}\n".encode())
+            write_whole(path, written)
+
+
+def _checksum_of(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
 
 
 def _array(values: Any, kind: pyarrow.DataType) -> pyarrow.Array:
@@ -234,12 +305,15 @@ def _read(shard: Shard, table: str, columns: list[str] | None = None) -> pyarrow
     from pyarrow import parquet
 
     path = shard.path(table)
+    content = path.read_bytes()
     try:
-        return parquet.read_table(path, columns=columns, partitioning=None)
-    except pyarrow.ArrowException as error:
+        if (noted := _checksum_of(path)).is_file() and noted.read_text()[:64] != checksum(content):
+            raise ValueError("it is not what its checksum was taken of")
+        return parquet.read_table(pyarrow.BufferReader(content), columns=columns)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise LossyValueError(
-            f"`folder` has to hold whole shards, but {str(path)!r} can't be read ({error}); remove it and the "
-            f"'prompts' file of the same number, and mine its prompts again"
+            f"`folder` has to hold whole shards, but {str(path)!r} can't be read ({error}); repeat the `mine` command, "
+            "which mines its prompts again"
         ) from error
 
 
@@ -249,17 +323,37 @@ def _patiently(read: Callable[[], T]) -> T:
             return read()
         except FileNotFoundError as error:
             if attempt == _ATTEMPTS - 1:
-                raise LossyValueError(f"`folder` has to hold whole shards, but one is missing: {error}") from error
+                raise LossyValueError(
+                    f"`folder` has to hold whole shards, but one is missing: {error}; repeat the `mine` command, which "
+                    "mines its prompts again"
+                ) from error
     raise AssertionError
 
 
-def _without_retried(prompts: pyarrow.Table) -> pyarrow.Table:
-    """Drop the failures of prompts that were tried again."""
+def _rows_that_count(shards: Sequence[Shard]) -> tuple[pyarrow.Table, pyarrow.Table]:
+    """Return the tokens and the prompts of shards, of prompts that were mined several times only once."""
+    import pyarrow
+    from pyarrow import compute
+
+    prompts = [_read(shard, "prompts") for shard in shards]
+    prompts = [table.take(rows) for table, rows in zip(prompts, _counting(prompts), strict=True)]
+    tokens = []
+    for shard, table in zip(shards, prompts, strict=True):
+        rows = _read(shard, "tokens")
+        tokens.append(rows.filter(compute.is_in(rows["prompt_id"], table["prompt_id"].combine_chunks())))
+    return pyarrow.concat_tables(tokens), pyarrow.concat_tables(prompts)
+
+
+def _counting(tables: Sequence[pyarrow.Table]) -> list[pyarrow.Array]:
+    """Return the rows of each shard's prompts that count: a prompt's latest that did not fail, else its latest."""
     import pyarrow
 
-    statuses = prompts["status"].to_pylist()
-    latest: dict[int, int] = {}
-    for i, prompt in enumerate(prompts["prompt_id"].to_pylist()):
-        if statuses[i] != FAILED or statuses[latest.get(prompt, i)] == FAILED:
-            latest[prompt] = i
-    return prompts.take(pyarrow.array(sorted(latest.values())))
+    latest: dict[int, tuple[int, int]] = {}
+    failed: dict[int, bool] = {}
+    for shard, table in enumerate(tables):
+        rows = zip(table["prompt_id"].to_pylist(), table["status"].to_pylist(), strict=True)
+        for row, (prompt, status) in enumerate(rows):
+            if status != FAILED or failed.get(prompt, True):
+                latest[prompt], failed[prompt] = (shard, row), status == FAILED
+    kept = sorted(latest.values())
+    return [pyarrow.array([row for i, row in kept if i == shard], pyarrow.int64()) for shard in range(len(tables))]

@@ -1,4 +1,4 @@
-"""What it takes to finish responses: limits, counts, and the interface of whoever writes."""
+"""Writers of responses: their interface, where responses end, and what they cost."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from .outcomes import Prompt
+from .prompt_results import Prompt
 
 Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Where a text ends: at an EOS, or at a length.
+class ResponseLimits:
+    """The tokens and the length that end a response.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Limits:
 
         Examples
         --------
-        >>> limits = Limits(eos=frozenset({2}), max_new_tokens=4)
+        >>> limits = ResponseLimits(eos=frozenset({2}), max_new_tokens=4)
         >>> [limits.over(response) for response in ((), (5, 6), (5, 2), (5, 6, 7, 8))]
         [False, False, True, True]
         """
@@ -54,8 +54,8 @@ def eos_of(model: PreTrainedModel) -> frozenset[int]:
 
 
 @dataclass(eq=False)
-class Counts:
-    """What one prompt has cost.
+class ResponseCost:
+    """The cost of mining one prompt.
 
     Attributes
     ----------
@@ -71,9 +71,9 @@ class Counts:
 
 
 class Writer(Protocol):
-    """Finishes responses. A *slot* is one prompt's place; several are served at once."""
+    """The interface of what finishes responses. A *slot* is one prompt's place; several are served at once."""
 
-    def counts(self, slot: int) -> Counts:
+    def counts(self, slot: int) -> ResponseCost:
         """Return what the prompt of ``slot`` has cost so far."""
 
     def begin(self, slot: int, prompt: Prompt) -> None:

@@ -16,8 +16,8 @@ from .. import __version__
 from ..compat import versions_of
 from ..evaluation.quality import evaluate
 from .pair import load_model, task_of
+from .pretraining import write_figures
 from .recipe import RECIPES, Cycle, ModelRecipe
-from .training import write_figures
 
 _TEMPLATE = Path(__file__).parent / "card_template.md"
 

@@ -53,7 +53,7 @@ class ModelRecipe:
 
     @property
     def steps(self) -> int:
-        """Steps of all cycles."""
+        """How many steps all cycles have together."""
         return sum(cycle.steps for cycle in self.cycles)
 
     def cycle_at(self, step: int) -> tuple[Cycle, int]:

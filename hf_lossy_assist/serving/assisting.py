@@ -1,4 +1,4 @@
-"""From a model's generation configuration to a model that is assisted wherever a call names a rule."""
+"""Assistants for the models that a server loads, and what requests to them may ask for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from ..config import FIELDS, parse
@@ -20,7 +20,9 @@ from ..drafting.model import check_draft_model
 from ..drafting.vocabulary import same_tokenizer
 from ..enabling import last_stats
 from ..errors import LossyValueError
+from ..heads.checks import brief
 from ..heads.hub import HUB_REFERENCE
+from ..heads.repository import existing_folder
 
 FIELD = "lossy_assistant"
 """The field of a ``generation_config.json`` that names the draft model: a Hub id or a folder."""
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """What the server was told to use in place of what stands in a model's generation configuration.
+    """The operator's settings: what replaces a model's generation configuration, and what requests may name.
 
     Parameters
     ----------
@@ -39,12 +41,19 @@ class Settings:
         The draft model, as in the field ``lossy_assistant``.
     mode, config, head
         The rule, its settings and its head, as in ``lossy_mode``, ``lossy_config`` and ``lossy_head``.
+    allowed_heads
+        Heads that a request may name beside the model's own: a request could otherwise have any folder of the machine
+        read, or any repository downloaded.
+    allow_compile
+        Whether a request may have forwards compiled, which takes minutes of the server's time.
     """
 
     assistant: str | None = None
     mode: Any = None
     config: Mapping[str, Any] | None = None
     head: str | None = None
+    allowed_heads: tuple[str, ...] = ()
+    allow_compile: bool = False
 
     def apply(self, model: PreTrainedModel) -> None:
         """Write what is set into the generation configuration of a model that the server has loaded for itself."""
@@ -148,8 +157,8 @@ def _location(model: PreTrainedModel, source: Any) -> tuple[str, str]:
     if not isinstance(source, str):
         raise LossyValueError(f"{where} has to be a str, a Hub id or a folder, but is {source!r}")
     # A path in a file is meant from where the file is.
-    path = Path(source).expanduser()
-    folder = next((x for x in (Path(model.name_or_path) / path, path) if x.is_dir()), None)
+    beside = existing_folder(Path(model.name_or_path) / source)
+    folder = existing_folder(source) if beside is None else beside
     if folder is not None:
         return str(folder), "main"
     match = HUB_REFERENCE.fullmatch(source)
@@ -179,8 +188,50 @@ def _tokenizer_of_draft(
     return None if same_tokenizer(target, own) else own
 
 
-class _OneByOne(BaseStreamer):
-    """Hands on tokens in one dimension: assisted generation has ``(1, n)``, which the server would count as one."""
+def restrict(model: PreTrainedModel, settings: Settings) -> None:
+    """Let calls of ``model.generate()`` have no head and no compilation that the server's operator has not allowed.
+
+    Parameters
+    ----------
+    model
+        Gets an attribute ``generate`` in front of the one it has; what its generation configuration names is allowed.
+    settings
+        What else is allowed.
+    """
+    own = {name: getattr(model.generation_config, name, None) for name in ("lossy_config", "lossy_head")}
+    allowed = [*settings.allowed_heads, *_heads_of(own["lossy_head"])]
+    may_compile = settings.allow_compile or _compiles(own["lossy_config"])
+    generate = model.generate
+
+    def restricted(*args: Any, **kwargs: Any) -> Any:
+        configs = [x for x in (*args, kwargs.get("generation_config")) if isinstance(x, GenerationConfig)]
+        for asked in (kwargs, *map(vars, configs)):
+            for head in _heads_of(asked.get("lossy_head")):
+                if head not in allowed:
+                    raise LossyValueError(
+                        f"`lossy_head` of a request has to be one of those that this server allows, {allowed}, but is "
+                        f"{brief(head)}"
+                    )
+            if _compiles(asked.get("lossy_config")) and not may_compile:
+                raise LossyValueError(
+                    "`compile` in a request's `lossy_config` is not allowed by this server; leave it out"
+                )
+        return generate(*args, **kwargs)
+
+    model.generate = restricted
+
+
+def _heads_of(head: Any) -> list[Any]:
+    heads = head.values() if isinstance(head, Mapping) else [head]
+    return [one for one in heads if one is not None]
+
+
+def _compiles(config: Any) -> bool:
+    return isinstance(config, Mapping) and bool(config.get("compile"))
+
+
+class _FlatStreamer(BaseStreamer):
+    """A streamer of tokens in one dimension: assisted generation has ``(1, n)``, which a server counts as one token."""
 
     def __init__(self, streamer: BaseStreamer) -> None:
         self.streamer = streamer
@@ -198,7 +249,7 @@ def _generate(*args: Any, model: PreTrainedModel, assistant: Mapping[str, Any], 
     if kwargs.get("assistant_model") is None:
         kwargs |= assistant
     if (streamer := kwargs.get("streamer")) is not None:
-        kwargs["streamer"] = _OneByOne(streamer)
+        kwargs["streamer"] = _FlatStreamer(streamer)
     output = type(model).generate(model, *args, **kwargs)
     stats = last_stats(model)
     logger.info(

@@ -5,7 +5,7 @@ drafted tokens per round. Laws are NumPy arrays or torch tensors of shape ``(...
 back is of the same kind (lists give tensors), and numbers give a float.
 """
 
-from .acceptance import (
+from .acceptance_rates import (
     ears_acceptance,
     ears_output_law,
     ensemble_acceptance,
@@ -26,7 +26,7 @@ from .flops import (
     verifier_flops,
 )
 from .rounds import best_gamma, expected_speedup, expected_tokens_per_round
-from .sprinter import (
+from .sprinter_theory import (
     sprinter_acceptance,
     sprinter_expected_run_length,
     sprinter_output_law,

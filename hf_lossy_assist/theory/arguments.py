@@ -12,8 +12,8 @@ from torch import Tensor
 from ..errors import LossyValueError
 
 
-def laws(**given: Any) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Any]]:
-    """Return probability laws as tensors of one shape, and a function that turns results back.
+def distributions(**given: Any) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Any]]:
+    """Return probability distributions as tensors of one shape, and a function that turns results back.
 
     Raises
     ------
@@ -22,24 +22,26 @@ def laws(**given: Any) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Any]]:
     """
     tensors = {}
     for name, values in given.items():
-        law = _tensor(name, values)
-        if law.ndim == 0 or law.shape[-1] == 0:
-            raise LossyValueError(f"`{name}` has to have the shape (..., V), but has the shape {tuple(law.shape)}")
+        probs = _tensor(name, values)
+        if probs.ndim == 0 or probs.shape[-1] == 0:
+            raise LossyValueError(f"`{name}` has to have the shape (..., V), but has the shape {tuple(probs.shape)}")
         # Half precision keeps about three digits, and a softmax over 100,000 tokens adds up its errors.
-        sums = law.double().sum(-1)
-        if not bool((law >= 0).all()) or not bool(((sums - 1).abs() <= 1e-2).all()):
+        sums = probs.double().sum(-1)
+        if not bool((probs >= 0).all()) or not bool(((sums - 1).abs() <= 1e-2).all()):
             raise LossyValueError(
                 f"`{name}` has to hold probabilities that add up to 1 along the last dimension, but adds up to "
-                f"{sums.flatten()[:4].tolist()} with a smallest entry of {law.min().item():g}; apply a softmax first"
+                f"{sums.flatten()[:4].tolist()} with a smallest entry of {probs.min().item():g}; apply a softmax first"
             )
-        tensors[name] = law
-    shapes = {name: tuple(law.shape) for name, law in tensors.items()}
+        tensors[name] = probs
+    shapes = {name: tuple(probs.shape) for name, probs in tensors.items()}
     if len({shape[-1] for shape in shapes.values()}) > 1:
-        raise LossyValueError(f"laws have to be over one vocabulary, but have the shapes {shapes}")
+        raise LossyValueError(f"distributions have to be over one vocabulary, but have the shapes {shapes}")
     try:
         tensors_out = torch.broadcast_tensors(*tensors.values())
     except RuntimeError:
-        raise LossyValueError(f"laws have to have shapes that broadcast, but have the shapes {shapes}") from None
+        raise LossyValueError(
+            f"distributions have to have shapes that broadcast, but have the shapes {shapes}"
+        ) from None
     return tensors_out, _back(*given.values())
 
 

@@ -70,15 +70,15 @@ def fit(classifier: Any, label: str, columns: Sequence[str], train: Examples, va
         warnings.simplefilter("ignore", ConvergenceWarning)
         pipeline.fit(train.features(columns), train.labels)
     seconds = time.perf_counter() - start
-    seen, unseen = (pipeline.predict_proba(side.features(columns))[:, 1] for side in (train, validation))
+    on_training, on_validation = (pipeline.predict_proba(side.features(columns))[:, 1] for side in (train, validation))
     return Fit(
         classifier=pipeline,
         label=label,
         columns=tuple(columns),
-        train=seen,
-        validation=unseen,
-        train_auc=float(roc_auc_score(train.labels, seen)),
-        validation_auc=float(roc_auc_score(validation.labels, unseen)),
+        train=on_training,
+        validation=on_validation,
+        train_auc=float(roc_auc_score(train.labels, on_training)),
+        validation_auc=float(roc_auc_score(validation.labels, on_validation)),
         seconds=seconds,
     )
 

@@ -14,9 +14,8 @@ from ..errors import LossyValueError
 from ..heads import ModelIdentity
 from ..heads.features import MODELS
 from ..mining.storage import Mined, load_mined
-from .examples import Examples
+from .examples import Examples, Ratios
 from .provenance import Origin, digest
-from .ratios import Ratios
 
 if TYPE_CHECKING:
     import datasets

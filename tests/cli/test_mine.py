@@ -119,14 +119,6 @@ def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkey
     assert load_mined(tmp_path).prompts["error"][0] == "the target's response states no answer"
 
 
-def test_the_reuse_can_be_measured(options, tmp_path):
-    printed = ok(*options, "--compare-naive", 2)
-    assert "2 prompts" in printed
-    assert "prompts with other labels: 0" in printed
-    assert float(figure(printed, "naive")) > float(figure(printed, "this one"))
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     pair = pairs.load("arithmetic", folder=tiny_pair_folder)
     local = options[2:4]
@@ -215,7 +207,6 @@ NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
         ([*OUT_OF_PAIR, "--sampling", "--temperature", "0"], r"`--temperature` has to be .* > 0"),
         ([*OUT_OF_PAIR, *API], r"`--target-api-model` have to be given"),
         ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--sampling"], r"`--target-api` gives greedy text only"),
-        (["--pair", "arithmetic", "--labels", "ratio", "--compare-naive", "2"], r"`--compare-naive` measures"),
         (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`spec` has to be one of"),
         (NOWHERE, r"`--model` has to be .*'/no'"),
         ([*NOWHERE, "--task-option", "m"], r"`--task-option` has to be KEY=VALUE"),

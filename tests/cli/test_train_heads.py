@@ -163,7 +163,7 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("judge", "--data", "MINED", "--recall", "1.5"), "`recall`"),
         (("judge", "--data", "MINED", "--validation", "1"), "`validation_share`"),
         (("judge", "--data", "MINED", "--pair", "arithmetic"), "of the target of 'arithmetic'"),
-        (("verifier", "--data", "RATIOS", "--lambda", "0.9"), "`lambda`"),
+        (("verifier", "--data", "RATIOS", "--lambda", "0"), "`lambda`"),
         (("judge", "--data", "ONE_CLASS"), "tokens are unimportant"),
         (("judge", "--data", "ONE_PROMPT"), "all 50 are of one"),
         (("judge", "--data", "BROKEN"), "the column 'target_draft' has NaN or infinite values in 2 of 50 tokens"),

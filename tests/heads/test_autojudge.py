@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import builtins
+import bz2
 import contextlib
 import copyreg
+import gzip
 import json
+import lzma
 import os
 import pickle
+import random
 import struct
+import tracemalloc
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +24,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from joblib.numpy_pickle import NumpyArrayWrapper
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
@@ -28,7 +35,7 @@ from hf_lossy_assist import JudgeHead, LossyValueError
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.heads.autojudge import import_head, read_classifier
-from hf_lossy_assist.heads.inert_pickle import Inert, read, to_array
+from hf_lossy_assist.heads.inert_pickle import read, to_array
 from tests.models import tiny
 
 TARGET = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)
@@ -164,14 +171,14 @@ def test_arrays(dtype: Any, order: str, write: Callable, path: Path):
             official(make_pipeline(StandardScaler(), LogisticRegression())),
             "but one has no `coef_`",
         ),
-        (for_vllm(trained(24)) | {"mean": "much"}, "`mean` in the pickle has to be an array of numbers"),
-        (for_vllm(trained(24)) | {"mean": np.array(["a"])}, "`mean` in the pickle has to be an array of numbers"),
-        (for_vllm(trained(24)) | {"mean": np.array([{}])}, "`mean` in the pickle has to be an array of numbers"),
+        (for_vllm(trained(24)) | {"mean": "much"}, "`mean` has to be an array of numbers"),
+        (for_vllm(trained(24)) | {"mean": np.array(["a"])}, "`mean` has to be an array of numbers"),
+        (for_vllm(trained(24)) | {"mean": np.array([{}])}, "`mean` has to be an array of numbers"),
         (for_vllm(trained(24)) | {"mean": np.ones(3)}, "3, 24, 24 and 1 values"),
         (for_vllm(trained(24)) | {"scale": np.zeros(24)}, "`scale` has to be without zeros"),
-        (for_vllm(trained(24)) | {"weights": np.full(24, np.nan)}, "`weight` and `bias` have to be finite"),
+        (for_vllm(trained(24)) | {"weights": np.full(24, np.nan)}, "`weight` has to be finite"),
         (for_vllm(trained(23)), r"has 23 coefficients, but .* 24 \(target\) and 8 \(draft\)"),
-        (make_pipeline(StandardScaler()), "has 1 steps"),
+        (make_pipeline(StandardScaler()), "`steps` of its Pipeline"),
     ],
 )
 def test_files_that_hold_something_else(content: Any, message: str, path: Path, tmp_path: Path):
@@ -183,10 +190,10 @@ def test_files_that_hold_something_else(content: Any, message: str, path: Path, 
 def test_other_classes(path: Path):
     x, y = data(24)
     write_pickle(make_pipeline(StandardScaler(), LogisticRegression()).fit(x, np.where(y, 2, 1)), path)
-    with pytest.raises(LossyValueError, match=r"tell the classes \[0, 1\] apart"):
+    with pytest.raises(LossyValueError, match=r"tell `classes_` \[0, 1\] apart"):
         read_classifier(path)
     write_pickle(make_pipeline(StandardScaler(), LogisticRegression()).fit(x, np.arange(200) % 3), path)
-    with pytest.raises(LossyValueError, match=r"tell the classes \[0, 1\] apart"):
+    with pytest.raises(LossyValueError, match=r"tell `classes_` \[0, 1\] apart"):
         read_classifier(path)
 
 
@@ -209,7 +216,7 @@ def test_cut_files(length: int, path: Path):
 def test_cut_joblib_files(length: int, path: Path):
     joblib.dump(for_vllm(trained(24)), path)
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(LossyValueError, match=r"in the pickle|can't be read as a pickle"):
+    with pytest.raises(LossyValueError, match=r"head\.pkl' (is not a judge head|can't be read as a pickle)"):
         read_classifier(path)
 
 
@@ -329,11 +336,159 @@ def test_registered_extensions_are_refused(path: Path, tmp_path: Path):
     assert not (tmp_path / "marker").exists()
 
 
-def test_no_file_leaves_anything_for_the_next(path: Path):
-    path.write_bytes(b"cnumpy\nndarray\n.")
-    first, second = read(path), read(path)
-    assert first is not second
-    assert issubclass(first, Inert)
+MOST_MEMORY = 200 << 20
+
+
+def assert_refused_cheaply(path: Path, message: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(LossyValueError, match=message) as caught:
+            import_head(path, TARGET, DRAFT, task="gsm8k")
+        assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 2000
+
+
+def joblib_array(shape: Any, alignment: int | None = None) -> bytes:
+    """Return a joblib file whose ``weights`` say that they have another shape than they have."""
+    state = {"subclass": np.ndarray, "shape": shape, "order": "C", "dtype": np.dtype("f8"), "allow_mmap": True}
+    wrapper = NumpyArrayWrapper.__new__(NumpyArrayWrapper)
+    wrapper.__dict__.update(state, numpy_array_alignment_bytes=alignment)
+    return pickle.dumps({"mean": wrapper, "scale": 1, "weights": 1, "bias": 1})
+
+
+def nested(levels: int, leaf: bytes = b"K\x01", pair: bytes = b"\x86") -> bytes:
+    """Return a program for pairs of the same pair of the same pair …: 2^levels leaves in few bytes."""
+    return leaf + b"".join(b"q%ch%c" % (i, i) + pair for i in range(levels))
+
+
+def as_value(name: str, program: bytes, rest: dict[str, Any] | None = None) -> bytes:
+    """Return a pickle of a head for vLLM, in which the value of one name is what a program makes."""
+    content = for_vllm(trained(24)) if rest is None else rest
+    whole = pickle.dumps({key: value for key, value in content.items() if key != name}, 2)
+    key = b"X" + struct.pack("<I", len(name)) + name.encode()
+    return whole[:-1] + key + program + b"s."
+
+
+BOMBS = {
+    "bytes of a length": b"\x80\x05\x96" + struct.pack("<Q", 3 << 30) + b".",
+    "a memo of a length": b"\x80\x04Nr" + struct.pack("<I", (1 << 32) - 1) + b".",
+    "a frame of a length": b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"N.",
+    "a number of many digits": b"I" + b"9" * 100_000 + b"\n.",
+    "a number of many bytes": b"\x8b" + struct.pack("<I", 1 << 20) + b"\x7f" * (1 << 20) + b".",
+    "many instructions": b"(" + b"N" * 3_000_000 + b"l.",
+    "tuples in tuples": b")" + b"\x85" * 1_000_000 + b".",
+    "tuples in tuples as a key": b"})" + b"\x85" * 150_000 + b"Ns.",
+    "pairs of the same as a key": b"}" + nested(60) + b"Ns.",
+    "lists in lists": as_value("mean", b"]" + b"]a" * 90_000),
+    "pairs of the same": as_value("mean", nested(60)),
+    "pairs of the same as thresholds": as_value("thresholds", nested(60)),
+    "pairs of the same as a class": as_value("model", nested(60), {"scaler": 1}),
+    "gzip": lambda: gzip.compress(bytes(1 << 28), 1),
+    "zlib": lambda: zlib.compress(bytes(1 << 28), 1),
+    "bz2": lambda: bz2.compress(bytes(1 << 28)),
+    "xz": lambda: lzma.compress(bytes(1 << 28), preset=0),
+    "a dictionary of lzma": b"]\x00" + struct.pack("<IQ", (1 << 32) - 1, (1 << 64) - 1)[1:] + bytes(100),
+    "a joblib array of a length": joblib_array((1 << 40,)),
+    "a joblib array of two lengths": joblib_array((1 << 40, 0)),
+    "a joblib array of no length": joblib_array((-1,)),
+    "a joblib array of a list": joblib_array("many"),
+    "a joblib array of a huge length": joblib_array((1 << 100_000,)),
+    "a joblib array behind nothing": joblib_array((1,), 16),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_before_anything_is_built(name: str, path: Path):
+    bomb = BOMBS[name]
+    path.write_bytes(bomb() if callable(bomb) else bomb)
+    assert_refused_cheaply(path, "head.pkl")
+
+
+def test_large_files_are_not_read(path: Path):
+    with path.open("wb") as file:
+        file.truncate(1 << 33)
+    assert_refused_cheaply(path, r"8,589,934,592 bytes, and a judge head has no more than")
+
+
+def test_an_array_of_few_bytes_for_many_numbers(path: Path):
+    write_pickle(for_vllm(trained(24)) | {"mean": np.zeros(1 << 24, np.int8)}, path)
+    assert_refused_cheaply(path, "`mean` .* more numbers than")
+
+
+HUGE = 10**400
+MALFORMED = {
+    "thresholds, a number": (lambda head: head.update(thresholds=3), "`thresholds`"),
+    "thresholds, huge": (lambda head: head.update(thresholds=[0.5, HUGE]), "`thresholds`"),
+    "thresholds, a text": (lambda head: head.update(thresholds="0.5"), "`thresholds`"),
+    "thresholds, texts": (lambda head: head.update(thresholds=["0.5"]), "`thresholds`"),
+    "mean, huge": (lambda head: head.update(mean=[HUGE] * 24), "`mean`"),
+    "mean, infinite": (lambda head: head.update(mean=np.full(24, np.inf)), "finite"),
+    "scale, tiny": (lambda head: head.update(scale=np.full(24, 1e-300)), "finite"),
+    "weights, large": (lambda head: head.update(weights=np.full(24, 1e300)), "finite"),
+    "weights, None": (lambda head: head.update(weights=None), "`weights`"),
+    "weights, a text": (lambda head: head.update(weights="w" * 100_000), "`weights`"),
+    "weights, a dict": (lambda head: head.update(weights={}), "`weights`"),
+    "weights, of numbers and lists": (lambda head: head.update(weights=[1.0, [2.0]]), "`weights`"),
+    "bias, a dtype": (lambda head: head.update(bias=np.dtype("f8")), "`bias`"),
+    "bias, a class": (lambda head: head.update(bias=StandardScaler), "`bias`"),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_fields_are_named(name: str, path: Path):
+    change, message = MALFORMED[name]
+    head = for_vllm(trained(24))
+    change(head)
+    write_pickle(head, path)
+    assert_refused_cheaply(path, message)
+
+
+@pytest.mark.parametrize("steps", [None, 3, "ab", [1, 2], [("a",), ("b",)], [("a", 1, 2)] * 2, {"a": 1, "b": 2}])
+def test_malformed_pipelines_are_named(steps: Any, path: Path):
+    pipeline = trained(24)
+    pipeline.__dict__["steps"] = steps
+    write_pickle(pipeline, path)
+    assert_refused_cheaply(path, "`steps`|Pipeline|StandardScaler")
+
+
+@pytest.mark.parametrize("change", [{"coef_": 1.0}, {"coef_": None}, {"classes_": None}, {"classes_": HUGE}])
+@pytest.mark.parametrize("layout", [official, lambda pipeline: pipeline])
+def test_malformed_estimators_are_named(change: dict[str, Any], layout: Callable, path: Path):
+    pipeline = trained(24)
+    vars(pipeline[1]).update(change)
+    write_pickle(layout(pipeline), path)
+    assert_refused_cheaply(path, "|".join(change))
+
+
+def test_names_are_not_repeated_at_length(path: Path):
+    name = "ab" * 100_000
+    path.write_bytes(b"c" + name.encode() + b"\nx\n.")
+    assert_refused_cheaply(path, "it names abab")
+    write_pickle({name: 1, "\ud800": 2, 10**5000: 3}, path)
+    assert_refused_cheaply(path, "but holds")
+    path.write_bytes(b"\x8c\x03\xed\xa0\x80\x8c\x01x\x93.")
+    assert_refused_cheaply(path, "it names ")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_files_give_one_kind_of_error(seed: int, path: Path):
+    """Flip bytes of good files: what comes out is a head or our error, which names the file."""
+    generator = random.Random(seed)
+    pipeline = trained(24)
+    for write in (write_pickle, joblib.dump):
+        for layout in (official, for_vllm):
+            write(layout(pipeline), path)
+            good = path.read_bytes()
+            for _ in range(10):
+                damaged = bytearray(good)
+                for _ in range(generator.randint(1, 4)):
+                    damaged[generator.randrange(len(damaged))] = generator.randrange(256)
+                path.write_bytes(damaged)
+                with contextlib.suppress(LossyValueError):
+                    assert import_head(path, TARGET, DRAFT, task="gsm8k").weight.isfinite().all()
 
 
 def test_strange_arrays_are_refused(path: Path):
@@ -341,11 +496,11 @@ def test_strange_arrays_are_refused(path: Path):
     structured = np.zeros(3, dtype=[("a", "f8"), ("b", "O")])
     for value in (structured, np.zeros(3, "S5"), np.zeros(3, "M8[s]"), np.array([1j])):
         write_pickle({"x": value}, path)
-        with pytest.raises(LossyValueError, match="`x` in the pickle has to be an array of numbers"):
+        with pytest.raises(LossyValueError, match="`x` has to be an array of numbers"):
             to_array("x", read(path)["x"])
     program = pickle.dumps(np.zeros(3), 2).replace(b"K\x03\x85", b"K\x7f\x85")
     path.write_bytes(program)
-    with pytest.raises(LossyValueError, match="`x` in the pickle has to be an array of numbers"):
+    with pytest.raises(LossyValueError, match="`x` has to be an array of numbers"):
         to_array("x", read(path))
 
 

@@ -23,7 +23,7 @@ from hf_lossy_assist.heads import (
     fold,
     load_head,
 )
-from hf_lossy_assist.heads.loading import load_folder
+from hf_lossy_assist.heads.head_loading import load_folder
 
 SMALL = ModelIdentity("org/small", None, "LlamaForCausalLM", 8, 100)
 LARGE = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)
@@ -163,7 +163,8 @@ def test_threshold_that_the_table_lacks(judge: JudgeHead):
         (lambda: judge_config(models="all"), "`models` has to be one of"),
         (lambda: judge_config(results=({"a": 1}, {"b": 2})), "`results` has to have the same columns"),
         (lambda: verifier_config(position="draft"), "`position` has to be one of"),
-        (lambda: verifier_config(ratio=0.5), "`ratio` has to be a number of at least 1, but is 0.5"),
+        (lambda: verifier_config(ratio=0), "`ratio` has to be a number above 0, but is 0"),
+        (lambda: verifier_config(ratio=-1.0), "`ratio` has to be a number above 0, but is -1.0"),
     ],
 )
 def test_configurations_that_cannot_be(make: Callable[[], object], message: str):
@@ -229,13 +230,13 @@ def test_keys_of_the_future_are_a_warning(saved: Path):
         (lambda v: v.update(type="oracle"), "that of a 'oracle' head"),
         (lambda v: v.update(library_name="peft"), "not the configuration of a head of hf_lossy_assist, but of 'peft'"),
         (lambda v: v.pop("threshold"), r"lacks \['threshold'\]"),
-        (lambda v: v["draft"].pop("hidden_size"), r"`draft` in .* lacks \['hidden_size'\]"),
-        (lambda v: v.update(draft="org/draft"), r"`draft` in .* has to be an object"),
+        (lambda v: v["draft"].pop("hidden_size"), r"config\.json: `draft` lacks \['hidden_size'\]"),
+        (lambda v: v.update(draft="org/draft"), r"config\.json: `draft` has to be an object"),
         (lambda v: v["target"].update(hidden_size="32"), r"`hidden_size`"),
         (lambda v: v["target"].update(hidden_size=-1), r"`hidden_size`"),
         (lambda v: v["target"].update(fingerprint=["a"]), r"`fingerprint`"),
         (lambda v: v.update(threshold="low"), "`threshold` has to be a number"),
-        (lambda v: v.update(thresholds=[{"threshold": 0.5}]), r"`thresholds` in .* lacks \['recall', 'skipped'\]"),
+        (lambda v: v.update(thresholds=[{"threshold": 0.5}]), r"a row of `thresholds` lacks \['recall', 'skipped'\]"),
         (lambda v: v.update(thresholds=3), r"`thresholds`"),
         (lambda v: v.update(metrics=[1]), r"`metrics`"),
         (lambda v: v.update(provenance="me"), r"`provenance`"),

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, constants
 
 from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
 from hf_lossy_assist.heads import Head, load_head
-from hf_lossy_assist.heads.loading import _load
+from hf_lossy_assist.heads.head_loading import _load
 from tests.hub.server import TOKEN, LoopbackHub
 
 ID = "org/judge"

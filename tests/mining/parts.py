@@ -5,14 +5,20 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_lossy_assist.mining.guessing import Guesser
-from hf_lossy_assist.mining.local import LocalWriter
-from hf_lossy_assist.mining.outcomes import Prompt
+from hf_lossy_assist.mining.draft_argmax import DraftArgmax
+from hf_lossy_assist.mining.judge_labels import JudgeMiner
+from hf_lossy_assist.mining.local_writer import LocalWriter
+from hf_lossy_assist.mining.manifest import MiningPlan, open_run
+from hf_lossy_assist.mining.mining_run import MiningWorkload, mine
+from hf_lossy_assist.mining.prompt_results import Prompt, PromptResult
+from hf_lossy_assist.mining.search import Found
 from hf_lossy_assist.mining.searches import Searches
-from hf_lossy_assist.mining.writing import Limits, eos_of
+from hf_lossy_assist.mining.storage import Store
+from hf_lossy_assist.mining.writing import ResponseLimits, eos_of
 from hf_lossy_assist.tasks import Example, Task
 from tests.models import VOCAB, noisy_copy, tiny
 
@@ -97,15 +103,65 @@ class Parts:
         examples = self.task.examples(split, n)
         return [Prompt(i, one, tuple(self.task.encode(one, self.tokenizer))) for i, one in enumerate(examples)]
 
-    def limits(self) -> Limits:
-        return Limits(eos_of(self.target), self.max_new_tokens)
+    def limits(self) -> ResponseLimits:
+        return ResponseLimits(eos_of(self.target), self.max_new_tokens)
 
     def searches(self, slots: int = 4, workers: int = 0, **choice) -> Searches:
         writer = LocalWriter(self.target, slots, self.limits(), **choice)
-        return Searches(writer, Guesser(self.draft, **choice), self.task, self.decode, slots, workers)
+        return Searches(writer, DraftArgmax(self.draft, **choice), self.task, self.decode, slots, workers)
 
 
 def tiny_parts(architecture: str = "llama", seed: int = 0, noise: float = 0.1, **more) -> Parts:
     target = tiny(architecture, seed)
     target.generation_config.eos_token_id = EOS
     return Parts(target, noisy_copy(target, noise, seed + 1), **more)
+
+
+def by_prompt(parts: Parts, prompts, **options) -> dict[int, Found]:
+    results = list(parts.searches(**options).run(prompts))
+    assert all(result.error is None for result in results)
+    assert sorted(result.prompt.id for result in results) == [prompt.id for prompt in prompts]
+    return {result.prompt.id: result.found for result in results}
+
+
+def states_of(model, text) -> torch.Tensor:
+    """Return what enters the LM head, caught by a hook of our own."""
+    caught = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+    with torch.no_grad():
+        model(input_ids=torch.tensor([text]), use_cache=False)
+    handle.remove()
+    return caught[0][0]
+
+
+POSITIONS = {"target": ("previous", "draft", "target"), "draft": ("previous", "draft")}
+
+
+class Notes:
+    """A report that is remembered."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[PromptResult] = []
+
+    def begin(self, finished: int, total: int) -> None:
+        self.finished, self.total = finished, total
+
+    def add(self, outcome: PromptResult) -> None:
+        self.outcomes.append(outcome)
+
+
+def judge(parts: Parts, slots: int = 3) -> JudgeMiner:
+    return JudgeMiner(parts.searches(slots), {"target": parts.target, "draft": parts.draft}, POSITIONS)
+
+
+def workload(parts: Parts, count: int, **more) -> MiningWorkload:
+    return MiningWorkload(parts.task, parts.tokenizer, "train", count, **more)
+
+
+def run(folder, parts: Parts, work: MiningWorkload, miner=None) -> Notes:
+    miner = miner or judge(parts)
+    notes = Notes()
+    open_run(folder, MiningPlan("judge", parts.task.name, parts.target, parts.draft, {}), {})
+    with Store(folder, work.process.number, miner.schemas(), work.process.count) as store:
+        mine(miner, work, store, notes)
+    return notes

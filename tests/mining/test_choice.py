@@ -11,8 +11,7 @@ from scipy import stats
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.mining.choice import Greedy, GumbelMax, gumbel
 from tests.mining import reference
-from tests.mining.parts import tiny_parts
-from tests.mining.test_searches import by_prompt
+from tests.mining.parts import by_prompt, tiny_parts
 
 MASK = (1 << 64) - 1
 

@@ -8,12 +8,12 @@ import json
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.manifest import Plan, open_run, read
+from hf_lossy_assist.mining.manifest import MiningPlan, open_run, read
 from tests.models import noisy_copy, tiny
 
 TARGET = tiny("llama", 0)
 SETTINGS = {"max_new_tokens": 8, "decoding": "greedy", "seed": (1, 2)}
-PLAN = Plan("judge", "checksum", TARGET, noisy_copy(TARGET), SETTINGS)
+PLAN = MiningPlan("judge", "checksum", TARGET, noisy_copy(TARGET), SETTINGS)
 
 
 def test_a_run_is_entered(tmp_path):

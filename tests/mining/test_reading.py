@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.mining.reading import Memory, check, read
-from hf_lossy_assist.mining.rows import Rows
+from hf_lossy_assist.mining.reading import CachedText, check, read
+from hf_lossy_assist.mining.row_batch import RowBatch
 from tests.models import ARCHITECTURES, VOCAB, constant, tiny
 
 
@@ -31,7 +31,7 @@ def close(a, b) -> None:
 def test_texts_are_read_as_if_alone(architecture):
     model = tiny(architecture)
     batch = texts(0, (3, 17, 9))
-    reading = read(model, batch, [(Memory(), 0)] * 3)
+    reading = read(model, batch, [(CachedText(), 0)] * 3)
     for text, logits, memory in zip(batch, reading.logits, reading.memories, strict=True):
         close(logits[-len(text) :], alone(model, text))
         assert memory.tokens == text
@@ -41,7 +41,7 @@ def test_texts_are_read_as_if_alone(architecture):
     changed = [(*batch[0], 5, 6), (*batch[1][:11], 8), (*batch[2][:4], *batch[2][:3], 4), texts(1, (6,))[0]]
     known = [(memory, memory.common(text)) for memory, text in zip(reading.memories, changed, strict=False)]
     assert [n for _, n in known] == [3, 11, 4]
-    again = read(model, changed, [*known, (Memory(), 0)])
+    again = read(model, changed, [*known, (CachedText(), 0)])
     k = again.logits.shape[1]
     assert k == 6
     for text, logits in zip(changed, again.logits, strict=True):
@@ -53,9 +53,11 @@ def test_rows_come_and_go(architecture):
     """Random exchanges of rows, longer than the buffers' slack."""
     model = tiny(architecture)
     rng = random.Random(0)
-    rows = Rows(model, 3)
+    rows = RowBatch(model, 3)
     held: list[tuple[int, ...] | None] = [None] * 3
-    memories: list[Memory] = [read(model, [text], [(Memory(), 0)]).memories[0] for text in texts(2, (4, 11, 25))]
+    memories: list[CachedText] = [
+        read(model, [text], [(CachedText(), 0)]).memories[0] for text in texts(2, (4, 11, 25))
+    ]
     for step in range(160):
         row = rng.randrange(3)
         if held[row] is None or rng.random() < 0.1:
@@ -83,8 +85,8 @@ def test_rows_come_and_go(architecture):
 
 def test_a_row_may_begin_with_nothing():
     model = tiny()
-    rows = Rows(model, 2)
-    rows.put(0, Memory(), 0)
+    rows = RowBatch(model, 2)
+    rows.put(0, CachedText(), 0)
     logits = rows.step([7, 0], [True, False])
     close(logits[0], alone(model, (7,))[-1])
     memory = rows.take(0, (7,))

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from hf_lossy_assist import pairs
 from hf_lossy_assist.mining.search import Found
 from tests.mining import reference
-from tests.mining.parts import Checksum, Parts, tiny_parts
+from tests.mining.parts import Checksum, Parts, by_prompt, tiny_parts
 from tests.models import ARCHITECTURES
-
-
-def by_prompt(parts: Parts, prompts, **options) -> dict[int, Found]:
-    results = list(parts.searches(**options).run(prompts))
-    assert all(result.error is None for result in results)
-    assert sorted(result.prompt.id for result in results) == [prompt.id for prompt in prompts]
-    return {result.prompt.id: result.found for result in results}
 
 
 def expected(parts: Parts, prompt, **functions):

@@ -8,6 +8,7 @@ import torch
 from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.mining.search import Mismatch
 from hf_lossy_assist.mining.states import POSITIONS, mismatch_states, read_text, variant_states
+from tests.mining.parts import states_of
 from tests.models import ARCHITECTURES, tiny
 
 PROMPT = (1, 5, 9, 20)
@@ -20,16 +21,6 @@ MISMATCHES = (
     Mismatch(6, 51, 13, False),
     Mismatch(9, 33, 42, True),
 )
-
-
-def states_of(model, text) -> torch.Tensor:
-    """Return what enters the LM head, caught by a hook of our own."""
-    caught = []
-    handle = model.get_output_embeddings().register_forward_pre_hook(lambda module, args: caught.append(args[0]))
-    with torch.no_grad():
-        model(input_ids=torch.tensor([text]), use_cache=False)
-    handle.remove()
-    return caught[0][0]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import numpy as np
@@ -10,46 +9,15 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.mining import files, storage
+from hf_lossy_assist.mining.ratio_labels import ratio_schemas
 from hf_lossy_assist.mining.storage import Store, load_mined, prompt_rows
-from hf_lossy_assist.mining.tables import judge_schemas, ratio_schemas
-
-SCHEMAS = judge_schemas({"target_draft": 4, "draft_draft": 2})
-
-
-def row(prompt: int, status: str = "mined", **more) -> dict:
-    return {"prompt_id": prompt, "fold": prompt % 3, "status": status, "error": None, "prompt": f"p{prompt}", **more}
-
-
-def labels(prompt: int, n: int) -> dict:
-    return {
-        "index": list(range(n)),
-        "target_token": [7] * n,
-        "draft_token": [8] * n,
-        "important": [i % 2 == 0 for i in range(n)],
-        "target_draft": np.full((n, 4), prompt, dtype=np.float32),
-        "draft_draft": np.full((n, 2), -prompt, dtype=np.float32),
-    }
-
-
-def put(store: Store, prompt: int) -> None:
-    store.add(row(prompt, mismatches=prompt % 4), labels(prompt, prompt % 4) if prompt % 4 else {})
+from tests.mining.shards import SCHEMAS, assert_holds, put, row, write_manifest
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "manifest.json").write_text(json.dumps({"kind": "judge", "draft": {}, "settings": {}}))
+    write_manifest(tmp_path)
     return tmp_path
-
-
-def assert_holds(folder, prompts) -> None:
-    mined = load_mined(folder)
-    assert sorted(mined.prompts["prompt_id"]) == sorted(prompts)
-    rows = mined.tokens.with_format("numpy")[:]
-    assert sorted(rows["prompt_id"].tolist()) == sorted(p for p in prompts for _ in range(p % 4))
-    if len(rows["prompt_id"]):
-        assert rows["target_draft"].dtype == np.float32
-        assert (rows["target_draft"] == rows["prompt_id"][:, None]).all()
-        assert (rows["draft_draft"] == -rows["prompt_id"][:, None]).all()
 
 
 def test_rows_come_back_as_they_went(folder):
@@ -102,19 +70,17 @@ def test_a_death_at_any_moment_loses_nothing(folder, monkeypatch):
 
     from pathlib import Path
 
-    from pyarrow import parquet
-
     monkeypatch.setattr(files.os, "replace", mortal(os.replace))
     monkeypatch.setattr(files.os, "fsync", mortal(os.fsync))
     monkeypatch.setattr(Path, "unlink", mortal(Path.unlink))
-    write = parquet.write_table
+    write = Path.write_bytes
 
-    def half_written(table, path):
-        path.write_bytes(b"PAR1 half of it")
+    def half_written(path, content):
+        write(path, content[: len(content) // 2])
         mortal(lambda: None)()
-        write(table, path)
+        write(path, content)
 
-    monkeypatch.setattr(parquet, "write_table", half_written)
+    monkeypatch.setattr(Path, "write_bytes", half_written)
     total, deaths, told = 8, 0, []
     for budget in range(1, 400):
         calls["left"] = budget % 37

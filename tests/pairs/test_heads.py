@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
-from hf_lossy_assist.heads.loading import load_folder
+from hf_lossy_assist.heads.head_loading import load_folder
 
 HUB_CARDS = Path(__file__).parents[2] / "hub_cards"
 

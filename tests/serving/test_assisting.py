@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist import LossyValueError, last_stats, pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.pairs.recipe import build_model, build_tokenizer
-from hf_lossy_assist.serving import Settings, assist
+from hf_lossy_assist.serving import Settings, assist, restrict
 from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.store import Repository, StoredFile
 from tests.models import prompt, tiny
@@ -215,3 +216,46 @@ def test_help_shows_both_kinds_of_options():
     assert result.exit_code == 0
     for option in ("--assistant", "--mode", "--config", "--head", "--port", "--model-timeout"):
         assert option in result.output
+
+
+JUDGE = str(Path(pairs.__file__).parent / "arithmetic" / "judge")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fields"),
+    [
+        (Settings(allowed_heads=(JUDGE,)), {"lossy_mode": "judge", "lossy_head": JUDGE}),
+        (Settings(mode="judge", head=JUDGE), {"lossy_mode": "judge", "lossy_head": JUDGE}),
+        (Settings(mode=["judge", "topk"], head={"judge": JUDGE}), {"lossy_mode": "judge", "lossy_head": JUDGE}),
+        (Settings(allow_compile=True), {"lossy_mode": "topk", "lossy_config": {"compile": True}}),
+        (Settings(mode="topk", config={"compile": True}), {"lossy_mode": "topk", "lossy_config": {"compile": True}}),
+        (Settings(), {"lossy_mode": "topk", "lossy_config": {"compile": False}}),
+    ],
+)
+def test_what_the_operator_allows_may_be_asked_for(settings: Settings, fields: dict):
+    model = copy.deepcopy(pairs.load("arithmetic").target)
+    answers = []
+    model.generate = lambda *args, **kwargs: answers.append(kwargs)
+    settings.apply(model)
+    restrict(model, settings)
+    model.generate(**fields)
+    model.generate(generation_config=GenerationConfig(**fields))
+    assert answers[0] == fields
+    assert len(answers) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lossy_mode": "judge", "lossy_head": JUDGE}, "`lossy_head` of a request has to be one of .*'org/head'"),
+        ({"lossy_mode": "judge", "lossy_head": {"judge": JUDGE}}, "`lossy_head` of a request"),
+        ({"lossy_mode": "topk", "lossy_config": {"compile": True}}, "`compile`"),
+    ],
+)
+def test_what_nobody_allows_may_not(fields: dict, message: str):
+    model = copy.deepcopy(pairs.load("arithmetic").target)
+    restrict(model, Settings(allowed_heads=("org/head",)))
+    config = GenerationConfig(**fields)
+    for args, kwargs in (((), fields), ((), {"generation_config": config}), ((None, config), {})):
+        with pytest.raises(LossyValueError, match=message):
+            model.generate(*args, **kwargs)

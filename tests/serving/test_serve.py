@@ -150,6 +150,26 @@ def test_a_request_may_bring_its_own_rule(server: Server, pair: pairs.Pair, prom
     assert server.stats()["accepted_by"] == {"typical": stats.accepted}
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"lossy_mode": "judge", "lossy_head": "HEAD"}, "`lossy_head` of a request"),
+        ({"lossy_mode": "judge", "lossy_head": {"judge": "HEAD"}}, "`lossy_head` of a request"),
+        ({"lossy_mode": ["judge", "topk"], "lossy_head": ["HEAD"]}, "`lossy_head` of a request"),
+        ({"lossy_mode": "judge", "lossy_head": "~nosuch/x"}, "`lossy_head` of a request"),
+        ({"lossy_mode": "judge", "lossy_head": "org/name"}, "`lossy_head` of a request"),
+        ({"lossy_mode": "judge", "lossy_head": "\ud800"}, "`lossy_head` of a request"),
+        ({"lossy_mode": "topk", "lossy_config": {"compile": True}}, "`compile` in a request's"),
+    ],
+)
+def test_a_request_reads_no_folders_and_compiles_nothing(server: Server, prompt: str, fields: dict, message: str):
+    head = str(Path(pairs.__file__).parent / "arithmetic" / "judge")
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        server.chat(prompt, generation_config=json.dumps(fields).replace("HEAD", head))
+    assert refusal.value.code == 400
+    assert message in json.load(refusal.value)["error"]["message"]
+
+
 def test_bad_settings_of_a_request_are_its_own_fault(server: Server, prompt: str):
     with pytest.raises(urllib.error.HTTPError) as refusal:
         server.chat(prompt, generation_config=json.dumps({"lossy_mode": "tpok"}))

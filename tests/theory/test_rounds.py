@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError, theory
+from tests.theory.samples import assert_mean
 
 ROUNDS = 200_000
 
@@ -16,10 +17,6 @@ def simulated_tokens(alpha: float, gamma: int) -> np.ndarray:
     rng = np.random.default_rng(gamma)
     kept = rng.random((ROUNDS, gamma)) < alpha
     return np.array([row.argmin() if not row.all() else gamma for row in kept]) + 1 if gamma else np.ones(ROUNDS)
-
-
-def assert_mean(samples: np.ndarray, expected: float) -> None:
-    assert abs(samples.mean() - expected) <= 4 * samples.std() / np.sqrt(len(samples)) + 1e-9
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4, 9])

@@ -1,0 +1,135 @@
+"""Judge heads: is this mismatch important for the answer?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..errors import LossyValueError
+from .checks import check_probability
+from .features import columns
+from .head import Head
+from .head_config import HeadConfig
+
+_STATES = {
+    "previous": "the final hidden state that predicted the token",
+    "draft": "the final hidden state that has read the drafted token",
+}
+
+
+@dataclass(frozen=True)
+class ThresholdRow:
+    """What a judge does at one threshold, measured on validation data.
+
+    Parameters
+    ----------
+    threshold
+        Tokens whose probability of being important is below it are accepted.
+    recall
+        Share of the important tokens that the judge finds.
+    skipped
+        Share of all mismatches that it accepts as unimportant.
+    """
+
+    threshold: float
+    recall: float
+    skipped: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_probability(name, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig(HeadConfig):
+    """The configuration of a judge head (Garipov et al. 2025, AutoJudge).
+
+    Parameters
+    ----------
+    models
+        Whose hidden states it reads: ``"target"``, ``"draft"`` or ``"both"``.
+    positions
+        At which tokens: ``"previous"``, ``"draft"`` or ``"both"``; see :mod:`hf_lossy_assist.heads.features`.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist.heads import ModelIdentity
+    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=64, vocab_size=1000)
+    >>> config = JudgeConfig(target=identity, draft=identity, task="gsm8k", threshold=0.1, positions="both")
+    >>> config.columns, config.width
+    (['target_previous', 'target_draft'], 128)
+    """
+
+    models: str = "target"
+    positions: str = "draft"
+
+    kind: ClassVar[str] = "judge"
+    row: ClassVar[type] = ThresholdRow
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        columns(self.models, self.positions)
+
+    @property
+    def columns(self) -> list[str]:
+        """The features in the order of the weight."""
+        return columns(self.models, self.positions)
+
+    @property
+    def reads(self) -> str:
+        names = (name.split("_") for name in self.columns)
+        return "; ".join(f"{_STATES[position]}, of the {model}" for model, position in names)
+
+    @property
+    def width(self) -> int:
+        sizes = {"target": self.target.hidden_size, "draft": self.draft.hidden_size}
+        return sum(sizes[name.split("_")[0]] for name in self.columns)
+
+
+class JudgeHead(Head):
+    """``P(important)`` of a drafted token that the base rule would reject; accepted iff it is below the threshold.
+
+    Garipov et al. 2025 (AutoJudge), section 3.
+
+    Parameters
+    ----------
+    config
+        What the head reads, and which models and task it belongs to.
+    weight, bias
+        ``(d,)`` and ``()``, with the standardisation folded in.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hf_lossy_assist.heads import ModelIdentity
+    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=2, vocab_size=1000)
+    >>> config = JudgeConfig(
+    ...     target=identity, draft=identity, task="gsm8k", threshold=0.3, thresholds=(ThresholdRow(0.3, 0.9, 0.7),)
+    ... )
+    >>> head = JudgeHead(config, weight=torch.tensor([1.0, -1.0]), bias=0.0)
+    >>> head.probability(torch.tensor([[0.0, 0.0], [0.0, 5.0]])) < head.config.threshold
+    tensor([False,  True])
+    >>> head.threshold_for(recall=0.9)
+    0.3
+    """
+
+    config_class: ClassVar[type[HeadConfig]] = JudgeConfig
+    config: JudgeConfig
+
+    def threshold_for(self, recall: float) -> float:
+        """Return the largest threshold of the head's table that finds at least this share of the important tokens.
+
+        Raises
+        ------
+        LossyValueError
+            When none does.
+        """
+        check_probability("recall", recall)
+        table = self.config.thresholds
+        if not table:
+            raise LossyValueError("`recall` needs a head with a table of thresholds; give `threshold` instead")
+        enough = [row.threshold for row in table if row.recall >= recall]
+        if not enough:
+            best = max(row.recall for row in table)
+            raise LossyValueError(f"`recall` is {recall}, but this head's table reaches {best:.4g} at most")
+        return max(enough)

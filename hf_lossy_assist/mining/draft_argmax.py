@@ -1,0 +1,87 @@
+"""The draft's own choices at every position of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .choice import Choice, Greedy
+from .reading import CachedText, read
+
+# Logits of one forward, in numbers: 2^27 are half a gigabyte in float32.
+_MOST_LOGITS = 1 << 27
+
+
+@dataclass(frozen=True)
+class DraftQuery:
+    """A request for the draft's choices after ``prompt + response[:i]`` for every ``i >= start``."""
+
+    slot: int
+    prompt: tuple[int, ...]
+    response: tuple[int, ...]
+    start: int
+
+
+@dataclass(eq=False)
+class DraftArgmax:
+    """The draft's choices at all positions of responses, of which it reads what it has not read before.
+
+    Parameters
+    ----------
+    model
+        The draft.
+    choice
+        How tokens are chosen; the same as the target's.
+    """
+
+    model: PreTrainedModel
+    choice: Choice = field(default_factory=Greedy)
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._memories: dict[int, CachedText] = {}
+
+    def forget(self, slot: int) -> None:
+        """Let ``slot`` belong to another prompt."""
+        self._memories.pop(slot, None)
+
+    def guess(self, wanted: Iterable[DraftQuery]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Answer every request; yields its slot and the draft's tokens."""
+        # Texts of which about as much is unread go together.
+        jobs = sorted(wanted, key=lambda one: len(one.response) - one.start)
+        most = max(1, _MOST_LOGITS // self.model.config.get_text_config(decoder=True).vocab_size)
+        while jobs:
+            batch = [jobs.pop()]
+            longest = len(batch[0].prompt) + len(batch[0].response)
+            while jobs and (len(batch) + 1) * longest <= most:
+                batch.append(jobs.pop())
+            yield from self._guess([one for one in batch if one.start < len(one.response)])
+            yield from ((one.slot, ()) for one in batch if one.start >= len(one.response))
+
+    def _guess(self, batch: Sequence[DraftQuery]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        if not batch:
+            return
+        # Nothing is chosen after a response's last token.
+        texts = [(*one.prompt, *one.response[:-1]) for one in batch]
+        known = []
+        for one, text in zip(batch, texts, strict=True):
+            memory = self._memories.get(one.slot, CachedText())
+            first = len(one.prompt) + one.start - 1
+            known.append((memory, min(memory.common(text), first)))
+        reading = read(self.model, texts, known)
+        self.tokens += sum(len(text) - n for text, (_, n) in zip(texts, known, strict=True))
+        for row, (one, text, memory) in enumerate(zip(batch, texts, reading.memories, strict=True)):
+            self._memories[one.slot] = memory
+            count = len(one.response) - one.start
+            yield one.slot, self._choose(reading.logits[row, -count:], text, count)
+
+    def _choose(self, logits: Tensor, text: tuple[int, ...], count: int) -> tuple[int, ...]:
+        context = self.choice.context(text[: len(text) - count + 1])
+        contexts = [context]
+        for token in text[len(text) - count + 1 :]:
+            context = self.choice.extend(context, token)
+            contexts.append(context)
+        return tuple(self.choice.choose(logits.float(), contexts))

@@ -1,0 +1,119 @@
+"""Training data for judge heads: labelled mismatches with their hidden states (Garipov et al. 2025, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
+
+from ..heads.identity import ModelIdentity
+from .prompt_results import FAILED, MINED, SKIPPED, Prompt, PromptResult, prompt_schema, state_fields
+from .search import Mismatch
+from .searches import Searched, Searches
+from .states import mismatch_states
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+@dataclass(frozen=True, eq=False)
+class JudgeMiner:
+    """Searches prompts for important tokens, and reads the states at every mismatch.
+
+    Parameters
+    ----------
+    searches
+        The search.
+    models
+        Whose states are wanted, by role: ``"target"``, ``"draft"``.
+    positions
+        Which states, for each role: some of :data:`.states.POSITIONS`.
+    """
+
+    searches: Searches
+    models: Mapping[str, PreTrainedModel]
+    positions: Mapping[str, Sequence[str]]
+
+    def schemas(self) -> dict[str, pyarrow.Schema]:
+        return judge_schemas(
+            {
+                f"{role}_{position}": hidden_size(model)
+                for role, model in self.models.items()
+                for position in self.positions[role]
+            }
+        )
+
+    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
+        for searched in self.searches.run(prompts):
+            yield self._outcome(searched)
+
+    def _outcome(self, searched: Searched) -> PromptResult:
+        found = searched.found
+        columns = {
+            "answer": found and found.answer,
+            "first_response": found and found.first,
+            "last_response": found and found.last,
+            "mismatches": len(found.mismatches) if found else 0,
+            "important": sum(one.important for one in found.mismatches) if found else 0,
+            "target_tokens": searched.counts.target_tokens,
+            "retokenised": searched.counts.retokenised,
+        }
+        if found is None:
+            error = f"{type(searched.error).__name__}: {searched.error}"
+            return PromptResult(searched.prompt, FAILED, columns, error=error)
+        if found.answer is None:
+            return PromptResult(searched.prompt, SKIPPED, columns, error="the target's response states no answer")
+        tokens = self._tokens(searched.prompt, found.last, found.mismatches) if found.mismatches else {}
+        return PromptResult(searched.prompt, MINED, columns, tokens)
+
+    def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, Any]:
+        names = ("index", "target_token", "draft_token", "important")
+        columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
+        for role, model in self.models.items():
+            states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role])
+            for position, values in states.items():
+                columns[f"{role}_{position}"] = values.float().cpu().numpy()
+        return columns
+
+
+def hidden_size(model: PreTrainedModel) -> int:
+    """Return the width of the state that enters a model's LM head."""
+    return ModelIdentity.of(model).hidden_size
+
+
+def judge_schemas(widths: Mapping[str, int]) -> dict[str, pyarrow.Schema]:
+    """Return the tables of AutoJudge's labels.
+
+    Parameters
+    ----------
+    widths
+        Columns of hidden states, e.g. ``"target_draft"``, and their sizes.
+    """
+    import pyarrow as pa
+
+    ids = pa.list_(pa.int32())
+    return {
+        "prompts": prompt_schema(
+            {
+                "answer": pa.string(),
+                "first_response": ids,
+                "last_response": ids,
+                "mismatches": pa.int32(),
+                "important": pa.int32(),
+                "target_tokens": pa.int64(),
+                "retokenised": pa.int32(),
+            }
+        ),
+        "tokens": pa.schema(
+            {
+                "prompt_id": pa.int64(),
+                "index": pa.int32(),
+                "target_token": pa.int32(),
+                "draft_token": pa.int32(),
+                "important": pa.bool_(),
+                **state_fields(widths),
+            }
+        ),
+    }

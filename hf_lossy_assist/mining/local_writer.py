@@ -1,0 +1,154 @@
+"""Completions of responses by a target in this process, many at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedModel
+
+from .choice import Choice, Greedy
+from .prompt_results import Prompt
+from .reading import CachedText, only_last_logits, read
+from .row_batch import RowBatch
+from .writing import Ids, ResponseCost, ResponseLimits
+
+
+@dataclass(eq=False)
+class _OpenText:
+    """The text that a slot is writing."""
+
+    ids: list[int]
+    start: int
+    context: int
+    row: int | None = None
+
+
+@dataclass(eq=False)
+class LocalWriter:
+    """A writer with a model in this process: one token of every text per step.
+
+    A slot's cache of the best known prefix is kept: a continuation costs one pass over its first token and one over
+    every token it writes, however long the text before it is.
+
+    Parameters
+    ----------
+    model
+        The target.
+    slots
+        How many texts are written at once.
+    limits
+        Where they end.
+    choice
+        How tokens are chosen.
+    """
+
+    model: PreTrainedModel
+    slots: int
+    limits: ResponseLimits
+    choice: Choice = field(default_factory=Greedy)
+
+    def __post_init__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._rows = RowBatch(self.model, self.slots)
+        self._free = list(range(self.slots))
+        self._prompts: dict[int, Ids] = {}
+        self._counts: dict[int, ResponseCost] = {}
+        # The two texts a prompt's next one can begin like: the current response, and the latest attempt to change it.
+        self._memories: dict[int, list[CachedText]] = {}
+        self._waiting: dict[int, _OpenText] = {}
+        self._writing: dict[int, _OpenText] = {}
+        self._done: list[tuple[int, Ids]] = []
+
+    def begin(self, slot: int, prompt: Prompt) -> None:
+        self._prompts[slot] = prompt.tokens
+        self._memories[slot] = []
+        self._counts[slot] = ResponseCost()
+
+    def counts(self, slot: int) -> ResponseCost:
+        return self._counts[slot]
+
+    def end(self, slot: int) -> None:
+        self._prompts.pop(slot, None)
+        self._memories.pop(slot, None)
+
+    def submit(self, slot: int, prefix: Ids) -> None:
+        if self.limits.over(prefix):
+            self._done.append((slot, prefix))
+            return
+        prompt = self._prompts[slot]
+        ids = [*prompt, *prefix]
+        self._waiting[slot] = _OpenText(ids, len(prompt), self.choice.context(ids))
+
+    def busy(self) -> bool:
+        return bool(self._waiting or self._writing or self._done)
+
+    def step(self) -> list[tuple[int, Ids]]:
+        self._start_waiting()
+        if self._writing:
+            self._write()
+        done, self._done = self._done, []
+        return done
+
+    def _start_waiting(self) -> None:
+        self._read_unknown()
+        for slot, text in self._waiting.items():
+            best = max(self._memories[slot], key=lambda memory: memory.common(text.ids))
+            self._memories[slot] = [best]
+            text.row = self._free.pop()
+            self._rows.put(text.row, best, len(text.ids) - 1)
+            self._writing[slot] = text
+        self._waiting = {}
+
+    def _read_unknown(self) -> None:
+        """Read what no memory holds: prompts, the first time."""
+        unknown = {}
+        for slot, text in self._waiting.items():
+            # The last token is read by the first step.
+            wanted = text.ids[:-1]
+            best = max(self._memories[slot], key=lambda memory: memory.common(wanted), default=CachedText())
+            if best.common(wanted) < len(wanted) or not self._memories[slot]:
+                unknown[slot] = (wanted, (best, best.common(wanted)))
+        texts = [wanted for wanted, _ in unknown.values()]
+        memories = [CachedText()] * len(texts)
+        if any(texts):
+            known = [known for _, known in unknown.values()]
+            memories = read(self.model, texts, known, **only_last_logits(self.model)).memories
+        for (slot, (wanted, (_, n))), memory in zip(unknown.items(), memories, strict=True):
+            self._memories[slot].append(memory)
+            self._counts[slot].target_tokens += len(wanted) - n
+
+    def _write(self) -> None:
+        self._shrink()
+        tokens, active = [0] * self._rows.count, [False] * self._rows.count
+        for text in self._writing.values():
+            tokens[text.row], active[text.row] = text.ids[-1], True
+        logits = self._rows.step(tokens, active)
+        texts = list(self._writing.items())
+        rows = [text.row for _, text in texts]
+        chosen = self.choice.choose(logits[rows].float(), [text.context for _, text in texts])
+        for (slot, text), token in zip(texts, chosen, strict=True):
+            self._counts[slot].target_tokens += 1
+            text.ids.append(token)
+            text.context = self.choice.extend(text.context, token)
+            if self.limits.ends(token) or len(text.ids) - text.start >= self.limits.max_new_tokens:
+                self._finish(slot, text)
+
+    def _finish(self, slot: int, text: _OpenText) -> None:
+        self._memories[slot].append(self._rows.take(text.row, text.ids[:-1]))
+        self._rows.clear(text.row)
+        self._free.append(text.row)
+        del self._writing[slot]
+        self._done.append((slot, tuple(text.ids[text.start :])))
+
+    def _shrink(self) -> None:
+        """Drop half of the rows once so many prompts are finished that nobody will need them."""
+        if 2 * len(self._prompts) > self._rows.count:
+            return
+        used = [text.row for text in self._writing.values()]
+        kept = used + self._free[: len(self._prompts) - len(used)]
+        self._rows.keep(kept)
+        self._free = list(range(len(used), len(kept)))
+        for row, text in enumerate(self._writing.values()):
+            text.row = row

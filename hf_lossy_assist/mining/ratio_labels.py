@@ -1,0 +1,278 @@
+"""Training data for verifier heads: draft tokens with both models' probabilities (SPRINTER, section 3.2).
+
+A verifier meets prefixes that draft and target wrote in turns, so it is trained on four kinds of prefix in equal parts:
+prompts alone, and prompts continued by the draft, by the target, and by both.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .choice import Choice, GumbelMax
+from .judge_labels import hidden_size
+from .prompt_results import MINED, SKIPPED, Prompt, PromptResult, prompt_schema, state_fields
+from .reading import CachedText, only_last_logits, read
+from .row_batch import RowBatch
+from .states import read_text, variant_states
+from .writing import Ids, ResponseLimits
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+# After a token, the other model takes over with this probability, so each writes about four tokens at a time.
+_TURN = 0.25
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """A continuation to be written.
+
+    Attributes
+    ----------
+    prompt
+        What is continued.
+    authors
+        Who may write: one or both of ``"target"`` and ``"draft"``.
+    salt
+        Makes the draws of several continuations with one prompt independent.
+    """
+
+    prompt: Ids
+    authors: tuple[str, ...]
+    salt: int
+
+    def turns(self, n: int) -> list[str]:
+        """Return who writes each of the first ``n`` tokens.
+
+        Examples
+        --------
+        >>> turns = Continuation((1,), ("draft", "target"), salt=0).turns(1000)
+        >>> 0.4 < turns.count("draft") / 1000 < 0.6
+        True
+        """
+        rng = random.Random(f"{self.salt}/{self.prompt}")
+        turn = rng.randrange(len(self.authors))
+        turns = []
+        for _ in range(n):
+            turns.append(self.authors[turn])
+            turn = (turn + (rng.random() < _TURN)) % len(self.authors)
+        return turns
+
+
+def write_all(
+    models: Mapping[str, PreTrainedModel], continuations: Sequence[Continuation], limits: ResponseLimits, choice: Choice
+) -> list[Ids]:
+    """Write every continuation, all at the same time.
+
+    Parameters
+    ----------
+    models
+        The authors.
+    continuations
+        What is to be written.
+    limits
+        Where texts end.
+    choice
+        How tokens are chosen.
+
+    Returns
+    -------
+    list
+        The tokens of every continuation, an EOS included.
+    """
+    ids = [list(continuation.prompt) for continuation in continuations]
+    contexts = [choice.context((continuation.salt, *continuation.prompt)) for continuation in continuations]
+    turns = [continuation.turns(limits.max_new_tokens) for continuation in continuations]
+    authors = {role: Author(model, {i: ids[i] for i in _of(continuations, role)}) for role, model in models.items()}
+    unfinished = set(range(len(continuations)))
+    for t in range(limits.max_new_tokens):
+        if not unfinished:
+            break
+        tokens: dict[int, int] = {}
+        for role, author in authors.items():
+            logits = author.read(unfinished)
+            written = [i for i in logits if turns[i][t] == role]
+            if written:
+                rows = torch.stack([logits[i] for i in written]).float()
+                tokens.update(zip(written, choice.choose(rows, [contexts[i] for i in written]), strict=True))
+        # Not before both models have read the tokens before these.
+        for i, token in tokens.items():
+            ids[i].append(token)
+            contexts[i] = choice.extend(contexts[i], token)
+        unfinished = {i for i in unfinished if not limits.ends(ids[i][-1])}
+    return [tuple(text[len(continuation.prompt) :]) for continuation, text in zip(continuations, ids, strict=True)]
+
+
+def _of(continuations: Sequence[Continuation], role: str) -> list[int]:
+    return [i for i, continuation in enumerate(continuations) if role in continuation.authors]
+
+
+class Author:
+    """A model that reads along with the texts it may write to.
+
+    Parameters
+    ----------
+    model
+        The model.
+    texts
+        The texts, which grow elsewhere, by number.
+    """
+
+    def __init__(self, model: PreTrainedModel, texts: Mapping[int, list[int]]) -> None:
+        self._texts = texts
+        self._numbers = list(texts)
+        self._rows = RowBatch(model, len(texts))
+        # The last token is read by the first step.
+        known = [text[:-1] for text in texts.values()]
+        if not any(known):
+            return
+        memories = read(model, known, [(CachedText(), 0)] * len(known), **only_last_logits(model)).memories
+        for row, (text, memory) in enumerate(zip(known, memories, strict=True)):
+            self._rows.put(row, memory, len(text))
+
+    def read(self, unfinished: set[int]) -> dict[int, Tensor]:
+        """Read the last token of every unfinished text; return ``(V,)`` logits for each."""
+        self._drop(unfinished)
+        if not self._numbers:
+            return {}
+        active = [i in unfinished for i in self._numbers]
+        logits = self._rows.step([self._texts[i][-1] for i in self._numbers], active)
+        return {i: logits[row] for row, (i, on) in enumerate(zip(self._numbers, active, strict=True)) if on}
+
+    def _drop(self, unfinished: set[int]) -> None:
+        """Let go of finished texts, once they are half of the batch."""
+        left = [row for row, i in enumerate(self._numbers) if i in unfinished]
+        if 2 * len(left) <= len(self._numbers):
+            self._rows.keep(left)
+            self._numbers = [self._numbers[row] for row in left]
+
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "prompt": (),
+    "draft": ("draft",),
+    "target": ("target",),
+    "interleaved": ("draft", "target"),
+}
+"""The kinds of prefix, and who wrote what follows the prompt."""
+
+
+@dataclass(frozen=True, eq=False)
+class RatioMiner:
+    """Draws tokens from the draft after prefixes of every kind, and asks both models for their probabilities.
+
+    Parameters
+    ----------
+    target, draft
+        The models.
+    limits
+        Where continuations end.
+    choice
+        The seed of every draw, and the temperature of p and q, continuations included.
+    slots
+        Prompts at once.
+    rows_per_kind
+        Labelled tokens of each kind from every prompt. After a prompt alone they are draws from one distribution;
+        after a continuation, one draw at each of so many positions, chosen at random.
+    """
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    limits: ResponseLimits
+    choice: GumbelMax
+    slots: int = 16
+    rows_per_kind: int = 8
+
+    def schemas(self) -> dict[str, pyarrow.Schema]:
+        return ratio_schemas(hidden_size(self.draft))
+
+    def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
+        source = iter(prompts)
+        written = {kind: authors for kind, authors in KINDS.items() if authors}
+        while batch := list(islice(source, self.slots)):
+            continuations = [
+                Continuation(prompt.tokens, authors, salt)
+                for prompt in batch
+                for salt, authors in enumerate(written.values())
+            ]
+            texts = iter(
+                write_all({"target": self.target, "draft": self.draft}, continuations, self.limits, self.choice)
+            )
+            for prompt in batch:
+                yield self._outcome(prompt, {kind: next(texts) for kind in written})
+
+    def _outcome(self, prompt: Prompt, continuations: Mapping[str, Ids]) -> PromptResult:
+        # An EOS is nothing that a token could come after.
+        continuations = {
+            kind: text[:-1] if self.limits.ends(text[-1]) else text for kind, text in continuations.items()
+        }
+        if not all(continuations.values()):
+            return PromptResult(prompt, SKIPPED, {"rows": 0}, error="a continuation is empty")
+        parts = [self._rows(prompt, kind, continuations.get(kind, ())) for kind in KINDS]
+        tokens = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return PromptResult(prompt, MINED, {"rows": len(tokens["index"])}, tokens)
+
+    @torch.inference_mode()
+    def _rows(self, prompt: Prompt, kind: str, continuation: Ids) -> dict[str, Any]:
+        """Return the columns of one kind."""
+        indices = self._indices(prompt, kind, len(continuation))
+        text = (*prompt.tokens, *continuation)
+        places = [len(prompt.tokens) - 1 + index for index in indices]
+        drafted = read_text(self.draft, text)
+        p, q = (
+            (logits[places].float() / self.choice.temperature).softmax(-1)
+            for logits in (read_text(self.target, text).logits.to(drafted.logits.device), drafted.logits)
+        )
+        salt = len(KINDS) + list(KINDS).index(kind)
+        contexts = [self.choice.context((salt, draw, *text[: place + 1])) for draw, place in enumerate(places)]
+        tokens = self.choice.choose(drafted.logits[places].float(), contexts)
+        chosen = torch.tensor(tokens, device=p.device)[:, None]
+        variants = [(place + 1, token) for place, token in zip(places, tokens, strict=True)]
+        return {
+            "kind": [kind] * len(indices),
+            "index": indices,
+            "token": tokens,
+            "p": p.gather(-1, chosen)[:, 0].tolist(),
+            "q": q.gather(-1, chosen)[:, 0].tolist(),
+            "previous": drafted.states[places].float().cpu().numpy(),
+            "token_state": variant_states(self.draft, drafted, variants).float().cpu().numpy(),
+        }
+
+    def _indices(self, prompt: Prompt, kind: str, n: int) -> list[int]:
+        """Return how many tokens of a continuation each prefix has: none after a prompt alone, else at least one."""
+        if n == 0:
+            return [0] * self.rows_per_kind
+        rng = random.Random(f"{self.choice.seed}/{prompt.id}/{kind}")
+        possible = range(1, n + 1)
+        if n >= self.rows_per_kind:
+            return sorted(rng.sample(possible, self.rows_per_kind))
+        return sorted(rng.choices(possible, k=self.rows_per_kind))
+
+
+def ratio_schemas(width: int) -> dict[str, pyarrow.Schema]:
+    """Return the tables of SPRINTER's ratios, for a draft with so wide a hidden state."""
+    import pyarrow as pa
+
+    return {
+        "prompts": prompt_schema({"rows": pa.int32()}),
+        "tokens": pa.schema(
+            {
+                "prompt_id": pa.int64(),
+                "kind": pa.string(),
+                "index": pa.int32(),
+                "token": pa.int32(),
+                "p": pa.float32(),
+                "q": pa.float32(),
+                **state_fields({"previous": width, "token_state": width}),
+            }
+        ),
+    }

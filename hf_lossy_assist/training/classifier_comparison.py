@@ -1,0 +1,112 @@
+"""Comparison of a judge head with other classifiers, and with the same one on other states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..heads.features import MODELS, POSITIONS
+from .classifiers import Fit, best, fit_forest, fit_logistic, fit_mlp
+from .examples import Examples
+from .judge_training import JudgeSettings, split
+
+# In the paper "both" are the draft's and the target's token; a head can't read the latter, as it is known too late.
+TOKENS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("previous", ("previous",)),
+    ("draft", ("draft",)),
+    ("both", POSITIONS),
+    ("target", ("target",)),
+    ("draft + target", ("draft", "target")),
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One classifier on one choice of states.
+
+    Attributes
+    ----------
+    classifier
+        What was fitted.
+    models, positions
+        The states that it reads.
+    train_auc, validation_auc
+        Areas under the ROC curves, on the same split for all.
+    seconds
+        How long fitting took.
+    """
+
+    classifier: str
+    models: str
+    positions: str
+    train_auc: float
+    validation_auc: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A choice of states: their names, by models and positions."""
+
+    models: str
+    positions: str
+    columns: tuple[str, ...]
+
+
+def variants(available: Sequence[str]) -> list[Variant]:
+    """Return every choice of positions and models that the columns at hand allow.
+
+    Examples
+    --------
+    >>> [(v.models, v.positions) for v in variants(["target_draft", "draft_draft"])]
+    [('target', 'draft'), ('draft', 'draft'), ('both', 'draft')]
+    """
+    found = []
+    for positions, tokens in TOKENS:
+        for models, chosen in (*((model, (model,)) for model in MODELS), ("both", MODELS)):
+            columns = tuple(f"{model}_{token}" for model in chosen for token in tokens)
+            if set(columns) <= set(available):
+                found.append(Variant(models, positions, columns))
+    return found
+
+
+def compare(examples: Examples, settings: JudgeSettings) -> Iterator[Compared]:
+    """Fit other classifiers on the chosen states, and logistic regressions on all other choices of states.
+
+    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. First come the logistic regressions of all
+    strengths, the random forest and the perceptron on the states that ``settings`` names, then the best logistic
+    regression on every choice of states, all on the split that
+    :func:`~hf_lossy_assist.training.judge_training.train_judge` uses.
+
+    Parameters
+    ----------
+    examples
+        Labelled mismatches with all states that are to be compared.
+    settings
+        As for training.
+
+    Yields
+    ------
+    Compared
+        As each is fitted; :func:`count` tells how many there are.
+    """
+    train, validation = split(examples, settings)
+    columns = settings.columns
+
+    def row(fit: Fit, models: str, positions: str, seconds: float) -> Compared:
+        return Compared(fit.label, models, positions, fit.train_auc, fit.validation_auc, seconds)
+
+    for strength in settings.strengths:
+        (fit,) = fit_logistic(columns, train, validation, strengths=[strength])
+        yield row(fit, settings.models, settings.positions, fit.seconds)
+    for fitted in (fit_forest, fit_mlp):
+        fit = fitted(columns, train, validation, seed=settings.seed)
+        yield row(fit, settings.models, settings.positions, fit.seconds)
+    for variant in variants(list(examples.states)):
+        fits = fit_logistic(variant.columns, train, validation, strengths=settings.strengths)
+        yield row(best(fits), variant.models, variant.positions, sum(fit.seconds for fit in fits))
+
+
+def count(available: Sequence[str], settings: JudgeSettings) -> int:
+    """Return how many rows :func:`compare` will yield."""
+    return len(settings.strengths) + 2 + len(variants(available))

@@ -1,0 +1,277 @@
+"""Training of judge heads from labelled mismatches: one for all prompts, or one more for each fold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from ..errors import LossyValueError
+from ..heads import JudgeConfig, JudgeHead, ThresholdRow, columns
+from ..heads.repository import ROC
+from .classifiers import STRENGTHS, Fit, best, fit_logistic, folded
+from .examples import Examples, check
+from .provenance import Origin, of_training
+from .roc_plot import Curve, draw_roc
+from .validation import RECALLS, auc_interval, largest_threshold, recall_rows, validation_mask
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """How a judge head is trained.
+
+    Attributes
+    ----------
+    models, positions
+        Which states it reads; see :mod:`hf_lossy_assist.heads.features`.
+    recall
+        Share of important tokens that its default threshold has to find on validation.
+    validation_share
+        Part of the prompts that is kept for validation.
+    strengths
+        The grid of scikit-learn's ``C``.
+    seed
+        Of the split.
+
+    Examples
+    --------
+    >>> JudgeSettings(recall=90)
+    Traceback (most recent call last):
+        ...
+    hf_lossy_assist.errors.LossyValueError: `recall` has to be above 0 and at most 1, but is 90
+    """
+
+    models: str = "target"
+    positions: str = "draft"
+    recall: float = 0.9
+    validation_share: float = 0.1
+    strengths: tuple[float, ...] = STRENGTHS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        columns(self.models, self.positions)
+        if not 0 < self.recall <= 1:
+            raise LossyValueError(f"`recall` has to be above 0 and at most 1, but is {self.recall}")
+        if not 0 < self.validation_share < 1:
+            raise LossyValueError(f"`validation_share` has to be between 0 and 1, but is {self.validation_share}")
+
+    @property
+    def columns(self) -> list[str]:
+        """The states that the head reads, in order."""
+        return columns(self.models, self.positions)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedJudge:
+    """A judge head, and the data it was trained and validated on.
+
+    Attributes
+    ----------
+    head
+        The folded head.
+    fits
+        One logistic regression for each strength.
+    train, validation
+        The two sides of the split.
+    """
+
+    head: JudgeHead
+    fits: tuple[Fit, ...]
+    train: Examples
+    validation: Examples
+
+    def save(self, folder: Path) -> None:
+        """Write the head, its model card and its ROC curve into ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        chosen = best(self.fits)
+        curves = [
+            Curve("validation", self.validation.labels, chosen.validation),
+            Curve("training", self.train.labels, chosen.train, style=":"),
+        ]
+        title = f"Judge head for {self.head.config.task}"
+        # The card, which `save_pretrained` writes, shows the plots that it finds.
+        draw_roc(
+            curves,
+            folder / ROC,
+            title=title,
+            positive="important tokens found",
+            others="unimportant tokens taken for important",
+        )
+        self.head.save_pretrained(folder)
+
+
+def train_judge(
+    examples: Examples,
+    origin: Origin,
+    settings: JudgeSettings = JudgeSettings(),
+    *,
+    on_fit: Callable[[Fit], None] = lambda fit: None,
+    **notes: Any,
+) -> TrainedJudge:
+    """Train a judge head: standardisation and logistic regression, folded into one weight and one bias.
+
+    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. 90 % of the prompts train; on the other 10 % the
+    regularisation is chosen by ROC-AUC, and the threshold and its table are measured with the folded head itself.
+
+    Parameters
+    ----------
+    examples
+        Labelled mismatches, True for important.
+    origin
+        Where they come from.
+    settings
+        How to train.
+    on_fit
+        Called after each of the logistic regressions.
+    notes
+        For the head's provenance.
+
+    Raises
+    ------
+    LossyValueError
+        When the examples can't be learnt from.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from hf_lossy_assist.heads import ModelIdentity
+    >>> rng = np.random.default_rng(0)
+    >>> states, prompts = rng.normal(size=(400, 4)).astype("f4"), np.repeat(np.arange(100), 4)
+    >>> examples = Examples({"target_draft": states}, states[:, 0] + 0.1 * states[:, 1] > 1, prompts)
+    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=4, vocab_size=1000)
+    >>> head = train_judge(examples, Origin(identity, identity, "gsm8k")).head
+    >>> head.config.metrics["auc"] > 0.99, head.weight.shape
+    (True, torch.Size([4]))
+    """
+    train, validation = split(examples.only(settings.columns), settings)
+    fits = fit_logistic(settings.columns, train, validation, strengths=settings.strengths, on_fit=on_fit)
+    chosen = best(fits)
+    config = JudgeConfig(
+        target=origin.target,
+        draft=origin.draft,
+        task=origin.task,
+        models=settings.models,
+        positions=settings.positions,
+        threshold=0.5,
+        provenance=of_training(origin, asdict(settings), **notes),
+    )
+    head = JudgeHead(config, *folded(chosen))
+    # What is measured is what is shipped: the folded head in float32.
+    on_training, on_validation = (probabilities(head, side) for side in (train, validation))
+    threshold = largest_threshold(validation.labels, on_validation, settings.recall)
+    rows = recall_rows(validation.labels, on_validation, sorted({*RECALLS, settings.recall}))
+    low, high = auc_interval(validation.labels, on_validation, validation.prompts, seed=settings.seed)
+    metrics = {
+        "auc": float(roc_auc_score(validation.labels, on_validation)),
+        "auc_low": low,
+        "auc_high": high,
+        "train_auc": float(roc_auc_score(train.labels, on_training)),
+        "C": float(chosen.classifier[-1].C),
+        "recall": float((on_validation[validation.labels] >= threshold).mean()),
+        "skipped": float((on_validation < threshold).mean()),
+        **examples.counts(),
+        **{f"validation_{name}": value for name, value in validation.counts().items()},
+    }
+    head.config = replace(
+        config, threshold=threshold, thresholds=tuple(ThresholdRow(*row) for row in rows), metrics=metrics
+    )
+    return TrainedJudge(head, tuple(fits), train, validation)
+
+
+def split(examples: Examples, settings: JudgeSettings) -> tuple[Examples, Examples]:
+    """Return the training and the validation side, always the same for the same settings.
+
+    Raises
+    ------
+    LossyValueError
+        When the examples can't be learnt from.
+    """
+    check(examples)
+    mask = validation_mask(examples.labels, examples.prompts, share=settings.validation_share, seed=settings.seed)
+    return examples.where(~mask), examples.where(mask)
+
+
+def probabilities(head: JudgeHead, examples: Examples) -> NDArray[np.float32]:
+    """Return ``(N,)`` what the head makes of the examples."""
+    return head.probability(torch.from_numpy(examples.features(head.config.columns))).numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedJudges:
+    """One head trained on everything, and one for each fold, trained on all the others.
+
+    Attributes
+    ----------
+    final
+        The head for new prompts.
+    by_fold
+        The head that measures a fold's prompts, by the fold's number.
+    auc
+        Share of the pairs of an important and an unimportant token, both of one fold, that the head which has not
+        seen that fold ranks rightly. Probabilities of different heads are not compared: each has a threshold of its
+        own.
+    """
+
+    final: TrainedJudge
+    by_fold: dict[int, TrainedJudge]
+    auc: float
+
+    def save(self, folder: Path) -> None:
+        """Write the final head into ``folder``, and the others into its subfolders ``fold-0``, ``fold-1``, …."""
+        for fold, trained in self.by_fold.items():
+            trained.save(folder / f"fold-{fold}")
+        self.final.save(folder)
+
+
+def train_judges_by_fold(
+    examples: Examples,
+    folds: NDArray[np.int64],
+    origin: Origin,
+    settings: JudgeSettings = JudgeSettings(),
+    *,
+    on_fit: Callable[[Fit], None] = lambda fit: None,
+) -> FoldedJudges:
+    """Train out-of-fold heads and a final one.
+
+    Garipov et al. 2025 (AutoJudge), section 4.2: LiveCodeBench has no training split, so each of five folds is
+    evaluated with the head of the four others. Regularisation and threshold are chosen inside those four.
+
+    Parameters
+    ----------
+    examples
+        Labelled mismatches.
+    folds
+        ``(N,)`` the fold of each token's prompt.
+    origin, settings, on_fit
+        As in :func:`~hf_lossy_assist.training.judge_training.train_judge`.
+
+    Raises
+    ------
+    LossyValueError
+        When there is one fold only, or what they leave can't be learnt from.
+    """
+    numbers = [int(fold) for fold in np.unique(folds)]
+    if len(numbers) < 2:
+        raise LossyValueError(f"`folds` has to name two folds or more, but names {numbers}")
+    examples = examples.only(settings.columns)
+    by_fold, areas, pairs = {}, [], []
+    for fold in numbers:
+        left_out = examples.where(folds == fold)
+        trained = train_judge(examples.where(folds != fold), origin, settings, on_fit=on_fit, left_out_fold=fold)
+        by_fold[fold] = trained
+        if left_out.labels.any() and not left_out.labels.all():
+            areas.append(roc_auc_score(left_out.labels, probabilities(trained.head, left_out)))
+            pairs.append(left_out.labels.sum() * (~left_out.labels).sum())
+    if not pairs:
+        raise LossyValueError("`folds` have to have tokens of both classes, but each has one only; mine more prompts")
+    final = train_judge(examples, origin, settings, on_fit=on_fit)
+    auc = float(np.average(areas, weights=pairs))
+    config = final.head.config
+    final.head.config = replace(config, metrics={**config.metrics, "out_of_fold_auc": auc})
+    return FoldedJudges(final, by_fold, auc)

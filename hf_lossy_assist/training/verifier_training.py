@@ -1,0 +1,336 @@
+"""Training of verifier heads from ratios of probabilities."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from ..errors import LossyValueError
+from ..heads import VerifierConfig, VerifierHead, VerifierRow
+from ..heads.folding import fold
+from ..heads.repository import ROC
+from ..heads.verifier_head import POSITIONS
+from .examples import Examples, Ratios, check
+from .provenance import Origin, of_training
+from .roc_plot import Curve, draw_roc
+from .validation import VERIFIER_THRESHOLDS, auc_interval, rates, validation_mask
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The settings by which a linear layer is fitted.
+
+    Attributes
+    ----------
+    learning_rate, batch
+        Of Adam.
+    patience
+        Fitting stops after so many epochs without a lower validation loss, and goes back to the lowest.
+    max_epochs
+        Fitting stops then in any case.
+    seed
+        Of the order of tokens.
+    """
+
+    learning_rate: float = 1e-2
+    batch: int = 256
+    patience: int = 10
+    max_epochs: int = 300
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer that was fitted.
+
+    Attributes
+    ----------
+    weight, bias
+        ``(d,)`` and ``()``, on raw states.
+    epoch
+        The epoch of the lowest validation loss, which they come from.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    epoch: int
+
+    def probability(self, states: Tensor) -> Tensor:
+        """Return ``(N,)`` probabilities from ``(N, d)`` raw states."""
+        return (states @ self.weight + self.bias).sigmoid()
+
+
+def fit_layer(column: str, train: Examples, validation: Examples, descent: Descent) -> Layer:
+    """Fit a linear layer to one state by binary cross-entropy, standardise on the way, and fold that in.
+
+    SPRINTER, appendix A.5: Adam, with early stopping on a held-out split.
+    """
+    raw = [torch.from_numpy(side.states[column]) for side in (train, validation)]
+    labels = [torch.from_numpy(side.labels).float() for side in (train, validation)]
+    mean, scale = raw[0].mean(0), raw[0].std(0, correction=0)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    layer, epoch = _descend([(side - mean) / scale for side in raw], labels, descent)
+    parts = (x.detach().numpy() for x in (mean, scale, layer.weight, layer.bias))
+    return Layer(*fold(*parts), epoch)
+
+
+def _descend(states: Sequence[Tensor], labels: Sequence[Tensor], descent: Descent) -> tuple[nn.Linear, int]:
+    """Return the layer of the epoch with the lowest validation loss, and that epoch."""
+    generator = torch.Generator().manual_seed(descent.seed)
+    layer = nn.Linear(states[0].shape[1], 1)
+    # The loss is convex, so the beginning needs no luck.
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    loss_of = nn.BCEWithLogitsLoss()
+    adam = torch.optim.Adam(layer.parameters(), lr=descent.learning_rate)
+    lowest, kept, kept_epoch = float("inf"), copy.deepcopy(layer), 0
+    for epoch in range(1, descent.max_epochs + 1):
+        for batch in torch.randperm(len(labels[0]), generator=generator).split(descent.batch):
+            adam.zero_grad()
+            loss_of(layer(states[0][batch]).squeeze(-1), labels[0][batch]).backward()
+            adam.step()
+        with torch.no_grad():
+            loss = loss_of(layer(states[1]).squeeze(-1), labels[1]).item()
+        if loss < lowest:
+            lowest, kept, kept_epoch = loss, copy.deepcopy(layer), epoch
+        if epoch - kept_epoch >= descent.patience:
+            break
+    return kept, kept_epoch
+
+
+RATIOS = (1.0, 1.2, 1.5)
+"""The λ of the paper's figure 9."""
+
+
+@dataclass(frozen=True)
+class VerifierSettings:
+    """How a verifier head is trained.
+
+    Attributes
+    ----------
+    ratio
+        λ: a token is acceptable iff ``q(x) / p(x) <= λ``. The paper's theorems are about λ = 1.
+    position
+        The state to read, ``"previous"`` or ``"token"``; None for the one with the higher validation AUC.
+    threshold
+        What the head's probability has to exceed for a token to be committed.
+    validation_share
+        Part of the prompts that is kept for early stopping and validation.
+    descent
+        How the layer is fitted.
+    seed
+        Of the split.
+
+    Examples
+    --------
+    >>> VerifierSettings(ratio=0)
+    Traceback (most recent call last):
+        ...
+    hf_lossy_assist.errors.LossyValueError: `lambda` has to be a number above 0, but is 0
+    """
+
+    ratio: float = 1.0
+    position: str | None = None
+    threshold: float = 0.5
+    validation_share: float = 0.1
+    descent: Descent = field(default_factory=Descent)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio < float("inf"):
+            raise LossyValueError(f"`lambda` has to be a number above 0, but is {self.ratio}")
+        if self.position not in (None, *POSITIONS):
+            raise LossyValueError(f"`position` has to be one of {list(POSITIONS)} or None, but is {self.position!r}")
+        if not 0 < self.validation_share < 1:
+            raise LossyValueError(f"`validation_share` has to be between 0 and 1, but is {self.validation_share}")
+
+    @property
+    def positions(self) -> tuple[str, ...]:
+        """The positions to train on."""
+        return POSITIONS if self.position is None else (self.position,)
+
+
+@dataclass(frozen=True, eq=False)
+class VerifierFit:
+    """A layer for one position and one λ.
+
+    Attributes
+    ----------
+    position, ratio
+        What it was fitted to.
+    layer
+        What came out.
+    validation
+        Probabilities of the validation tokens ``(N,)``.
+    train_auc, validation_auc
+        Areas under the ROC curves.
+    """
+
+    position: str
+    ratio: float
+    layer: Layer
+    validation: NDArray[np.float32]
+    train_auc: float
+    validation_auc: float
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedVerifier:
+    """A verifier head, and what it was chosen among.
+
+    Attributes
+    ----------
+    head
+        The folded head.
+    fits
+        The fit of each position at the chosen λ, the best first.
+    by_ratio
+        The fit of each λ at the chosen position.
+    curves
+        Validation curves of ``by_ratio``.
+    """
+
+    head: VerifierHead
+    fits: tuple[VerifierFit, ...]
+    by_ratio: Mapping[float, VerifierFit]
+    curves: tuple[Curve, ...] = field(repr=False)
+
+    def save(self, folder: Path) -> None:
+        """Write the head, its model card and its ROC curves into ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        title = f"Verifier head for {self.head.config.task}"
+        shares = {"positive": "acceptable tokens committed", "others": "unacceptable tokens committed"}
+        # The card, which `save_pretrained` writes, shows the plots that it finds.
+        draw_roc(self.curves, folder / ROC, title=title, **shares)
+        self.head.save_pretrained(folder)
+
+
+def train_verifier(
+    ratios: Ratios,
+    origin: Origin,
+    settings: VerifierSettings = VerifierSettings(),
+    *,
+    curve_ratios: Sequence[float] = RATIOS,
+    on_fit: Callable[[VerifierFit], None] = lambda fit: None,
+) -> TrainedVerifier:
+    """Train a verifier head: a linear layer and a sigmoid, by binary cross-entropy, Adam and early stopping.
+
+    SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. 90 % of the prompts train; the other
+    10 % stop the training, choose the position and give all figures.
+
+    Parameters
+    ----------
+    ratios
+        Tokens with their probabilities.
+    origin
+        Where they come from.
+    settings
+        How to train.
+    curve_ratios
+        Further λ for the plot, at the chosen position; those that leave one class only are left out.
+    on_fit
+        Called after each fit.
+
+    Raises
+    ------
+    LossyValueError
+        When the tokens can't be learnt from.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist.heads import ModelIdentity
+    >>> rng = np.random.default_rng(0)
+    >>> state, prompts = rng.normal(size=(400, 4)).astype("f4"), np.repeat(np.arange(100), 4)
+    >>> p, q = np.exp(state[:, 0] - 4), np.full(400, np.exp(-4))
+    >>> ratios = Ratios({"previous": state, "token": -state}, p, q, prompts, np.full(400, "prompt"))
+    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=4, vocab_size=1000)
+    >>> head = train_verifier(ratios, Origin(identity, identity, "gsm8k"), VerifierSettings(ratio=1.2)).head
+    >>> head.config.metrics["auc"] > 0.99, head.config.ratio
+    (True, 1.2)
+    """
+    examples = ratios.labelled(settings.ratio)
+    check(examples.only(settings.positions))
+    mask = validation_mask(examples.labels, examples.prompts, share=settings.validation_share, seed=settings.seed)
+
+    def fitted(position: str, ratio: float) -> VerifierFit:
+        tokens = ratios.labelled(ratio).only([position])
+        fit = _fit(position, ratio, tokens.where(~mask), tokens.where(mask), settings.descent)
+        on_fit(fit)
+        return fit
+
+    fits = [fitted(position, settings.ratio) for position in settings.positions]
+    fits.sort(key=lambda fit: -fit.validation_auc)
+    by_ratio = {settings.ratio: fits[0]}
+    for ratio in curve_ratios:
+        if ratio not in by_ratio and _both_classes(ratios.labelled(ratio).labels, mask):
+            by_ratio[ratio] = fitted(fits[0].position, ratio)
+    by_ratio = dict(sorted(by_ratio.items()))
+    curves = tuple(
+        Curve(f"λ = {ratio:g}", ratios.labelled(ratio).labels[mask], fit.validation, color=f"C{i}")
+        for i, (ratio, fit) in enumerate(by_ratio.items())
+    )
+    validation = examples.only([]).where(mask)
+    metrics = {
+        **_figures(validation, fits[0], settings),
+        **{f"auc_{fit.position}": fit.validation_auc for fit in fits},
+        **{f"auc_lambda_{ratio:g}": fit.validation_auc for ratio, fit in by_ratio.items()},
+        **_by_kind(validation.labels, fits[0].validation, ratios.kinds[mask]),
+        **examples.counts(),
+        **{f"validation_{name}": value for name, value in validation.counts().items()},
+    }
+    return TrainedVerifier(_head(validation, origin, settings, fits[0], metrics), tuple(fits), by_ratio, curves)
+
+
+def _fit(position: str, ratio: float, train: Examples, validation: Examples, descent: Descent) -> VerifierFit:
+    layer = fit_layer(position, train, validation, descent)
+    on_training, on_validation = (
+        layer.probability(torch.from_numpy(side.states[position])).numpy() for side in (train, validation)
+    )
+    areas = (float(roc_auc_score(side.labels, p)) for side, p in ((train, on_training), (validation, on_validation)))
+    return VerifierFit(position, ratio, layer, on_validation, *areas)
+
+
+def _both_classes(labels: NDArray[np.bool_], mask: NDArray[np.bool_]) -> bool:
+    return all(labels[side].any() and not labels[side].all() for side in (mask, ~mask))
+
+
+def _figures(validation: Examples, fit: VerifierFit, settings: VerifierSettings) -> dict[str, float]:
+    tpr, fpr = rates(validation.labels, fit.validation, settings.threshold)
+    low, high = auc_interval(validation.labels, fit.validation, validation.prompts, seed=settings.seed)
+    areas = {"auc": fit.validation_auc, "auc_low": low, "auc_high": high, "train_auc": fit.train_auc}
+    return areas | {"tpr": tpr, "fpr": fpr, "epochs": fit.layer.epoch}
+
+
+def _by_kind(labels: NDArray[np.bool_], scores: NDArray[np.floating], kinds: NDArray[np.str_]) -> dict[str, float]:
+    areas = {}
+    for kind in np.unique(kinds):
+        chosen = labels[kinds == kind]
+        if chosen.any() and not chosen.all():
+            areas[f"auc_after_{kind}"] = float(roc_auc_score(chosen, scores[kinds == kind]))
+    return areas
+
+
+def _head(
+    validation: Examples, origin: Origin, settings: VerifierSettings, fit: VerifierFit, metrics: Mapping[str, float]
+) -> VerifierHead:
+    thresholds = sorted({*VERIFIER_THRESHOLDS, settings.threshold})
+    config = VerifierConfig(
+        target=origin.target,
+        draft=origin.draft,
+        task=origin.task,
+        position=fit.position,
+        ratio=settings.ratio,
+        threshold=settings.threshold,
+        thresholds=tuple(VerifierRow(t, *rates(validation.labels, fit.validation, t)) for t in thresholds),
+        metrics=metrics,
+        provenance=of_training(origin, asdict(settings)),
+    )
+    return VerifierHead(config, fit.layer.weight, fit.layer.bias)

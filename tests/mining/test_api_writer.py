@@ -1,0 +1,231 @@
+"""A target behind an OpenAI-compatible API on loopback."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from hf_lossy_assist import LossyValueError, pairs
+from hf_lossy_assist.mining.api_writer import ApiWriter, CompletionError, Completions, PromptText
+from hf_lossy_assist.mining.draft_argmax import DraftArgmax
+from hf_lossy_assist.mining.judge_labels import JudgeMiner
+from hf_lossy_assist.mining.manifest import MiningPlan, open_run
+from hf_lossy_assist.mining.mining_run import mine
+from hf_lossy_assist.mining.prompt_results import Prompt
+from hf_lossy_assist.mining.searches import Searches
+from hf_lossy_assist.mining.storage import Store, load_mined
+from hf_lossy_assist.tasks import Example
+from tests.mining.parts import Checksum, Notes, Parts, by_prompt, tiny_parts, workload
+from tests.mining.server import serving
+
+
+def api_parts(**more) -> Parts:
+    """Return parts whose target has one end only, since all that a server says is that a text has ended."""
+    parts = tiny_parts(seed=3, **more)
+    end = parts.tokenizer.eos_token_id
+    with_end = parts.target.get_output_embeddings().weight
+    with_end.data[end] = with_end.data[[11, 23, 37]].mean(0) * 1.5
+    parts.target.generation_config.eos_token_id = end
+    return parts
+
+
+def client(server, **more) -> Completions:
+    return Completions(server.url, "tiny", **{"tries": 3, "pause": 0.01, "timeout": 20.0, **more})
+
+
+def searches(parts: Parts, completions: Completions, slots: int = 3) -> Searches:
+    writer = ApiWriter(completions, parts.task, parts.tokenizer, parts.limits(), slots)
+    return Searches(writer, DraftArgmax(parts.draft), parts.task, parts.decode, slots)
+
+
+def test_labels_are_those_of_a_target_in_this_process():
+    parts = api_parts()
+    prompts = parts.prompts(4)
+    with serving(parts.target, parts.tokenizer) as server:
+        results = list(searches(parts, client(server)).run(prompts))
+    assert {one.prompt.id: one.found for one in results} == by_prompt(parts, prompts)
+    assert sum(len(one.found.mismatches) for one in results) > 3
+    assert all(one.counts.retokenised == 0 for one in results)
+    request = server.requests[0]
+    assert request["path"] == "/v1/completions"
+    assert (request["model"], request["temperature"], request["max_tokens"]) == ("tiny", 0, parts.max_new_tokens)
+    assert {one["prompt"] for one in server.requests} >= {prompt.example.prompt for prompt in prompts}
+
+
+def test_passing_trouble_is_waited_out(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    parts = api_parts()
+    prompts = parts.prompts(2)
+    troubles = {0: 503, 2: b"<html>", 3: b"{}", 5: b'{"choices": []}', 7: b'{"choices": [{"text": null}]}'}
+    with serving(parts.target, parts.tokenizer, troubles.get) as server:
+        results = list(searches(parts, client(server), slots=1).run(prompts))
+    assert {one.prompt.id: one.found for one in results} == by_prompt(parts, prompts)
+    assert len(server.requests) > 8
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "requests", "message"),
+    [
+        (500, 3, "status 500: no such luck"),
+        (404, 1, "status 404: no such luck"),
+        (b"nonsense", 3, "JSONDecodeError"),
+        (b"[]", 3, "TypeError|IndexError"),
+        (b'{"choices": [{"text": 3}]}', 3, "the text is 3"),
+    ],
+)
+def test_lasting_trouble_is_a_clear_error(trouble, requests, message):
+    parts = api_parts()
+    with serving(parts.target, parts.tokenizer, lambda n: trouble) as server:
+        with pytest.raises(CompletionError, match=rf"`target_api` http://.* gave no completion \(.*({message})"):
+            client(server).complete("w5", 3)
+        assert len(server.requests) == requests
+
+
+def test_silence_is_an_error_in_time():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with pytest.raises(CompletionError, match=r"timed out|Timeout"):
+            Completions(url, "m", timeout=0.1, tries=2, pause=0.01).complete("x", 1)
+    with pytest.raises(CompletionError, match="refused"):
+        Completions(url, "m", timeout=1.0, tries=2, pause=0.01).complete("x", 1)
+
+
+def test_a_url_has_to_be_one():
+    with pytest.raises(LossyValueError, match=r"`target_api` has to be a URL .* but is 'localhost'"):
+        Completions("localhost", "m")
+
+
+def test_a_server_that_dies_midway_costs_nothing_that_was_mined(tmp_path):
+    parts = api_parts()
+    work = workload(parts, 6)
+
+    def run(server) -> Notes:
+        miner = JudgeMiner(searches(parts, client(server), slots=2), {"draft": parts.draft}, {"draft": ("draft",)})
+        notes = Notes()
+        open_run(tmp_path, MiningPlan("judge", parts.task.name, None, parts.draft, {}), {})
+        with Store(tmp_path, 0, miner.schemas()) as store:
+            mine(miner, work, store, notes)
+        return notes
+
+    dying = serving(parts.target, parts.tokenizer, lambda n: 500 if n > 25 else None)
+    with dying as server, pytest.raises(CompletionError, match="what was mined before is kept"):
+        run(server)
+    before = load_mined(tmp_path).prompts.to_list()
+    assert 0 < len(before) < 6
+    with serving(parts.target, parts.tokenizer) as server:
+        notes = run(server)
+    assert notes.finished == len(before)
+    mined = load_mined(tmp_path)
+    assert sorted(mined.prompts["prompt_id"]) == list(range(6))
+    assert mined.prompts.to_list()[: len(before)] == before
+    assert [name for name in mined.tokens.column_names if name.endswith("_draft")] == ["draft_draft"]
+    assert mined.manifest["target"] is None
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return pairs.load("arithmetic").tokenizer
+
+
+def spelling(tokenizer, prompt: str) -> PromptText:
+    example = Example(prompt, "")
+    return PromptText.of(Prompt(0, example, tuple(tokenizer(prompt)["input_ids"])), Checksum(), tokenizer)
+
+
+def test_text_and_tokens_correspond(tokenizer):
+    spell = spelling(tokenizer, "Question: How many?\nAnswer:")
+    assert spell.text == "Question: How many?\nAnswer:"
+    response = tuple(tokenizer(" First, Ada has 5 apples.", add_special_tokens=False)["input_ids"])
+    assert spell.write(()) == spell.text
+    assert spell.write(response[:4]) + tokenizer.decode(response[4:]) == spell.text + " First, Ada has 5 apples."
+    assert spell.read(response[:4], tokenizer.decode(response[4:])) == (response, False)
+    assert spell.read(response, "") == (response, False)
+
+
+def test_tokens_that_are_settled_stay_and_are_counted(tokenizer):
+    spell = spelling(tokenizer, "Answer:")
+    whole = tokenizer(" apples", add_special_tokens=False)["input_ids"]
+    pieces = tuple(tokenizer.convert_tokens_to_ids(["Ġ", "a", "p"]))
+    assert len(whole) < len(pieces)
+    response, otherwise = spell.read(pieces, "ples.")
+    assert otherwise
+    assert response[:3] == pieces
+    assert tokenizer.decode(response) == " apples."
+    assert spell.read(pieces, "") == (pieces, False)
+
+
+def test_half_a_character_can_not_be_sent(tokenizer):
+    spell = spelling(tokenizer, "Answer:")
+    euro = tuple(tokenizer("€", add_special_tokens=False)["input_ids"])
+    assert len(euro) == 3
+    assert spell.write(euro).endswith("€")
+    with pytest.raises(LossyValueError, match="part of a character"):
+        spell.write(euro[:2])
+
+
+def test_half_a_character_costs_one_prompt():
+    class Halves(DraftArgmax):
+        def guess(self, wanted):
+            for one in wanted:
+                yield one.slot, (half,) * (len(one.response) - one.start)
+
+    pair = pairs.load("arithmetic")
+    half = pair.tokenizer("€", add_special_tokens=False)["input_ids"][0]
+    bundled = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
+    with serving(pair.target, pair.tokenizer) as server:
+        writer = ApiWriter(client(server), bundled.task, bundled.tokenizer, bundled.limits(), 1)
+        run = Searches(writer, Halves(pair.draft), bundled.task, bundled.decode, 1)
+        (result,) = run.run(bundled.prompts(1))
+    assert "part of a character" in str(result.error)
+
+
+def test_a_begin_that_the_server_writes_itself_is_left_to_it(tokenizer):
+    class Chatty(Checksum):
+        def render(self, example, tokenizer):
+            return tokenizer.bos_token + example.prompt
+
+    example = Example("Answer:", "")
+    prompt = Prompt(0, example, tuple(tokenizer("Answer:")["input_ids"]))
+    assert PromptText.of(prompt, Chatty(), tokenizer).text == "Answer:"
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "openai")),
+    reason="`transformers serve` needs fastapi, uvicorn and openai",
+)
+def test_transformers_serve_is_such_a_server(tmp_path):
+    pair = pairs.load("arithmetic")
+    pair.target.save_pretrained(tmp_path)
+    pair.tokenizer.save_pretrained(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    # Not through the command `transformers`: older versions' other subcommands import what they don't depend on.
+    command = [sys.executable, "-c", "import typer; from transformers.cli.serve import Serve; typer.run(Serve)"]
+    server = subprocess.Popen(
+        [*command, str(tmp_path), "--port", str(port), "--dtype", "float32", "--device", "cpu"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://localhost:{port}/health", timeout=1)
+                break
+            except OSError:
+                assert server.poll() is None
+                time.sleep(0.2)
+        parts = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
+        prompts = parts.prompts(1)
+        completions = Completions(f"http://localhost:{port}/v1", str(tmp_path))
+        found = {one.prompt.id: one.found for one in searches(parts, completions).run(prompts)}
+    finally:
+        server.terminate()
+        server.wait()
+    assert found == by_prompt(parts, prompts)

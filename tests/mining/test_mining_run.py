@@ -1,0 +1,189 @@
+"""Runs: what is mined, recorded, skipped and given up."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+import torch
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.mining.mining_run import Process, fold_of, longest_prompt
+from hf_lossy_assist.mining.states import mismatch_states
+from hf_lossy_assist.mining.storage import load_mined
+from tests.mining.parts import Checksum, run, tiny_parts, workload
+from tests.models import tiny
+
+LABELS = ("index", "target_token", "draft_token", "important")
+
+
+def test_everything_is_stored(tmp_path):
+    parts = tiny_parts(seed=3)
+    notes = run(tmp_path, parts, workload(parts, 5, folds=3))
+    assert (notes.finished, notes.total, len(notes.outcomes)) == (0, 5, 5)
+    mined = load_mined(tmp_path)
+    found = {result.prompt.id: result.found for result in parts.searches(2).run(parts.prompts(5))}
+    tokens = mined.tokens.with_format("torch")
+    assert set(tokens.column_names) == {
+        "prompt_id", "index", "target_token", "draft_token", "important", "target_previous", "target_draft",
+        "target_target", "draft_previous", "draft_draft",
+    }  # fmt: skip
+    for prompt in mined.prompts:
+        i = prompt["prompt_id"]
+        assert prompt["fold"] == fold_of(i, 3)
+        assert prompt["prompt_tokens"] == list(parts.prompts(5)[i].tokens)
+        assert prompt["status"] == ("skipped" if found[i].answer is None else "mined")
+        assert (prompt["first_response"], prompt["last_response"]) == (list(found[i].first), list(found[i].last))
+        assert prompt["answer"] == found[i].answer
+        rows = [row for row in tokens if row["prompt_id"] == i]
+        labels = [tuple(int(row[name]) for name in LABELS) for row in rows]
+        assert labels == [dataclasses.astuple(mismatch) for mismatch in found[i].mismatches]
+        assert (prompt["mismatches"], prompt["important"]) == (len(rows), sum(int(row["important"]) for row in rows))
+        if rows:
+            states = mismatch_states(
+                parts.target, prompt["prompt_tokens"], found[i].last, found[i].mismatches, ("draft", "target")
+            )
+            for name, values in states.items():
+                stored = torch.stack([row[f"target_{name}"] for row in rows])
+                torch.testing.assert_close(stored, values, atol=2e-5, rtol=1e-4)
+    assert len(mined.tokens) > 3
+
+
+def test_a_repeated_run_mines_the_rest(tmp_path):
+    parts = tiny_parts(seed=3)
+    run(tmp_path, parts, workload(parts, 3))
+    before = load_mined(tmp_path).prompts.to_list()
+    notes = run(tmp_path, parts, workload(parts, 6))
+    assert (notes.finished, notes.total) == (3, 6)
+    assert sorted(outcome.prompt.id for outcome in notes.outcomes) == [3, 4, 5]
+    assert load_mined(tmp_path).prompts.to_list()[:3] == before
+    assert run(tmp_path, parts, workload(parts, 6)).outcomes == []
+
+
+def test_processes_share_the_prompts(tmp_path):
+    parts = tiny_parts(seed=3)
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    run(alone, parts, workload(parts, 5))
+    for process in range(2):
+        notes = run(shared, parts, workload(parts, 5, process=Process(process, 2)))
+        assert sorted(outcome.prompt.id for outcome in notes.outcomes) == list(range(5))[process::2]
+
+    def labels(folder):
+        tokens = load_mined(folder).tokens
+        return sorted(zip(*(tokens[name][:] for name in ("prompt_id", "index", "important")), strict=True))
+
+    assert labels(shared) == labels(alone)
+    # One process alone would find nothing to do.
+    assert run(shared, parts, workload(parts, 5)).outcomes == []
+
+
+def test_folds_are_even_and_do_not_depend_on_the_run():
+    counts = Counter(fold_of(prompt, 5) for prompt in range(500))
+    assert sorted(counts) == [0, 1, 2, 3, 4]
+    assert min(counts.values()) > 70
+    assert {fold_of(prompt, 1) for prompt in range(50)} == {0}
+
+
+class Moody(Checksum):
+    """Raises at some prompts."""
+
+    def __init__(self, moods) -> None:
+        super().__init__()
+        self.moods = moods
+
+    def answer(self, example, response):
+        if self.moods(example):
+            raise ZeroDivisionError("no idea")
+        return super().answer(example, response)
+
+
+def test_a_task_that_raises_is_recorded_and_tried_again(tmp_path):
+    texts = [example.prompt for example in Checksum().examples("train", 5)]
+    parts = tiny_parts(seed=3, task=Moody(lambda example: example.prompt == texts[1]))
+    run(tmp_path, parts, workload(parts, 5))
+    statuses = {row["prompt_id"]: (row["status"], row["error"]) for row in load_mined(tmp_path).prompts}
+    assert len(statuses) == 5
+    assert statuses[1] == ("failed", "ZeroDivisionError: no idea")
+    assert [i for i in statuses if statuses[i][0] == "failed"] == [1]
+
+    parts.task.moods = lambda example: False
+    notes = run(tmp_path, parts, workload(parts, 5))
+    assert [outcome.prompt.id for outcome in notes.outcomes] == [1]
+    assert load_mined(tmp_path).prompts.num_rows == 5
+
+
+def test_a_task_that_always_raises_stops_the_run(tmp_path):
+    parts = tiny_parts(task=Moody(lambda example: True))
+    with pytest.raises(LossyValueError, match=r"`task`.*first 10 prompts.*ZeroDivisionError: no idea"):
+        run(tmp_path, parts, workload(parts, 40))
+    assert load_mined(tmp_path).prompts.num_rows == 10
+
+
+def test_one_success_is_enough_to_go_on(tmp_path):
+    parts = tiny_parts(task=Moody(lambda example: example.prompt != first))
+    first = parts.task.examples("train", 1)[0].prompt
+    notes = run(tmp_path, parts, workload(parts, 14))
+    assert Counter(outcome.status for outcome in notes.outcomes)["failed"] == 13
+
+
+def test_prompts_that_do_not_fit_are_skipped(tmp_path):
+    parts = tiny_parts(seed=3)
+    lengths = [len(prompt.tokens) for prompt in parts.prompts(6)]
+    limit = sorted(lengths)[2]
+    run(tmp_path, parts, workload(parts, 6, longest=limit))
+    for row in load_mined(tmp_path).prompts:
+        too_long = lengths[row["prompt_id"]] > limit
+        assert (row["error"] or "").startswith("the prompt has") == too_long
+        assert row["status"] == "skipped" or not too_long
+    assert longest_prompt([tiny("llama"), tiny("gpt2")], 100) == 156
+
+
+def test_a_split_without_examples_is_refused(tmp_path):
+    parts = tiny_parts()
+    with pytest.raises(LossyValueError, match="`split`"):
+        run(tmp_path, parts, workload(parts, 0))
+
+
+VICTIM = """
+import sys
+from pathlib import Path
+import torch
+from tests.mining.parts import run, tiny_parts, workload
+
+torch.set_num_threads(1)
+parts = tiny_parts(seed=3)
+run(Path(sys.argv[1]), parts, workload(parts, 2000))
+"""
+
+
+def test_a_killed_process_is_continued(tmp_path):
+    """SIGKILL, a hard one: nothing that was finished is lost or mined again."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    victim = subprocess.Popen([sys.executable, "-c", VICTIM, str(tmp_path)], env=environment)
+    try:
+        for _ in range(1200):
+            if len(list(tmp_path.glob("prompts-*.parquet"))) >= 5 or victim.poll() is not None:
+                break
+            time.sleep(0.05)
+    finally:
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+    assert victim.returncode == -signal.SIGKILL
+    before = {row["prompt_id"]: row for row in load_mined(tmp_path).prompts}
+    assert len(before) >= 5
+
+    parts = tiny_parts(seed=3)
+    count = max(before) + 3
+    notes = run(tmp_path, parts, workload(parts, count))
+    after = load_mined(tmp_path)
+    assert sorted(outcome.prompt.id for outcome in notes.outcomes) == sorted(set(range(count)) - before.keys())
+    assert sorted(after.prompts["prompt_id"]) == list(range(count))
+    assert {row["prompt_id"]: row for row in after.prompts if row["prompt_id"] in before} == before
+    labels = Counter(after.tokens["prompt_id"])
+    assert all(labels[row["prompt_id"]] == row["mismatches"] for row in after.prompts)

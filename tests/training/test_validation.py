@@ -1,0 +1,128 @@
+"""Thresholds, rates and intervals, against what they are by definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.training.validation import (
+    RECALLS,
+    auc_interval,
+    largest_threshold,
+    rates,
+    recall_rows,
+    validation_mask,
+)
+
+TOKENS = st.lists(st.tuples(st.booleans(), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=40)
+
+
+@settings(deadline=None, max_examples=200)
+@given(TOKENS.filter(lambda tokens: any(label for label, _ in tokens)), st.integers(1, 20).map(lambda n: n / 20))
+def test_no_larger_threshold_has_the_recall(tokens, recall):
+    labels, probabilities = (np.array(column) for column in zip(*tokens, strict=True))
+    threshold = largest_threshold(labels, probabilities, recall)
+
+    def found(candidate):
+        important = [p for label, p in tokens if label]
+        return sum(p >= candidate for p in important) / len(important)
+
+    assert found(threshold) >= recall - 1e-12
+    larger = [p for _, p in tokens if p > threshold]
+    assert all(found(candidate) < recall for candidate in larger)
+
+
+@settings(deadline=None, max_examples=100)
+@given(TOKENS.filter(lambda tokens: any(label for label, _ in tokens)))
+def test_rows_say_what_their_thresholds_do(tokens):
+    labels, probabilities = (np.array(column) for column in zip(*tokens, strict=True))
+    rows = recall_rows(labels, probabilities)
+    assert [row[0] for row in rows] == sorted({row[0] for row in rows})
+    for threshold, recall, skipped in rows:
+        accepted = [(label, p < threshold) for label, p in tokens]
+        assert skipped == pytest.approx(sum(skip for _, skip in accepted) / len(accepted))
+        missed = sum(skip for label, skip in accepted if label)
+        assert recall == pytest.approx(1 - missed / labels.sum())
+    assert rows[0][1] == 1
+
+
+def test_the_table_is_long_where_there_are_enough_tokens():
+    rng = np.random.default_rng(0)
+    assert len(recall_rows(rng.random(5000) < 0.2, rng.random(5000))) == len(RECALLS) >= 10
+
+
+def test_rates_are_strict_about_the_threshold():
+    labels = np.array([True, True, False, False])
+    assert rates(labels, np.array([0.5, 0.6, 0.5, 0.9]), 0.5) == (0.5, 0.5)
+
+
+def test_the_interval_is_that_of_areas_over_drawn_prompts():
+    rng = np.random.default_rng(3)
+    prompts = rng.integers(12, size=80)
+    labels, scores = rng.random(80) < 0.4, rng.integers(10, size=80) / 10
+    areas = []
+    for _ in range(300):
+        drawn = np.concatenate([np.flatnonzero(prompts == i) for i in rng.integers(12, size=12)])
+        areas.append(roc_auc_score(labels[drawn], scores[drawn]))
+    interval = auc_interval(labels, scores, prompts, draws=2000)
+    assert interval == pytest.approx(tuple(np.quantile(areas, [0.025, 0.975])), abs=0.03)
+
+
+def test_the_interval_covers_the_area_nineteen_times_in_twenty():
+    """Of two normal laws a distance of sqrt(2) apart the area is Phi(1) = 0.8413."""
+    rng = np.random.default_rng(0)
+    covered = []
+    for _ in range(60):
+        labels = rng.random(400) < 0.3
+        scores = rng.normal(size=400) + np.sqrt(2) * labels
+        low, high = auc_interval(labels, scores, np.arange(400) // 4, draws=200)
+        covered.append(low <= 0.8413 <= high)
+    # Binomial(60, 0.95) is below 50 with a probability of 2e-4.
+    assert sum(covered) >= 50
+
+
+def test_the_interval_knows_that_tokens_of_a_prompt_go_together():
+    """100 copies of each token are no more evidence than one."""
+    rng = np.random.default_rng(1)
+    labels = rng.random(40) < 0.4
+    scores = rng.normal(size=40) + labels
+    low, high = auc_interval(labels, scores, np.arange(40))
+    many = [np.repeat(x, 100) for x in (labels, scores, np.arange(40))]
+    assert auc_interval(*many) == pytest.approx((low, high))
+
+
+def test_an_interval_without_evidence_is_everything():
+    labels, prompts = np.array([True, False]), np.array([0, 1])
+    assert auc_interval(labels, np.array([0.9, 0.1]), prompts, draws=1, seed=0) in {(0.0, 1.0), (1.0, 1.0)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_prompt_is_on_both_sides(seed):
+    rng = np.random.default_rng(seed)
+    prompts = np.repeat(rng.permutation(1000)[:50], rng.integers(1, 9, size=50))
+    labels = rng.random(len(prompts)) < 0.2
+    mask = validation_mask(labels, prompts, seed=seed)
+    assert not set(prompts[mask]) & set(prompts[~mask])
+    assert len(set(prompts[mask])) == 5
+    assert all(labels[side].any() and not labels[side].all() for side in (mask, ~mask))
+    assert (validation_mask(labels, prompts, seed=seed) == mask).all()
+    assert (validation_mask(labels, prompts, seed=seed + 1) != mask).any()
+
+
+def test_a_rare_class_is_on_both_sides():
+    prompts = np.repeat(np.arange(60), 2)
+    labels = np.isin(prompts, [17, 44])
+    for seed in range(5):
+        mask = validation_mask(labels | (np.arange(120) % 2 == 0) & labels, prompts, seed=seed)
+        assert labels[mask].any()
+        assert labels[~mask].any()
+
+
+def test_a_class_of_one_prompt_cannot_be_validated():
+    prompts = np.repeat(np.arange(30), 2)
+    with pytest.raises(LossyValueError, match="of 30 prompts 1 have tokens of one class and 30 of the other"):
+        validation_mask((prompts == 3) & (np.arange(60) % 2 == 0), prompts)

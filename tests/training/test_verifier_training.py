@@ -1,0 +1,149 @@
+"""Verifier heads, on ratios whose best classifier is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.heads import VerifierHead
+from hf_lossy_assist.heads.repository import ROC
+from hf_lossy_assist.training.verifier_training import Descent, VerifierSettings, fit_layer, train_verifier
+from tests.training.synthetic import DRAFT, KINDS, ORIGIN, TARGET, ratios
+
+QUICK = Descent(learning_rate=0.05, patience=3)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train_verifier(ratios(), ORIGIN, VerifierSettings(ratio=1.2, descent=QUICK))
+
+
+def test_a_layer_is_the_regression_without_regularisation():
+    """Logistic regression is convex: Adam has to arrive where scikit-learn does."""
+    examples = ratios(prompts=400).labelled(1.2).only(["previous"])
+    validation = examples.prompts % 10 == 0
+    train, held_out = examples.where(~validation), examples.where(validation)
+    layer = fit_layer("previous", train, train, Descent(learning_rate=0.02, batch=2000, patience=50, max_epochs=2000))
+    state = train.states["previous"].astype(np.float64)
+    oracle = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(
+        (state - state.mean(0)) / state.std(0), train.labels
+    )
+    expected = oracle.predict_proba((held_out.states["previous"] - state.mean(0)) / state.std(0))[:, 1]
+    found = layer.probability(torch.from_numpy(held_out.states["previous"]))
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+def test_descent_stops_early_and_goes_back():
+    rng = np.random.default_rng(0)
+    data = ratios(prompts=30)
+    noise = replace(data, p=rng.permutation(data.p)).labelled(1.0)
+    validation = noise.prompts % 2 == 0
+    patient = Descent(learning_rate=0.1, batch=8, patience=2, max_epochs=200)
+    layer = fit_layer("token", noise.where(~validation), noise.where(validation), patient)
+    assert layer.epoch < 100
+    again = replace(patient, max_epochs=max(layer.epoch, 1))
+    assert torch.equal(
+        layer.weight, fit_layer("token", noise.where(~validation), noise.where(validation), again).weight
+    )
+
+
+def test_the_better_position_is_the_default(trained):
+    config = trained.head.config
+    assert config.position == "token"
+    assert config.metrics["auc_token"] == config.metrics["auc"] > config.metrics["auc_previous"]
+    assert (config.target, config.draft, config.ratio, config.threshold) == (TARGET, DRAFT, 1.2, 0.5)
+    other = train_verifier(ratios(), ORIGIN, VerifierSettings(ratio=1.2, position="previous", descent=QUICK))
+    assert other.head.config.position == "previous"
+    assert other.head.config.metrics["auc"] == config.metrics["auc_previous"]
+    assert "auc_token" not in other.head.config.metrics
+
+
+def test_figures_follow_from_the_head(trained):
+    examples = ratios().labelled(1.2)
+    scores = trained.head.probability(torch.from_numpy(examples.states["token"])).numpy()
+    (curve,) = [curve for curve in trained.curves if curve.name == "λ = 1.2"]
+    np.testing.assert_allclose(np.abs(scores[:, None] - curve.probabilities).min(0), 0, atol=1e-6)
+    metrics = trained.head.config.metrics
+    labels = curve.labels
+    assert metrics["auc"] == pytest.approx(roc_auc_score(labels, curve.probabilities))
+    assert metrics["auc_low"] < metrics["auc"] < metrics["auc_high"]
+    assert metrics["tpr"] == pytest.approx((curve.probabilities[labels] > 0.5).mean())
+    assert metrics["fpr"] == pytest.approx((curve.probabilities[~labels] > 0.5).mean())
+    assert metrics["acceptable_share"] == pytest.approx(examples.labels.mean())
+    assert {f"auc_after_{kind}" for kind in KINDS} <= set(metrics)
+    rows = trained.head.config.thresholds
+    assert len(rows) >= 10
+    assert [row.threshold for row in rows] == sorted(row.threshold for row in rows)
+    for row in rows:
+        assert row.tpr == pytest.approx((curve.probabilities[labels] > row.threshold).mean())
+        assert row.fpr == pytest.approx((curve.probabilities[~labels] > row.threshold).mean())
+
+
+@pytest.mark.parametrize("ratio", [0.6, 0.9])
+def test_a_lambda_below_one(ratio, tmp_path):
+    """Fewer tokens are acceptable: those that the target likes more than the draft does, and by so much."""
+    data = ratios()
+    labels = data.labelled(ratio).labels
+    assert (labels == (data.q / data.p <= ratio)).all()
+    assert 0 < labels.sum() < data.labelled(1.0).labels.sum()
+    trained = train_verifier(data, ORIGIN, VerifierSettings(ratio=ratio, position="token", descent=QUICK))
+    trained.save(tmp_path)
+    head = VerifierHead.from_pretrained(tmp_path)
+    assert head.config.ratio == ratio
+    assert head.config.metrics["acceptable_share"] == labels.mean()
+    assert head.config.metrics["auc"] > 0.9
+
+
+def test_one_curve_for_each_lambda(trained, tmp_path):
+    assert [curve.name for curve in trained.curves] == ["λ = 1", "λ = 1.2", "λ = 1.5"]
+    assert {"auc_lambda_1", "auc_lambda_1.2", "auc_lambda_1.5"} <= set(trained.head.config.metrics)
+    shares = [curve.labels.mean() for curve in trained.curves]
+    assert shares == sorted(shares)
+    trained.save(tmp_path / "head")
+    assert (tmp_path / "head" / ROC).stat().st_size > 1000
+    head = VerifierHead.from_pretrained(tmp_path / "head")
+    assert head.config == trained.head.config
+    assert torch.equal(head.weight, trained.head.weight)
+
+
+def test_a_lambda_that_accepts_everything_has_no_curve():
+    settings = VerifierSettings(ratio=1.0, position="token", descent=QUICK)
+    trained = train_verifier(ratios(), ORIGIN, settings, curve_ratios=(1.0, 1000.0))
+    assert list(trained.by_ratio) == [1.0]
+
+
+def test_one_class_is_no_data():
+    data = ratios()
+    with pytest.raises(LossyValueError, match="all of its 600 tokens are acceptable"):
+        train_verifier(replace(data, p=data.q), ORIGIN)
+    with pytest.raises(LossyValueError, match="all of its 600 tokens are unacceptable"):
+        train_verifier(replace(data, p=0 * data.q), ORIGIN)
+
+
+def test_states_that_are_not_finite():
+    data = ratios()
+    data.states["previous"][7] = np.nan
+    with pytest.raises(LossyValueError, match="'previous' has NaN or infinite values in 1 of 600"):
+        train_verifier(data, ORIGIN)
+    train_verifier(data, ORIGIN, VerifierSettings(position="token", descent=QUICK))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ratio": 0.0}, "`lambda`"),
+        ({"ratio": -1.0}, "`lambda`"),
+        ({"ratio": np.nan}, "`lambda`"),
+        ({"ratio": np.inf}, "`lambda`"),
+        ({"position": "draft"}, "`position`"),
+    ],
+)
+def test_settings_out_of_range(settings, message):
+    with pytest.raises(LossyValueError, match=message):
+        VerifierSettings(**settings)
