@@ -276,21 +276,21 @@ class Verification:
         """``(B, n)`` what the lossless rule would keep with the same random numbers."""
         return (self.u <= self.ratio) if self.do_sample else (self.tokens == self.best[:, :-1])
 
-    def target_law(self, at: Tensor) -> Tensor:
+    def target_distribution(self, at: Tensor) -> Tensor:
         """Return p at one position per row, ``(B, V)``: probabilities to draw from, or scores to maximise."""
         rows = torch.arange(len(at), device=at.device)
         return self.p[rows, at] if self.do_sample else self.logits[rows, at]
 
-    def residual_law(self, at: Tensor) -> Tensor:
+    def residual_distribution(self, at: Tensor) -> Tensor:
         """Return the lossless correction at one drafted position per row, ``(B, V)``."""
         if not self.do_sample:
-            return self.target_law(at)
+            return self.target_distribution(at)
         rows = torch.arange(len(at), device=at.device)
         return residual(self.p[rows, at], self.q[rows, at])
 
-    def choose(self, law: Tensor) -> Tensor:
-        """Pick one token per row of a law of shape ``(..., V)``: a draw when sampling, else the maximum."""
-        return self.randomness.categorical(law) if self.do_sample else law.argmax(-1)
+    def choose(self, distribution: Tensor) -> Tensor:
+        """Pick one token per row of a distribution of shape ``(..., V)``: a draw when sampling, else the maximum."""
+        return self.randomness.categorical(distribution) if self.do_sample else distribution.argmax(-1)
 
     def at(self, positions: Tensor) -> Verification:
         """Return what the target says about one drafted position ``(B,)`` of each row, and about the one after it."""

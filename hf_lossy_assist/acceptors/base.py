@@ -114,7 +114,7 @@ class Acceptor(ABC):
 
         Weights to draw from when sampling, scores to maximise when greedy; as for the lossless rule by default.
         """
-        return v.residual_law(at)
+        return v.residual_distribution(at)
 
     def credits(self, v: Verification) -> dict[str, Tensor]:
         """Return ``(B, n)`` per rule which tokens are kept on its account; a token is credited to one rule only.
@@ -137,7 +137,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
     if n == 0:
         none = v.tokens.bool()
         last = torch.zeros(len(none), dtype=torch.long, device=v.logits.device)
-        return Decision(none, last, v.choose(v.target_law(last)), none, {})
+        return Decision(none, last, v.choose(v.target_distribution(last)), none, {})
     credits = acceptor.credits(v)
     keep = reduce(torch.logical_or, credits.values())
     strict = None if positions is None else positions.over(keep, v.lossless)
@@ -155,7 +155,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
     at = n_accepted.clamp(max=n - 1)
     replaced = acceptor.correction(v, at)
     if strict is not None:
-        replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_law(at), replaced)
+        replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
     last = torch.full_like(at, n) if v.lengths is None else v.lengths
-    law = torch.where((n_accepted < last)[:, None], replaced, v.target_law(last))
-    return Decision(keep, n_accepted, v.choose(law), v.lossless, credits)
+    following = torch.where((n_accepted < last)[:, None], replaced, v.target_distribution(last))
+    return Decision(keep, n_accepted, v.choose(following), v.lossless, credits)

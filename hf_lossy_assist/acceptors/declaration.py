@@ -128,8 +128,8 @@ def settings_of(rule: type[Acceptor]) -> tuple[Setting, ...]:
 
 def describe(rule: type[Acceptor]) -> str:
     """Return a rule's name, source, law and settings as lines of text, for ``--help``."""
-    law = (inspect.getdoc(rule) or "").partition("\n\n")[0]
-    return "\n  ".join([f"{rule.name} ({rule.paper}): {' '.join(law.split())}", *map(str, settings_of(rule))])
+    summary = (inspect.getdoc(rule) or "").partition("\n\n")[0]
+    return "\n  ".join([f"{rule.name} ({rule.paper}): {' '.join(summary.split())}", *map(str, settings_of(rule))])
 
 
 def _parameters(rule: type[Acceptor]) -> Mapping[str, str]:

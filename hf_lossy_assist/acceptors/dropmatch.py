@@ -81,7 +81,7 @@ class DropMatch(Acceptor):
         return (of_draft <= of_paths.amax(1)) | (x == majority(y, centroid))
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        return v.target_law(at)
+        return v.target_distribution(at)
 
 
 def _chunks(logits: Tensor) -> list[slice]:

@@ -54,4 +54,4 @@ class Fsd(Acceptor):
         return (_DIVERGENCES[self.divergence](v.p[:, :-1], v.q) <= self.threshold) & v.allowed
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        return v.target_law(at)
+        return v.target_distribution(at)

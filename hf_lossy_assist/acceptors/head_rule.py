@@ -67,4 +67,4 @@ class HeadRule(Acceptor):
         return {**by_base, self.name: by_head}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        return v.residual_law(at) if self.base is None else self.base.correction(v, at)
+        return v.residual_distribution(at) if self.base is None else self.base.correction(v, at)

@@ -49,6 +49,6 @@ class Lenience(Acceptor):
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:
-            return v.target_law(at)
+            return v.target_distribution(at)
         rows = torch.arange(len(at), device=at.device)
         return residual(v.p[rows, at], self.factor * v.q[rows, at])

@@ -55,7 +55,7 @@ class Thresholds(Acceptor):
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:
-            return v.target_law(at)
-        p = v.target_law(at)
+            return v.target_distribution(at)
+        p = v.target_distribution(at)
         x = v.tokens.gather(-1, at[:, None]).squeeze(-1)
         return residual(p, point_mass(x, p))

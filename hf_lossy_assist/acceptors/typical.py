@@ -48,4 +48,4 @@ class Typical(Acceptor):
         return (v.p_x > (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)) & v.allowed
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        return v.target_law(at)
+        return v.target_distribution(at)

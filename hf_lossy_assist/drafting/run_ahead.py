@@ -66,9 +66,9 @@ class RunAheadDrafter(ModelDrafter):
         text, width, rows = self._hold(ids), ids.shape[1], range(len(ids))
         trusted, waits, logits = [0] * len(ids), [False] * len(ids), []
         while not all(waits[i] or self.progress.ended(layout.rows[i]) for i in rows):
-            token, law, score = self.propose_one(text.ids)
+            token, processed, score = self.propose_one(text.ids)
             text.append(token)
-            logits.append(law)
+            logits.append(processed)
             passing = []
             for i, (drafted, passes) in enumerate(self._fetch(text.ids, len(logits), score, layout)):
                 if waits[i] or self.progress.ended(layout.rows[i]):
