@@ -17,8 +17,6 @@ from torch import Tensor
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -34,7 +32,6 @@ from transformers import (
 )
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
-from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
 
@@ -45,7 +42,7 @@ _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "n
           "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, **_IDS}  # fmt: skip
 # Sliding windows are shorter than the texts.
 ARCHITECTURES: Mapping[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SMALL)),
+    "llama": lambda: _filled(LlamaForCausalLM(LlamaConfig(**_SMALL))),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_SMALL, sliding_window=8)),
     "gemma3": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(**_SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
@@ -183,6 +180,9 @@ def _block() -> World:
 
 def _next_tokens() -> World:
     """A model with layers that predict tokens further on; their weights would be in its checkpoint."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+    from transformers.modeling_layers import MtpModel
+
     config = DeepseekV3Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
@@ -218,12 +218,21 @@ _MADE: Mapping[str, Callable[[], World]] = {
 }
 
 
+def _filled(model: PreTrainedModel) -> PreTrainedModel:
+    """Draw the weights anew, in an order that does not depend on the version of transformers."""
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    return model
+
+
 def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
     """Return a draft that agrees with ``model`` at times."""
     draft = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in draft.parameters():
+        for _, parameter in sorted(draft.named_parameters()):
             parameter += noise * torch.randn(parameter.shape, generator=generator)
     return draft
 
