@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, DynamicCache, GenerationConfig, StaticCache
 
-from .worlds import VOCAB, Listener, world
+from .worlds import VOCAB, Listener, World, judge, verifier, world
 
 ALL_OUTPUTS = {f"output_{name}": True for name in ("scores", "logits", "hidden_states", "attentions")}
 
@@ -149,6 +149,11 @@ def _drafters() -> Iterator[Case]:
         ("llama", "own"): silent[:5],
         ("llama", "own-drawn"): ("lossless", "dropmatch", "ears-bold", "fsd-kl"),
         ("block", "block"): ("lossless", "ears", "topk-bold"),
+        ("next tokens", "next tokens"): ("lossless", "ears", "topk-bold"),
+        ("llama", "own instance"): ("lossless",),
+        # Without sprinter: half precision rounds by how many tokens the draft reads at once, which is its own choice.
+        ("half", "assistant"): reading[:4],
+        ("half draft", "assistant"): reading[:4],
         ("llama", "none"): ("lossless",),
     }
     for (where, drafter), rules in drafters.items():
@@ -159,11 +164,23 @@ def _drafters() -> Iterator[Case]:
                 yield Case(name, where, drafter, rule, rows, sampling)
 
 
+def _heads() -> Iterator[Case]:
+    """Heads that read other states than the usual ones."""
+    for reads in itertools.product(("target", "draft", "both"), ("previous", "draft", "both")):
+        rows, sampling = (1, "greedy") if reads[0] == "draft" else (3, "seeded")
+        for rule in ("judge-bold", "judge+dropmatch"):
+            yield Case(f"heads/{', '.join(reads)}/{rule}/{sampling}/{rows}", rule=rule, rows=rows, sampling=sampling,
+                       options=lambda w, r=reads: {"lossy_head": {"judge": judge(w.target, w.draft, *r)}})  # fmt: skip
+    for rule, rows, sampling in itertools.product(("sprinter", "sprinter+ears"), (1, 3), ("greedy", "seeded")):
+        yield Case(f"heads/token/{rule}/{sampling}/{rows}", rule=rule, rows=rows, sampling=sampling,
+                   options=lambda w: {"lossy_head": {"sprinter": verifier(w.target, w.draft, "token")}})  # fmt: skip
+
+
 def _encoders() -> Iterator[Case]:
-    for i, rule in enumerate(("lossless", "dropmatch", "ears-bold", "topk-bold", "fly-bold", "sprinter")):
-        for rows in (1, 3):
-            sampling = "seeded" if (i + rows // 2) % 2 else "greedy"
-            yield Case(f"t5/{rule}/{sampling}/{rows}", "t5", rule=rule, sampling=sampling, rows=rows)
+    rules = ("lossless", "dropmatch", "ears-bold", "topk-bold", "fly-bold", "sprinter")
+    for where, (i, rule), rows in itertools.product(("t5", "bart"), enumerate(rules), (1, 3)):
+        sampling = "seeded" if (i + rows // 2) % 2 else "greedy"
+        yield Case(f"{where}/{rule}/{sampling}/{rows}", where, rule=rule, rows=rows, sampling=sampling)
     yield Case("t5/outputs", "t5", rows=1, options=ALL_OUTPUTS)
     yield Case("t5/outputs/3", "t5", rows=3, options=ALL_OUTPUTS)
 
@@ -186,10 +203,25 @@ def _compiled() -> Iterator[Case]:
     yield Case("compiled/processors", options=options | {"repetition_penalty": 1.3}, **compile)
     yield Case("compiled/falls back: rows", rows=3, options=options, **compile)
     yield Case("compiled/falls back: states", options=options | {"output_hidden_states": True}, **compile)
+    yield Case("compiled/padded", options=lambda w: _second(w) | options, **compile)
+    yield Case("compiled/falls back: cache", **compile, options=lambda w: options | {
+        "past_key_values": DynamicCache(config=w.target.config)})  # fmt: skip
+    yield Case("compiled/falls back: backend", "mistral", options={"compile_config": CompileConfig(_broken)}, **compile)
     yield Case("compiled/twice", options=options, call="twice", **compile)
     yield Case("static", options={"cache_implementation": "static"})
     yield Case("static/own", options=lambda w: {"past_key_values": StaticCache(w.target.config, max_cache_len=39)})
+    yield Case("static/own, sliding", "mistral",
+               options=lambda w: {"past_key_values": StaticCache(w.target.config, max_cache_len=39)})  # fmt: skip
     yield Case("static/rows", rows=3, options={"cache_implementation": "static"})
+
+
+def _broken(graph: Any, inputs: Any, **options: Any) -> Any:
+    raise RuntimeError("no compiler here")
+
+
+def _second(made: World) -> dict[str, torch.Tensor]:
+    """The row of the batch that has the most padding, alone."""
+    return {name: value[1:2] for name, value in made.inputs[3].items()}
 
 
 def _limits() -> Iterator[Case]:
@@ -280,7 +312,20 @@ def _generation() -> Iterator[Case]:
         yield Case(f"generation/cache/{rule}", rule=rule, call="continued")
         yield Case(f"generation/cache/{rule}/mistral", "mistral", rule=rule, call="continued", sampling="seeded")
         yield Case(f"generation/twice/{rule}", "arithmetic", rule=rule, call="twice")
+    for where, rule in itertools.product(("llama", "mistral", "gpt2"), ("lossless", "sprinter-bold", "dropmatch")):
+        yield Case(f"generation/padded row/{where}/{rule}", where, rule=rule, options=_second, sampling="seeded")
+    for rule, rows in itertools.product(("judge-bold", "sprinter"), (1, 3)):
+        yield Case(f"generation/very long/{rule}/{rows}", rule=rule, rows=rows, options={"max_new_tokens": 275})
+        yield Case(f"generation/no mask/{rule}/{rows}", rule=rule, rows=rows, options={"attention_mask": None})
+    for rule, rows in itertools.product(("dropmatch", "dropmatch-naive", "judge+dropmatch"), (1, 3)):
+        yield Case(f"generation/repetition/{rule}/{rows}", rule=rule, rows=rows, options=both["repetition"])
+    for rule, config in {"ensemble": {"weight": 1.0}, "fsd": {"threshold": 0}, "topk": {"k": 1},
+                         "dropmatch": {"dropout": 0.0}}.items():  # fmt: skip
+        yield Case(f"generation/lossless at/{rule}/greedy", rule=rule, rows=3, config=config)
+        yield Case(f"generation/lossless at/{rule}/seeded", rule=rule, sampling="seeded", config=config)
+    yield Case("generation/bare/lookup/3", "arithmetic", "lookup", rows=3, options=both["bare"])
     yield Case("generation/states/mistral", "mistral", options={"output_hidden_states": True})
+    yield Case("generation/custom_generate", rule="topk", call="by_repository")
     yield Case("generation/recall", "arithmetic", rule="judge", config={"threshold": None, "recall": 0.9})
     few = {"max_new_tokens": 9, "num_assistant_tokens": 2}
     fields = few | {"lossy_mode": "topk", "lossy_config": {"k": 9, "break_even": False}}
@@ -322,7 +367,7 @@ def _hooks() -> Iterator[Case]:
     yield Case("hook/t5", "t5", rule="topk-bold", call="hooked")
 
 
-GROUPS = (_rules, _drafters, _encoders, _compiled, _limits, _windows, _generation, _refused, _hooks)
+GROUPS = (_rules, _drafters, _heads, _encoders, _compiled, _limits, _windows, _generation, _refused, _hooks)
 
 
 def all_cases() -> dict[str, Case]:

@@ -134,7 +134,8 @@ def run(tree: Path, names: Sequence[str]) -> Outcomes:
             shutil.copy(HERE / name, package)
         out = Path(folder) / "outcomes.jsonl"
         log = Path(folder) / "log"
-        env = os.environ | ONE_THREAD | {"PYTHONPATH": str(tree), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+        env = os.environ | ONE_THREAD | {"PYTHONPATH": str(tree), "PYTHONWARNINGS": "ignore"}
+        env |= {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": folder + "/modules"}
         with log.open("w") as stream:
             done = subprocess.run(
                 [sys.executable, "-m", "golden.worker", str(tree), str(out), *names],

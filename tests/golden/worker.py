@@ -67,8 +67,19 @@ def twice(case: Case) -> dict[str, Any]:
     return {"first": generated(case), "second": generated(case)}
 
 
+def by_repository(case: Case) -> dict[str, Any]:
+    """Record one call through the ``custom_generate`` repository of the tree, with the package not enabled."""
+    made = world(case.world)
+    folder = Path(hf_lossy_assist.__file__).parents[1] / "hub_cards" / "lossy-assist-generate"
+    kwargs = DRAFTERS[case.drafter](made) | case.lossy | case.decoding
+    torch.manual_seed(11)
+    out = made.target.generate(**kwargs, custom_generate=str(folder), trust_remote_code=True)
+    return record(out, made, kwargs)
+
+
 CALLS: Mapping[str, Callable[[Case], dict[str, Any]]] = {
     "generated": generated, "hooked": hooked, "continued": continued, "twice": twice,
+    "by_repository": by_repository,
 }  # fmt: skip
 
 

@@ -15,6 +15,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -40,7 +42,7 @@ _SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "n
           "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, **_IDS}  # fmt: skip
 # Sliding windows are shorter than the texts.
 ARCHITECTURES: Mapping[str, Callable[[], PreTrainedModel]] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_SMALL)),
+    "llama": lambda: _filled(LlamaForCausalLM(LlamaConfig(**_SMALL))),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_SMALL, sliding_window=8)),
     "gemma3": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(**_SMALL, sliding_window=8, layer_types=["sliding_attention", "full_attention"])
@@ -49,6 +51,11 @@ ARCHITECTURES: Mapping[str, Callable[[], PreTrainedModel]] = {
     "t5": lambda: T5ForConditionalGeneration(
         T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, initializer_factor=4.0,
                  decoder_start_token_id=0, **_IDS)
+    ),
+    "bart": lambda: BartForConditionalGeneration(
+        BartConfig(d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4,
+                   decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, init_std=0.3,
+                   decoder_start_token_id=0, forced_eos_token_id=None, **_IDS)
     ),
 }  # fmt: skip
 _NOISE = {"t5": 0.1}
@@ -122,6 +129,13 @@ def _shallow() -> World:
     return World(target, target, {1: _prompts(LENGTHS[:1]), 3: _prompts(LENGTHS)})
 
 
+def _half(*roles: str) -> World:
+    made = _tiny("llama")
+    for role in roles:
+        getattr(made, role).bfloat16()
+    return made
+
+
 def _words() -> World:
     """A draft with the target's words in another order, some less and one more."""
     words = [a + b for a in "bcdfghklm" for b in "aeiou"]
@@ -164,10 +178,53 @@ def _block() -> World:
     return World(target, draft, {1: _prompts(LENGTHS[:1]), 3: _prompts(LENGTHS)})
 
 
+def _next_tokens() -> World:
+    """A model with layers that predict tokens further on; their weights would be in its checkpoint."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+    from transformers.modeling_layers import MtpModel
+
+    config = DeepseekV3Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+        topk_group=1, first_k_dense_replace=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, num_mtp_layers=2, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        initializer_range=0.2,
+    )  # fmt: skip
+    target = DeepseekV3ForCausalLM(config).eval()
+
+    def from_pretrained(main_model: PreTrainedModel, device_map: Any = None) -> MtpModel:
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(1)
+            model = MtpModel(main_model, 2).eval()
+            for parameter in model.layers.parameters():
+                parameter.normal_(std=0.2) if parameter.dim() > 1 else parameter.fill_(1)
+        return model
+
+    MtpModel.from_pretrained = from_pretrained
+    return World(target, target, {1: _prompts(LENGTHS[:1]), 3: _prompts(LENGTHS)})
+
+
 _MADE: Mapping[str, Callable[[], World]] = {
-    "arithmetic": _arithmetic, "llama-eager": _eager, "shallow": _shallow, "words": _words, "block": _block,
-    "smaller": lambda: _resized(-9), "larger": lambda: _resized(7),
-}  # fmt: skip
+    "arithmetic": _arithmetic,
+    "llama-eager": _eager,
+    "shallow": _shallow,
+    "words": _words,
+    "smaller": lambda: _resized(-9),
+    "larger": lambda: _resized(7),
+    "half": lambda: _half("target", "draft"),
+    "half draft": lambda: _half("draft"),
+    "block": _block,
+    "next tokens": _next_tokens,
+}
+
+
+def _filled(model: PreTrainedModel) -> PreTrainedModel:
+    """Draw the weights anew, in an order that does not depend on the version of transformers."""
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    return model
 
 
 def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
@@ -175,24 +232,33 @@ def noisy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
     draft = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in draft.parameters():
+        for _, parameter in sorted(draft.named_parameters()):
             parameter += noise * torch.randn(parameter.shape, generator=generator)
     return draft
 
 
 def _heads(target: PreTrainedModel, draft: PreTrainedModel) -> dict[str, Any]:
-    """Random heads; the classes of their configurations are those of the bundled heads."""
-    judge, verifier = (_bundled().heads[name].config for name in ("judge", "verifier"))
-    identities = {"target": type(judge.target).of(target), "draft": type(judge.target).of(draft)}
-    configs = {
-        "judge": type(judge)(**identities, task="none", threshold=0.5),
-        "sprinter": type(verifier)(**identities, task="none", threshold=0.5, position="previous", ratio=1.0),
-    }
-    weight = 2 * torch.randn(32, generator=torch.Generator().manual_seed(4)) / 32**0.5
-    return {
-        "judge": JudgeHead(configs["judge"], weight, 0.2),
-        "sprinter": VerifierHead(configs["sprinter"], weight.flip(0), 1.0),
-    }
+    return {"judge": judge(target, draft), "sprinter": verifier(target, draft)}
+
+
+def judge(
+    target: PreTrainedModel, draft: PreTrainedModel, models: str = "target", positions: str = "draft"
+) -> JudgeHead:
+    """Return a random judge; the classes of its configuration are those of the bundled head's."""
+    return JudgeHead(*_head("judge", target, draft, 0.2, models=models, positions=positions))
+
+
+def verifier(target: PreTrainedModel, draft: PreTrainedModel, position: str = "previous") -> VerifierHead:
+    """Return a random verifier that accepts more often than not."""
+    return VerifierHead(*_head("verifier", target, draft, 1.0, position=position, ratio=1.0))
+
+
+def _head(kind: str, target: PreTrainedModel, draft: PreTrainedModel, bias: float, **reads: Any) -> tuple[Any, ...]:
+    like = _bundled().heads[kind].config
+    models = {"target": type(like.target).of(target), "draft": type(like.target).of(draft)}
+    config = type(like)(**models, task="none", threshold=0.5, **reads)
+    weight = torch.randn(config.width, generator=torch.Generator().manual_seed(4))
+    return config, 2 * weight / config.width**0.5, bias
 
 
 def _prompts(lengths: tuple[int, ...]) -> dict[str, Tensor]:
@@ -249,6 +315,8 @@ DRAFTERS: Mapping[str, Callable[[World], dict[str, Any]]] = {
     "early-exit": lambda w: {"assistant_early_exit": 1},
     "own": lambda w: _own(w, drawn=False),
     "own-drawn": lambda w: _own(w, drawn=True),
+    "own instance": lambda w: {"candidate_generator": OwnDrafter(w.draft, 39, drawn=False)},
+    "next tokens": lambda w: {"use_mtp": True},
     "block": lambda w: {"assistant_model": w.draft, "speculation_type": "dflash"},
     "none": lambda w: {},
 }  # fmt: skip

@@ -1,0 +1,21 @@
+"""What decoding decided where the decision was clear, it decides still."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .cases import all_cases
+from .record import RECORD, decisions, draws, is_drawn
+
+KEPT = json.loads(RECORD.read_text(encoding="utf-8"))
+CASES = all_cases()
+
+
+@pytest.mark.parametrize("name", KEPT["cases"])
+def test_decisions(name: str):
+    case = CASES[name]
+    if is_drawn(case) and draws() != KEPT["draws"]:
+        pytest.skip("random numbers differ on this platform")
+    assert decisions(case) == KEPT["cases"][name]
