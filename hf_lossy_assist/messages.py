@@ -98,7 +98,7 @@ class Draft:
     @property
     def undecided_rows(self) -> tuple[int, ...]:
         """The rows that the target is asked about: all but those whose text has ended in trusted tokens."""
-        rows = range(len(self.tokens))
+        rows = range(self.tokens.shape[0])
         return tuple(rows) if self.trusted is None else tuple(row for row in rows if self.undecided_in(row))
 
     @cached_property
@@ -368,11 +368,13 @@ class RowDecision:
     @classmethod
     def fetch(cls, draft: Draft, decision: Decision) -> list[RowDecision]:
         """Bring over all that the host needs, row by row, in one transfer: the round's only synchronisation."""
-        parts = [draft.tokens, decision.lossless, *decision.kept_by.values()]
+        masks = {id(mask): mask for mask in (decision.lossless, *decision.kept_by.values())}  # often the same one
         ends = [decision.n_accepted[:, None], decision.next_token[:, None]]
-        packed = torch.cat([*ends, *(part.long() for part in parts)], dim=-1).tolist()
+        packed = torch.cat([*ends, draft.tokens, *(mask.long() for mask in masks.values())], dim=-1).tolist()
+        columns = {key: i for i, key in enumerate(masks)}
+        at = [columns[id(decision.lossless)], *(columns[id(mask)] for mask in decision.kept_by.values())]
         decided = decision.lossless.shape[1]
-        return [cls._unpack(draft, i, row, decided, tuple(decision.kept_by)) for i, row in enumerate(packed)]
+        return [cls._unpack(draft, i, row, decided, at, tuple(decision.kept_by)) for i, row in enumerate(packed)]
 
     @classmethod
     def of_trusted(cls, draft: Draft) -> list[RowDecision]:
@@ -381,13 +383,15 @@ class RowDecision:
         return [cls(trusted, 0, tokens[:trusted], [], {}) for tokens, trusted in rows]
 
     @classmethod
-    def _unpack(cls, draft: Draft, row: int, packed: list[int], decided: int, rules: tuple[str, ...]) -> RowDecision:
+    def _unpack(
+        cls, draft: Draft, row: int, packed: list[int], decided: int, masks_at: list[int], rules: tuple[str, ...]
+    ) -> RowDecision:
         n, trusted = len(draft), draft.trusted_in(row)
         n_accepted, next_token, tokens, rest = packed[0], packed[1], packed[2 : n + 2], packed[n + 2 :]
         if trusted and not draft.undecided_in(row):
             return cls(trusted, 0, tokens[:trusted], [], {})
         target_s = [next_token] if draft.bonus or n_accepted < draft.undecided_in(row) else []
-        lossless, *masks = (list(map(bool, rest[i * decided : (i + 1) * decided])) for i in range(len(rules) + 1))
+        lossless, *masks = (list(map(bool, rest[i * decided : (i + 1) * decided])) for i in masks_at)
         kept_by = dict(zip(rules, masks, strict=True))
         return cls(trusted, n_accepted, tokens[: trusted + n_accepted] + target_s, lossless, kept_by)
 

@@ -158,9 +158,9 @@ class RowRecorder:
         self.work = dict.fromkeys(_WORK, 0)
         self._credits: list[str | None] = []  # per token, the rule that an accepted one is credited to
         self._rules: dict[str, int] = {}
-        # Per round: where its tokens begin in the trace, where those begin that the target decided, and how many
-        # tokens it was to decide.
-        self._rounds: list[tuple[int, int, int]] = []
+        # Per round: where its tokens begin in the trace, where those begin that the target decided, how many of these
+        # were kept, and how many it was to decide.
+        self._rounds: list[tuple[int, int, int, int]] = []
         self._runs_ahead = False
         self._ended: tuple[float, Mapping[str, float], int | None] | None = None
 
@@ -172,7 +172,7 @@ class RowRecorder:
     @property
     def rounds(self) -> int:
         """Rounds in which the target decided a token of the output."""
-        return sum(decided < len(self.trace) for _, decided, _ in self._rounds)
+        return sum(decided < len(self.trace) for _, decided, _, _ in self._rounds)
 
     def add(self, decision: RowDecision, undecided: int, committed: int, trusting: str | None) -> None:
         """Count a round of which ``committed`` tokens reached the output (stopping may cut a round short).
@@ -185,15 +185,17 @@ class RowRecorder:
         lossless = decision.lossless[:kept]
         self.lossy += trusted + kept - sum(lossless)
         self.trace += ["accepted_lossy"] * trusted + ["accepted" if yes else "accepted_lossy" for yes in lossless]
-        self._credits += [trusting] * trusted
-        for rule in decision.kept_by:
+        credits: list[str | None] = [None] * kept
+        for rule, mask in decision.kept_by.items():
             self._rules.setdefault(rule, 0)
-        masks = decision.kept_by.items()
-        self._credits += [next((rule for rule, mask in masks if mask[i]), None) for i in range(kept)]
+            for i in range(kept):
+                if mask[i]:
+                    credits[i] = rule
+        self._credits += [trusting] * trusted + credits
         if committed > trusted + kept:
             self.trace.append("corrected" if decision.n_accepted < undecided else "bonus")
             self._credits.append(None)
-        self._rounds.append((start, start + trusted, undecided))
+        self._rounds.append((start, start + trusted, kept, undecided))
         self._runs_ahead = self._runs_ahead or trusting is not None
 
     def cut(self, length: int) -> None:
@@ -208,19 +210,14 @@ class RowRecorder:
         """Return the statistics of the text."""
         length, count = len(self.trace), self.trace.count
         reached = [x for x in self._rounds if x[0] < length]  # others were cut off whole
-        runs = [min(decided, length) - start for start, decided, _ in reached] if self._runs_ahead else []
-        asked = [(decided, n) for _, decided, n in reached if decided < length]
-        ends = [*(start for start, _, _ in reached[1:]), length][: len(reached)]
-        ends = [end for end, (_, decided, _) in zip(ends, reached, strict=True) if decided < length]
-        kept = [
-            sum(kind.startswith("accepted") for kind in self.trace[decided:end])
-            for (decided, _), end in zip(asked, ends, strict=True)
-        ]
+        runs = [min(decided, length) - start for start, decided, _, _ in reached] if self._runs_ahead else []
+        asked = [x for x in reached if x[1] < length]
+        kept = [min(kept, length - decided) for _, decided, kept, _ in asked]
         credits = Counter(rule for rule in self._credits if rule is not None)
         at, seconds, plain_after = self._ended or (time.perf_counter(), {}, None)
         return LossyStats(
             rounds=len(asked),
-            drafted=sum(runs) + sum(n for _, n in asked),
+            drafted=sum(runs) + sum(undecided for *_, undecided in asked),
             accepted=count("accepted") + count("accepted_lossy"),
             accepted_lossy=count("accepted_lossy"),
             corrected=count("corrected"),
@@ -264,19 +261,20 @@ class StatsRecorder:
 
     def target_call(self, tokens: int, rows: Sequence[int], among: int) -> None:
         """Count one forward of the target over so many tokens of ``among`` rows, for those that asked for it."""
-        self._count(rows, among, target_calls=1, target_tokens=tokens)
+        self._count("target", 1, tokens, rows, among)
 
     def draft_work(self, cost: DraftCost, rows: Sequence[int]) -> None:
         """Count what a proposal for the given rows has cost."""
-        self._count(rows, len(rows), draft_calls=cost.calls, draft_tokens=cost.tokens)
+        self._count("draft", cost.calls, cost.tokens, rows, len(rows))
         self._work["head_calls"] += cost.scored
 
-    def _count(self, rows: Sequence[int], among: int, **work: int) -> None:
-        for name, value in work.items():
-            self._work[name] += value
-            each = value // among if name.endswith("tokens") else value
-            for row in rows:
-                self.rows[row].work[name] += each
+    def _count(self, model: str, calls: int, tokens: int, rows: Sequence[int], among: int) -> None:
+        self._work[f"{model}_calls"] += calls
+        self._work[f"{model}_tokens"] += tokens
+        for row in rows:
+            work = self.rows[row].work
+            work[f"{model}_calls"] += calls
+            work[f"{model}_tokens"] += tokens // among
 
     def gave_up(self) -> None:
         """Note that from here on nothing is drafted."""

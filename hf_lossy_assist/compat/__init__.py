@@ -22,6 +22,7 @@ from .drafters import (
     stock_drafter,
 )
 from .inputs import (
+    DraftForwardInputs,
     ForwardInputs,
     PlainForwardInputs,
     ending_tokens,
@@ -58,6 +59,7 @@ __all__ = [
     "REWINDING_LAYERS",
     "STATEFUL_PROCESSORS",
     "CandidateGenerator",
+    "DraftForwardInputs",
     "ForwardInputs",
     "PlainForwardInputs",
     "attention_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +50,7 @@ class ForwardInputs:
         self._ids = f"{prefix}input_ids"
         self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
         self._going_on = {self._mask: ones, self._positions: counting}
-        self._ahead: dict[str, GrowingTensor] = {}
+        self._lines: dict[str, tuple[torch.Tensor, GrowingTensor]] = {}
         self._usual = _as_the_mixin(model, "_update_model_kwargs_for_generation")
 
     def of_text(
@@ -98,7 +99,8 @@ class ForwardInputs:
         rest = self.model._update_model_kwargs_for_generation(
             outputs, rest, is_encoder_decoder=self.with_encoder, num_new_tokens=committed
         )
-        model_kwargs.update(rest, **longer)
+        model_kwargs.update(rest)
+        self._carry(model_kwargs, longer)
         return model_kwargs
 
     def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
@@ -111,13 +113,24 @@ class ForwardInputs:
 
     def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
         """Return mask and positions, as far as there are any, for ``count`` more tokens."""
-        longer = {}
-        for name, go_on in self._going_on.items():
-            if (values := model_kwargs.get(name)) is not None:
-                if name not in self._ahead or not self._ahead[name].begins_with(values):
-                    self._ahead[name] = GrowingTensor(values, go_on)
-                longer[name] = self._ahead[name].upto(values.shape[-1] + count)
-        return longer
+        return {
+            name: self._line(name, values).upto(values.shape[-1] + count)
+            for name in self._going_on
+            if (values := model_kwargs.get(name)) is not None
+        }
+
+    def _line(self, name: str, values: torch.Tensor) -> GrowingTensor:
+        """Return what goes on from ``values``: a line that is known, if they are what was taken from it last."""
+        known, line = self._lines.get(name, (None, None))
+        if values is not known:
+            line = GrowingTensor(values, self._going_on[name])
+            self._lines[name] = values, line
+        return line
+
+    def _carry(self, carried: dict[str, Any], longer: Mapping[str, torch.Tensor]) -> None:
+        for name, values in longer.items():
+            carried[name] = values
+            self._lines[name] = values, self._lines[name][1]
 
 
 class PlainForwardInputs(ForwardInputs):
@@ -143,17 +156,24 @@ class PlainForwardInputs(ForwardInputs):
     def of_text(
         self, text: torch.LongTensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
-        length = text.shape[1]
-        inputs = carried | self._longer(carried, longer)
-        if (positions := inputs.get("position_ids")) is not None:
-            inputs["position_ids"] = positions[..., seen - length :].clone(memory_format=torch.contiguous_format)
-        inputs[self._ids] = text[:, seen:].clone(memory_format=torch.contiguous_format)
+        inputs = dict(carried)
+        if (mask := carried.get(self._mask)) is not None:
+            inputs[self._mask] = self._line(self._mask, mask).upto(mask.shape[-1] + longer)
+        if (positions := carried.get(self._positions)) is not None:
+            end = positions.shape[-1] + longer
+            new = self._line(self._positions, positions).between(end - text.shape[1] + seen, end)
+            inputs[self._positions] = self._shown(new)
+        inputs[self._ids] = self._shown(text.narrow(1, seen, text.shape[1] - seen))
         if "logits_to_keep" in carried:
             inputs["logits_to_keep"] = keep
         return inputs
 
+    def _shown(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what the model is given: a copy, because a user's hook may keep it, and the text is written to."""
+        return values.clone(memory_format=torch.contiguous_format)
+
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
-        model_kwargs.update(self._longer(model_kwargs, committed))
+        self._carry(model_kwargs, self._longer(model_kwargs, committed))
         if outputs is not None:
             model_kwargs["past_key_values"] = outputs.past_key_values
         return model_kwargs
@@ -164,6 +184,13 @@ class PlainForwardInputs(ForwardInputs):
         if mask is not None and "position_ids" not in carried and forward_accepts(self.model, "position_ids"):
             carried["attention_mask"] = mask = mask.to(device_of(self.model))
             carried["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+class DraftForwardInputs(PlainForwardInputs):
+    """The same for a draft model, whose every step has one: it is given views."""
+
+    def _shown(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
 
 def forward_inputs(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:

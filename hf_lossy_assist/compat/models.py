@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,7 +95,13 @@ def replaces_decoding(model: PreTrainedModel) -> bool:
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
     """Tell whether the ``forward`` of the model, inside all wrappers, has a parameter called ``name``."""
-    return name in inspect.signature(unwrap(model).forward).parameters
+    forward = unwrap(model).forward
+    return name in _parameters(getattr(forward, "__func__", forward))
+
+
+@functools.lru_cache(256)
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

@@ -104,7 +104,8 @@ class BatchLayout:
     @property
     def left_padding(self) -> list[int]:
         """Columns of padding before each row's text."""
-        return [self.width - length for length in self.lengths]
+        width = self.width
+        return [width - length for length in self.lengths]
 
     @property
     def untouched(self) -> bool:

@@ -40,21 +40,21 @@ class TokenBuffer:
     @property
     def ids(self) -> Tensor:
         """``(B, L)`` the text."""
-        return self._block[:, : self.length]
+        return self._block.narrow(1, 0, self.length)
 
     def reset(self, ids: Tensor, known: int = 0) -> None:
         """Hold ``ids`` ``(B, L)`` in place of everything but the first ``known`` tokens, which are here already."""
         rows, length = ids.shape
         if rows != len(self._block) or ids.device != self._block.device or length > self._block.shape[1]:
             self._block, known = self._block.new_empty(rows, 2 * length + ROOM, device=ids.device), 0
-        self._block[:, known:length] = ids[:, known:]
+        self._block.narrow(1, known, length - known).copy_(ids.narrow(1, known, length - known))
         self.length = length
 
     def with_draft(self, tokens: Tensor) -> Tensor:
         """Write a proposal ``(B, n)`` after the text and return both ``(B, L + n)``; the text remains what it is."""
         end = self._reserve(tokens.shape[1])
-        self._block[:, self.length : end] = tokens
-        return self._block[:, :end]
+        self._block.narrow(1, self.length, tokens.shape[1]).copy_(tokens)
+        return self._block.narrow(1, 0, end)
 
     def with_next(self, drafted: int, kept: Tensor, token: Tensor) -> Tensor:
         """Write ``token`` ``(B,)`` after the first ``kept`` ``(B,)`` tokens of the last proposal, of ``drafted`` ones.
@@ -62,17 +62,18 @@ class TokenBuffer:
         Returns all of it, ``(B, L + drafted + 1)``.
         """
         end = self._reserve(drafted + 1)
-        self._block.scatter_(1, (kept + self.length)[:, None], token[:, None])
-        return self._block[:, :end]
+        self._block.narrow(1, self.length, drafted + 1).scatter_(1, kept[:, None], token[:, None])
+        return self._block.narrow(1, 0, end)
 
     def advance(self, count: int) -> None:
         """Let ``count`` tokens of the last proposal belong to the text."""
         self.length += count
 
-    def append(self, tokens: Tensor) -> None:
-        """Let the text go on with ``tokens`` ``(B, n)``."""
-        self.with_draft(tokens)
-        self.advance(tokens.shape[1])
+    def append(self, tokens: Tensor) -> Tensor:
+        """Let the text go on with ``tokens`` ``(B, n)``, and return it."""
+        text = self.with_draft(tokens)
+        self.length = text.shape[1]
+        return text
 
     def _reserve(self, count: int) -> int:
         """Make room for ``count`` tokens after the text, and return where they end."""
@@ -104,21 +105,15 @@ class GrowingTensor:
 
     def upto(self, length: int) -> Tensor:
         """Return the first ``length`` values, as a view."""
-        missing = length - self._block.shape[-1]
-        if missing > 0:
-            more = self._go_on(self._block, missing + length + ROOM)
-            self._block = torch.cat([self._block, more], dim=-1)
-        return self._block[..., :length]
+        return self.between(0, length)
 
-    def begins_with(self, values: Tensor) -> bool:
-        """Tell whether ``values`` came from here: a view of the beginning, and no tensor of somebody else."""
-        own = self._block
-        return (
-            values.data_ptr() == own.data_ptr()
-            and values.device == own.device
-            and values.stride() == own.stride()
-            and values.shape[:-1] == own.shape[:-1]
-        )
+    def between(self, start: int, end: int) -> Tensor:
+        """Return the values from ``start`` to ``end``, as a view."""
+        missing = end - self._block.shape[-1]
+        if missing > 0:
+            more = self._go_on(self._block, missing + end + ROOM)
+            self._block = torch.cat([self._block, more], dim=-1)
+        return self._block[..., start:end]
 
 
 def ones(values: Tensor, count: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..call.prepared import Prepared
-from ..compat import PlainForwardInputs, device_of, encode, forward_accepts, new_cross_cache
+from ..compat import DraftForwardInputs, device_of, encode, forward_accepts, new_cross_cache
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
@@ -59,4 +59,4 @@ class EncoderDecoderDrafter(ModelDrafter):
     def _growing_forwards(self) -> Forwards:
         # The decoder's position is the cache's; a tensor for its mask would be the encoder's elsewhere.
         carried = {"past_key_values": new_cross_cache(), "use_cache": True, **self._encoded}
-        return GrowingForwards(PlainForwardInputs(self.model), carried, 0)
+        return GrowingForwards(DraftForwardInputs(self.model), carried, 0)

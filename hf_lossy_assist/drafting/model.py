@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..compat import (
     CandidateGenerator,
-    PlainForwardInputs,
+    DraftForwardInputs,
     device_of,
     forward_accepts,
     has_recurrent_state,
@@ -150,7 +150,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
             if forward_accepts(self.model, "position_ids"):
                 carried["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
         # In a batch, what only fills a row up may stand behind the last position that there can be.
-        return GrowingForwards(PlainForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
+        return GrowingForwards(DraftForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
 
     def propose(self, ids: Tensor, layout: BatchLayout | None, rooms: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
@@ -160,11 +160,11 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if n <= 0:
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
-        text = self._hold(ids)
+        text, candidate = self._hold(ids), ids
         scores, states, sure = [], [], []
         for _ in range(n):
-            token, logits, chosen_by = self.step(text.ids)
-            text.append(token)
+            token, logits, chosen_by = self.step(candidate)
+            candidate = text.append(token)
             if self.keep_logits:
                 scores.append(logits)
             if self._hook is not None:
@@ -176,7 +176,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._drafted = n = text.length - ids.shape[1]
         self._marks.append(self._watch.mark())
         return Draft(
-            text.ids[:, ids.shape[1] :],
+            candidate[:, ids.shape[1] :],
             torch.cat(scores, dim=1).float() if scores else None,
             torch.cat(states, dim=1).to(ids.device) if states else None,
             _lengths(n, rooms, sure),
@@ -247,7 +247,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
             outputs = self.forwards.run(candidate.to(self.device), 1)
         self.calls += 1
         self.tokens += self.forwards.sent
-        return outputs.logits[:, -1:].to(device=candidate.device, dtype=torch.float32)
+        logits = outputs.logits if outputs.logits.shape[1] == 1 else outputs.logits[:, -1:]
+        return logits.to(device=candidate.device, dtype=torch.float32)
 
 
 def _lengths(n: int, rooms: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:

@@ -58,15 +58,15 @@ class GrowingForwards(Forwards):
         return self.carried["past_key_values"]
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        length = text.shape[1]
+        rows, length = text.shape
         inputs = self.inputs.of_text(
             text, self.carried, self.seen, length - self._covered, keep, first=self._outputs is None
         )
-        if self.last_position is not None and inputs.get("position_ids") is not None:
+        if rows > 1 and self.last_position is not None and inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"].clamp(max=self.last_position)
         inputs.update(overrides)
         self._outputs = self.model(**inputs, return_dict=True)
-        self.sent = len(text) * (length - self.seen)
+        self.sent = rows * (length - self.seen)
         self.seen = length
         return self._outputs
 

@@ -92,7 +92,7 @@ class Verifier:
         sent: int = 0,
     ) -> Verification:
         """Do the same with logits that are split already; ``logits`` ``(B, n + 1, V)`` may be overwritten."""
-        paths, centroid = self._process_dropped(candidate[:, :-1], dropped, logits.device)
+        paths, centroid = self._process_dropped(candidate, dropped, logits.device)
         return Verification(
             tokens=draft.tokens,
             logits=process(self.processors, candidate, logits),
@@ -110,10 +110,10 @@ class Verifier:
         )
 
     def _process_dropped(
-        self, prefix: Tensor, dropped: Tensor | None, device: torch.device
+        self, candidate: Tensor, dropped: Tensor | None, device: torch.device
     ) -> tuple[Tensor | None, Tensor | None]:
         if dropped is None:
             return None, None
-        dropped = dropped.to(device)
+        prefix, dropped = candidate[:, :-1], dropped.to(device)
         centroid = process(self.processors, prefix, dropped.mean(1, dtype=torch.float32))
         return process_paths(self.processors, prefix, dropped), centroid

@@ -61,8 +61,7 @@ def test_what_goes_on(values, go_on, expected):
         out = line.upto(length)
         assert out.shape == (*values.shape[:-1], length)
         assert torch.equal(out[..., :5], torch.tensor(expected)[..., :length])
-        assert line.begins_with(out)
-    assert not line.begins_with(out.clone())
+        assert torch.equal(line.between(1, length), out[..., 1:])
 
 
 def test_ids_of_any_integer_type_become_the_usual_one():
