@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftCost:
-    """What a proposal cost.
-
-    Attributes
-    ----------
-    calls, tokens
-        Forward passes of the draft model, and tokens that went through them, of all rows.
-    scored
-        Tokens that a head scored.
-    """
+    """What a proposal cost: forwards of the draft model, all tokens in them, and tokens that a head scored."""
 
     calls: int = 0
     tokens: int = 0
@@ -59,10 +51,8 @@ class Draft:
         one token after them, if the row has any.
     bonus
         Whether a token of the target's own follows a row whose tokens are all kept.
-    cost
-        What the proposal cost.
-    target_inputs
-        Inputs of the target's forward that the drafter insists on.
+    cost, target_inputs
+        What the proposal cost, and inputs of the target's forward that the drafter insists on.
     """
 
     tokens: Tensor
@@ -98,8 +88,7 @@ class Draft:
     @property
     def undecided_rows(self) -> tuple[int, ...]:
         """The rows that the target is asked about: all but those whose text has ended in trusted tokens."""
-        rows = range(self.tokens.shape[0])
-        return tuple(rows) if self.trusted is None else tuple(row for row in rows if self.undecided_in(row))
+        return tuple(row for row in range(self.tokens.shape[0]) if self.trusted is None or self.undecided_in(row))
 
     @cached_property
     def n_trusted(self) -> Tensor:
@@ -124,40 +113,6 @@ class Draft:
             lengths=None,
             trusted=tuple(max(0, n - start) for n in self.trusted),
         )
-
-
-@dataclass(frozen=True, eq=False)
-class LosslessPositions:
-    """Where a round has to be lossless, whatever the rule.
-
-    Attributes
-    ----------
-    positions
-        ``(B, n)`` drafted positions that the lossless rule decides.
-    allowance
-        ``(B, n)`` how many tokens up to each position the round may keep lossily, or None for any number.
-    """
-
-    positions: Tensor
-    allowance: Tensor | None = None
-
-    @property
-    def forbids_lossy(self) -> Tensor:
-        """``(B, n)`` where a token can't be kept lossily, even if none before it in the round is."""
-        return self.positions if self.allowance is None else self.positions | (self.allowance < 1)
-
-    def over(self, keep: Tensor, lossless: Tensor) -> Tensor:
-        """Return ``(B, n)`` the positions that the lossless rule decides, given what the rule would keep."""
-        if self.allowance is None:
-            return self.positions
-        lossy = keep & ~lossless & ~self.positions
-        return self.positions | (lossy & (lossy.cumsum(-1) > self.allowance))
-
-    def after(self, trusted: Tensor) -> LosslessPositions:
-        """Return the same about one column of each row, ``trusted`` ``(B,)``: those before it are kept lossily."""
-        column = trusted[:, None]
-        allowance = None if self.allowance is None else self.allowance.gather(1, column) - column
-        return LosslessPositions(self.positions.gather(1, column), allowance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,12 +304,10 @@ class RowDecision:
 
     Attributes
     ----------
-    trusted
-        Tokens at the front that were committed without the target.
-    n_accepted
-        Length of the prefix that was kept of those after them.
+    trusted, n_accepted
+        Tokens at the front that were committed without the target, and length of the prefix kept of those after them.
     tokens
-        All of these tokens, and the one of the target's own that follows them, if any.
+        All of these, and the target's own token that follows them, if any.
     lossless, kept_by
         As in :class:`Decision`, about the tokens that the target decided.
     """
@@ -420,6 +373,9 @@ class Commit:
         What the target said, or None where it was not asked.
     shift
         How the rows move into the next round's rectangle; None where they stay where they are.
+    path
+        ``(B, k)`` the columns of a tree that the texts go on with, in their order; shorter paths end with any columns.
+        None for a chain, of which a prefix stays.
     """
 
     ids: Tensor
@@ -431,6 +387,7 @@ class Commit:
     padding: tuple[int, ...]
     verification: Verification | None
     shift: RowShift | None = None
+    path: Tensor | None = None
 
     @property
     def width(self) -> int:

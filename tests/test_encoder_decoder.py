@@ -141,3 +141,16 @@ def test_prompt_lookup_in_the_decoder():
 def test_a_draft_that_cannot_see_is_refused():
     with pytest.raises(LossyError, match="encoder"):
         made("t5").generate(**seen("t5"), **GREEDY, assistant_model=tiny(), lossy_mode="lossless")
+
+
+@pytest.mark.parametrize("make", [t5, bart])
+def test_sequences_of_one_prompt_share_what_its_encoder_reads(make):
+    """The draft is the target itself, so that everything is kept if it reads the same as the target does."""
+    torch.manual_seed(0)
+    target = make().eval()
+    out = target.generate(
+        torch.cat([prompt(9, seed=1), prompt(9, seed=2)]), assistant_model=copy.deepcopy(target), lossy_mode="lossless",
+        lossy_config={"seed": 0}, num_return_sequences=3, **{**GREEDY, "do_sample": True},
+    )  # fmt: skip
+    assert len(out.sequences) == 6
+    assert out.lossy_stats.acceptance_rate == 1

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..messages import Decision, LosslessPositions, Verification
+from ..messages import Decision, Verification
 from .declaration import settings_of
 
 if TYPE_CHECKING:
+    from ..decoding.limits import LosslessPositions
     from ..heads.verifier_head import VerifierHead
 
 

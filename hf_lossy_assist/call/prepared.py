@@ -62,11 +62,13 @@ class Prepared:
     def alone(self, row: int) -> Prepared:
         """Return one row of a batch with all of its inputs and an empty cache of its own."""
         encoder = self.encoder_input
+        # Sequences of one prompt share what the encoder reads.
+        own = row // (self.batch // len(encoder)) if isinstance(encoder, Tensor) else row
         call = self.row(row)
         return replace(
             call,
             inputs={name: self._of_row(name, value, row) for name, value in self.inputs.items()},
-            encoder_input=encoder[row : row + 1] if isinstance(encoder, Tensor) else encoder,
+            encoder_input=encoder[own : own + 1] if isinstance(encoder, Tensor) else encoder,
         )
 
     def _of_row(self, name: str, value: Any, row: int) -> Any:

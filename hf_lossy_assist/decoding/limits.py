@@ -10,10 +10,43 @@ import torch
 from torch import Tensor
 
 from ..errors import LossyValueError
-from ..messages import LosslessPositions
 
 MARKERS = {"thinking": ("<think>", "</think>")}
 """Named scopes and the texts that open and close them."""
+
+
+@dataclass(frozen=True, eq=False)
+class LosslessPositions:
+    """Where a round has to be lossless, whatever the rule.
+
+    Attributes
+    ----------
+    positions
+        ``(B, n)`` drafted positions that the lossless rule decides.
+    allowance
+        ``(B, n)`` how many tokens up to each position the round may keep lossily, or None for any number.
+    """
+
+    positions: Tensor
+    allowance: Tensor | None = None
+
+    @property
+    def forbids_lossy(self) -> Tensor:
+        """``(B, n)`` where a token can't be kept lossily, even if none before it in the round is."""
+        return self.positions if self.allowance is None else self.positions | (self.allowance < 1)
+
+    def over(self, keep: Tensor, lossless: Tensor) -> Tensor:
+        """Return ``(B, n)`` the positions that the lossless rule decides, given what the rule would keep."""
+        if self.allowance is None:
+            return self.positions
+        lossy = keep & ~lossless & ~self.positions
+        return self.positions | (lossy & (lossy.cumsum(-1) > self.allowance))
+
+    def after(self, trusted: Tensor) -> LosslessPositions:
+        """Return the same about one column of each row, ``trusted`` ``(B,)``: those before it are kept lossily."""
+        column = trusted[:, None]
+        allowance = None if self.allowance is None else self.allowance.gather(1, column) - column
+        return LosslessPositions(self.positions.gather(1, column), allowance)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..messages import LosslessPositions
 from ..stats import StatsRecorder
-from .limits import BoundLimits
+from .limits import BoundLimits, LosslessPositions
 from .stopping import Stopping
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..errors import LossyUnsupportedError
+
 if TYPE_CHECKING:
     from ..decoding.batch_layout import RowShift
 
@@ -54,6 +56,18 @@ class Forwards(ABC):
     @abstractmethod
     def rewind(self, length: int) -> None:
         """Forget everything after the first ``length`` tokens, where there is anything."""
+
+    def keep_path(self, start: int, columns: Tensor) -> None:
+        """Of what was sent after the first ``start`` tokens, keep ``columns`` ``(B, k)`` alone, in their order.
+
+        Raises
+        ------
+        LossyUnsupportedError
+            Where the cache can't let go of tokens in its middle.
+        """
+        raise LossyUnsupportedError(
+            f"{type(self).__name__} can't keep one path of a tree; draft a chain, or use a cache that grows"
+        )
 
     @abstractmethod
     def move(self, shift: RowShift, ids: Tensor) -> None:

@@ -1,7 +1,9 @@
-"""Moving the rows of caches."""
+"""Moving the rows of caches, and keeping one path of a tree in them."""
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from ..decoding.batch_layout import RowShift
@@ -23,12 +25,29 @@ def move_cache(cache: Cache, move: RowShift, slots: int) -> None:
             _move_layer(layer, move, sources)
 
 
+def keep_path(cache: Cache, start: int, columns: Tensor) -> None:
+    """Of what stands after the first ``start`` slots of ``cache``, keep ``columns`` ``(B, k)`` alone, in their order."""
+    for layer in cache.layers:
+        if layer.is_initialized:
+            begin = start - _dropped(layer)
+            index = (columns + begin).to(layer.keys.device)[:, None, :, None]
+            removed = layer.keys.shape[-2] - begin - columns.shape[1]
+            for name in ("keys", "values"):
+                states = getattr(layer, name)
+                path = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+                setattr(layer, name, torch.cat([states[:, :, :begin], path], dim=2))
+            if layer.is_sliding:
+                layer.cumulative_length -= removed
+
+
+def _dropped(layer: DynamicLayer) -> int:
+    """Return how many slots a layer has let go of: those that have left its window."""
+    return layer.cumulative_length - layer.keys.shape[-2] if layer.is_sliding else 0
+
+
 def _move_layer(layer: DynamicLayer, move: RowShift, sources) -> None:
-    kept = sources
-    dropped = 0
-    if layer.is_sliding:
-        # Everything that leaves the window may go, and what has gone before is not in the layer any more.
-        dropped = layer.cumulative_length - layer.keys.shape[-2]
+    kept, dropped = sources, _dropped(layer)
+    if layer.is_sliding:  # everything that leaves the window may go
         kept = sources[:, -(layer.sliding_window - 1) :]
         layer.cumulative_length = sources.shape[1]
     kept = (kept - dropped).clamp(min=0).to(layer.keys.device)[:, None, :, None]

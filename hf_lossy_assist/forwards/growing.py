@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..compat import ForwardInputs, recording, rollback
 from . import Forwards
-from .cache_rows import move_cache
+from .cache_rows import keep_path, move_cache
 
 if TYPE_CHECKING:
     from ..decoding.batch_layout import RowShift
@@ -74,6 +74,10 @@ class GrowingForwards(Forwards):
         # Layers that record what they have seen are told of every round, also where nothing is to be forgotten.
         rollback(self.cache, max(0, self.seen - length))
         self.seen = min(self.seen, length)
+
+    def keep_path(self, start: int, columns: Tensor) -> None:
+        keep_path(self.cache, start, columns)
+        self.seen = start + columns.shape[1]
 
     def extend(self, length: int) -> None:
         self.carried = self.inputs.after(self._outputs, self.carried, length - self._covered)

@@ -57,6 +57,8 @@ class Target:
         """Keep what a round has committed, where the rows now stand, and forget the rest of the draft."""
         if commit.verification is None:
             return
+        if commit.path is not None:
+            self.forwards.keep_path(commit.start, commit.path)
         if commit.shift is not None:
             self.forwards.move(commit.shift, commit.ids)
             return

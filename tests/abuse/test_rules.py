@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, AllOf, AnyOf, decide
 from hf_lossy_assist.config import build_rule
-from hf_lossy_assist.messages import LosslessPositions, Verification
+from hf_lossy_assist.decoding.limits import LosslessPositions
+from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.sampling import Randomness
 from tests.abuse.calls import ABUSE
 from tests.acceptors.fixtures import HEADS

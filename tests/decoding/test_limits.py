@@ -7,9 +7,9 @@ import torch
 
 from hf_lossy_assist import LossyVerification, pairs
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
-from hf_lossy_assist.decoding.limits import Limits, Scope
+from hf_lossy_assist.decoding.limits import Limits, LosslessPositions, Scope
 from hf_lossy_assist.errors import LossyError
-from hf_lossy_assist.messages import LosslessPositions, Verification
+from hf_lossy_assist.messages import Verification
 from tests.models import noisy_copy, prompt, tiny
 
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
