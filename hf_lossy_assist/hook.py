@@ -17,8 +17,7 @@ from .acceptors import decide
 from .call.refusals import check_mode
 from .compat import CandidateGenerator
 from .config import parse
-from .decoding.progress import Progress
-from .decoding.stopping import Stopping
+from .decoding.progress import Progress, Stopping
 from .drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, draft_length_of
 from .drafting.model import ModelDrafter, check_draft_model, mask_of
 from .drafting.per_row import GeneratorDrafter
@@ -26,7 +25,7 @@ from .errors import LossyUnsupportedError, LossyValueError
 from .messages import Draft, RowDecision
 from .sampling import Randomness
 from .stats import LossyStats, StatsRecorder
-from .verification.verifier import Verifier
+from .verification.target import Verifier
 
 
 class LossyVerification(LogitsProcessor):

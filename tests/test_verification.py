@@ -18,7 +18,7 @@ from hf_lossy_assist.acceptors import DropMatch, DroppedHeads
 from hf_lossy_assist.messages import Draft
 from hf_lossy_assist.sampling import Randomness
 from hf_lossy_assist.verification.lm_head_hook import LMHeadHook
-from hf_lossy_assist.verification.verifier import Verifier
+from hf_lossy_assist.verification.target import Verifier
 from tests.models import ARCHITECTURES, prompt, tiny
 
 _SMALL = {

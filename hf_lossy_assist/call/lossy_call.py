@@ -14,15 +14,13 @@ from ..decoding.batch_layout import BatchLayout, row_aligned
 from ..decoding.break_even import AlwaysDraft, BreakEven, speed_comparison
 from ..decoding.loop import Decoding, Run
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
-from ..decoding.progress import Progress
+from ..decoding.progress import Progress, Stopping
 from ..decoding.row_by_row import RowByRow
-from ..decoding.stopping import Stopping
 from ..drafting import Drafter
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..sampling import Randomness
 from ..stats import LossyStats, StatsRecorder
-from ..verification.target import Target
-from ..verification.verifier import Verifier
+from ..verification.target import Target, Verifier
 from .drafter_choice import DrafterChoice
 from .forwards_choice import choose_forwards
 from .prepared import Prepared

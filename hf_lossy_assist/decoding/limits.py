@@ -133,14 +133,16 @@ class Limits:
         """Whether there is no bound at all."""
         return self.strict_first_n == 0 and self.budget is None and self.scope is None
 
-    def bind(self, tokenizer: Any) -> BoundLimits:
-        """Resolve the scope's markers into token ids.
+    def bind(self, tokenizer: Any) -> BoundLimits | None:
+        """Resolve the scope's markers into token ids; None where there is no bound at all.
 
         Raises
         ------
         LossyValueError
             Where a marker is a text and there is no tokenizer, or the tokenizer has no tokens for it.
         """
+        if self.everywhere_lossy:
+            return None
         if self.scope is None:
             return BoundLimits(self, None)
         return BoundLimits(self, Scope(*(_ids(marker, tokenizer) for marker in self.markers)))
@@ -175,7 +177,7 @@ class BoundLimits:
         generated, lossy
             Per row: tokens generated so far, and those of them kept lossily.
         """
-        if self.limits.everywhere_lossy or drafted == 0:
+        if drafted == 0:
             return None
         device = candidate.device
         # Number of the output's token that each drafted position would be, from 1.

@@ -1,4 +1,4 @@
-"""How far a call's texts have come."""
+"""How far a call's texts have come, and where they end: exactly where plain ``generate()`` ends them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,148 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from ..stats import StatsRecorder
+from .buffers import ROOM
 from .limits import BoundLimits, LosslessPositions
-from .stopping import Stopping
+
+_STATELESS = (StopStringCriteria, MaxTimeCriteria)
+"""Criteria that can be asked about one row at a time: what they say of it depends on nothing else."""
+
+
+class Stopping:
+    """Cuts the rows of a batch at the first token after which a stopping criterion holds.
+
+    Length and EOS are decided on the host from the tokens alone, and transformers' own stateless criteria row by row,
+    as soon as a row has the token. All other criteria may count their calls or remember rows, so they are asked as
+    plain ``generate()`` asks them: about the whole batch, once per generated position, in order. They are asked about
+    a position when every row that goes on has reached it; a row that was ahead is then cut back.
+
+    Parameters
+    ----------
+    config
+        Its ``max_length`` bounds the texts.
+    criteria
+        As ``generate()`` prepared them.
+    prompts
+        ``(B, L)``.
+    pad
+        The token that follows a text that has ended.
+
+    Attributes
+    ----------
+    generated
+        Tokens of each row's text so far.
+    ended
+        Which rows generate no more. Criteria that are asked in order may still cut one of them back.
+    """
+
+    def __init__(self, config: GenerationConfig, criteria: StoppingCriteriaList, prompts: Tensor, pad: int = 0) -> None:
+        batch, self.prompt = prompts.shape
+        self.generated = [0] * batch
+        self.ended = [False] * batch
+        self.max_length = config.max_length
+        self.eos: set[int] = set()
+        self._by_row, self._in_order = StoppingCriteriaList(), StoppingCriteriaList()
+        # Where no criterion knows of an end-of-text token, plain generation pads nothing: a row that has ended goes on
+        # until all have.
+        self._pads = batch == 1 or any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        for criterion in criteria:
+            if type(criterion) is MaxLengthCriteria:
+                self.max_length = min(self.max_length, criterion.max_length)
+            elif type(criterion) is EosTokenCriteria:
+                self.eos.update(criterion.eos_token_id.flatten().tolist())
+            elif type(criterion) in _STATELESS and self._pads:
+                self._by_row.append(criterion)
+            else:
+                self._in_order.append(criterion)
+        self._pad = pad
+        self._texts = prompts.long()
+        self._asked = 0  # positions that the criteria asked in order have been asked about
+        self._held = [False] * batch  # rows of which one has held, where they go on nevertheless
+
+    @property
+    def asks_in_order(self) -> bool:
+        """Whether there are criteria that are asked about the whole batch, position by position."""
+        return bool(self._in_order)
+
+    def room(self, row: int) -> int:
+        """Return how many more tokens fit into a row's text."""
+        return self.max_length - self.prompt - self.generated[row]
+
+    def commit(
+        self,
+        rows: Sequence[int],
+        tokens: Sequence[list[int]],
+        scores: Callable[[int], tuple[Tensor, ...] | None] = lambda count: None,
+    ) -> list[int]:
+        """Let rows grow by tokens up to where they end; return by how many each has grown.
+
+        Parameters
+        ----------
+        rows, tokens
+            The rows, and the new tokens of each.
+        scores
+            From a number of tokens to their scores, for criteria that look at them.
+        """
+        before = [self.generated[row] for row in rows]
+        for row, new in zip(rows, tokens, strict=True):
+            if not self.ended[row]:
+                self._take(row, new, scores)
+        if self._in_order:
+            while self._ask_about_next(scores):
+                pass
+        return [max(0, self.generated[row] - start) for row, start in zip(rows, before, strict=True)]
+
+    def _take(self, row: int, tokens: list[int], scores: Callable[[int], tuple[Tensor, ...] | None]) -> None:
+        room, start = self.room(row), self.generated[row]
+        count = next((i for i, token in enumerate(tokens, 1) if token in self.eos or i >= room), None)
+        if self._by_row or self._in_order:
+            self._write(row, tokens[:count])
+            for i in range(1, len(tokens[:count]) + 1) if self._by_row else ():
+                text = self._texts[row : row + 1, : self.prompt + start + i]
+                if bool(self._by_row(text, scores(start + i)).all()):
+                    count = i
+                    break
+        self.ended[row] = count is not None
+        self._grow_to(row, start + (len(tokens) if count is None else count))
+
+    def _ask_about_next(self, scores: Callable[[int], tuple[Tensor, ...] | None]) -> bool:
+        """Ask about the next position, if every row has come so far; return whether there may be another."""
+        position = self._asked + 1
+        there = [count >= position for count in self.generated]
+        if not any(there) or not all(has or ended for has, ended in zip(there, self.ended, strict=True)):
+            return False
+        self._asked = position
+        holds = self._in_order(self._texts[:, : self.prompt + position], scores(position)).tolist()
+        if not self._pads:
+            self._held = [a or b for a, b in zip(self._held, holds, strict=True)]
+            holds = [all(self._held)] * len(holds)
+        for row, ends in enumerate(holds):
+            if ends and there[row]:
+                self.ended[row] = True
+                self._grow_to(row, position)
+        return True
+
+    def _grow_to(self, row: int, count: int) -> None:
+        if self._in_order:
+            self._texts[row, self.prompt + count :] = self._pad
+        self.generated[row] = count
+
+    def _write(self, row: int, tokens: list[int]) -> None:
+        start = self.prompt + self.generated[row]
+        missing = start + len(tokens) - self._texts.shape[1]
+        if missing > 0:
+            self._texts = torch.nn.functional.pad(self._texts, (0, missing + ROOM), value=self._pad)
+        self._texts[row, start : start + len(tokens)] = torch.tensor(tokens, device=self._texts.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +161,7 @@ class Progress:
     stopping
         Where texts end. It may be shared by several runs, which decode a row of it each.
     limits
-        Where the output may be lossy.
+        Where the output may be lossy; None for everywhere.
     stats
         What has been done so far.
     streamer
@@ -33,7 +171,7 @@ class Progress:
     """
 
     stopping: Stopping
-    limits: BoundLimits
+    limits: BoundLimits | None
     stats: StatsRecorder
     streamer: Any = None
     offset: int = 0
@@ -64,7 +202,7 @@ class Progress:
 
     def lossless_positions(self, candidate: Tensor, drafted: int, rows: Sequence[int]) -> LosslessPositions | None:
         """Say where the last ``drafted`` tokens of ``candidate`` ``(B, L)`` have to be lossless; None for nowhere."""
-        if self.limits.limits.everywhere_lossy:
+        if self.limits is None:
             return None
         counted = [self.stats.rows[row] for row in rows]
         generated, lossy = [row.generated for row in counted], [row.lossy for row in counted]

@@ -14,7 +14,7 @@ from ..call.prepared import Prepared
 from ..stats import LossyStats, joined
 from .loop import Decoding
 from .outputs import GenerateLossyOutput, side_by_side
-from .stopping import Stopping
+from .progress import Stopping
 
 _PER_TOKEN = (
     "scores", "logits", "hidden_states", "attentions", "decoder_hidden_states", "decoder_attentions",

@@ -24,9 +24,8 @@ from ..errors import LossyUnsupportedError
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
 from ..messages import Commit, Draft, DraftCost
-from ..sampling import Randomness
+from ..sampling import Randomness, process
 from ..verification.lm_head_hook import lm_head_hook
-from ..verification.processing import process
 from . import Drafter
 from .draft_length import Agree, ConstantLength, DraftLength, Round
 from .vocabulary import Vocabulary, check_vocabularies

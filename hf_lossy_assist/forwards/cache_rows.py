@@ -26,7 +26,7 @@ def move_cache(cache: Cache, move: RowShift, slots: int) -> None:
 
 
 def keep_path(cache: Cache, start: int, columns: Tensor) -> None:
-    """Of what stands after the first ``start`` slots of ``cache``, keep ``columns`` ``(B, k)`` alone, in their order."""
+    """Of what stands after the first ``start`` slots of a cache, keep only ``columns`` ``(B, k)``, in their order."""
     for layer in cache.layers:
         if layer.is_initialized:
             begin = start - _dropped(layer)

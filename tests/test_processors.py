@@ -11,7 +11,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from hf_lossy_assist.verification.processing import process, process_paths
+from hf_lossy_assist.sampling import process, process_paths
 
 
 class Anneal(TemperatureLogitsWarper):

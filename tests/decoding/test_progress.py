@@ -16,7 +16,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from hf_lossy_assist.decoding.stopping import Stopping
+from hf_lossy_assist.decoding.progress import Stopping
 from tests.models import VOCAB, noisy_copy, tiny
 
 TARGET = tiny()
