@@ -99,16 +99,11 @@ class Decoding:
         candidate = self.text.with_draft(draft.tokens)
         if not draft.undecided_rows:  # all texts have ended in tokens that are committed without the target
             self.keep_up()
-            self.commit(draft, None, RowDecision.of_trusted(draft), candidate)
+            self.commit(draft, None, None)
             return
         verification = self.verify(draft, candidate)
         decision = self.accept(draft, candidate, verification)
-        with self.run.progress.stats.timed("deciding"):
-            decisions = RowDecision.fetch(draft, decision)
-        kept = decision.n_accepted
-        if draft.trusted is not None:
-            kept = (draft.n_trusted + kept).clamp(max=len(draft))  # more only in rows that have ended
-        self.commit(draft, verification, decisions, self.text.with_next(len(draft), kept, decision.next_token))
+        self.commit(draft, verification, decision)
 
     def keep_up(self) -> None:
         """Run a forward for nothing where processes that share weights have to run as many as the slowest."""
@@ -142,16 +137,12 @@ class Decoding:
                 positions = positions.after(draft.first_undecided)
             return decide(self.run.acceptor, verification, positions)
 
-    def commit(
-        self, draft: Draft, verification: Verification | None, decisions: list[RowDecision], extended: Tensor
-    ) -> None:
-        """Add the round's tokens to the texts, up to where these end.
-
-        ``extended`` ``(B, W + n + 1)`` are the texts with all of the round's tokens.
-        """
+    def commit(self, draft: Draft, verification: Verification | None, decision: Decision | None) -> None:
+        """Add the round's tokens to the texts, up to where these end."""
         progress, outputs, rows = self.run.progress, self.run.outputs, tuple(self.layout.rows)
         padding, width = tuple(self.layout.left_padding), self.text.length
-        if verification is not None:
+        decisions, extended = self._fetch(draft, decision)
+        if outputs.wanted:  # which no rule that trusts tokens can have
             outputs.record(rows, verification, [len(x.tokens) for x in decisions], len(draft))
         progress.commit(rows, [x.tokens[x.trusted :] for x in decisions], outputs.scores_upto)
         counts = self._count(draft, decisions, rows)
@@ -187,6 +178,17 @@ class Decoding:
         if not outputs.as_dict:
             return texts, stats
         return outputs.finish(texts, stats, self.run.target.carried if len(rows) == 1 else {}), stats
+
+    def _fetch(self, draft: Draft, decision: Decision | None) -> tuple[list[RowDecision], Tensor]:
+        """Bring a decision to the host; return it with the texts and all of the round's tokens ``(B, W + n + 1)``."""
+        if decision is None:
+            return RowDecision.of_trusted(draft), self.text.with_draft(draft.tokens)
+        with self.run.progress.stats.timed("deciding"):
+            decisions = RowDecision.fetch(draft, decision)
+        kept = decision.n_accepted
+        if draft.trusted is not None:
+            kept = (draft.n_trusted + kept).clamp(max=len(draft))  # more only in rows that have ended
+        return decisions, self.text.with_next(len(draft), kept, decision.next_token)
 
     def _count(self, draft: Draft, decisions: list[RowDecision], rows: tuple[int, ...]) -> tuple[int, ...]:
         """Take the round into the statistics; return by how many tokens each text has grown."""

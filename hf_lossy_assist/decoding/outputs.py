@@ -90,8 +90,6 @@ class OutputRecorder:
 
     def record(self, rows: Sequence[int], verification: Verification, counts: Sequence[int], drafted: int) -> None:
         """Record the first ``counts`` tokens of each row from a round that verified ``drafted`` ones."""
-        if not self.wanted:
-            return
         one = len(rows) == 1
         for i, (number, count) in enumerate(zip(rows, counts, strict=True)):
             row, own = self.rows[number], slice(None) if one else slice(i, i + 1)
