@@ -15,7 +15,7 @@ from torch import nn
 from transformers import GenerationMixin
 
 from .call.lossy_call import LossyCall
-from .compat import DECODING_METHODS, mark_as_user_s, unwrap
+from .compat import DECODING_METHODS, mark_user_cache, unwrap
 from .stats import LossyStats
 
 _lock = threading.RLock()
@@ -147,7 +147,7 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments.pop("self")
         arguments |= arguments.pop("kwargs", {})
         call = LossyCall.take(self, arguments)
-        mark_as_user_s(arguments.get("past_key_values"))
+        mark_user_cache(arguments.get("past_key_values"))
         # None for an ordinary call, which may be made while a lossy one is being prepared: by its streamer, say.
         token = _pending.set(call)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .caches import (
     REWINDING_LAYERS,
     belongs_to_user,
-    mark_as_user_s,
+    mark_user_cache,
     new_cache,
     new_cross_cache,
     ready_for_rollback,
@@ -75,7 +75,7 @@ __all__ = [
     "idle_forward",
     "intercepted_drafter",
     "is_offloaded",
-    "mark_as_user_s",
+    "mark_user_cache",
     "new_cache",
     "new_cross_cache",
     "origin_of",

@@ -97,7 +97,7 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
     return None
 
 
-def mark_as_user_s(cache: Any) -> None:
+def mark_user_cache(cache: Any) -> None:
     """Mark what was passed to ``generate()`` as a cache; newer versions do it themselves."""
     if isinstance(cache, _caches.Cache):
         cache._is_user_defined = True

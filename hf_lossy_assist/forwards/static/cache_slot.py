@@ -1,4 +1,4 @@
-"""Caches of a fixed size: where a token's keys and values stand is a position, and rolling back is another position."""
+"""Caches of a fixed size: tokens stand at positions, and rolling back means writing from an earlier one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StaticCacheSlot:
     capacity
         How many tokens it can hold.
     warm
-        Which programs have run on it, with what kind of mask.
+        Which compiled forwards have run on it, with what kind of mask.
     """
 
     def __init__(self, cache: Cache, filled: int = 0) -> None:
@@ -76,7 +76,7 @@ def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
 
 
 def roomy(length: int) -> int:
-    """Return at least ``length``, and at most a quarter more: few lengths, so that few programs are compiled.
+    """Return at least ``length``, and at most a quarter more: few lengths, so that few forwards are compiled.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def roomy(length: int) -> int:
 
 
 class StaticCachePool:
-    """Caches that earlier calls have left, by model: compiled programs know them by address."""
+    """Caches that earlier calls have left, by model: compiled forwards know them by address."""
 
     def __init__(self) -> None:
         self._idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, StaticCacheSlot]]] = (

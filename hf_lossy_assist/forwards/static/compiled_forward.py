@@ -49,7 +49,7 @@ class CompiledForward:
 
 
 def compiled_forward(model: PreTrainedModel, config: CompileConfig | None, width: int) -> CompiledForward:
-    """Return the program for inputs of ``width`` tokens; it is compiled when it first runs."""
+    """Return the forward for inputs of ``width`` tokens; it is compiled when it first runs."""
     options = _options(config)
     key = repr(sorted(options.items(), key=lambda item: item[0])), width
     with _lock:
@@ -60,14 +60,14 @@ def compiled_forward(model: PreTrainedModel, config: CompileConfig | None, width
 
 
 def forget(model: PreTrainedModel) -> None:
-    """Let go of a model's programs."""
+    """Let go of a model's compiled forwards."""
     with _lock:
         _forwards.pop(model, None)
 
 
 def _options(config: CompileConfig | None) -> dict[str, Any]:
     options = (CompileConfig() if config is None else config).to_dict()
-    # Shapes are fixed, so a second one must not turn the first into a program for any.
+    # Shapes are fixed, so a second one must not turn the first into a forward for any.
     return options | {"dynamic": bool(options["dynamic"])}
 
 
@@ -79,7 +79,7 @@ def _states_of(decoder: torch.nn.Module) -> Callable[..., torch.Tensor]:
     def states(*args: Any, **inputs: Any) -> torch.Tensor:
         return forward(decoder, *args, **inputs)[0]
 
-    # torch counts recompilations by code object, and gives up after a few: every program has one of its own.
+    # torch counts recompilations by code object, and gives up after a few: every compiled forward has one of its own.
     own = FunctionType(states.__code__.replace(), states.__globals__, "states", None, states.__closure__)
     own.__kwdefaults__ = states.__kwdefaults__
     return own

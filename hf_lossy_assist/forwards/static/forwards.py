@@ -125,7 +125,7 @@ class StaticForwards(Forwards):
         return self._last[count, keep]
 
     def _warm_up(self, compiled: CompiledForward, width: int) -> None:
-        """Run and check a program: twice more than it takes to compile it, because CUDA graphs need that."""
+        """Run and check a compiled forward: twice more than it takes to compile it, because CUDA graphs need that."""
         tokens = torch.zeros(1, width, dtype=torch.long, device=self.device)
         logits = []
         # The first forward makes the cache's tensors, which a compiled one could not.
