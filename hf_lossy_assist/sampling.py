@@ -24,6 +24,7 @@ class Randomness:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def generator(self, device: torch.device) -> torch.Generator | None:
+        """Return the run's own generator on a device; None where torch's global one serves."""
         if self.seed is None:
             return None
         if device not in self._generators:

@@ -46,6 +46,7 @@ class Prepared:
 
     @property
     def batch(self) -> int:
+        """How many rows there are."""
         return len(self.ids)
 
     def row(self, row: int) -> Prepared:

@@ -99,6 +99,7 @@ class BatchLayout:
 
     @property
     def width(self) -> int:
+        """The length of the longest text, which has no padding before it."""
         return max(self.lengths, default=0)
 
     @property

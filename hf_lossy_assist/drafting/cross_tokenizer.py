@@ -44,6 +44,7 @@ class Translation:
 
     @cached_property
     def special(self) -> set[int]:
+        """The target's special tokens, which are no text."""
         return set(self.target.all_special_ids)
 
     def text(self, ids: list[int]) -> list[int]:
