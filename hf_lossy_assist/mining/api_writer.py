@@ -34,15 +34,7 @@ class CompletionError(LossyError):
 
 @dataclass(frozen=True)
 class Completion:
-    """The text that a server has added.
-
-    Attributes
-    ----------
-    text
-        The addition.
-    ended
-        Whether the model ended it, and not the limit.
-    """
+    """The text that a server has added; ``ended`` says whether the model ended it, and not the limit."""
 
     text: str
     ended: bool
@@ -52,23 +44,8 @@ class Completion:
 class Completions:
     """A client for greedy completions by a model behind an OpenAI-compatible API.
 
-    Parameters
-    ----------
-    url
-        Where the API begins, e.g. ``http://localhost:8000/v1``; ``/completions`` is added.
-    model
-        The model's name there.
-    timeout
-        Seconds to wait for one completion.
-    tries
-        How often a request is sent before its failure counts; between two tries the pause doubles.
-    pause
-        Seconds before the second try.
-
-    Raises
-    ------
-    LossyValueError
-        When ``url`` is not one.
+    ``url`` is where the API begins, e.g. ``http://localhost:8000/v1``. A request is sent ``tries`` times before its
+    failure counts; the first ``pause`` between two tries is in seconds, and each further one is twice as long.
     """
 
     url: str
@@ -89,12 +66,8 @@ class Completions:
     def complete(self, prompt: str, max_tokens: int) -> Completion:
         """Return what the model adds to ``prompt``, at most ``max_tokens`` of its tokens.
 
-        A bearer token is taken from the environment variable ``OPENAI_API_KEY``, if there is one.
-
-        Raises
-        ------
-        CompletionError
-            When the server refuses, or still gives no completion after several tries.
+        A bearer token is taken from the environment variable ``OPENAI_API_KEY``, if there is one. Raises
+        :class:`CompletionError` when the server refuses, or still gives no completion after several tries.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
         pause = self.pause
@@ -145,14 +118,8 @@ _PATIENCE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class PromptText:
-    """A prompt's text and tokens, each of which can be continued and turned into the other.
-
-    Parameters
-    ----------
-    tokenizer
-        The draft's.
-    text, tokens
-        The prompt, as it is sent and as the draft sees it.
+    """A prompt as the text that is sent and as the tokens that the draft sees; it turns responses from one into the
+    other.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -161,7 +128,7 @@ class PromptText:
 
     @classmethod
     def of(cls, prompt: Prompt, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptText:
-        """Return the spelling of a prompt.
+        """Return the text and the tokens of a prompt.
 
         A template may write a BOS that the server's tokenizer writes too; then it is left to the server.
         """
@@ -172,13 +139,7 @@ class PromptText:
         return cls(tokenizer, text, prompt.tokens)
 
     def write(self, prefix: Ids) -> str:
-        """Return the text of prompt and ``prefix``.
-
-        Raises
-        ------
-        LossyValueError
-            When the prefix ends inside a character.
-        """
+        """Return the text of prompt and ``prefix``; refuse a prefix that ends inside a character."""
         before, after = (
             self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
             for ids in (self.tokens, (*self.tokens, *prefix))
@@ -198,18 +159,9 @@ class PromptText:
 
 
 class ApiWriter:
-    """A writer that sends texts to a server, many at a time.
+    """A writer that sends texts to a server, ``slots`` requests at once.
 
-    Parameters
-    ----------
-    completions
-        The server.
-    task, tokenizer
-        How prompts become text, and text becomes tokens.
-    limits
-        Where texts end; of its ends, the tokenizer's is what a text ends with that the server's model has ended.
-    slots
-        Requests at once.
+    A text that the server's model has ended gets the tokenizer's EOS.
     """
 
     def __init__(

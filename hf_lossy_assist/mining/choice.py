@@ -58,18 +58,7 @@ class GumbelMax:
     """``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i``: a sample that depends on nothing but seed and prefix.
 
     Target and draft see the same noise after the same prefix, so they differ no more often than their distributions do.
-
-    Parameters
-    ----------
-    seed
-        Any integer; another one gives other samples.
-    temperature
-        P is the softmax of the logits divided by it.
-
-    Raises
-    ------
-    LossyValueError
-        When the temperature is not positive.
+    P is the softmax of the logits divided by the temperature.
 
     Examples
     --------

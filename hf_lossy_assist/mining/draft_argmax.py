@@ -29,12 +29,7 @@ class DraftQuery:
 class DraftArgmax:
     """The draft's choices at all positions of responses, of which it reads what it has not read before.
 
-    Parameters
-    ----------
-    model
-        The draft.
-    choice
-        How tokens are chosen; the same as the target's.
+    ``choice`` is how the target's tokens are chosen too; ``tokens`` counts what the draft has read.
     """
 
     model: PreTrainedModel

@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 class JudgeMiner:
     """Searches prompts for important tokens, and reads the states at every mismatch.
 
-    Parameters
-    ----------
-    searches
-        The search.
-    models
-        Whose states are wanted, by role: ``"target"``, ``"draft"``.
-    positions
-        Which states, for each role: some of :data:`.states.POSITIONS`.
+    ``models`` are those whose states are wanted, by role (``"target"``, ``"draft"``), and ``positions`` says which
+    states, for each role: some of :data:`.states.POSITIONS`.
     """
 
     searches: Searches
@@ -39,7 +33,7 @@ class JudgeMiner:
     def schemas(self) -> dict[str, pyarrow.Schema]:
         return judge_schemas(
             {
-                f"{role}_{position}": hidden_size(model)
+                f"{role}_{position}": ModelIdentity.of(model).hidden_size
                 for role, model in self.models.items()
                 for position in self.positions[role]
             }
@@ -78,18 +72,9 @@ class JudgeMiner:
         return columns
 
 
-def hidden_size(model: PreTrainedModel) -> int:
-    """Return the width of the state that enters a model's LM head."""
-    return ModelIdentity.of(model).hidden_size
-
-
 def judge_schemas(widths: Mapping[str, int]) -> dict[str, pyarrow.Schema]:
-    """Return the tables of AutoJudge's labels.
-
-    Parameters
-    ----------
-    widths
-        Columns of hidden states, e.g. ``"target_draft"``, and their sizes.
+    """Return the tables of AutoJudge's labels; ``widths`` has the sizes of the states by column, e.g.
+    ``"target_draft"``.
     """
     import pyarrow as pa
 

@@ -29,17 +29,6 @@ class LocalWriter:
 
     A slot's cache of the best known prefix is kept: a continuation costs one pass over its first token and one over
     every token it writes, however long the text before it is.
-
-    Parameters
-    ----------
-    model
-        The target.
-    slots
-        How many texts are written at once.
-    limits
-        Where they end.
-    choice
-        How tokens are chosen.
     """
 
     model: PreTrainedModel

@@ -21,17 +21,8 @@ NAME, LOCK = "manifest.json", ".manifest.lock"
 class MiningPlan:
     """What a run mines. Data of two plans don't belong together.
 
-    Attributes
-    ----------
-    kind
-        ``"judge"`` or ``"ratio"``.
-    task
-        The task's name.
-    target, draft
-        The models; None for a target that is behind an API only.
-    settings
-        Everything else that has an influence on the data. Of a file that is named by ``task_data`` the manifest keeps
-        the content's SHA-256 too.
+    A target that is behind an API only is None. ``settings`` has everything else that has an influence on the data; of
+    a file that is named by ``task_data`` the manifest keeps the content's SHA-256 too.
     """
 
     kind: str
@@ -92,13 +83,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Return a folder's manifest.
-
-    Raises
-    ------
-    LossyValueError
-        When there is none, or it can't be read.
-    """
+    """Return a folder's manifest; refuse a folder that has none, or one that ``lossy-assist mine`` did not write."""
     path = folder / NAME
     if not path.is_file():
         raise LossyValueError(
@@ -117,21 +102,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def open_run(folder: Path, plan: MiningPlan, provenance: Mapping[str, Any]) -> None:
-    """Enter a run into a folder's manifest, which is made if there is none.
+    """Enter a run into a folder's manifest, which is made if there is none; refuse a folder with data of another plan.
 
-    Parameters
-    ----------
-    folder
-        Where the data go.
-    plan
-        What is mined.
-    provenance
-        Versions, command line, date and machine of this run.
-
-    Raises
-    ------
-    LossyValueError
-        When the folder holds data of another plan; the message names what differs.
+    ``provenance`` has versions, command line, date and machine of the run.
     """
     from filelock import FileLock
 

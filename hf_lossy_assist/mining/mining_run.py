@@ -20,15 +20,7 @@ _PREFIXES = ("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")
 
 @dataclass(frozen=True)
 class Process:
-    """One of the processes that share the work.
-
-    Attributes
-    ----------
-    number, count
-        Its number, from 0 on, and how many there are.
-    local
-        Its number on this machine.
-    """
+    """One of the processes that share the work: its number, from 0 on, their count, and its number on this machine."""
 
     number: int = 0
     count: int = 1
@@ -64,20 +56,10 @@ MOST_FAILURES = 10
 
 @dataclass(frozen=True)
 class MiningWorkload:
-    """The prompts of a run, and this process's share of them.
+    """The prompts of a run, the first ``count`` examples of a split, and this process's share of them.
 
-    Attributes
-    ----------
-    task, tokenizer
-        Where prompts come from, and how they become tokens.
-    split, count
-        The first ``count`` examples of a split.
-    folds
-        Every prompt is put into one of so many folds, for heads that are tested on what they were not trained on.
-    process
-        Of several processes each mines every so-many-th prompt.
-    longest
-        The most tokens a prompt may have; others are skipped.
+    Every prompt is put into one of ``folds`` folds, for heads that are tested on what they were not trained on. Prompts
+    of more than ``longest`` tokens are skipped.
     """
 
     task: Task
@@ -136,24 +118,7 @@ def longest_prompt(models: Iterable[PreTrainedModel], max_new_tokens: int) -> in
 
 
 def mine(miner: Miner, workload: MiningWorkload, store: Store, report: MiningReport) -> None:
-    """Mine what is not finished of a workload.
-
-    Parameters
-    ----------
-    miner
-        The kind of mining.
-    workload
-        The prompts.
-    store
-        An open store for the outcomes.
-    report
-        Hears of every outcome, once it is in the store.
-
-    Raises
-    ------
-    LossyValueError
-        When the first ten prompts all fail.
-    """
+    """Mine what is not finished of a workload into an open store; ``report`` hears of each stored result."""
     examples = workload.examples()
     finished = store.finished()
     wanted = [workload.prompt(i, example) for i, example in examples.items() if i not in finished]

@@ -16,17 +16,7 @@ MINED, SKIPPED, FAILED = "mined", "skipped", "failed"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to be mined.
-
-    Attributes
-    ----------
-    id
-        Its place among the task's examples.
-    example
-        The problem.
-    tokens
-        The ids that the models see.
-    """
+    """A prompt to be mined; ``id`` is its place among the task's examples."""
 
     id: int
     example: Example
@@ -37,18 +27,9 @@ class Prompt:
 class PromptResult:
     """A finished prompt, as it is stored.
 
-    Attributes
-    ----------
-    prompt
-        Which one.
-    status
-        ``"mined"``, ``"skipped"`` (it can give no labels) or ``"failed"`` (the task raised an error).
-    columns
-        Of its row, beside those that every kind of mining has.
-    tokens
-        Columns of its labelled tokens, without the prompt's id.
-    error
-        Why it was skipped or has failed.
+    A ``"skipped"`` one can give no labels, and at a ``"failed"`` one the task raised an error; ``error`` says more.
+    ``columns`` are those of its row beside the ones that every kind of mining has, ``tokens`` the columns of its
+    labelled tokens, without the prompt's id.
     """
 
     prompt: Prompt

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..heads import ModelIdentity
 from .choice import Choice, GumbelMax
-from .judge_labels import hidden_size
 from .prompt_results import MINED, SKIPPED, Prompt, PromptResult, prompt_schema, state_fields
 from .reading import CachedText, only_last_logits, read
 from .row_batch import RowBatch
@@ -35,16 +35,9 @@ _TURN = 0.25
 
 @dataclass(frozen=True)
 class Continuation:
-    """A continuation to be written.
+    """A text to be written after a prompt by ``"target"``, ``"draft"`` or both in turns.
 
-    Attributes
-    ----------
-    prompt
-        What is continued.
-    authors
-        Who may write: one or both of ``"target"`` and ``"draft"``.
-    salt
-        Makes the draws of several continuations with one prompt independent.
+    ``salt`` makes the draws of several continuations of one prompt independent.
     """
 
     prompt: Ids
@@ -72,24 +65,7 @@ class Continuation:
 def write_all(
     models: Mapping[str, PreTrainedModel], continuations: Sequence[Continuation], limits: ResponseLimits, choice: Choice
 ) -> list[Ids]:
-    """Write every continuation, all at the same time.
-
-    Parameters
-    ----------
-    models
-        The authors.
-    continuations
-        What is to be written.
-    limits
-        Where texts end.
-    choice
-        How tokens are chosen.
-
-    Returns
-    -------
-    list
-        The tokens of every continuation, an EOS included.
-    """
+    """Write every continuation, all at the same time; return the tokens of each, an EOS included."""
     ids = [list(continuation.prompt) for continuation in continuations]
     contexts = [choice.context((continuation.salt, *continuation.prompt)) for continuation in continuations]
     turns = [continuation.turns(limits.max_new_tokens) for continuation in continuations]
@@ -118,15 +94,7 @@ def _of(continuations: Sequence[Continuation], role: str) -> list[int]:
 
 
 class Author:
-    """A model that reads along with the texts it may write to.
-
-    Parameters
-    ----------
-    model
-        The model.
-    texts
-        The texts, which grow elsewhere, by number.
-    """
+    """A model that reads along with the numbered texts it may write to, which grow elsewhere."""
 
     def __init__(self, model: PreTrainedModel, texts: Mapping[int, list[int]]) -> None:
         self._texts = texts
@@ -170,19 +138,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 class RatioMiner:
     """Draws tokens from the draft after prefixes of every kind, and asks both models for their probabilities.
 
-    Parameters
-    ----------
-    target, draft
-        The models.
-    limits
-        Where continuations end.
-    choice
-        The seed of every draw, and the temperature of p and q, continuations included.
-    slots
-        Prompts at once.
-    rows_per_kind
-        Labelled tokens of each kind from every prompt. After a prompt alone they are draws from one distribution;
-        after a continuation, one draw at each of so many positions, chosen at random.
+    ``choice`` has the seed of every draw, and the temperature of p and q, continuations included. Every prompt gives
+    ``rows_per_kind`` labelled tokens of each kind: after a prompt alone they are draws from one distribution; after a
+    continuation, one draw at each of so many positions, chosen at random.
     """
 
     target: PreTrainedModel
@@ -193,7 +151,7 @@ class RatioMiner:
     rows_per_kind: int = 8
 
     def schemas(self) -> dict[str, pyarrow.Schema]:
-        return ratio_schemas(hidden_size(self.draft))
+        return ratio_schemas(ModelIdentity.of(self.draft).hidden_size)
 
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
         source = iter(prompts)

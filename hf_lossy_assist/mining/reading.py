@@ -24,15 +24,7 @@ Layers = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass(frozen=True, eq=False)
 class CachedText:
-    """A text that a model has read, and what its cache holds of it.
-
-    Attributes
-    ----------
-    tokens
-        The text.
-    layers
-        Of its cache.
-    """
+    """A text that a model has read, and the layers of its cache."""
 
     tokens: tuple[int, ...] = ()
     layers: Layers = ()
@@ -44,13 +36,7 @@ class CachedText:
 
 
 def check(model: PreTrainedModel) -> None:
-    """Refuse a model whose cache can't be cut back to a prefix.
-
-    Raises
-    ------
-    LossyUnsupportedError
-        Naming the reason.
-    """
+    """Refuse a model whose cache can't be cut back to a prefix."""
     refusal = refusal_of_cache(model, new_cache(model))
     if refusal or model.config.is_encoder_decoder:
         reason = refusal or f"{type(model).__name__} is an encoder-decoder"
@@ -72,14 +58,8 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: DynamicCac
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The logits and memories of several texts that were read in one forward.
-
-    Attributes
-    ----------
-    logits
-        ``(B, k, V)`` of the last k tokens of every text.
-    memories
-        Of every text.
+    """The outcome of reading several texts in one forward: logits ``(B, k, V)`` of their last k tokens, and their
+    memories.
     """
 
     logits: Tensor
@@ -92,17 +72,8 @@ def read(
 ) -> Reading:
     """Read several texts in one forward, except for what is known of each.
 
-    Parameters
-    ----------
-    model
-        A causal language model.
-    texts
-        Token ids.
-    known
-        For every text a memory, and how many of its first tokens need not be read again. All texts are read from
-        equally far before their end, so some of what is known may be read once more.
-    kwargs
-        Further arguments of the model's ``forward``.
+    ``known`` has a memory for every text, and how many of its first tokens need not be read again. All texts are read
+    from equally far before their end, so some of what is known may be read once more.
     """
     k = max(len(text) - n for text, (_, n) in zip(texts, known, strict=True))
     past = [max(len(text) - k, 0) for text in texts]

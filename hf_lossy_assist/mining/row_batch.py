@@ -82,15 +82,7 @@ class _Layer(DynamicLayer):
 
 @dataclass(eq=False)
 class RowBatch:
-    """A batch whose rows grow by a token at a time, and can each be exchanged for another text between the steps.
-
-    Parameters
-    ----------
-    model
-        A causal language model.
-    count
-        Rows of the batch.
-    """
+    """A batch whose rows grow by a token at a time, and can each be exchanged for another text between the steps."""
 
     model: PreTrainedModel
     count: int

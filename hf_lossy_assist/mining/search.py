@@ -8,24 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..tasks import Example, Task
 
 Tokens = tuple[int, ...]
-
-
-class SearchBackend(Protocol):
-    """The interface of what carries out the requests of searches; each search is known by its ``slot``."""
-
-    def continue_(self, slot: int, prefix: Tokens) -> None:
-        """Let the target finish a response."""
-
-    def guess(self, slot: int, response: Tokens, start: int) -> None:
-        """Let the draft choose at every position from ``start`` on."""
-
-    def ask(self, slot: int, question: Callable[[], Any]) -> None:
-        """Let the task answer a question."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +20,6 @@ class Continue:
     """A request for the target's response that begins with ``prefix`` (GENERATE); the reply is all of it."""
 
     prefix: Tokens
-
-    def send_to(self, backend: SearchBackend, slot: int) -> None:
-        backend.continue_(slot, self.prefix)
 
 
 @dataclass(frozen=True)
@@ -45,9 +29,6 @@ class Guess:
     response: Tokens
     start: int
 
-    def send_to(self, backend: SearchBackend, slot: int) -> None:
-        backend.guess(slot, self.response, self.start)
-
 
 @dataclass(frozen=True)
 class Ask:
@@ -55,25 +36,15 @@ class Ask:
 
     question: Callable[[], Any]
 
-    def send_to(self, backend: SearchBackend, slot: int) -> None:
-        backend.ask(slot, self.question)
-
 
 Request = Continue | Guess | Ask
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A labelled mismatch of target and draft.
+    """A labelled mismatch of target and draft: their tokens at position ``index`` of the response.
 
-    Attributes
-    ----------
-    index
-        Position t in the response.
-    target_token, draft_token
-        y_t and ỹ_t.
-    important
-        Whether putting ỹ_t in y_t's place changes the answer.
+    It is important if the draft's token in place of the target's changes the answer.
     """
 
     index: int
@@ -84,17 +55,10 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Found:
-    """The labels of one prompt, and the responses that they lead from and to.
+    """The labels of one prompt from left to right, and the responses that they lead from and to.
 
-    Attributes
-    ----------
-    first, last
-        The target's own response, and the one that the labels lead to: the draft's tokens at unimportant
-        mismatches, the target's at important ones.
-    answer
-        The answer of the first response; None if it states none, and then there are no labels.
-    mismatches
-        The labels, from left to right.
+    ``first`` is the target's own response; ``last`` has the draft's tokens at unimportant mismatches, the target's at
+    important ones. ``answer`` is that of the first response; None if it states none, and then there are no labels.
     """
 
     first: Tokens
@@ -108,18 +72,6 @@ def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str])
 
     Goes from left to right: the first mismatch's token is replaced by the draft's, the target finishes the
     response, and if the answer is kept the search goes on from the *new* response. An EOS is a token like any other.
-
-    Parameters
-    ----------
-    example, task
-        The problem, and the judge of answers.
-    decode
-        Turns the ids of a response into its text.
-
-    Yields
-    ------
-    Request
-        What is to be done; the reply has to be sent in.
 
     Examples
     --------

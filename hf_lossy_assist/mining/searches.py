@@ -6,77 +6,49 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..tasks import Task
 from .draft_argmax import DraftArgmax, DraftQuery
 from .prompt_results import Prompt
-from .search import Found, search
+from .search import Ask, Continue, Found, Guess, Request, search
 from .writing import ResponseCost, Writer
 
 Answers = list[tuple[int, Any]]
 """Slots, each with its answer or the exception that was raised instead."""
 
 
-class TaskExecutor(Protocol):
-    """The interface of what puts questions to the task; answers are fetched later."""
+class TaskExecutor:
+    """Puts questions to the task; answers are fetched later.
 
-    def ask(self, slot: int, question: Callable[[], Any]) -> None:
-        """Put a question."""
-
-    def answers(self, *, wait_for_one: bool) -> Answers:
-        """Return the answers that are there; with ``wait_for_one`` at least one, if any question is open."""
-
-    def close(self) -> None:
-        """Forget open questions."""
-
-
-class InlineExecutor:
-    """An executor that answers at once: best where an answer is only read off a text."""
-
-    def __init__(self) -> None:
-        self._answers: Answers = []
-
-    def ask(self, slot: int, question: Callable[[], Any]) -> None:
-        self._answers.append((slot, _outcome(question)))
-
-    def answers(self, *, wait_for_one: bool) -> Answers:
-        answers, self._answers = self._answers, []
-        return answers
-
-    def close(self) -> None:
-        self._answers = []
-
-
-class ThreadedExecutor:
-    """An executor with threads, so that nothing waits for a task that runs programs or asks a server.
-
-    Parameters
-    ----------
-    workers
-        Questions at once.
+    With ``workers`` threads nothing waits for a task that runs programs or asks a server. With none, questions are
+    answered where they are put, which is best where an answer is only read off a text.
     """
 
     def __init__(self, workers: int) -> None:
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task")
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="task") if workers else None
         self._open: dict[Future[Any], int] = {}
 
     def ask(self, slot: int, question: Callable[[], Any]) -> None:
-        self._open[self._pool.submit(_outcome, question)] = slot
+        """Put a question."""
+        if self._pool is not None:
+            future = self._pool.submit(_outcome, question)
+        else:
+            future = Future()
+            future.set_result(_outcome(question))
+        self._open[future] = slot
 
     def answers(self, *, wait_for_one: bool) -> Answers:
+        """Return the answers that are there; with ``wait_for_one`` at least one, if any question is open."""
         if wait_for_one and self._open:
             wait(self._open, return_when=FIRST_COMPLETED)
         done = [future for future in self._open if future.done()]
         return [(self._open.pop(future), future.result()) for future in done]
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def task_executor(workers: int) -> TaskExecutor:
-    """Return an executor with so many threads; 0 runs questions where they are asked."""
-    return ThreadedExecutor(workers) if workers else InlineExecutor()
+        """Forget open questions."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _outcome(question: Callable[[], Any]) -> Any:
@@ -84,9 +56,6 @@ def _outcome(question: Callable[[], Any]) -> Any:
         return question()
     except Exception as error:  # A user's task may raise anything, and costs one prompt.
         return error
-
-
-Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -106,20 +75,7 @@ class Searches:
     Every slot holds one prompt; whatever stage each is at, continuations are written in one batch and the draft's
     choices are read in one batch. A slot whose prompt is finished starts the next one at once.
 
-    Parameters
-    ----------
-    writer
-        The target.
-    draft
-        The draft.
-    task
-        The judge of answers.
-    decode
-        Turns the ids of a response into its text.
-    slots
-        Prompts at once.
-    workers
-        Threads for questions to the task; 0 asks on the spot.
+    ``workers`` is the number of threads for questions to the task; 0 asks on the spot.
     """
 
     writer: Writer
@@ -131,12 +87,12 @@ class Searches:
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         """Search every prompt; yields each as soon as its search ends, whatever the order."""
-        with closing(self.writer), closing(task_executor(self.workers)) as executor:
+        with closing(self.writer), closing(TaskExecutor(self.workers)) as executor:
             yield from _Run(self, executor, iter(prompts)).results()
 
 
 class _Run:
-    """The slots of one run, and the backend of their searches."""
+    """The slots of one run, which carry out what their searches ask for."""
 
     def __init__(self, plan: Searches, executor: TaskExecutor, source: Iterator[Prompt]) -> None:
         self._plan = plan
@@ -178,7 +134,7 @@ class _Run:
         _, steps = self._running[slot]
         try:
             request = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
-            request.send_to(self, slot)
+            self._carry_out(slot, request)
         except StopIteration as end:
             self._end(slot, end.value)
         except Exception as error:  # Of the task, or of this prompt's text: it costs this prompt only.
@@ -189,11 +145,11 @@ class _Run:
         self._ended.append(Searched(prompt, self._plan.writer.counts(slot), found, error))
         self._begin(slot)
 
-    def continue_(self, slot: int, prefix: Ids) -> None:
-        self._plan.writer.submit(slot, prefix)
-
-    def guess(self, slot: int, response: Ids, start: int) -> None:
-        self._guesses.append(DraftQuery(slot, self._running[slot][0].tokens, response, start))
-
-    def ask(self, slot: int, question: Callable[[], Any]) -> None:
-        self._executor.ask(slot, question)
+    def _carry_out(self, slot: int, request: Request) -> None:
+        match request:
+            case Continue(prefix):
+                self._plan.writer.submit(slot, prefix)
+            case Guess(response, start):
+                self._guesses.append(DraftQuery(slot, self._running[slot][0].tokens, response, start))
+            case Ask(question):
+                self._executor.ask(slot, question)

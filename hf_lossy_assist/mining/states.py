@@ -27,18 +27,8 @@ _VARIANTS = 16
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """A text that was read in one forward.
-
-    Attributes
-    ----------
-    tokens
-        The text.
-    states
-        ``(n, d)`` what entered the LM head at every token.
-    logits
-        ``(n, V)`` what came out.
-    memory
-        For reading variants of it.
+    """A text that was read in one forward: ``(n, d)`` what entered the LM head, ``(n, V)`` logits, and a memory for
+    variants.
     """
 
     tokens: tuple[int, ...]
@@ -56,14 +46,7 @@ def read_text(model: PreTrainedModel, tokens: Sequence[int]) -> ReadText:
 def variant_states(model: PreTrainedModel, text: ReadText, variants: Sequence[tuple[int, int]]) -> Tensor:
     """Return ``(N, d)`` the states after tokens that are not in a text.
 
-    Parameters
-    ----------
-    model
-        The model that read the text.
-    text
-        What it read.
-    variants
-        Pairs of an index and the token to be read there, after the text's tokens before that index.
+    ``variants`` are pairs of an index and the token to be read there, after the text's tokens before that index.
     """
     states = []
     for start in range(0, len(variants), _VARIANTS):
@@ -80,23 +63,10 @@ def mismatch_states(
     mismatches: Sequence[Mismatch],
     positions: Sequence[str] = ("previous", "draft"),
 ) -> dict[str, Tensor]:
-    """Return a model's states at every mismatch of a search.
+    """Return a model's ``(N, d)`` states at every mismatch of a search, for each of ``positions``.
 
-    Parameters
-    ----------
-    model
-        The target or the draft.
-    prompt, response
-        The text that the labels lead to: the draft's token at unimportant mismatches, the target's at important ones.
-    mismatches
-        The labels.
-    positions
-        Some of :data:`POSITIONS`.
-
-    Returns
-    -------
-    dict
-        ``(N, d)`` states for each position.
+    ``response`` is the one that the labels lead to: with the draft's token at unimportant mismatches, the target's at
+    important ones.
     """
     text = read_text(model, (*prompt, *response))
     places = [len(prompt) + one.index for one in mismatches]

@@ -36,16 +36,11 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Mined:
-    """The rows of a folder of mined data, with the manifest.
+    """The rows of a folder of mined data, with the manifest, which says what was mined, from which models and by which
+    runs.
 
-    Attributes
-    ----------
-    manifest
-        Kind of labels, models, task, settings, and the runs that the data come from.
-    tokens
-        One row for each labelled token.
-    prompts
-        One row for each finished prompt, also those that gave no labels.
+    ``tokens`` has a row for each labelled token, ``prompts`` one for each finished prompt, also for those without
+    labels.
     """
 
     manifest: dict[str, Any]
@@ -124,24 +119,10 @@ class Shard:
 
 
 class Store:
-    """The finished prompts of one process, on disk.
+    """The finished prompts of one process, on disk, in a folder that all processes share.
 
-    Parameters
-    ----------
-    folder
-        The folder of all processes.
-    process
-        The number of this one.
-    schemas
-        Of the tables ``"tokens"`` and ``"prompts"``.
-    processes
-        How many processes share the prompts.
-
-    Raises
-    ------
-    LossyValueError
-        On entering, when another process with this number is at work in the folder, or others that share the prompts
-        otherwise.
+    ``schemas`` has the tables ``"tokens"`` and ``"prompts"``. Entering is refused while another process with this
+    number is at work in the folder, or others that share the prompts otherwise.
     """
 
     def __init__(self, folder: Path, process: int, schemas: Mapping[str, pyarrow.Schema], processes: int = 1) -> None:
@@ -246,10 +227,13 @@ class Store:
 
     def _join(self) -> None:
         """Make one shard of the latest single prompts, and remove what larger shards have."""
+        import pyarrow
+
         single = [shard for shard in self._own() if shard.first == shard.last]
         if len(single) > 1:
             joined = Shard(self.folder, self.process, single[0].first, single[-1].last)
-            self._write(joined, {table: _concatenated(single, table) for table in ("tokens", "prompts")})
+            tables = {table: [_read(shard, table) for shard in single] for table in ("tokens", "prompts")}
+            self._write(joined, {table: pyarrow.concat_tables(parts) for table, parts in tables.items()})
         everything = _all_shards(self.folder)
         for shard in everything:
             if shard.process == self.process and any(shard.inside(other) for other in everything):
@@ -292,12 +276,6 @@ def _shards(folder: Path) -> list[Shard]:
     """Return the shards that count: those that no larger one contains."""
     shards = _all_shards(folder)
     return [shard for shard in shards if not any(shard.inside(other) for other in shards)]
-
-
-def _concatenated(shards: Sequence[Shard], table: str) -> pyarrow.Table:
-    import pyarrow
-
-    return pyarrow.concat_tables([_read(shard, table) for shard in shards])
 
 
 def _read(shard: Shard, table: str, columns: list[str] | None = None) -> pyarrow.Table:

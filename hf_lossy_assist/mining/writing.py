@@ -16,15 +16,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ResponseLimits:
-    """The tokens and the length that end a response.
-
-    Attributes
-    ----------
-    eos
-        Tokens that end a text.
-    max_new_tokens
-        T_max, the longest response.
-    """
+    """The tokens and the length (T_max) that end a response."""
 
     eos: frozenset[int]
     max_new_tokens: int
@@ -55,15 +47,10 @@ def eos_of(model: PreTrainedModel) -> frozenset[int]:
 
 @dataclass(eq=False)
 class ResponseCost:
-    """The cost of mining one prompt.
+    """The cost of mining one prompt: the tokens that the target has read.
 
-    Attributes
-    ----------
-    target_tokens
-        Tokens that the target has read.
-    retokenised
-        Responses whose text has another tokenisation than the one with the tokens that were asked for; only behind
-        an API.
+    Behind an API, ``retokenised`` counts responses whose text has another tokenisation than the one with the tokens
+    that were asked for.
     """
 
     target_tokens: int = 0
