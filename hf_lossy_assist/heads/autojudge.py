@@ -26,12 +26,8 @@ DEFAULT_THRESHOLD = 0.25
 class Classifier:
     """A logistic regression with its standardisation folded in.
 
-    Attributes
-    ----------
-    weight, bias
-        ``(d,)`` and ``()``, finite.
-    thresholds
-        The thresholds in the file: by quantile of the validation probabilities, so that the first lets nothing pass.
+    ``thresholds`` are those in the file: by quantile of the validation probabilities, so that the first lets nothing
+    pass.
     """
 
     weight: Tensor
@@ -42,18 +38,9 @@ class Classifier:
 def read_classifier(path: Path, part: int | None = None) -> Classifier:
     """Read what AutoJudge's training scripts or scikit-learn wrote, without running anything in it.
 
-    Parameters
-    ----------
-    path
-        A pickle or joblib file of a dict with ``model`` and ``scaler``, of a dict with ``mean``, ``scale``,
-        ``weights`` and ``bias`` (for vLLM), of a Pipeline of both, or of a list of such, one per fold.
-    part
-        Which one of a list, from 0.
-
-    Raises
-    ------
-    LossyValueError
-        When the file can't be read safely, or holds something else; it names the file and the field.
+    ``path`` is a pickle or joblib file of a dict with ``model`` and ``scaler``, of a dict with ``mean``, ``scale``,
+    ``weights`` and ``bias`` (for vLLM), of a Pipeline of both, or of a list of such, one per fold: ``part`` says which
+    one, from 0. An error names the file and the field.
     """
     if not path.is_file():
         raise LossyValueError(f"{str(path)!r} is not a file")
@@ -80,26 +67,11 @@ def import_head(
     threshold: float = DEFAULT_THRESHOLD,
     part: int | None = None,
 ) -> JudgeHead:
-    """Return AutoJudge's head as one of ours.
+    """Return AutoJudge's head for these models, trained on ``task``, as one of ours.
 
-    Its features are the states that have read the drafted token: the target's alone (``DT``), or the draft's and
-    then the target's (``DD-DT``). Which of them tells the number of coefficients.
-
-    Parameters
-    ----------
-    path, part
-        As in :func:`read_classifier`.
-    target, draft
-        The models it was trained for.
-    task
-        The name of the task it was trained on.
-    threshold
-        The file does not say which threshold has which recall.
-
-    Raises
-    ------
-    LossyValueError
-        When the file can't be read safely, or its head is not one for these models.
+    Its features are the states that have read the drafted token: the target's alone (``DT``), or the draft's and then
+    the target's (``DD-DT``). The number of coefficients tells which of them. The file does not say which threshold has
+    which recall, so ``threshold`` has to be chosen. ``path`` and ``part`` are as in :func:`read_classifier`.
     """
     classifier = read_classifier(path, part)
     weight = classifier.weight

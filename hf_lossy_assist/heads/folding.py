@@ -13,29 +13,20 @@ from ..errors import LossyValueError
 def fold(mean: ArrayLike, scale: ArrayLike, coef: ArrayLike, intercept: ArrayLike) -> tuple[Tensor, Tensor]:
     """Absorb a standardisation into a classifier: ``w = coef / scale``, ``b = intercept - coef · mean / scale``.
 
-    So ``w · h + b = coef · (h - mean) / scale + intercept``, one dot product per token where scikit-learn takes a
-    pass over the features first.
+    So ``w · h + b = coef · (h - mean) / scale + intercept``, one dot product per token where scikit-learn takes a pass
+    over the features first.
 
     Parameters
     ----------
     mean, scale
         ``(d,)`` what was subtracted from the features and what they were divided by.
-    coef
-        ``(d,)`` or ``(1, d)``, as scikit-learn stores it.
-    intercept
-        ``()`` or ``(1,)``.
+    coef, intercept
+        ``(d,)`` or ``(1, d)``, and ``()`` or ``(1,)``, as scikit-learn stores them.
 
     Returns
     -------
-    weight
-        ``(d,)`` float32.
-    bias
-        ``()`` float32; both are computed in float64.
-
-    Raises
-    ------
-    LossyValueError
-        When the shapes don't belong together, or the scale has a zero in it.
+    weight, bias
+        ``(d,)`` and ``()`` in float32, computed in float64.
 
     Examples
     --------

@@ -29,15 +29,8 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     ----------
     config
         What the head reads and which models it belongs to.
-    weight
-        ``(d,)``; NaN where it isn't given, so that a head that was never trained can't be used unnoticed.
-    bias
-        ``()``.
-
-    Raises
-    ------
-    LossyValueError
-        When a shape is not what the configuration says.
+    weight, bias
+        ``(d,)`` and ``()``; NaN where they aren't given, so that a head that was never trained can't be used unnoticed.
     """
 
     config_class: ClassVar[type[HeadConfig]]
@@ -70,12 +63,7 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     forward = probability
 
     def check(self, target: nn.Module, draft: nn.Module | None = None) -> None:
-        """Refuse other models than those that the head was trained for.
-
-        Parameters
-        ----------
-        target, draft
-            The models at hand; a draft that is None is not compared.
+        """Refuse other models than those that the head was trained for; a draft that is None is not compared.
 
         Raises
         ------
@@ -156,11 +144,6 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         -------
         str
             The address of the commit.
-
-        Raises
-        ------
-        LossyValueError
-            When the Hub can't be reached or refuses.
         """
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder)
@@ -175,7 +158,7 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         push_to_hub: bool = False,
         **push_to_hub_kwargs: Any,
     ) -> str | None:
-        """Write configuration, weights and model card into a folder.
+        """Write configuration, weights and model card into a folder; a head that was never trained is refused.
 
         The card follows from the configuration, and replaces an earlier one.
 
@@ -190,11 +173,6 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         -------
         str or None
             The address of the commit, if there was one.
-
-        Raises
-        ------
-        LossyValueError
-            When the head was never trained; nothing is written then.
         """
         if not (self.weight.isfinite().all() and self.bias.isfinite()):
             raise LossyValueError("`weight` and `bias` have to be finite; a head that was never trained can't be saved")

@@ -34,16 +34,9 @@ _LABELS: Mapping[str, tuple[str, str]] = {
 def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> str:
     """Return the model card of a head in Markdown, with its metadata on top.
 
-    Parameters
-    ----------
-    config
-        Everything the card says. Of ``provenance`` it uses, where they are there, ``command``, ``versions`` (a
-        mapping), ``pair`` (the bundled pair that the models are), ``datasets`` and ``license`` (as the Hub calls
-        them).
-    folder
-        The head's folder: a ``roc.png`` in it is shown.
-    repo_id
-        The repository that the card will be in.
+    Of the provenance it uses, where they are there, ``command``, ``versions`` (a mapping), ``pair`` (the bundled pair
+    that the models are), ``datasets`` and ``license`` (as the Hub calls them). A ``roc.png`` in ``folder``, the head's,
+    is shown.
 
     Examples
     --------

@@ -93,10 +93,7 @@ class HeadConfig:
     def from_dict(cls: type[_C], values: Any, where: str = "config.json") -> _C:
         """Return the configuration in ``values``, which came from ``where``.
 
-        Raises
-        ------
-        LossyValueError
-            When it is the configuration of something else, comes from a newer format, or lacks a field.
+        Refuses the configuration of something else, of a newer format, or without a required field.
         """
         try:
             return cls._from_values(_checked_header(cls.kind, values))

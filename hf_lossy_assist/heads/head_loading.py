@@ -86,13 +86,7 @@ def _load(
 
 
 def load_folder(folder: Path) -> Head:
-    """Load the head in a folder, of whichever kind it is.
-
-    Raises
-    ------
-    LossyValueError
-        When the folder holds no head, or a damaged one.
-    """
+    """Load the head in a folder, of whichever kind it is."""
     found = existing_folder(folder)
     if found is None:
         raise LossyValueError(f"{brief(str(folder))} is not a folder")

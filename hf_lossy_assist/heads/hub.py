@@ -50,13 +50,7 @@ _REMEDIES: tuple[tuple[type[Exception], str], ...] = (
 
 @contextmanager
 def hub_errors(source: str | Path, revision: str | None = None) -> Iterator[None]:
-    """Let what the Hub's client raises inside the block come out as an error that names ``source`` and a remedy.
-
-    Raises
-    ------
-    LossyValueError
-        With the client's own message behind the remedy.
-    """
+    """Let what the Hub's client raises inside the block come out as an error that names ``source`` and a remedy."""
     try:
         yield
     except tuple(cls for cls, _ in _REMEDIES) as error:
@@ -71,14 +65,9 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Publication:
-    """Files that make up a repository on the Hub.
+    """Files that make up a repository on the Hub: where each is, by its path there.
 
-    Parameters
-    ----------
-    title
-        What it is, for the commit's message.
-    files
-        Where each file is, by its path in the repository.
+    ``title`` says what they are, for the commit's message.
 
     Examples
     --------
@@ -114,32 +103,10 @@ def upload(
     token: str | bool | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Create the repository where it does not exist yet, and commit the files in one commit.
+    """Create the repository where it does not exist yet, commit the files in one commit, and return its address.
 
-    Parameters
-    ----------
-    publication
-        The files.
-    repo_id
-        ``"org/name"``.
-    private
-        Who can see a repository that is created here; None leaves it to the Hub. An existing one stays as it is.
-    revision
-        The branch, created from ``main`` where it does not exist; ``main`` by default.
-    token
-        As everywhere in ``huggingface_hub``.
-    create_pr
-        Open a pull request instead of committing to the branch.
-
-    Returns
-    -------
-    str
-        The address of the commit.
-
-    Raises
-    ------
-    LossyValueError
-        When the Hub can't be reached or refuses.
+    ``private`` is for a repository that is created here; None leaves it to the Hub. ``revision`` is a branch, created
+    from ``main`` where it does not exist. ``create_pr`` opens a pull request instead of committing to the branch.
     """
     api = HfApi(token=token)
     with hub_errors(repo_id, revision):

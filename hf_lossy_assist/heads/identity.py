@@ -32,10 +32,8 @@ class ModelIdentity:
         The commit that it was loaded from, if it came from the Hub.
     architecture
         The name of its class.
-    hidden_size
-        Width of the state that enters the LM head.
-    vocab_size
-        Rows of the LM head.
+    hidden_size, vocab_size
+        Width of the state that enters the LM head, and rows of that head.
     fingerprint
         L2 norms of 8 rows of the LM head, evenly spread over the vocabulary; empty where they can't be read.
 
@@ -67,13 +65,7 @@ class ModelIdentity:
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelIdentity:
-        """Return the identity of a transformers model, also of one inside PEFT's or ``torch.compile``'s wrapper.
-
-        Raises
-        ------
-        LossyValueError
-            When it is no model that generates text, or has no LM head.
-        """
+        """Return the identity of a transformers model, also of one inside PEFT's or ``torch.compile``'s wrapper."""
         inner = unwrap(model)
         head = inner.get_output_embeddings()
         if head is None:
@@ -100,13 +92,7 @@ class ModelIdentity:
 
     @classmethod
     def from_dict(cls, values: Any, where: str = "the identity") -> ModelIdentity:
-        """Return the identity in what was read from JSON, as ``where`` says.
-
-        Raises
-        ------
-        LossyValueError
-            When it is of another type, or lacks a field.
-        """
+        """Return the identity in what was read from JSON, as ``where`` says."""
         known = known_fields(cls, values, where)
         norms = known.get("fingerprint", ())
         check_sequence("fingerprint", norms)

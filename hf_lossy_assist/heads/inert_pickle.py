@@ -70,18 +70,10 @@ class _Named:
 
 @dataclass(eq=False)
 class StandIn:
-    """An object that a pickle wanted to make: what from, and what it would have been filled with.
+    """An object that a pickle wanted to make: its class or kind of array, and what it would have been made from.
 
-    Attributes
-    ----------
-    kind
-        What it would have been: an estimator's class, or a kind of array.
-    args
-        What its constructor would have been called with.
-    state
-        What it would have been filled with, None where with nothing.
-    data
-        The bytes behind it in a joblib file.
+    ``args`` are its constructor's, ``state`` is what it would have been filled with, and ``data`` the bytes behind it
+    in a joblib file.
     """
 
     kind: str
@@ -94,12 +86,7 @@ def read(path: Path) -> Any:
     """Return what a pickle or a joblib file holds: containers and values, and :class:`StandIn` for the rest.
 
     Tuples come as lists. Every function or class that is named has to belong to NumPy arrays or to the scikit-learn
-    estimators of a judge head.
-
-    Raises
-    ------
-    LossyValueError
-        When the file is too large, no pickle, damaged, or names anything else.
+    estimators of a judge head. A file that is too large, no pickle, damaged, or names anything else is refused.
 
     Examples
     --------
@@ -257,13 +244,7 @@ class _Interpreter:
 
 
 def to_array(argument: str, value: Any) -> np.ndarray:
-    """Return the numbers in what :func:`read` returned, as float64: one, an array, or a list of numbers.
-
-    Raises
-    ------
-    LossyValueError
-        When ``value`` is none of these.
-    """
+    """Return the numbers in what :func:`read` returned, as float64: one, an array, or a list of numbers."""
     try:
         if type(value) is list:
             if not all(type(x) in (int, float) or isinstance(x, StandIn) for x in value):

@@ -21,14 +21,8 @@ _STATES = {
 class ThresholdRow:
     """What a judge does at one threshold, measured on validation data.
 
-    Parameters
-    ----------
-    threshold
-        Tokens whose probability of being important is below it are accepted.
-    recall
-        Share of the important tokens that the judge finds.
-    skipped
-        Share of all mismatches that it accepts as unimportant.
+    It accepts tokens whose probability of being important is below the ``threshold``. ``recall`` is the share of the
+    important tokens that it finds, ``skipped`` the share of all mismatches that it accepts.
     """
 
     threshold: float
@@ -46,10 +40,8 @@ class JudgeConfig(HeadConfig):
 
     Parameters
     ----------
-    models
-        Whose hidden states it reads: ``"target"``, ``"draft"`` or ``"both"``.
-    positions
-        At which tokens: ``"previous"``, ``"draft"`` or ``"both"``; see :mod:`hf_lossy_assist.heads.features`.
+    models, positions
+        Which hidden states it reads; see :func:`columns`.
 
     Examples
     --------
@@ -89,14 +81,7 @@ class JudgeConfig(HeadConfig):
 class JudgeHead(Head):
     """``P(important)`` of a drafted token that the base rule would reject; accepted iff it is below the threshold.
 
-    Garipov et al. 2025 (AutoJudge), section 3.
-
-    Parameters
-    ----------
-    config
-        What the head reads, and which models and task it belongs to.
-    weight, bias
-        ``(d,)`` and ``()``, with the standardisation folded in.
+    Garipov et al. 2025 (AutoJudge), section 3. The weight has the standardisation folded in.
 
     Examples
     --------
@@ -117,13 +102,7 @@ class JudgeHead(Head):
     config: JudgeConfig
 
     def threshold_for(self, recall: float) -> float:
-        """Return the largest threshold of the head's table that finds at least this share of the important tokens.
-
-        Raises
-        ------
-        LossyValueError
-            When none does.
-        """
+        """Return the largest threshold of the head's table that finds at least this share of the important tokens."""
         check_probability("recall", recall)
         table = self.config.thresholds
         if not table:

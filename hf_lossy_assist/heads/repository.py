@@ -29,13 +29,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def existing_folder(source: str | Path) -> Path | None:
-    """Return the folder that ``source`` names, None where there is none.
-
-    Raises
-    ------
-    LossyValueError
-        When ``source`` is neither a string nor a path.
-    """
+    """Return the folder that ``source`` names, None where there is none; refuse what is neither a string nor a path."""
     if not isinstance(source, str | os.PathLike):
         raise LossyValueError(f"a head has to be named by a folder or an id on the Hub, but is {brief(source)}")
     try:
@@ -124,13 +118,7 @@ def read_weights(folder: Path, shapes: dict[str, tuple[int, ...]], sha256: str |
 
 
 def finite(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
-    """Return a tensor in another dtype, in which it has to be finite.
-
-    Raises
-    ------
-    LossyValueError
-        When it is not; ``what`` says what has to be.
-    """
+    """Return a tensor in another dtype, in which it has to be finite; ``what`` names it in the error."""
     converted = x.to(dtype)
     if not converted.isfinite().all():
         raise LossyValueError(

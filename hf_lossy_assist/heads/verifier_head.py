@@ -22,14 +22,8 @@ _STATES = {
 class VerifierRow:
     """What a verifier does at one threshold, measured on validation data.
 
-    Parameters
-    ----------
-    threshold
-        Tokens whose probability of being acceptable is above it are committed.
-    tpr
-        Share of the acceptable tokens that are.
-    fpr
-        Share of the other tokens that are, too.
+    It commits tokens whose probability of being acceptable is above the ``threshold``: ``tpr`` is the share of the
+    acceptable tokens that are committed, ``fpr`` the share of the others.
     """
 
     threshold: float
@@ -87,13 +81,6 @@ class VerifierHead(Head):
     """``P(acceptable)`` of a token that the draft has just sampled; committed unseen iff it is above the threshold.
 
     SPRINTER, section 3.
-
-    Parameters
-    ----------
-    config
-        What the head reads, and which models and task it belongs to.
-    weight, bias
-        ``(d,)`` and ``()``.
 
     Examples
     --------

@@ -118,9 +118,7 @@ _PATIENCE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class PromptText:
-    """A prompt as the text that is sent and as the tokens that the draft sees; it turns responses from one into the
-    other.
-    """
+    """A prompt as the text that is sent and as the draft's tokens; turns responses from one into the other."""
 
     tokenizer: PreTrainedTokenizerBase
     text: str

@@ -57,8 +57,8 @@ class Greedy:
 class GumbelMax:
     """``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i``: a sample that depends on nothing but seed and prefix.
 
-    Target and draft see the same noise after the same prefix, so they differ no more often than their distributions do.
-    P is the softmax of the logits divided by the temperature.
+    P is the softmax of the logits divided by the temperature. Target and draft see the same noise after the same
+    prefix, so they differ no more often than their distributions do.
 
     Examples
     --------

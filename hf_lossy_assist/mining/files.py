@@ -13,8 +13,9 @@ PARTIAL = ".partial"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside ``path``, and give it that name once it is on the disk. When the disk is full or the folder
-    can't be written to, ``path`` stays as it was.
+    """Write a file beside ``path``, and give it that name once it is on the disk.
+
+    When the disk is full or the folder can't be written to, ``path`` stays as it was.
 
     Examples
     --------

@@ -73,9 +73,7 @@ class JudgeMiner:
 
 
 def judge_schemas(widths: Mapping[str, int]) -> dict[str, pyarrow.Schema]:
-    """Return the tables of AutoJudge's labels; ``widths`` has the sizes of the states by column, e.g.
-    ``"target_draft"``.
-    """
+    """Return the tables of AutoJudge's labels with states of these widths by column, e.g. ``"target_draft"``."""
     import pyarrow as pa
 
     ids = pa.list_(pa.int32())

@@ -58,9 +58,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: DynamicCac
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The outcome of reading several texts in one forward: logits ``(B, k, V)`` of their last k tokens, and their
-    memories.
-    """
+    """Logits ``(B, k, V)`` of the last k tokens of texts that were read in one forward, and their memories."""
 
     logits: Tensor
     memories: list[CachedText]

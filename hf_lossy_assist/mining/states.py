@@ -27,9 +27,7 @@ _VARIANTS = 16
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """A text that was read in one forward: ``(n, d)`` what entered the LM head, ``(n, V)`` logits, and a memory for
-    variants.
-    """
+    """A text that was read in one forward: what entered the LM head ``(n, d)``, its logits ``(n, V)``, and a memory."""
 
     tokens: tuple[int, ...]
     states: Tensor

@@ -36,11 +36,9 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Mined:
-    """The rows of a folder of mined data, with the manifest, which says what was mined, from which models and by which
-    runs.
+    """The rows of a folder of mined data, with the manifest: what was mined, from which models, by which runs.
 
-    ``tokens`` has a row for each labelled token, ``prompts`` one for each finished prompt, also for those without
-    labels.
+    ``tokens`` has a row for each labelled token, ``prompts`` one for each finished prompt, with labels or without.
     """
 
     manifest: dict[str, Any]

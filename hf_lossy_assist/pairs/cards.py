@@ -31,27 +31,9 @@ def measure(
     problems: int = 1000,
     on_batch: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
-    """Measure a stored model, as users get it: upcast to float32.
+    """Return the figures of a stored model, for :func:`write`: measured as users get it, upcast to float32.
 
-    Parameters
-    ----------
-    folder
-        The model's folder.
-    role
-        ``"target"`` or ``"draft"``.
-    recipe
-        How it was trained.
-    pair
-        The pair it belongs to.
-    problems
-        How many test problems are put.
-    on_batch
-        Called with the number of finished problems.
-
-    Returns
-    -------
-    dict
-        Figures for :func:`write`.
+    ``on_batch`` is called with the number of finished problems.
     """
     model = load_model(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -68,13 +68,7 @@ def load(
     device
         Where to put both models; the CPU by default.
     folder
-        A folder with ``target`` and ``draft`` in it, as ``lossy-assist train-pair`` writes it, to be used
-        instead of the bundled weights.
-
-    Raises
-    ------
-    LossyValueError
-        When there is no such pair, or no weights.
+        A folder with ``target`` and ``draft``, as ``lossy-assist train-pair`` writes it; else the bundled weights.
 
     Examples
     --------

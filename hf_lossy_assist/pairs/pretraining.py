@@ -70,23 +70,10 @@ def train_model(
     on_step: Callable[[int, float], None] = lambda step, loss: None,
     checkpoint_every: int = 100,
 ):
-    """Train one model of the pair; continue from ``checkpoint`` where it holds the same recipe.
+    """Train one model of the pair in float32; continue from ``checkpoint`` where it holds the same recipe.
 
-    Parameters
-    ----------
-    recipe
-        Size and schedule. Every step's batch follows from the recipe's seed and the step alone.
-    tokenizer
-        The pair's tokenizer.
-    checkpoint
-        A safetensors file with weights and optimizer state, rewritten every ``checkpoint_every`` steps.
-    on_step
-        Called with the number of finished steps and the last loss.
-
-    Returns
-    -------
-    LlamaForCausalLM
-        The trained model, in float32 and evaluation mode.
+    Every step's batch follows from the recipe's seed and the step alone. The checkpoint is a safetensors file with
+    weights and optimizer state. ``on_step`` is called with the number of finished steps and the last loss.
     """
     model = build_model(recipe, tokenizer).train()
     decayed = [p for p in model.parameters() if p.dim() > 1]

@@ -20,15 +20,9 @@ POOL = 8
 class Cycle:
     """One warm-up and cool-down of the learning rate.
 
-    Attributes
-    ----------
-    steps, peak_lr
-        Its length and its highest learning rate.
-    number_weight
-        How much positions inside or right before a number count in the loss. It depends on the token before a
-        position only, so the distribution to be learned stays the same.
-    interleaved
-        Train on the harder order of questions about two people, in which only names tell whose event is whose.
+    Positions inside or right before a number count ``number_weight`` times in the loss. That depends on the token
+    before a position only, so the distribution to be learned stays the same. ``interleaved`` trains on the harder order
+    of questions about two people, in which only names tell whose event is whose.
     """
 
     steps: int

@@ -91,12 +91,6 @@ def assist(
     PreTrainedModel or None
         The draft model.
 
-    Raises
-    ------
-    LossyValueError
-        When ``lossy_assistant`` can't be loaded or does not fit the target, or is missing though the configuration
-        has a ``lossy_mode``; when that or its settings are wrong.
-
     Examples
     --------
     >>> from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -191,12 +185,8 @@ def _tokenizer_of_draft(
 def restrict(model: PreTrainedModel, settings: Settings) -> None:
     """Let calls of ``model.generate()`` have no head and no compilation that the server's operator has not allowed.
 
-    Parameters
-    ----------
-    model
-        Gets an attribute ``generate`` in front of the one it has; what its generation configuration names is allowed.
-    settings
-        What else is allowed.
+    What the model's own generation configuration names is allowed too. The model gets an attribute ``generate`` in
+    front of the one it has.
     """
     own = {name: getattr(model.generation_config, name, None) for name in ("lossy_config", "lossy_head")}
     allowed = [*settings.allowed_heads, *_heads_of(own["lossy_head"])]

@@ -19,17 +19,8 @@ STATS_ROUTE = "/lossy_stats"
 def run(serve: Callable[[], Any], settings: Settings) -> None:
     """Run transformers' server with this package enabled; return when it has been stopped.
 
-    Parameters
-    ----------
-    serve
-        Builds and runs the server: ``transformers.cli.serve.Serve`` with its arguments.
-    settings
-        For all models it loads.
-
-    Raises
-    ------
-    LossyError
-        When the model that is loaded at the start can't be assisted.
+    ``serve`` builds and runs the server: ``transformers.cli.serve.Serve`` with its arguments. ``settings`` are for all
+    models it loads. Raises :class:`LossyError` when the model that is loaded at the start can't be assisted.
     """
 
     def prepare(

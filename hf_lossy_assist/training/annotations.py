@@ -25,17 +25,10 @@ _FIELDS = {"prompt": str, "response": str, "spans": list}
 
 @dataclass(frozen=True)
 class Annotation:
-    """One response that somebody has read.
+    """One response that somebody has read; ``line`` is where it stands in its file.
 
-    Attributes
-    ----------
-    line
-        Where it stands in its file.
-    prompt, response
-        The texts.
-    spans
-        Characters ``[start, end)`` of the response that matter: the mistakes, in Judge Decoding. None at all for a
-        response that could stay as it is.
+    ``spans`` are the characters ``[start, end)`` of the response that matter: the mistakes, in Judge Decoding. A
+    response that could stay as it is has none.
     """
 
     line: int
@@ -47,11 +40,8 @@ class Annotation:
 def read_annotations(path: str | Path) -> list[Annotation]:
     """Read a JSONL file with one object ``{"prompt": …, "response": …, "spans": [[start, end], …]}`` a line.
 
-    Raises
-    ------
-    LossyValueError
-        Naming the line, when a field is missing or of another type, or a span is empty, backwards, outside the
-        response or overlaps another.
+    An error names the line where a field is missing or of another type, or a span is empty, backwards, outside the
+    response or overlaps another.
 
     Examples
     --------
@@ -110,18 +100,8 @@ def _spans(spans: Sequence[Any], length: int, where: str) -> tuple[tuple[int, in
 def label(annotation: Annotation, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[bool]]:
     """Tokenise prompt and response as one text, and label the tokens of the response.
 
-    Parameters
-    ----------
-    annotation
-        What was marked.
-    tokenizer
-        A fast one. A chat template, where there is one, makes the prompt a turn of the user.
-
-    Returns
-    -------
-    tuple
-        All token ids; the indices of those that have characters of the response; and for each of these whether it
-        has marked ones.
+    Returns all token ids, the indices of those that have characters of the response, and for each of these whether it
+    has marked ones. A chat template, where there is one, makes the prompt a turn of the user.
 
     Examples
     --------
@@ -161,29 +141,10 @@ def annotated_examples(
 
     Bachmann et al. 2025 (Judge Decoding), section 4.1; Garipov et al. 2025 (AutoJudge), appendix N.
 
-    Parameters
-    ----------
-    annotations
-        What people have marked.
-    tokenizer
-        Of all the models.
-    models
-        ``"target"`` and, where its states are wanted too, ``"draft"``.
-    on_annotation
-        Called with the number of responses that have been read.
-
-    Returns
-    -------
-    Examples
-        Every token of every response, as though the draft had proposed it: ``draft`` is the state that has read
-        it, ``previous`` the one before. The prompt of a token is its prompt's text: responses to one prompt are
-        never on both sides of a split.
-
-    Raises
-    ------
-    LossyValueError
-        When the tokenizer can't tell where its tokens stand in the text, or a response is the first thing a model
-        reads.
+    Every token of every response counts as though the draft had proposed it: ``draft`` is the state that has read it,
+    ``previous`` the one before. The prompt of a token is its prompt's text, so responses to one prompt are never on
+    both sides of a split. ``models`` are the ``"target"`` and, where its states are wanted too, the ``"draft"``;
+    ``on_annotation`` is called with the number of responses that have been read.
     """
     if not tokenizer.is_fast:
         raise LossyValueError(

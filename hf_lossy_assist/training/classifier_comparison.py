@@ -22,19 +22,7 @@ TOKENS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Compared:
-    """One classifier on one choice of states.
-
-    Attributes
-    ----------
-    classifier
-        What was fitted.
-    models, positions
-        The states that it reads.
-    train_auc, validation_auc
-        Areas under the ROC curves, on the same split for all.
-    seconds
-        How long fitting took.
-    """
+    """One classifier on one choice of states, with its areas under the ROC curves and the seconds that fitting took."""
 
     classifier: str
     models: str
@@ -73,22 +61,9 @@ def variants(available: Sequence[str]) -> list[Variant]:
 def compare(examples: Examples, settings: JudgeSettings) -> Iterator[Compared]:
     """Fit other classifiers on the chosen states, and logistic regressions on all other choices of states.
 
-    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. First come the logistic regressions of all
-    strengths, the random forest and the perceptron on the states that ``settings`` names, then the best logistic
-    regression on every choice of states, all on the split that
-    :func:`~hf_lossy_assist.training.judge_training.train_judge` uses.
-
-    Parameters
-    ----------
-    examples
-        Labelled mismatches with all states that are to be compared.
-    settings
-        As for training.
-
-    Yields
-    ------
-    Compared
-        As each is fitted; :func:`count` tells how many there are.
+    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. First come the logistic regressions of all strengths,
+    the random forest and the perceptron on the states that ``settings`` names, then the best logistic regression on
+    every choice of states, all on the split that :func:`.judge_training.train_judge` uses.
     """
     train, validation = split(examples, settings)
     columns = settings.columns

@@ -33,22 +33,10 @@ HIDDEN_UNITS = 128
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A fitted classifier.
+    """A fitted classifier: a pipeline of a standardisation and the classifier itself.
 
-    Attributes
-    ----------
-    classifier
-        A scikit-learn pipeline: a standardisation, then a classifier.
-    label
-        What it is, for tables.
-    columns
-        The states that it reads, in order.
-    train, validation
-        Probabilities of the True class ``(N,)`` on both sets.
-    train_auc, validation_auc
-        Areas under the ROC curves.
-    seconds
-        How long fitting took.
+    ``label`` names it in tables, ``columns`` are the states that it reads, in order, and ``train`` and ``validation``
+    its probabilities of the True class ``(N,)`` on both sets.
     """
 
     classifier: Pipeline
@@ -91,25 +79,10 @@ def fit_logistic(
     strengths: Sequence[float] = STRENGTHS,
     on_fit: Callable[[Fit], None] = lambda fit: None,
 ) -> list[Fit]:
-    """Fit a logistic regression with L2 regularisation for each strength.
+    """Fit a logistic regression with L2 regularisation for each strength, scikit-learn's ``C``.
 
-    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B.
-
-    Parameters
-    ----------
-    columns
-        The states to read.
-    train, validation
-        Sets that share no prompt.
-    strengths
-        Values of scikit-learn's ``C``.
-    on_fit
-        Called after each.
-
-    Returns
-    -------
-    list
-        One fit for each strength; :func:`best` chooses among them.
+    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The two sets share no prompt; :func:`best` chooses
+    among the fits.
     """
     fits = []
     for strength in strengths:

@@ -15,16 +15,8 @@ from ..errors import LossyValueError
 class Examples:
     """Hidden states of N tokens, each with a label and the prompt that it comes from.
 
-    Attributes
-    ----------
-    states
-        ``(N, d)`` float32 arrays by name.
-    labels
-        ``(N,)`` bool; True for the class whose probability the head is to give.
-    prompts
-        ``(N,)`` integers. Tokens of one prompt are never on both sides of a split.
-    classes
-        What a False and a True label mean, for messages.
+    ``states`` are ``(N, d)`` arrays by name. A label is True for the class whose probability the head is to give;
+    ``classes`` says in words what False and True mean. Tokens of one prompt are never on both sides of a split.
 
     Examples
     --------
@@ -68,13 +60,7 @@ class Examples:
 
 
 def check(examples: Examples) -> None:
-    """Refuse what no head can be learnt from.
-
-    Raises
-    ------
-    LossyValueError
-        For no tokens at all, labels of one class only, tokens of one prompt only, or states that are not finite.
-    """
+    """Refuse what no head can be learnt from."""
     if len(examples) == 0:
         raise LossyValueError("`data` has to hold labelled tokens, but has none; mine more prompts")
     if examples.labels.all() or not examples.labels.any():
@@ -98,18 +84,9 @@ def check(examples: Examples) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
-    """Tokens that a draft has proposed, with the probabilities that decide their label.
+    """Tokens that a draft has proposed, with the probabilities of target (p) and draft (q) that decide their label.
 
-    Attributes
-    ----------
-    states
-        ``(N, d)`` float32 states of the draft, by position.
-    p, q
-        ``(N,)`` probabilities of the token by target and draft.
-    prompts
-        ``(N,)`` which prompt each token is of.
-    kinds
-        ``(N,)`` how the text before each token came about.
+    ``states`` are the draft's by position, and ``kinds`` says how the text before each token came about.
     """
 
     states: Mapping[str, NDArray[np.float32]]

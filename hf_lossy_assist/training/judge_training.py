@@ -29,7 +29,7 @@ class JudgeSettings:
     Attributes
     ----------
     models, positions
-        Which states it reads; see :mod:`hf_lossy_assist.heads.features`.
+        Which states it reads; see :func:`hf_lossy_assist.heads.columns`.
     recall
         Share of important tokens that its default threshold has to find on validation.
     validation_share
@@ -69,17 +69,7 @@ class JudgeSettings:
 
 @dataclass(frozen=True, eq=False)
 class TrainedJudge:
-    """A judge head, and the data it was trained and validated on.
-
-    Attributes
-    ----------
-    head
-        The folded head.
-    fits
-        One logistic regression for each strength.
-    train, validation
-        The two sides of the split.
-    """
+    """A judge head, the logistic regressions that it was chosen among, and the two sides of the split."""
 
     head: JudgeHead
     fits: tuple[Fit, ...]
@@ -121,21 +111,14 @@ def train_judge(
 
     Parameters
     ----------
-    examples
-        Labelled mismatches, True for important.
-    origin
-        Where they come from.
+    examples, origin
+        Labelled mismatches, True for important, and where they come from.
     settings
         How to train.
     on_fit
         Called after each of the logistic regressions.
     notes
         For the head's provenance.
-
-    Raises
-    ------
-    LossyValueError
-        When the examples can't be learnt from.
 
     Examples
     --------
@@ -185,13 +168,7 @@ def train_judge(
 
 
 def split(examples: Examples, settings: JudgeSettings) -> tuple[Examples, Examples]:
-    """Return the training and the validation side, always the same for the same settings.
-
-    Raises
-    ------
-    LossyValueError
-        When the examples can't be learnt from.
-    """
+    """Return the training and the validation side, always the same for the same settings."""
     check(examples)
     mask = validation_mask(examples.labels, examples.prompts, share=settings.validation_share, seed=settings.seed)
     return examples.where(~mask), examples.where(mask)
@@ -206,16 +183,9 @@ def probabilities(head: JudgeHead, examples: Examples) -> NDArray[np.float32]:
 class FoldedJudges:
     """One head trained on everything, and one for each fold, trained on all the others.
 
-    Attributes
-    ----------
-    final
-        The head for new prompts.
-    by_fold
-        The head that measures a fold's prompts, by the fold's number.
-    auc
-        Share of the pairs of an important and an unimportant token, both of one fold, that the head which has not
-        seen that fold ranks rightly. Probabilities of different heads are not compared: each has a threshold of its
-        own.
+    ``auc`` is the share of the pairs of an important and an unimportant token, both of one fold, that the head which
+    has not seen that fold ranks rightly. Probabilities of different heads are not compared: each has a threshold of its
+    own.
     """
 
     final: TrainedJudge
@@ -241,20 +211,6 @@ def train_judges_by_fold(
 
     Garipov et al. 2025 (AutoJudge), section 4.2: LiveCodeBench has no training split, so each of five folds is
     evaluated with the head of the four others. Regularisation and threshold are chosen inside those four.
-
-    Parameters
-    ----------
-    examples
-        Labelled mismatches.
-    folds
-        ``(N,)`` the fold of each token's prompt.
-    origin, settings, on_fit
-        As in :func:`~hf_lossy_assist.training.judge_training.train_judge`.
-
-    Raises
-    ------
-    LossyValueError
-        When there is one fold only, or what they leave can't be learnt from.
     """
     numbers = [int(fold) for fold in np.unique(folds)]
     if len(numbers) < 2:

@@ -31,16 +31,8 @@ _COMMANDS = {"judge": "train judge", "ratio": "train verifier"}
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """AutoJudge's labels.
-
-    Attributes
-    ----------
-    examples
-        Labelled mismatches.
-    folds
-        ``(N,)`` the fold of each token's prompt, or None for data without folds.
-    origin
-        Where they come from.
+    """AutoJudge's labels: the mismatches, the fold of each token's prompt (None for data without folds), and their
+    origin.
     """
 
     examples: Examples
@@ -51,21 +43,9 @@ class Judged:
 def read_judged(
     folder: str | Path, columns: Sequence[str] | None = None, target: ModelIdentity | None = None
 ) -> Judged:
-    """Read AutoJudge's labels.
+    """Read AutoJudge's labels with the states in ``columns``, or with all there are.
 
-    Parameters
-    ----------
-    folder
-        What ``lossy-assist mine`` wrote.
-    columns
-        The states to read; None for all there are.
-    target
-        The target, for data that don't name it because it was behind an API when they were mined.
-
-    Raises
-    ------
-    LossyValueError
-        When there are no such labels, or not with these states.
+    ``target`` is for data that don't name it because it was behind an API when they were mined.
     """
     mined = _load(folder, "judge")
     available = [name for name in JUDGE_STATES if name in mined.tokens.column_names]
@@ -83,13 +63,7 @@ def read_judged(
 
 
 def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:
-    """Read SPRINTER's probabilities, with the states at these positions.
-
-    Raises
-    ------
-    LossyValueError
-        When there are none, or some that are not finite.
-    """
+    """Read SPRINTER's probabilities, with the states at these positions."""
     mined = _load(folder, "ratio")
     columns = {position: RATIO_STATES[position] for position in positions}
     table = _arrays(mined.tokens, ["prompt_id", "kind", "p", "q", *columns.values()])

@@ -20,18 +20,9 @@ _PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where labelled states come from.
+    """Where labelled states come from: models, task, and what the head's provenance is to say of the data.
 
-    Attributes
-    ----------
-    target, draft
-        The models whose states and disagreements they are.
-    task
-        The name of the task.
-    data
-        What the head's provenance is to say of the data.
-    card
-        Further entries of the provenance that the model card reads, such as ``license`` or ``pair``.
+    ``card`` has further entries of the provenance that the model card reads, such as ``license`` or ``pair``.
     """
 
     target: ModelIdentity

@@ -14,17 +14,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A ROC curve, with its name and style.
-
-    Attributes
-    ----------
-    name
-        For the legend, which adds the area.
-    labels, probabilities
-        ``(N,)`` classes, and probabilities of the True one.
-    style, color
-        Of the line, as matplotlib names them.
-    """
+    """A ROC curve, with its name for the legend (which adds the area) and matplotlib's style and colour of its line."""
 
     name: str
     labels: NDArray[np.bool_]
@@ -34,18 +24,7 @@ class Curve:
 
 
 def draw_roc(curves: Sequence[Curve], path: Path, *, title: str, positive: str, others: str) -> None:
-    """Draw ROC curves into one PNG.
-
-    Parameters
-    ----------
-    curves
-        What to draw.
-    path
-        The file to write.
-    title
-        Of the plot.
-    positive, others
-        What the shares on the axes are of, e.g. ``"important tokens found"``.
+    """Draw ROC curves into one PNG; ``positive`` and ``others`` say what the shares on the axes are of.
 
     Examples
     --------

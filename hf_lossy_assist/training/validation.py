@@ -17,31 +17,10 @@ _DRAWS = 200
 def validation_mask(
     labels: NDArray[np.bool_], prompts: NDArray[np.int64], *, share: float = 0.1, seed: int = 0
 ) -> NDArray[np.bool_]:
-    """Choose validation prompts at random, and return which tokens are theirs.
+    """Choose a share of the prompts for validation at random, and return which tokens ``(N,)`` are theirs.
 
-    Garipov et al. 2025 (AutoJudge), appendix B: all tokens of a prompt go to one side. A draw that leaves a side
-    with one class only is thrown away.
-
-    Parameters
-    ----------
-    labels
-        ``(N,)`` classes of the tokens.
-    prompts
-        ``(N,)`` which prompt each token is of.
-    share
-        Part of the prompts to validate on; at least one prompt.
-    seed
-        Of the draw.
-
-    Returns
-    -------
-    ndarray
-        ``(N,)`` bool, True for validation.
-
-    Raises
-    ------
-    LossyValueError
-        When no draw leaves both classes on both sides.
+    Garipov et al. 2025 (AutoJudge), appendix B: all tokens of a prompt go to one side. A draw that leaves a side with
+    one class only is thrown away.
 
     Examples
     --------
@@ -74,15 +53,6 @@ VERIFIER_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 
 
 def largest_threshold(labels: NDArray[np.bool_], probabilities: NDArray[np.floating], recall: float) -> float:
     """Return the largest τ at which a share ``recall`` of the True tokens still has a probability of τ or more.
-
-    Parameters
-    ----------
-    labels
-        ``(N,)``, True for important.
-    probabilities
-        ``(N,)`` of being important.
-    recall
-        In (0, 1].
 
     Examples
     --------
@@ -143,18 +113,7 @@ def auc_interval(
 ) -> tuple[float, float]:
     """Return a bootstrap interval of the ROC-AUC over prompts, whose tokens are not independent of each other.
 
-    Parameters
-    ----------
-    labels, probabilities
-        ``(N,)`` classes, and probabilities of the True one.
-    prompts
-        ``(N,)`` which prompt each token is of.
-    confidence
-        Of the interval.
-    draws
-        How many times prompts are drawn with replacement; draws with one class only don't count.
-    seed
-        Of the draws.
+    Prompts are drawn with replacement; draws with one class only don't count.
 
     Examples
     --------

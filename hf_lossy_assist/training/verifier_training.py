@@ -26,18 +26,10 @@ from .validation import VERIFIER_THRESHOLDS, auc_interval, rates, validation_mas
 
 @dataclass(frozen=True)
 class Descent:
-    """The settings by which a linear layer is fitted.
+    """The settings of Adam, by which a linear layer is fitted.
 
-    Attributes
-    ----------
-    learning_rate, batch
-        Of Adam.
-    patience
-        Fitting stops after so many epochs without a lower validation loss, and goes back to the lowest.
-    max_epochs
-        Fitting stops then in any case.
-    seed
-        Of the order of tokens.
+    Fitting stops after ``patience`` epochs without a lower validation loss, at the latest after ``max_epochs``, and
+    goes back to the lowest. ``seed`` gives the order of the tokens.
     """
 
     learning_rate: float = 1e-2
@@ -49,15 +41,7 @@ class Descent:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A linear layer that was fitted.
-
-    Attributes
-    ----------
-    weight, bias
-        ``(d,)`` and ``()``, on raw states.
-    epoch
-        The epoch of the lowest validation loss, which they come from.
-    """
+    """A linear layer on raw states, from the epoch of the lowest validation loss."""
 
     weight: Tensor
     bias: Tensor
@@ -160,19 +144,7 @@ class VerifierSettings:
 
 @dataclass(frozen=True, eq=False)
 class VerifierFit:
-    """A layer for one position and one λ.
-
-    Attributes
-    ----------
-    position, ratio
-        What it was fitted to.
-    layer
-        What came out.
-    validation
-        Probabilities of the validation tokens ``(N,)``.
-    train_auc, validation_auc
-        Areas under the ROC curves.
-    """
+    """A layer for one position and one λ, its validation probabilities ``(N,)``, and its areas under the ROC curves."""
 
     position: str
     ratio: float
@@ -186,16 +158,8 @@ class VerifierFit:
 class TrainedVerifier:
     """A verifier head, and what it was chosen among.
 
-    Attributes
-    ----------
-    head
-        The folded head.
-    fits
-        The fit of each position at the chosen λ, the best first.
-    by_ratio
-        The fit of each λ at the chosen position.
-    curves
-        Validation curves of ``by_ratio``.
+    ``fits`` has the fit of each position at the chosen λ, the best first, and ``by_ratio`` that of each λ at the chosen
+    position, with validation ``curves``.
     """
 
     head: VerifierHead
@@ -223,26 +187,19 @@ def train_verifier(
 ) -> TrainedVerifier:
     """Train a verifier head: a linear layer and a sigmoid, by binary cross-entropy, Adam and early stopping.
 
-    SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. 90 % of the prompts train; the other
-    10 % stop the training, choose the position and give all figures.
+    SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. 90 % of the prompts train; the other 10 %
+    stop the training, choose the position and give all figures.
 
     Parameters
     ----------
-    ratios
-        Tokens with their probabilities.
-    origin
-        Where they come from.
+    ratios, origin
+        Tokens with their probabilities, and where they come from.
     settings
         How to train.
     curve_ratios
         Further λ for the plot, at the chosen position; those that leave one class only are left out.
     on_fit
         Called after each fit.
-
-    Raises
-    ------
-    LossyValueError
-        When the tokens can't be learnt from.
 
     Examples
     --------
