@@ -11,7 +11,7 @@ from rich.console import Console
 
 from .. import pairs
 from ..errors import LossyValueError
-from ..heads.features import MODELS
+from ..heads.judge_head import MODELS
 from .console import progress
 from .models import ModelOptions, identity_of
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from .features import columns
 from .folding import fold
 from .head import Head
 from .head_config import HeadConfig
 from .head_loading import load_head
 from .identity import ModelIdentity
-from .judge_head import JudgeConfig, JudgeHead, ThresholdRow
+from .judge_head import JudgeConfig, JudgeHead, ThresholdRow, columns
 from .verifier_head import VerifierConfig, VerifierHead, VerifierRow
 
 __all__ = [

@@ -15,7 +15,6 @@ from .identity import ModelIdentity
 from .repository import ROC
 
 _TEMPLATE = "card_template.md"
-_MODES = {"judge": "judge", "verifier": "sprinter"}
 # Metrics by name: what the card calls them, and how it writes them. Others stand there as they are.
 _LABELS: Mapping[str, tuple[str, str]] = {
     "auc": ("ROC-AUC", "{:.4f}"),
@@ -69,7 +68,7 @@ def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> s
         reads=config.reads,
         figures=[_figure(name, value) for name, value in config.metrics.items()],
         pair=config.provenance.get("pair"),
-        mode=_MODES[config.kind],
+        mode=config.rule,
         repo_id=repo_id,
         table=_table,
         roc=ROC if (folder / ROC).is_file() else None,
@@ -81,8 +80,9 @@ def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> s
 def metadata(config: HeadConfig) -> ModelCardData:
     """Return the card's metadata; models and datasets that are not on the Hub have no place in it."""
     bases = [identity.name for identity in (config.target, config.draft) if identity.is_on_hub]
-    results = [
-        EvalResult(
+    measured: dict[str, Any] = {}
+    if "auc" in config.metrics:
+        result = EvalResult(
             task_type="text-generation",
             dataset_type=config.task,
             dataset_name=config.task,
@@ -91,18 +91,15 @@ def metadata(config: HeadConfig) -> ModelCardData:
             metric_name="ROC-AUC",
             metric_value=config.metrics["auc"],
         )
-        for _ in range("auc" in config.metrics)
-    ]
+        measured = {"model_name": _title(config), "metrics": ["roc_auc"], "eval_results": [result]}
     return ModelCardData(
-        model_name=_title(config) if results else None,
         library_name=LIBRARY,
         license=config.provenance.get("license"),
         pipeline_tag="text-generation",
         base_model=list(dict.fromkeys(bases)) or None,
         datasets=config.provenance.get("datasets"),
         tags=[LIBRARY, "speculative-decoding", "assisted-generation", f"{config.kind}-head", config.task],
-        metrics=["roc_auc"] if results else None,
-        eval_results=results or None,
+        **measured,
     )
 
 

@@ -61,6 +61,7 @@ class HeadConfig:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     kind: ClassVar[str]
+    rule: ClassVar[str]
     row: ClassVar[type]
 
     def __post_init__(self) -> None:

@@ -6,15 +6,50 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import LossyValueError
-from .checks import check_probability
-from .features import columns
+from .checks import brief, check_probability
 from .head import Head
 from .head_config import HeadConfig
 
-_STATES = {
+MODELS = ("target", "draft")
+"""The models whose final hidden states, the inputs of their LM heads, a judge may read."""
+
+POSITIONS = {
     "previous": "the final hidden state that predicted the token",
     "draft": "the final hidden state that has read the drafted token",
 }
+"""The states of each model that a judge may read."""
+
+
+def columns(models: str = "target", positions: str = "draft") -> list[str]:
+    """Return the names of the chosen states, ``{model}_{position}``, in the order in which a head reads them.
+
+    Garipov et al. 2025 (AutoJudge), section 3.2 and appendix B.
+
+    Parameters
+    ----------
+    models
+        ``"target"``, ``"draft"`` or ``"both"``.
+    positions
+        ``"previous"``, ``"draft"`` or ``"both"``.
+
+    Examples
+    --------
+    >>> columns("target", "draft")
+    ['target_draft']
+    >>> columns("both", "both")
+    ['target_previous', 'target_draft', 'draft_previous', 'draft_draft']
+    """
+    chosen_models = _chosen("models", models, MODELS)
+    chosen_positions = _chosen("positions", positions, tuple(POSITIONS))
+    return [f"{model}_{position}" for model in chosen_models for position in chosen_positions]
+
+
+def _chosen(argument: str, value: str, choices: tuple[str, ...]) -> tuple[str, ...]:
+    if value == "both":
+        return choices
+    if value not in choices:
+        raise LossyValueError(f"`{argument}` has to be one of {[*choices, 'both']}, but is {brief(value)}")
+    return (value,)
 
 
 @dataclass(frozen=True)
@@ -56,6 +91,7 @@ class JudgeConfig(HeadConfig):
     positions: str = "draft"
 
     kind: ClassVar[str] = "judge"
+    rule: ClassVar[str] = "judge"
     row: ClassVar[type] = ThresholdRow
 
     def __post_init__(self) -> None:
@@ -70,7 +106,7 @@ class JudgeConfig(HeadConfig):
     @property
     def reads(self) -> str:
         names = (name.split("_") for name in self.columns)
-        return "; ".join(f"{_STATES[position]}, of the {model}" for model, position in names)
+        return "; ".join(f"{POSITIONS[position]}, of the {model}" for model, position in names)
 
     @property
     def width(self) -> int:

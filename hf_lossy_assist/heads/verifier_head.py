@@ -9,13 +9,11 @@ from .checks import check_probability, is_number, require
 from .head import Head
 from .head_config import HeadConfig
 
-POSITIONS = ("previous", "token")
-"""``previous``: the draft's state that predicted the token; ``token``: the one that has read it."""
-
-_STATES = {
+POSITIONS = {
     "previous": "the final hidden state that predicted the token",
     "token": "the final hidden state that has read the token",
 }
+"""The states of the draft that a verifier may read."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,18 @@ class VerifierConfig(HeadConfig):
     ratio: float = 1.0
 
     kind: ClassVar[str] = "verifier"
+    rule: ClassVar[str] = "sprinter"
     row: ClassVar[type] = VerifierRow
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.position in POSITIONS, "position", f"one of {list(POSITIONS)}", self.position)
+        positions = [*POSITIONS]
+        require(self.position in positions, "position", f"one of {positions}", self.position)
         require(is_number(self.ratio) and self.ratio > 0, "ratio", "a number above 0", self.ratio)
 
     @property
     def reads(self) -> str:
-        return f"{_STATES[self.position]}, of the draft"
+        return f"{POSITIONS[self.position]}, of the draft"
 
     @property
     def width(self) -> int:

@@ -16,14 +16,6 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file beside ``path``, and give it that name once it is on the disk.
 
     When the disk is full or the folder can't be written to, ``path`` stays as it was.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "notes.txt"
-    >>> write_whole(path, b"all of it")
-    >>> [file.name for file in path.parent.iterdir()]
-    ['notes.txt']
     """
     partial = path.with_name(path.name + PARTIAL)
     try:

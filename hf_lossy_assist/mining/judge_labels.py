@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..heads.identity import ModelIdentity
-from .prompt_results import FAILED, MINED, SKIPPED, Prompt, PromptResult, prompt_schema, state_fields
+from .prompt_results import FAILED, MINED, SKIPPED, Prompt, PromptResult, Schemas, table_schemas
 from .search import Mismatch
 from .searches import Searched, Searches
 from .states import mismatch_states
-
-if TYPE_CHECKING:
-    import pyarrow
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +27,9 @@ class JudgeMiner:
     models: Mapping[str, PreTrainedModel]
     positions: Mapping[str, Sequence[str]]
 
-    def schemas(self) -> dict[str, pyarrow.Schema]:
-        return judge_schemas(
-            {
-                f"{role}_{position}": ModelIdentity.of(model).hidden_size
-                for role, model in self.models.items()
-                for position in self.positions[role]
-            }
-        )
+    def schemas(self) -> Schemas:
+        widths = {role: ModelIdentity.of(model).hidden_size for role, model in self.models.items()}
+        return judge_schemas({f"{role}_{at}": widths[role] for role in self.models for at in self.positions[role]})
 
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
         for searched in self.searches.run(prompts):
@@ -72,31 +64,19 @@ class JudgeMiner:
         return columns
 
 
-def judge_schemas(widths: Mapping[str, int]) -> dict[str, pyarrow.Schema]:
+def judge_schemas(widths: Mapping[str, int]) -> Schemas:
     """Return the tables of AutoJudge's labels with states of these widths by column, e.g. ``"target_draft"``."""
     import pyarrow as pa
 
     ids = pa.list_(pa.int32())
-    return {
-        "prompts": prompt_schema(
-            {
-                "answer": pa.string(),
-                "first_response": ids,
-                "last_response": ids,
-                "mismatches": pa.int32(),
-                "important": pa.int32(),
-                "target_tokens": pa.int64(),
-                "retokenised": pa.int32(),
-            }
-        ),
-        "tokens": pa.schema(
-            {
-                "prompt_id": pa.int64(),
-                "index": pa.int32(),
-                "target_token": pa.int32(),
-                "draft_token": pa.int32(),
-                "important": pa.bool_(),
-                **state_fields(widths),
-            }
-        ),
+    prompts = {
+        "answer": pa.string(),
+        "first_response": ids,
+        "last_response": ids,
+        "mismatches": pa.int32(),
+        "important": pa.int32(),
+        "target_tokens": pa.int64(),
+        "retokenised": pa.int32(),
     }
+    tokens = {"index": pa.int32(), "target_token": pa.int32(), "draft_token": pa.int32(), "important": pa.bool_()}
+    return table_schemas(prompts, tokens, widths)

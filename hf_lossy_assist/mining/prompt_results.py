@@ -11,6 +11,9 @@ from ..tasks import Example
 if TYPE_CHECKING:
     import pyarrow
 
+Schemas = Mapping[str, "pyarrow.Schema"]
+"""The columns of the tables ``"tokens"`` and ``"prompts"``."""
+
 MINED, SKIPPED, FAILED = "mined", "skipped", "failed"
 
 
@@ -42,32 +45,31 @@ class PromptResult:
 class Miner(Protocol):
     """The interface of a kind of mining."""
 
-    def schemas(self) -> Mapping[str, pyarrow.Schema]:
+    def schemas(self) -> Schemas:
         """Return the tables that the outcomes fit into."""
 
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
         """Mine every prompt; yields each as soon as it is finished, whatever the order."""
 
 
-def prompt_schema(more: Mapping[str, pyarrow.DataType]) -> pyarrow.Schema:
-    """Return the table of prompts: the columns that every kind of mining has, and more."""
+def table_schemas(prompts: Mapping[str, Any], tokens: Mapping[str, Any], states: Mapping[str, int]) -> Schemas:
+    """Return the tables of a kind of mining.
+
+    ``prompts`` and ``tokens`` have the types of the columns that not every kind of mining has; ``states`` has the
+    widths of hidden states.
+    """
     import pyarrow as pa
 
-    return pa.schema(
-        {
-            "prompt_id": pa.int64(),
-            "fold": pa.int32(),
-            "status": pa.string(),
-            "error": pa.string(),
-            "prompt": pa.string(),
-            "prompt_tokens": pa.list_(pa.int32()),
-            **more,
-        }
-    )
-
-
-def state_fields(widths: Mapping[str, int]) -> Iterable[tuple[str, pyarrow.DataType]]:
-    """Return the columns of hidden states of the given names and widths."""
-    import pyarrow as pa
-
-    return {name: pa.list_(pa.float32(), width) for name, width in widths.items()}
+    common = {
+        "prompt_id": pa.int64(),
+        "fold": pa.int32(),
+        "status": pa.string(),
+        "error": pa.string(),
+        "prompt": pa.string(),
+        "prompt_tokens": pa.list_(pa.int32()),
+    }
+    columns = {name: pa.list_(pa.float32(), width) for name, width in states.items()}
+    return {
+        "prompts": pa.schema({**common, **prompts}),
+        "tokens": pa.schema({"prompt_id": pa.int64(), **tokens, **columns}),
+    }

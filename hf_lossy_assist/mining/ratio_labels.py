@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +19,11 @@ from transformers import PreTrainedModel
 
 from ..heads import ModelIdentity
 from .choice import Choice, GumbelMax
-from .prompt_results import MINED, SKIPPED, Prompt, PromptResult, prompt_schema, state_fields
+from .prompt_results import MINED, SKIPPED, Prompt, PromptResult, Schemas, table_schemas
 from .reading import CachedText, only_last_logits, read
 from .row_batch import RowBatch
 from .states import read_text, variant_states
 from .writing import Ids, ResponseLimits
-
-if TYPE_CHECKING:
-    import pyarrow
-
 
 # After a token, the other model takes over with this probability, so each writes about four tokens at a time.
 _TURN = 0.25
@@ -69,7 +65,10 @@ def write_all(
     ids = [list(continuation.prompt) for continuation in continuations]
     contexts = [choice.context((continuation.salt, *continuation.prompt)) for continuation in continuations]
     turns = [continuation.turns(limits.max_new_tokens) for continuation in continuations]
-    authors = {role: Author(model, {i: ids[i] for i in _of(continuations, role)}) for role, model in models.items()}
+    authors = {
+        role: Author(model, {i: ids[i] for i, one in enumerate(continuations) if role in one.authors})
+        for role, model in models.items()
+    }
     unfinished = set(range(len(continuations)))
     for t in range(limits.max_new_tokens):
         if not unfinished:
@@ -87,10 +86,6 @@ def write_all(
             contexts[i] = choice.extend(contexts[i], token)
         unfinished = {i for i in unfinished if not limits.ends(ids[i][-1])}
     return [tuple(text[len(continuation.prompt) :]) for continuation, text in zip(continuations, ids, strict=True)]
-
-
-def _of(continuations: Sequence[Continuation], role: str) -> list[int]:
-    return [i for i, continuation in enumerate(continuations) if role in continuation.authors]
 
 
 class Author:
@@ -150,7 +145,7 @@ class RatioMiner:
     slots: int = 16
     rows_per_kind: int = 8
 
-    def schemas(self) -> dict[str, pyarrow.Schema]:
+    def schemas(self) -> Schemas:
         return ratio_schemas(ModelIdentity.of(self.draft).hidden_size)
 
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
@@ -216,21 +211,9 @@ class RatioMiner:
         return sorted(rng.choices(possible, k=self.rows_per_kind))
 
 
-def ratio_schemas(width: int) -> dict[str, pyarrow.Schema]:
+def ratio_schemas(width: int) -> Schemas:
     """Return the tables of SPRINTER's ratios, for a draft with so wide a hidden state."""
     import pyarrow as pa
 
-    return {
-        "prompts": prompt_schema({"rows": pa.int32()}),
-        "tokens": pa.schema(
-            {
-                "prompt_id": pa.int64(),
-                "kind": pa.string(),
-                "index": pa.int32(),
-                "token": pa.int32(),
-                "p": pa.float32(),
-                "q": pa.float32(),
-                **state_fields({"previous": width, "token_state": width}),
-            }
-        ),
-    }
+    tokens = {"kind": pa.string(), "index": pa.int32(), "token": pa.int32(), "p": pa.float32(), "q": pa.float32()}
+    return table_schemas({"rows": pa.int32()}, tokens, {"previous": width, "token_state": width})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import LossyValueError
 from . import manifest as manifests
 from .files import PARTIAL, checksum, write_whole
-from .prompt_results import FAILED
+from .prompt_results import FAILED, Schemas
 
 if TYPE_CHECKING:
     import datasets
@@ -123,7 +123,7 @@ class Store:
     number is at work in the folder, or others that share the prompts otherwise.
     """
 
-    def __init__(self, folder: Path, process: int, schemas: Mapping[str, pyarrow.Schema], processes: int = 1) -> None:
+    def __init__(self, folder: Path, process: int, schemas: Schemas, processes: int = 1) -> None:
         self.folder = folder
         self.process = process
         self.schemas = schemas

@@ -10,15 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyValueError
-from ..heads import Head, JudgeHead, VerifierHead
+from ..heads import Head
+from ..heads.head_loading import HEADS
 from ..tasks import Arithmetic, Task
 
 NAMES: Mapping[str, type[Task]] = {"arithmetic": Arithmetic}
 """The bundled pairs, each with the task that judges its answers."""
 
 ROLES = ("target", "draft")
-HEADS: Mapping[str, type[Head]] = {"judge": JudgeHead, "verifier": VerifierHead}
-_RULES = {"judge": "judge", "verifier": "sprinter"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class Pair:
     @property
     def rule_heads(self) -> dict[str, Head]:
         """The heads by the rule that uses them, as ``lossy_head`` takes them."""
-        return {_RULES[name]: head for name, head in self.heads.items()}
+        return {head.config.rule: head for head in self.heads.values()}
 
 
 def load(
@@ -79,13 +78,13 @@ def load(
     """
     task = task_of(name)
     root = bundled_folder(name) if folder is None else Path(folder)
-    heads = {role: HEADS[role] for role in HEADS if (root / role).is_dir()}
+    heads = {name: kind for name, kind in HEADS.items() if (root / name).is_dir()}
     return Pair(
         target=load_model(root / "target", dtype=dtype, device=device),
         draft=load_model(root / "draft", dtype=dtype, device=device),
         tokenizer=AutoTokenizer.from_pretrained(root / "target"),
         task=task,
-        heads={role: kind.from_pretrained(root / role).to(device or "cpu") for role, kind in heads.items()},
+        heads={name: kind.from_pretrained(root / name).to(device or "cpu") for name, kind in heads.items()},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..heads.features import MODELS, POSITIONS
+from ..heads.judge_head import MODELS, POSITIONS
 from .classifiers import Fit, best, fit_forest, fit_logistic, fit_mlp
 from .examples import Examples
 from .judge_training import JudgeSettings, split
@@ -14,7 +14,7 @@ from .judge_training import JudgeSettings, split
 TOKENS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("previous", ("previous",)),
     ("draft", ("draft",)),
-    ("both", POSITIONS),
+    ("both", tuple(POSITIONS)),
     ("target", ("target",)),
     ("draft + target", ("draft", "target")),
 )

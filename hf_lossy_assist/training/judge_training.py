@@ -14,11 +14,10 @@ from sklearn.metrics import roc_auc_score
 
 from ..errors import LossyValueError
 from ..heads import JudgeConfig, JudgeHead, ThresholdRow, columns
-from ..heads.repository import ROC
 from .classifiers import STRENGTHS, Fit, best, fit_logistic, folded
 from .examples import Examples, check
 from .provenance import Origin, of_training
-from .roc_plot import Curve, draw_roc
+from .roc_plot import Curve, save_with_roc
 from .validation import RECALLS, auc_interval, largest_threshold, recall_rows, validation_mask
 
 
@@ -26,18 +25,10 @@ from .validation import RECALLS, auc_interval, largest_threshold, recall_rows, v
 class JudgeSettings:
     """How a judge head is trained.
 
-    Attributes
-    ----------
-    models, positions
-        Which states it reads; see :func:`hf_lossy_assist.heads.columns`.
-    recall
-        Share of important tokens that its default threshold has to find on validation.
-    validation_share
-        Part of the prompts that is kept for validation.
-    strengths
-        The grid of scikit-learn's ``C``.
-    seed
-        Of the split.
+    ``models`` and ``positions`` choose the states that it reads (see :func:`hf_lossy_assist.heads.columns`). ``recall``
+    is the share of important tokens that its default threshold has to find on validation, ``validation_share`` the part
+    of the prompts that is kept for that, ``strengths`` the grid of scikit-learn's ``C``, and ``seed`` that of the
+    split.
 
     Examples
     --------
@@ -78,22 +69,13 @@ class TrainedJudge:
 
     def save(self, folder: Path) -> None:
         """Write the head, its model card and its ROC curve into ``folder``."""
-        folder.mkdir(parents=True, exist_ok=True)
         chosen = best(self.fits)
         curves = [
             Curve("validation", self.validation.labels, chosen.validation),
             Curve("training", self.train.labels, chosen.train, style=":"),
         ]
-        title = f"Judge head for {self.head.config.task}"
-        # The card, which `save_pretrained` writes, shows the plots that it finds.
-        draw_roc(
-            curves,
-            folder / ROC,
-            title=title,
-            positive="important tokens found",
-            others="unimportant tokens taken for important",
-        )
-        self.head.save_pretrained(folder)
+        shares = {"positive": "important tokens found", "others": "unimportant tokens taken for important"}
+        save_with_roc(self.head, folder, curves, **shares)
 
 
 def train_judge(
@@ -108,17 +90,7 @@ def train_judge(
 
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. 90 % of the prompts train; on the other 10 % the
     regularisation is chosen by ROC-AUC, and the threshold and its table are measured with the folded head itself.
-
-    Parameters
-    ----------
-    examples, origin
-        Labelled mismatches, True for important, and where they come from.
-    settings
-        How to train.
-    on_fit
-        Called after each of the logistic regressions.
-    notes
-        For the head's provenance.
+    ``on_fit`` is called after each of the logistic regressions; ``notes`` go into the head's provenance.
 
     Examples
     --------

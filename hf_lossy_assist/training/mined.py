@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ..errors import LossyValueError
 from ..heads import ModelIdentity
-from ..heads.features import MODELS
+from ..heads.judge_head import MODELS
+from ..mining.states import POSITIONS
 from ..mining.storage import Mined, load_mined
 from .examples import Examples, Ratios
 from .provenance import Origin, digest
@@ -20,7 +21,7 @@ from .provenance import Origin, digest
 if TYPE_CHECKING:
     import datasets
 
-JUDGE_STATES = tuple(f"{model}_{token}" for model in MODELS for token in ("previous", "draft", "target"))
+JUDGE_STATES = tuple(f"{model}_{token}" for model in MODELS for token in POSITIONS)
 """The states that AutoJudge's labels may come with."""
 
 RATIO_STATES = {"previous": "previous", "token": "token_state"}

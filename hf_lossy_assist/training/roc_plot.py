@@ -1,4 +1,4 @@
-"""ROC curves as PNG files."""
+"""Saving of trained heads, with their ROC curves as PNG files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
+
+from ..heads import Head
+from ..heads.repository import ROC
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,19 +26,12 @@ class Curve:
     color: str = "C0"
 
 
-def draw_roc(curves: Sequence[Curve], path: Path, *, title: str, positive: str, others: str) -> None:
-    """Draw ROC curves into one PNG; ``positive`` and ``others`` say what the shares on the axes are of.
+def save_with_roc(head: Head, folder: Path, curves: Sequence[Curve], *, positive: str, others: str) -> None:
+    """Write a head, its model card and its ROC curves into ``folder``.
 
-    Examples
-    --------
-    >>> import numpy as np, tempfile
-    >>> curve = Curve("validation", np.array([True, False]), np.array([0.9, 0.1]))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "roc.png"
-    ...     draw_roc([curve], path, title="A judge", positive="found", others="kept back")
-    ...     path.stat().st_size > 0
-    True
+    ``positive`` and ``others`` say what the shares on the axes are of, e.g. ``"important tokens found"``.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     # A figure of its own, without pyplot, which would choose a window system and keep every figure alive.
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -45,6 +41,9 @@ def draw_roc(curves: Sequence[Curve], path: Path, *, title: str, positive: str, 
         area = roc_auc_score(curve.labels, curve.probabilities)
         name = f"{curve.name} (AUC {area:.3f})"
         axes.plot(false_rates, true_rates, curve.style, color=curve.color, label=name)
+    title = f"{head.config.kind.capitalize()} head for {head.config.task}"
     axes.set(title=title, xlabel=f"share of {others}", ylabel=f"share of {positive}", aspect="equal")
     axes.legend(loc="lower right", fontsize="small")
-    figure.savefig(path, dpi=120)
+    figure.savefig(folder / ROC, dpi=120)
+    # The card shows the plot that it finds.
+    head.save_pretrained(folder)

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow
 from ..heads.folding import fold
-from ..heads.repository import ROC
 from ..heads.verifier_head import POSITIONS
 from .examples import Examples, Ratios, check
 from .provenance import Origin, of_training
-from .roc_plot import Curve, draw_roc
+from .roc_plot import Curve, save_with_roc
 from .validation import VERIFIER_THRESHOLDS, auc_interval, rates, validation_mask
 
 
@@ -98,20 +97,10 @@ RATIOS = (1.0, 1.2, 1.5)
 class VerifierSettings:
     """How a verifier head is trained.
 
-    Attributes
-    ----------
-    ratio
-        λ: a token is acceptable iff ``q(x) / p(x) <= λ``. The paper's theorems are about λ = 1.
-    position
-        The state to read, ``"previous"`` or ``"token"``; None for the one with the higher validation AUC.
-    threshold
-        What the head's probability has to exceed for a token to be committed.
-    validation_share
-        Part of the prompts that is kept for early stopping and validation.
-    descent
-        How the layer is fitted.
-    seed
-        Of the split.
+    A token is acceptable iff ``q(x) / p(x) <= ratio``; the paper's theorems are about 1. ``position`` is the state to
+    read, ``"previous"`` or ``"token"``; None for the one with the higher validation AUC. ``threshold`` is what the
+    head's probability has to exceed for a token to be committed. A part ``validation_share`` of the prompts, drawn with
+    ``seed``, is kept for early stopping and validation.
 
     Examples
     --------
@@ -139,7 +128,7 @@ class VerifierSettings:
     @property
     def positions(self) -> tuple[str, ...]:
         """The positions to train on."""
-        return POSITIONS if self.position is None else (self.position,)
+        return tuple(POSITIONS) if self.position is None else (self.position,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,12 +158,8 @@ class TrainedVerifier:
 
     def save(self, folder: Path) -> None:
         """Write the head, its model card and its ROC curves into ``folder``."""
-        folder.mkdir(parents=True, exist_ok=True)
-        title = f"Verifier head for {self.head.config.task}"
         shares = {"positive": "acceptable tokens committed", "others": "unacceptable tokens committed"}
-        # The card, which `save_pretrained` writes, shows the plots that it finds.
-        draw_roc(self.curves, folder / ROC, title=title, **shares)
-        self.head.save_pretrained(folder)
+        save_with_roc(self.head, folder, self.curves, **shares)
 
 
 def train_verifier(
@@ -188,18 +173,8 @@ def train_verifier(
     """Train a verifier head: a linear layer and a sigmoid, by binary cross-entropy, Adam and early stopping.
 
     SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. 90 % of the prompts train; the other 10 %
-    stop the training, choose the position and give all figures.
-
-    Parameters
-    ----------
-    ratios, origin
-        Tokens with their probabilities, and where they come from.
-    settings
-        How to train.
-    curve_ratios
-        Further λ for the plot, at the chosen position; those that leave one class only are left out.
-    on_fit
-        Called after each fit.
+    stop the training, choose the position and give all figures. ``curve_ratios`` are further λ for the plot, at the
+    chosen position; those that leave one class only are left out. ``on_fit`` is called after each fit.
 
     Examples
     --------
