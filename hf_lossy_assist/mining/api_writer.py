@@ -185,11 +185,9 @@ class ApiWriter:
         self._spellings[slot] = PromptText.of(prompt, self._task, self._tokenizer)
         self._counts[slot] = ResponseCost()
 
-    def counts(self, slot: int) -> ResponseCost:
-        return self._counts[slot]
-
-    def end(self, slot: int) -> None:
-        self._spellings.pop(slot, None)
+    def end(self, slot: int) -> ResponseCost:
+        del self._spellings[slot]
+        return self._counts.pop(slot)
 
     def submit(self, slot: int, prefix: Ids) -> None:
         if self._limits.over(prefix):

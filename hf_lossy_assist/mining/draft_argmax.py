@@ -40,7 +40,7 @@ class DraftArgmax:
         self._memories: dict[int, CachedText] = {}
 
     def forget(self, slot: int) -> None:
-        """Let ``slot`` belong to another prompt."""
+        """Free ``slot`` for another prompt."""
         self._memories.pop(slot, None)
 
     def guess(self, wanted: Iterable[DraftQuery]) -> Iterator[tuple[int, tuple[int, ...]]]:

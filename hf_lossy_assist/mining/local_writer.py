@@ -55,12 +55,9 @@ class LocalWriter:
         self._memories[slot] = []
         self._counts[slot] = ResponseCost()
 
-    def counts(self, slot: int) -> ResponseCost:
-        return self._counts[slot]
-
-    def end(self, slot: int) -> None:
-        self._prompts.pop(slot, None)
-        self._memories.pop(slot, None)
+    def end(self, slot: int) -> ResponseCost:
+        del self._prompts[slot], self._memories[slot]
+        return self._counts.pop(slot)
 
     def submit(self, slot: int, prefix: Ids) -> None:
         if self.limits.over(prefix):

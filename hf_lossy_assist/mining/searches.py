@@ -117,14 +117,10 @@ class _Run:
 
     def _begin(self, slot: int) -> None:
         """Give a slot its next prompt, if there is one."""
-        prompt = next(self._source, None)
-        self._plan.draft.forget(slot)
-        if prompt is None:
-            self._plan.writer.end(slot)
-            return
-        self._plan.writer.begin(slot, prompt)
-        self._running[slot] = (prompt, search(prompt.example, self._plan.task, self._plan.decode))
-        self._reply(slot, None)
+        if (prompt := next(self._source, None)) is not None:
+            self._plan.writer.begin(slot, prompt)
+            self._running[slot] = (prompt, search(prompt.example, self._plan.task, self._plan.decode))
+            self._reply(slot, None)
 
     def _reply_all(self, replies: Iterable[tuple[int, Any]]) -> None:
         for slot, reply in replies:
@@ -142,7 +138,8 @@ class _Run:
 
     def _end(self, slot: int, found: Found | None, error: Exception | None = None) -> None:
         prompt, _ = self._running.pop(slot)
-        self._ended.append(Searched(prompt, self._plan.writer.counts(slot), found, error))
+        self._plan.draft.forget(slot)
+        self._ended.append(Searched(prompt, self._plan.writer.end(slot), found, error))
         self._begin(slot)
 
     def _carry_out(self, slot: int, request: Request) -> None:

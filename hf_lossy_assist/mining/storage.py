@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,20 +62,16 @@ def load_mined(folder: str | Path) -> Mined:
         raise LossyValueError(
             f"`folder` has to hold mined prompts, but {str(folder)!r} has none yet; repeat the `mine` command"
         )
-    tokens, prompts = _patiently(lambda: _rows_that_count(_shards(folder)))
+    tokens, prompts = _patiently(lambda: _rows_that_count(folder))
     return Mined(manifest, datasets.Dataset(tokens), datasets.Dataset(prompts))
 
 
 def prompt_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of all finished prompts without their texts; none where nothing has been mined."""
     texts = {"prompt", "prompt_tokens", "first_response", "last_response", "answer"}
-
-    def read() -> list[dict[str, Any]]:
-        tables = [_read(shard, "prompts") for shard in _shards(folder)]
-        kept = [table.drop_columns([*texts & {*table.column_names}]) for table in tables]
-        return [row for table, rows in zip(kept, _counting(kept), strict=True) for row in table.take(rows).to_pylist()]
-
-    return _patiently(read)
+    tables = _patiently(lambda: [table for _, table in _prompts_that_count(folder)])
+    kept = [table.drop_columns([*texts & {*table.column_names}]) for table in tables]
+    return [row for table in kept for row in table.to_pylist()]
 
 
 @dataclass(frozen=True, order=True)
@@ -188,13 +184,7 @@ class Store:
 
     def finished(self) -> set[int]:
         """Return the ids of the prompts that are finished, by whatever process. Failed ones may be tried again."""
-
-        def read() -> set[int]:
-            prompts = [_read(shard, "prompts", ["prompt_id", "status"]) for shard in _shards(self.folder)]
-            rows = [row for table in prompts for row in table.to_pylist()]
-            return {row["prompt_id"] for row in rows if row["status"] != FAILED}
-
-        return _patiently(read)
+        return {row["prompt_id"] for row in prompt_rows(self.folder) if row["status"] != FAILED}
 
     def add(self, prompt: Mapping[str, Any], tokens: Mapping[str, Any]) -> None:
         """Put one prompt on the disk: its row, and its labelled tokens column by column."""
@@ -276,7 +266,7 @@ def _shards(folder: Path) -> list[Shard]:
     return [shard for shard in shards if not any(shard.inside(other) for other in shards)]
 
 
-def _read(shard: Shard, table: str, columns: list[str] | None = None) -> pyarrow.Table:
+def _read(shard: Shard, table: str) -> pyarrow.Table:
     import pyarrow
     from pyarrow import parquet
 
@@ -285,7 +275,7 @@ def _read(shard: Shard, table: str, columns: list[str] | None = None) -> pyarrow
     try:
         if (noted := _checksum_of(path)).is_file() and noted.read_text()[:64] != checksum(content):
             raise ValueError("it is not what its checksum was taken of")
-        return parquet.read_table(pyarrow.BufferReader(content), columns=columns)
+        return parquet.read_table(pyarrow.BufferReader(content))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise LossyValueError(
             f"`folder` has to hold whole shards, but {str(path)!r} can't be read ({error}); repeat the `mine` command, "
@@ -306,30 +296,35 @@ def _patiently(read: Callable[[], T]) -> T:
     raise AssertionError
 
 
-def _rows_that_count(shards: Sequence[Shard]) -> tuple[pyarrow.Table, pyarrow.Table]:
-    """Return the tokens and the prompts of shards, of prompts that were mined several times only once."""
+def _rows_that_count(folder: Path) -> tuple[pyarrow.Table, pyarrow.Table]:
+    """Return the tokens and the prompts of a folder, of prompts that were mined several times only once."""
     import pyarrow
     from pyarrow import compute
 
-    prompts = [_read(shard, "prompts") for shard in shards]
-    prompts = [table.take(rows) for table, rows in zip(prompts, _counting(prompts), strict=True)]
+    prompts = _prompts_that_count(folder)
     tokens = []
-    for shard, table in zip(shards, prompts, strict=True):
+    for shard, table in prompts:
         rows = _read(shard, "tokens")
         tokens.append(rows.filter(compute.is_in(rows["prompt_id"], table["prompt_id"].combine_chunks())))
-    return pyarrow.concat_tables(tokens), pyarrow.concat_tables(prompts)
+    return pyarrow.concat_tables(tokens), pyarrow.concat_tables([table for _, table in prompts])
 
 
-def _counting(tables: Sequence[pyarrow.Table]) -> list[pyarrow.Array]:
-    """Return the rows of each shard's prompts that count: a prompt's latest that did not fail, else its latest."""
+def _prompts_that_count(folder: Path) -> list[tuple[Shard, pyarrow.Table]]:
+    """Return each shard with the rows of its prompts that count: a prompt's latest that did not fail, else its latest.
+
+    A prompt may have been mined several times, for example after it failed.
+    """
     import pyarrow
 
-    latest: dict[int, tuple[int, int]] = {}
+    tables = [(shard, _read(shard, "prompts")) for shard in _shards(folder)]
+    latest: dict[int, tuple[Shard, int]] = {}
     failed: dict[int, bool] = {}
-    for shard, table in enumerate(tables):
+    for shard, table in tables:
         rows = zip(table["prompt_id"].to_pylist(), table["status"].to_pylist(), strict=True)
         for row, (prompt, status) in enumerate(rows):
             if status != FAILED or failed.get(prompt, True):
                 latest[prompt], failed[prompt] = (shard, row), status == FAILED
-    kept = sorted(latest.values())
-    return [pyarrow.array([row for i, row in kept if i == shard], pyarrow.int64()) for shard in range(len(tables))]
+    kept: dict[Shard, list[int]] = {shard: [] for shard, _ in tables}
+    for shard, row in sorted(latest.values()):
+        kept[shard].append(row)
+    return [(shard, table.take(pyarrow.array(kept[shard], pyarrow.int64()))) for shard, table in tables]

@@ -60,14 +60,11 @@ class ResponseCost:
 class Writer(Protocol):
     """The interface of what finishes responses. A *slot* is one prompt's place; several are served at once."""
 
-    def counts(self, slot: int) -> ResponseCost:
-        """Return what the prompt of ``slot`` has cost so far."""
-
     def begin(self, slot: int, prompt: Prompt) -> None:
-        """Let ``slot`` belong to another prompt."""
+        """Let a free ``slot`` belong to a prompt."""
 
-    def end(self, slot: int) -> None:
-        """Forget the prompt of ``slot``, which no other prompt will need."""
+    def end(self, slot: int) -> ResponseCost:
+        """Free ``slot``; return what its prompt has cost."""
 
     def submit(self, slot: int, prefix: Ids) -> None:
         """Ask for the rest of a response that begins with ``prefix``."""

@@ -18,7 +18,7 @@ from .classifiers import STRENGTHS, Fit, best, fit_logistic, folded
 from .examples import Examples, check
 from .provenance import Origin, of_training
 from .roc_plot import Curve, save_with_roc
-from .validation import RECALLS, auc_interval, largest_threshold, recall_rows, validation_mask
+from .validation import RECALLS, auc_interval, both_classes, largest_threshold, recall_rows, validation_mask
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def train_judges_by_fold(
         left_out = examples.where(folds == fold)
         trained = train_judge(examples.where(folds != fold), origin, settings, on_fit=on_fit, left_out_fold=fold)
         by_fold[fold] = trained
-        if left_out.labels.any() and not left_out.labels.all():
+        if both_classes(left_out.labels):
             areas.append(roc_auc_score(left_out.labels, probabilities(trained.head, left_out)))
             pairs.append(left_out.labels.sum() * (~left_out.labels).sum())
     if not pairs:

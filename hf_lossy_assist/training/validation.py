@@ -32,7 +32,7 @@ def validation_mask(
     """
     draws = GroupShuffleSplit(n_splits=_DRAWS, test_size=share, random_state=seed)
     for train, validation in draws.split(labels, groups=prompts):
-        if all(labels[side].any() and not labels[side].all() for side in (train, validation)):
+        if both_classes(labels[train]) and both_classes(labels[validation]):
             mask = np.zeros(len(labels), dtype=bool)
             mask[validation] = True
             return mask
@@ -42,6 +42,11 @@ def validation_mask(
         f"{len(np.unique(prompts))} prompts {positive} have tokens of one class and {negative} of the other; "
         "mine more prompts"
     )
+
+
+def both_classes(labels: NDArray[np.bool_]) -> bool:
+    """Tell whether some labels are True and some are not."""
+    return bool(labels.any() and not labels.all())
 
 
 RECALLS = (1.0, 0.995, 0.99, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)

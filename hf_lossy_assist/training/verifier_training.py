@@ -20,7 +20,7 @@ from ..heads.verifier_head import POSITIONS
 from .examples import Examples, Ratios, check
 from .provenance import Origin, of_training
 from .roc_plot import Curve, save_with_roc
-from .validation import VERIFIER_THRESHOLDS, auc_interval, rates, validation_mask
+from .validation import VERIFIER_THRESHOLDS, auc_interval, both_classes, rates, validation_mask
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,8 @@ def train_verifier(
     fits.sort(key=lambda fit: -fit.validation_auc)
     by_ratio = {settings.ratio: fits[0]}
     for ratio in curve_ratios:
-        if ratio not in by_ratio and _both_classes(ratios.labelled(ratio).labels, mask):
+        labels = ratios.labelled(ratio).labels
+        if ratio not in by_ratio and both_classes(labels[mask]) and both_classes(labels[~mask]):
             by_ratio[ratio] = fitted(fits[0].position, ratio)
     by_ratio = dict(sorted(by_ratio.items()))
     curves = tuple(
@@ -230,10 +231,6 @@ def _fit(position: str, ratio: float, train: Examples, validation: Examples, des
     return VerifierFit(position, ratio, layer, on_validation, *areas)
 
 
-def _both_classes(labels: NDArray[np.bool_], mask: NDArray[np.bool_]) -> bool:
-    return all(labels[side].any() and not labels[side].all() for side in (mask, ~mask))
-
-
 def _figures(validation: Examples, fit: VerifierFit, settings: VerifierSettings) -> dict[str, float]:
     tpr, fpr = rates(validation.labels, fit.validation, settings.threshold)
     low, high = auc_interval(validation.labels, fit.validation, validation.prompts, seed=settings.seed)
@@ -245,7 +242,7 @@ def _by_kind(labels: NDArray[np.bool_], scores: NDArray[np.floating], kinds: NDA
     areas = {}
     for kind in np.unique(kinds):
         chosen = labels[kinds == kind]
-        if chosen.any() and not chosen.all():
+        if both_classes(chosen):
             areas[f"auc_after_{kind}"] = float(roc_auc_score(chosen, scores[kinds == kind]))
     return areas
 
