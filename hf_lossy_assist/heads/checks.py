@@ -15,7 +15,7 @@ from ..errors import LossyValueError
 LIBRARY = "hf_lossy_assist"
 
 MOST = 1 << 24
-"""What no width and no vocabulary reaches."""
+"""The largest width or vocabulary that is accepted; no model comes near it."""
 
 _T = TypeVar("_T")
 
@@ -54,7 +54,7 @@ def check_probability(argument: str, value: Any) -> None:
 
 
 def check_size(argument: str, value: Any) -> None:
-    """Raise where ``value`` is no positive integer, or one that no model has."""
+    """Raise where ``value`` is no positive integer of at most :data:`MOST`."""
     fits = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST
     require(fits, argument, f"a positive integer of at most {MOST:,}", value)
 

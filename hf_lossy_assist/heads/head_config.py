@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What the heads of all kinds have in common.
+    """The configuration that heads of all kinds have in common.
 
     Parameters
     ----------

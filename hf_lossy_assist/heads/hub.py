@@ -68,17 +68,6 @@ class Publication:
     """Files that make up a repository on the Hub: where each is, by its path there.
 
     ``title`` says what they are, for the commit's message.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> _ = (folder / "README.md").write_text(f"# {PLACEHOLDER_ID}")
-    >>> publication = Publication("a card", {"README.md": folder / "README.md"})
-    >>> publication.sizes()
-    {'README.md': 26}
-    >>> publication.content("README.md", "org/name")
-    b'# org/name'
     """
 
     title: str

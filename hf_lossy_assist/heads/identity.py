@@ -1,4 +1,4 @@
-"""What a head remembers of a model, so that it can tell whether it belongs to the one at hand."""
+"""The identity of a model that a head was trained for, to be compared with the model at hand."""
 
 from __future__ import annotations
 

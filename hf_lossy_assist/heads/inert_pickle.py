@@ -2,8 +2,8 @@
 
 A pickle is a program, and Python's unpickler runs it: even with a list of allowed classes it allocates what a few bytes
 tell it to, and nests as deep as they say. Here the standard library only takes the program apart
-(:func:`pickletools.genops`); what its instructions mean is written down below, and nothing is imported, called, hashed
-or descended into on the way. So the work is bounded by the file's size and the number of its instructions.
+(:func:`pickletools.genops`), and :class:`_Interpreter` says what its instructions mean; nothing is imported, called,
+hashed or descended into on the way. So the work is bounded by the file's size and the number of its instructions.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import numpy as np
 from ..errors import LossyValueError
 
 MOST_BYTES = 1 << 25
-"""Of a file, packed and unpacked; a head for two states of 16,384 numbers takes a megabyte."""
+"""The largest file, packed or unpacked; a head for two states of 16,384 numbers takes a megabyte."""
 
 MOST_INSTRUCTIONS = 200_000
 MOST_NUMBERS = 1 << 20
-"""In one array."""
+"""The most numbers in one array."""
 
 _ESTIMATORS = {
     "StandardScaler": ("sklearn.preprocessing._data", "sklearn.preprocessing.data"),

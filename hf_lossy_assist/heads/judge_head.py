@@ -1,4 +1,4 @@
-"""Judge heads: is this mismatch important for the answer?"""
+"""Judge heads, which tell whether a mismatch is important for the answer."""
 
 from __future__ import annotations
 
@@ -77,14 +77,6 @@ class JudgeConfig(HeadConfig):
     ----------
     models, positions
         Which hidden states it reads; see :func:`columns`.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.heads import ModelIdentity
-    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=64, vocab_size=1000)
-    >>> config = JudgeConfig(target=identity, draft=identity, task="gsm8k", threshold=0.1, positions="both")
-    >>> config.columns, config.width
-    (['target_previous', 'target_draft'], 128)
     """
 
     models: str = "target"

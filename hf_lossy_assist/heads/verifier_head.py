@@ -1,4 +1,4 @@
-"""Verifier heads: does the draft's token need the target's check?"""
+"""Verifier heads, which tell whether a token of the draft needs the target's check."""
 
 from __future__ import annotations
 
@@ -45,13 +45,6 @@ class VerifierConfig(HeadConfig):
         λ: a token x is acceptable iff ``q(x) / p(x) <= ratio``, with q the draft and p the target; above 0. The
         theorems of the paper (:mod:`hf_lossy_assist.theory.sprinter_theory`) are about heads with λ = 1: a smaller one
         commits fewer tokens that the target likes less than the draft does, a larger one more.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.heads import ModelIdentity
-    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=64, vocab_size=1000)
-    >>> VerifierConfig(target=identity, draft=identity, task="gsm8k", position="previous", ratio=1.2).width
-    64
     """
 
     threshold: float = 0.5

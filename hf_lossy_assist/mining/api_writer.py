@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import LossyError, LossyValueError
 from ..tasks import Task
-from .prompt_results import Prompt
-from .writing import Ids, ResponseCost, ResponseLimits
+from .prompt_results import Ids, Prompt
+from .writing import ResponseCost, ResponseLimits
 
-# Answers of a server that may well say something else next time.
+# Statuses of failures that may pass by the next try.
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
 
 
@@ -112,7 +112,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-# Seconds that a step waits; meanwhile nobody else is served.
+# Seconds that a step waits for a completion; meanwhile the draft and the task are not served.
 _PATIENCE = 0.1
 
 

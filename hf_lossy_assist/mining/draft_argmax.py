@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .choice import Choice, Greedy
+from .prompt_results import Ids
 from .reading import CachedText, read
 
 # Logits of one forward, in numbers: 2^27 are half a gigabyte in float32.
@@ -20,8 +21,8 @@ class DraftQuery:
     """A request for the draft's choices after ``prompt + response[:i]`` for every ``i >= start``."""
 
     slot: int
-    prompt: tuple[int, ...]
-    response: tuple[int, ...]
+    prompt: Ids
+    response: Ids
     start: int
 
 
@@ -43,7 +44,7 @@ class DraftArgmax:
         """Free ``slot`` for another prompt."""
         self._memories.pop(slot, None)
 
-    def guess(self, wanted: Iterable[DraftQuery]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def guess(self, wanted: Iterable[DraftQuery]) -> Iterator[tuple[int, Ids]]:
         """Answer every request; yields its slot and the draft's tokens."""
         # Texts of which about as much is unread go together.
         jobs = sorted(wanted, key=lambda one: len(one.response) - one.start)
@@ -56,7 +57,7 @@ class DraftArgmax:
             yield from self._guess([one for one in batch if one.start < len(one.response)])
             yield from ((one.slot, ()) for one in batch if one.start >= len(one.response))
 
-    def _guess(self, batch: Sequence[DraftQuery]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def _guess(self, batch: Sequence[DraftQuery]) -> Iterator[tuple[int, Ids]]:
         if not batch:
             return
         # Nothing is chosen after a response's last token.
@@ -73,7 +74,7 @@ class DraftArgmax:
             count = len(one.response) - one.start
             yield one.slot, self._choose(reading.logits[row, -count:], text, count)
 
-    def _choose(self, logits: Tensor, text: tuple[int, ...], count: int) -> tuple[int, ...]:
+    def _choose(self, logits: Tensor, text: Ids, count: int) -> Ids:
         context = self.choice.context(text[: len(text) - count + 1])
         contexts = [context]
         for token in text[len(text) - count + 1 :]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedModel
 
 from .choice import Choice, Greedy
-from .prompt_results import Prompt
+from .prompt_results import Ids, Prompt
 from .reading import CachedText, only_last_logits, read
 from .row_batch import RowBatch
-from .writing import Ids, ResponseCost, ResponseLimits
+from .writing import ResponseCost, ResponseLimits
 
 
 @dataclass(eq=False)

@@ -11,6 +11,9 @@ from ..tasks import Example
 if TYPE_CHECKING:
     import pyarrow
 
+Ids = tuple[int, ...]
+"""The ids of a text's tokens."""
+
 Schemas = Mapping[str, "pyarrow.Schema"]
 """The columns of the tables ``"tokens"`` and ``"prompts"``."""
 
@@ -23,7 +26,7 @@ class Prompt:
 
     id: int
     example: Example
-    tokens: tuple[int, ...]
+    tokens: Ids
 
 
 @dataclass(frozen=True)

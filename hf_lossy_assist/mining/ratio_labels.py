@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 
 from ..heads import ModelIdentity
 from .choice import Choice, GumbelMax
-from .prompt_results import MINED, SKIPPED, Prompt, PromptResult, Schemas, table_schemas
+from .prompt_results import MINED, SKIPPED, Ids, Prompt, PromptResult, Schemas, table_schemas
 from .reading import CachedText, only_last_logits, read
 from .row_batch import RowBatch
 from .states import read_text, variant_states
-from .writing import Ids, ResponseLimits
+from .writing import ResponseLimits
 
 # After a token, the other model takes over with this probability, so each writes about four tokens at a time.
 _TURN = 0.25

@@ -11,22 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..tasks import Example, Task
-
-Tokens = tuple[int, ...]
+from .prompt_results import Ids
 
 
 @dataclass(frozen=True)
 class Continue:
     """A request for the target's response that begins with ``prefix`` (GENERATE); the reply is all of it."""
 
-    prefix: Tokens
+    prefix: Ids
 
 
 @dataclass(frozen=True)
 class Guess:
     """A request for the draft's choices at the positions of ``response`` from ``start`` on (FORWARD)."""
 
-    response: Tokens
+    response: Ids
     start: int
 
 
@@ -61,8 +60,8 @@ class Found:
     important ones. ``answer`` is that of the first response; None if it states none, and then there are no labels.
     """
 
-    first: Tokens
-    last: Tokens
+    first: Ids
+    last: Ids
     answer: str | None
     mismatches: tuple[Mismatch, ...] = ()
 

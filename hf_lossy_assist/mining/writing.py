@@ -9,9 +9,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from .prompt_results import Prompt
-
-Ids = tuple[int, ...]
+from .prompt_results import Ids, Prompt
 
 
 @dataclass(frozen=True)

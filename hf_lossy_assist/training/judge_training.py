@@ -16,7 +16,7 @@ from ..errors import LossyValueError
 from ..heads import JudgeConfig, JudgeHead, ThresholdRow, columns
 from .classifiers import STRENGTHS, Fit, best, fit_logistic, folded
 from .examples import Examples, check
-from .provenance import Origin, of_training
+from .provenance import Origin
 from .roc_plot import Curve, save_with_roc
 from .validation import RECALLS, auc_interval, both_classes, largest_threshold, recall_rows, validation_mask
 
@@ -108,13 +108,10 @@ def train_judge(
     fits = fit_logistic(settings.columns, train, validation, strengths=settings.strengths, on_fit=on_fit)
     chosen = best(fits)
     config = JudgeConfig(
-        target=origin.target,
-        draft=origin.draft,
-        task=origin.task,
         models=settings.models,
         positions=settings.positions,
         threshold=0.5,
-        provenance=of_training(origin, asdict(settings), **notes),
+        **origin.config_fields(asdict(settings), **notes),
     )
     head = JudgeHead(config, *folded(chosen))
     # What is measured is what is shipped: the folded head in float32.
@@ -152,7 +149,7 @@ def probabilities(head: JudgeHead, examples: Examples) -> NDArray[np.float32]:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldedJudges:
+class JudgesByFold:
     """One head trained on everything, and one for each fold, trained on all the others.
 
     ``auc`` is the share of the pairs of an important and an unimportant token, both of one fold, that the head which
@@ -178,7 +175,7 @@ def train_judges_by_fold(
     settings: JudgeSettings = JudgeSettings(),
     *,
     on_fit: Callable[[Fit], None] = lambda fit: None,
-) -> FoldedJudges:
+) -> JudgesByFold:
     """Train out-of-fold heads and a final one.
 
     Garipov et al. 2025 (AutoJudge), section 4.2: LiveCodeBench has no training split, so each of five folds is
@@ -202,4 +199,4 @@ def train_judges_by_fold(
     auc = float(np.average(areas, weights=pairs))
     config = final.head.config
     final.head.config = replace(config, metrics={**config.metrics, "out_of_fold_auc": auc})
-    return FoldedJudges(final, by_fold, auc)
+    return JudgesByFold(final, by_fold, auc)

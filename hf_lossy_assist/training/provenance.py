@@ -31,6 +31,25 @@ class Origin:
     data: Mapping[str, Any] = field(default_factory=dict)
     card: Mapping[str, Any] = field(default_factory=dict)
 
+    def config_fields(self, settings: Mapping[str, Any], **notes: Any) -> dict[str, Any]:
+        """Return what every head's configuration says of its models, its task and the run that trained it."""
+        from .. import __version__
+
+        argv = ["lossy-assist", *sys.argv[1:]]
+        versions = {"hf_lossy_assist": __version__, "Python": platform.python_version()}
+        record = {
+            **self.card,
+            "command": shlex.join(argv),
+            "argv": argv,
+            "versions": versions | versions_of(*_PACKAGES),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "data": self.data,
+            "training": {**settings, **notes},
+        }
+        # A head that is read again is to equal the one that was saved: lists for tuples, and so on.
+        provenance = json.loads(json.dumps(record))
+        return {"target": self.target, "draft": self.draft, "task": self.task, "provenance": provenance}
+
 
 def digest(manifest: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a manifest, whatever the order of its keys.
@@ -42,22 +61,3 @@ def digest(manifest: Mapping[str, Any]) -> str:
     """
     text = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def of_training(origin: Origin, settings: Mapping[str, Any], **notes: Any) -> dict[str, Any]:
-    """Return what a head's configuration says of the run that trained it, in terms of JSON."""
-    from .. import __version__
-
-    argv = ["lossy-assist", *sys.argv[1:]]
-    versions = {"hf_lossy_assist": __version__, "Python": platform.python_version()}
-    record = {
-        **origin.card,
-        "command": shlex.join(argv),
-        "argv": argv,
-        "versions": versions | versions_of(*_PACKAGES),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "data": origin.data,
-        "training": {**settings, **notes},
-    }
-    # A head that is read again is to equal the one that was saved: lists for tuples, and so on.
-    return json.loads(json.dumps(record))

@@ -18,7 +18,7 @@ from ..heads import VerifierConfig, VerifierHead, VerifierRow
 from ..heads.folding import fold
 from ..heads.verifier_head import POSITIONS
 from .examples import Examples, Ratios, check
-from .provenance import Origin, of_training
+from .provenance import Origin
 from .roc_plot import Curve, save_with_roc
 from .validation import VERIFIER_THRESHOLDS, auc_interval, both_classes, rates, validation_mask
 
@@ -147,8 +147,8 @@ class VerifierFit:
 class TrainedVerifier:
     """A verifier head, and what it was chosen among.
 
-    ``fits`` has the fit of each position at the chosen λ, the best first, and ``by_ratio`` that of each λ at the chosen
-    position, with validation ``curves``.
+    ``fits`` has the fit of each position at the chosen λ, the best first; ``by_ratio`` has that of each λ at the chosen
+    position, and ``curves`` their validation curves.
     """
 
     head: VerifierHead
@@ -252,14 +252,11 @@ def _head(
 ) -> VerifierHead:
     thresholds = sorted({*VERIFIER_THRESHOLDS, settings.threshold})
     config = VerifierConfig(
-        target=origin.target,
-        draft=origin.draft,
-        task=origin.task,
         position=fit.position,
         ratio=settings.ratio,
         threshold=settings.threshold,
         thresholds=tuple(VerifierRow(t, *rates(validation.labels, fit.validation, t)) for t in thresholds),
         metrics=metrics,
-        provenance=of_training(origin, asdict(settings)),
+        **origin.config_fields(asdict(settings)),
     )
     return VerifierHead(config, fit.layer.weight, fit.layer.bias)
