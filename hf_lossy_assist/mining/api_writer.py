@@ -45,7 +45,7 @@ class Completions:
     """A client for greedy completions by a model behind an OpenAI-compatible API.
 
     ``url`` is where the API begins, e.g. ``http://localhost:8000/v1``. A request is sent ``tries`` times before its
-    failure counts; the first ``pause`` between two tries is in seconds, and each further one is twice as long.
+    failure counts, after ``pause`` seconds at first, and then twice as many each time.
     """
 
     url: str

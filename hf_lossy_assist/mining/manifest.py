@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,23 +49,20 @@ class MiningPlan:
         """Return in which points a manifest is another plan's, one sentence each."""
         # What JSON makes of the settings is what they are compared with.
         record = json.loads(json.dumps(self.record()))
-        found = [
-            f"`{name}` was {manifest.get(name)!r} and is {record[name]!r}"
-            for name in ("kind", "task")
-            if manifest.get(name) != record[name]
-        ]
         before, now = manifest.get("settings", {}), record["settings"]
-        found += [
-            f"`{name}` was {before.get(name)!r} and is {now.get(name)!r}"
-            for name in sorted(before.keys() | now.keys())
-            if before.get(name) != now.get(name)
-        ]
+        found = _changes(("kind", "task"), manifest, record)
+        found += _changes(sorted(before.keys() | now.keys()), before, now)
         for role, model in (("target", self.target), ("draft", self.draft)):
-            found += [f"of the {role}, {difference}" for difference in _differences(manifest.get(role), model)]
+            found += [f"of the {role}, {difference}" for difference in _model_changes(manifest.get(role), model)]
         return found
 
 
-def _differences(identity: Mapping[str, Any] | None, model: PreTrainedModel | None) -> list[str]:
+def _changes(names: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    changed = [name for name in names if before.get(name) != now.get(name)]
+    return [f"`{name}` was {before.get(name)!r} and is {now.get(name)!r}" for name in changed]
+
+
+def _model_changes(identity: Mapping[str, Any] | None, model: PreTrainedModel | None) -> list[str]:
     if identity is None or model is None:
         return [] if identity is model else ["there was none" if identity is None else "there is none"]
     return ModelIdentity.from_dict(identity).differences(model)

@@ -284,16 +284,16 @@ def _read(shard: Shard, table: str) -> pyarrow.Table:
 
 
 def _patiently(read: Callable[[], T]) -> T:
-    for attempt in range(_ATTEMPTS):
+    missing: FileNotFoundError | None = None
+    for _ in range(_ATTEMPTS):
         try:
             return read()
         except FileNotFoundError as error:
-            if attempt == _ATTEMPTS - 1:
-                raise LossyValueError(
-                    f"`folder` has to hold whole shards, but one is missing: {error}; repeat the `mine` command, which "
-                    "mines its prompts again"
-                ) from error
-    raise AssertionError
+            missing = error
+    raise LossyValueError(
+        f"`folder` has to hold whole shards, but one is missing: {missing}; repeat the `mine` command, which mines its "
+        "prompts again"
+    ) from missing
 
 
 def _rows_that_count(folder: Path) -> tuple[pyarrow.Table, pyarrow.Table]:
