@@ -1,4 +1,4 @@
-"""What every head's ``config.json`` holds, and how it is read."""
+"""The ``config.json`` of heads: what it holds, and how it is read."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ FINGERPRINT_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A model, as far as a head that reads its hidden states has to know it.
+    """The properties by which a head recognises a model whose hidden states it reads.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ class MiningPlan:
         return {"task_data_sha256": checksum(Path(data).read_bytes())} if data and Path(data).is_file() else {}
 
     def differences(self, manifest: Mapping[str, Any]) -> list[str]:
-        """Return in which points a manifest is another plan's, one sentence each."""
+        """Return what differs from the plan in a manifest, one sentence for each point."""
         # What JSON makes of the settings is what they are compared with.
         record = json.loads(json.dumps(self.record()))
         before, now = manifest.get("settings", {}), record["settings"]

@@ -28,7 +28,7 @@ class Process:
 
 
 def this_process() -> Process:
-    """Return what the environment says; alone where it says nothing.
+    """Return this process as the environment describes it; a single one where it says nothing.
 
     Nothing is sent between the processes, so none has to wait for another.
     """
@@ -84,7 +84,7 @@ class MiningWorkload:
         return {i: example for i, example in enumerate(examples) if i % self.process.count == self.process.number}
 
     def prompt(self, id: int, example: Example) -> Prompt:
-        """Return an example as the models see it."""
+        """Return the prompt of an example, with the tokens that the models see."""
         return Prompt(id, example, tuple(self.task.encode(example, self.tokenizer)))
 
     def refusal(self, prompt: Prompt) -> str | None:

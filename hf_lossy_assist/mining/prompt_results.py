@@ -1,4 +1,4 @@
-"""Prompts to be mined, what was mined of them, and the columns that both are stored in."""
+"""Prompts to be mined, their results, and the columns of both on disk."""
 
 from __future__ import annotations
 

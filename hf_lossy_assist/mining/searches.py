@@ -60,7 +60,7 @@ def _outcome(question: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Searched:
-    """A prompt whose search has ended: with what it found, or with an error of the task's; and what it has cost."""
+    """A prompt whose search has ended, with what it found or the error that was raised, and what it has cost."""
 
     prompt: Prompt
     counts: ResponseCost

@@ -1,4 +1,4 @@
-"""Final hidden states, read in parallel the way inference reads them.
+"""Final hidden states, read in parallel as inference reads them.
 
 Step-by-step generation computes slightly other states: in bfloat16 they differ by up to 10 % (Garipov et al. 2025,
 appendix C). So nothing that was computed while writing a response ends up in a head's training data.

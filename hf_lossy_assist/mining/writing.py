@@ -71,7 +71,7 @@ class Writer(Protocol):
         """Do some work; return the slots that are done, each with its whole response."""
 
     def busy(self) -> bool:
-        """Tell whether something has been asked for that is not done."""
+        """Tell whether a response that was asked for is not done."""
 
     def close(self) -> None:
-        """Give up what is not done."""
+        """Give up the responses that are not done."""

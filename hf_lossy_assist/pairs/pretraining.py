@@ -1,4 +1,4 @@
-"""Train the bundled pair from a seed, on a CPU, resumably."""
+"""Training of the bundled pair from a seed, on a CPU, resumably."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from .recipe import ModelRecipe, batches, build_model
 
 
 def learning_rate(recipe: ModelRecipe, step: int) -> float:
-    """Each cycle: a linear warm-up to its peak, then a cosine down to a hundredth of it."""
+    """Return the learning rate of a step: each cycle has a linear warm-up to its peak, then a cosine to a hundredth of
+    it.
+    """
     cycle, step = recipe.cycle_at(step)
     warm = max(1, int(recipe.warmup * cycle.steps))
     if step < warm:

@@ -1,4 +1,4 @@
-"""How the bundled arithmetic pair is made: sizes, schedule, tokenizer."""
+"""The recipe of the bundled arithmetic pair: sizes, schedule, tokenizer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ModelRecipe:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelRecipe:
-        """Undo ``dataclasses.asdict``."""
+        """Return the recipe of which ``values`` came from ``dataclasses.asdict``."""
         return cls(**values | {"cycles": tuple(Cycle(**cycle) for cycle in values["cycles"])})
 
 

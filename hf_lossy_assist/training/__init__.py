@@ -1,1 +1,1 @@
-"""Heads from labelled hidden states: mined ones, or ones that people have marked."""
+"""Training of heads from labelled hidden states, which are mined or marked by people."""

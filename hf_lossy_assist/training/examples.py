@@ -60,7 +60,7 @@ class Examples:
 
 
 def check(examples: Examples) -> None:
-    """Refuse what no head can be learnt from."""
+    """Refuse examples that no head can be learnt from."""
     if len(examples) == 0:
         raise LossyValueError("`data` has to hold labelled tokens, but has none; mine more prompts")
     if examples.labels.all() or not examples.labels.any():

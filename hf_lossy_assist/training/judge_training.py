@@ -17,7 +17,7 @@ from ..heads import JudgeConfig, JudgeHead, ThresholdRow, columns
 from .classifiers import STRENGTHS, Fit, best, fit_logistic, folded
 from .examples import Examples, check
 from .provenance import Origin
-from .roc_plot import Curve, save_with_roc
+from .saving import Curve, save_with_roc
 from .validation import RECALLS, auc_interval, both_classes, largest_threshold, recall_rows, validation_mask
 
 
@@ -144,7 +144,7 @@ def split(examples: Examples, settings: JudgeSettings) -> tuple[Examples, Exampl
 
 
 def probabilities(head: JudgeHead, examples: Examples) -> NDArray[np.float32]:
-    """Return ``(N,)`` what the head makes of the examples."""
+    """Return the head's probabilities ``(N,)`` for the examples."""
     return head.probability(torch.from_numpy(examples.features(head.config.columns))).numpy()
 
 

@@ -1,4 +1,4 @@
-"""Which models, task and run a trained head comes from."""
+"""The origin of labelled states, and what a head's configuration says of it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ..heads.folding import fold
 from ..heads.verifier_head import POSITIONS
 from .examples import Examples, Ratios, check
 from .provenance import Origin
-from .roc_plot import Curve, save_with_roc
+from .saving import Curve, save_with_roc
 from .validation import VERIFIER_THRESHOLDS, auc_interval, both_classes, rates, validation_mask
 
 

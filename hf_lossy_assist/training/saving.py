@@ -1,4 +1,4 @@
-"""Saving of trained heads, with their ROC curves as PNG files."""
+"""Saving of trained heads with their ROC curves."""
 
 from __future__ import annotations
 
