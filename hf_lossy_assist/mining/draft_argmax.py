@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -44,22 +44,21 @@ class DraftArgmax:
         """Free ``slot`` for another prompt."""
         self._memories.pop(slot, None)
 
-    def guess(self, wanted: Iterable[DraftQuery]) -> Iterator[tuple[int, Ids]]:
+    def guess(self, wanted: Sequence[DraftQuery]) -> Iterator[tuple[int, Ids]]:
         """Answer every request; yields its slot and the draft's tokens."""
+        yield from ((one.slot, ()) for one in wanted if one.start >= len(one.response))
+        jobs = [one for one in wanted if one.start < len(one.response)]
         # Texts of which about as much is unread go together.
-        jobs = sorted(wanted, key=lambda one: len(one.response) - one.start)
+        jobs.sort(key=lambda one: len(one.response) - one.start)
         most = max(1, _MOST_LOGITS // self.model.config.get_text_config(decoder=True).vocab_size)
         while jobs:
             batch = [jobs.pop()]
             longest = len(batch[0].prompt) + len(batch[0].response)
             while jobs and (len(batch) + 1) * longest <= most:
                 batch.append(jobs.pop())
-            yield from self._guess([one for one in batch if one.start < len(one.response)])
-            yield from ((one.slot, ()) for one in batch if one.start >= len(one.response))
+            yield from self._guess(batch)
 
     def _guess(self, batch: Sequence[DraftQuery]) -> Iterator[tuple[int, Ids]]:
-        if not batch:
-            return
         # Nothing is chosen after a response's last token.
         texts = [(*one.prompt, *one.response[:-1]) for one in batch]
         known = []

@@ -15,9 +15,7 @@ from .recipe import ModelRecipe, batches, build_model
 
 
 def learning_rate(recipe: ModelRecipe, step: int) -> float:
-    """Return the learning rate of a step: each cycle has a linear warm-up to its peak, then a cosine to a hundredth of
-    it.
-    """
+    """Return the learning rate of a step: a warm-up to its cycle's peak, then a cosine down to a hundredth of it."""
     cycle, step = recipe.cycle_at(step)
     warm = max(1, int(recipe.warmup * cycle.steps))
     if step < warm:

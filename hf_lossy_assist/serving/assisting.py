@@ -122,13 +122,7 @@ def assist(
             )
     assistant: dict[str, Any] = {"assistant_model": None}
     if source is not None:
-        name, revision = _location(model, source)
-        draft = _load_draft(model, source, functools.partial(load_model, name, revision=revision))
-        own = _tokenizer_of_draft(tokenizer, functools.partial(load_tokenizer, name, revision=revision))
-        if own is None:
-            check_draft_model(model, draft)
-        assistant = {"assistant_model": draft} | ({} if own is None else {"assistant_tokenizer": own})
-        logger.info("%s is assisted by %s", model.name_or_path, name)
+        assistant = _load_assistant(model, tokenizer, source, load_model, load_tokenizer)
     model.generate = functools.partial(_generate, model=model, assistant=assistant)
     return assistant["assistant_model"]
 
@@ -161,25 +155,33 @@ def _location(model: PreTrainedModel, source: Any) -> tuple[str, str]:
     return match["id"], match["revision"] or "main"
 
 
-def _load_draft(model: PreTrainedModel, source: str, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+def _load_assistant(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: Any,
+    load_model: Callable[..., PreTrainedModel],
+    load_tokenizer: Callable[..., PreTrainedTokenizerBase],
+) -> dict[str, Any]:
+    """Return the arguments of ``generate()`` for the draft model that ``source`` names."""
+    name, revision = _location(model, source)
     try:
-        return load()
+        draft = load_model(name, revision=revision)
     except (OSError, ValueError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise LossyValueError(
             f"`{FIELD}` of {model.name_or_path!r} has to be a causal language model, but is {source!r}: {reason}"
         ) from error
-
-
-def _tokenizer_of_draft(
-    target: PreTrainedTokenizerBase, load: Callable[[], PreTrainedTokenizerBase]
-) -> PreTrainedTokenizerBase | None:
-    """Return the draft's tokenizer where it is not the target's too."""
     try:
-        own = load()
+        own = load_tokenizer(name, revision=revision)
     except (OSError, ValueError):
-        return None  # a draft without one was made for the target's
-    return None if same_tokenizer(target, own) else own
+        own = tokenizer  # a draft without one was made for the target's
+    assistant = {"assistant_model": draft}
+    if same_tokenizer(tokenizer, own):
+        check_draft_model(model, draft)
+    else:
+        assistant["assistant_tokenizer"] = own
+    logger.info("%s is assisted by %s", model.name_or_path, name)
+    return assistant
 
 
 def restrict(model: PreTrainedModel, settings: Settings) -> None:
