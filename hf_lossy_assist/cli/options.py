@@ -8,11 +8,17 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ..acceptors import REGISTRY
+from ..acceptors import REGISTRY, describe
 from ..errors import LossyValueError
 from ..evaluation.modes import TARGET_ALONE, DecodingMode
 
 T = TypeVar("T", int, float)
+
+# Blank lines between all, since the formatters of --help run the lines of a paragraph together.
+RULES = "\n\n".join(["The rules, each with its --config settings:", *map(describe, REGISTRY.values())]).replace(
+    "\n  ", "\n\n- "
+)
+"""All rules with their settings, bounds and defaults, for the end of a command's ``--help``."""
 
 PairName = Annotated[str, typer.Option(help="The bundled pair.")]
 PairInstead = Annotated[str | None, typer.Option(help="A bundled pair instead of --model and --assistant.")]
