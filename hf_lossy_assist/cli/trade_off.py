@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from .. import pairs
 from ..config import nearest
 from ..errors import LossyValueError
-from ..evaluation import maths_tokens, records
+from ..evaluation import records
 from ..evaluation.modes import Models
 from ..evaluation.trade_off import SWEEPS, TradeOff, measure, plot_trade_off
 from .console import console, limit_threads, progress
@@ -46,7 +46,6 @@ def trade_off(
     screen, rows = console(), []
     origin = records.provenance("cpu", gamma=gamma, split=split, problems=problems, batch_size=batch_size)
     with (
-        maths_tokens.registered(),
         progress(screen) as bar,
         records.written(None if out is None else out / f"trade-off-{sweep}.jsonl", origin) as write,
     ):

@@ -13,61 +13,38 @@ from transformers import PreTrainedModel
 from ..errors import LossyUnsupportedError
 from ..stats import joined
 from .modes import DecodingMode, Models
-from .requests import PromptBatch, Response, run_request
+from .requests import PromptBatch, run_request
 
 DRAFT_ALONE = "draft alone"
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """One setting over all prompts.
+    """One setting over all prompts."""
 
-    Attributes
-    ----------
-    mode, config
-        The rule and its settings; ``"target alone"`` and ``"draft alone"`` are plain generation.
-    temperature
-        None for greedy decoding.
-    prompts, tokens
-        How many responses, and how many tokens in all of them.
-    mean_accepted, tokens_per_round
-        Drafted tokens kept, and tokens emitted, per round; None for plain generation, as the next two.
-    acceptance_rate
-        Share of the drafted tokens that were kept.
-    accepted_lossy
-        Share of the kept tokens that the lossless rule would have rejected.
-    log_likelihood
-        Mean log p per generated token, in nats, under the target without any warper.
-    likeliest
-        Share of the generated tokens that are the target's likeliest one after the text before them.
-    greedy_prefix
-        How far the response runs along with the target's own greedy one before the first difference, as a share
-        of the latter's length; mean over the prompts.
-    rouge
-        ROUGE-L (F) of the response against the target's own greedy one, mean over the prompts; None without a
-        tokenizer.
-    target_calls_per_100_tokens, tokens_per_second
-        What a user pays and gets.
-    mean_run
-        Tokens per run ahead of the target, for SPRINTER.
-    """
-
+    # The rule and its settings; ``"target alone"`` and ``"draft alone"`` are plain generation.
     mode: Any
     config: Mapping[str, Any]
-    temperature: float | None
+    temperature: float | None  # None for greedy decoding
+    # How many responses, and how many tokens in all of them.
     prompts: int
     tokens: int
+    # Drafted tokens kept, and tokens emitted, per round; None for plain generation, as the next two.
     mean_accepted: float | None
     tokens_per_round: float | None
-    acceptance_rate: float | None
-    accepted_lossy: float | None
-    log_likelihood: float
-    likeliest: float
+    acceptance_rate: float | None  # share of the drafted tokens that were kept
+    accepted_lossy: float | None  # share of the kept tokens that the lossless rule would have rejected
+    log_likelihood: float  # mean log p per generated token, in nats, under the target without any warper
+    likeliest: float  # share of the generated tokens that are the target's likeliest one after the text before them
+    # How far the response runs along with the target's own greedy one before the first difference, as a share of the
+    # latter's length; mean over the prompts.
     greedy_prefix: float
+    # ROUGE-L (F) of the response against the target's own greedy one, mean over the prompts; None without a tokenizer.
     rouge: float | None
+    # What a user pays and gets.
     target_calls_per_100_tokens: float | None
     tokens_per_second: float
-    mean_run: float | None
+    mean_run: float | None  # tokens per run ahead of the target, for SPRINTER
 
 
 def measure(
@@ -80,24 +57,36 @@ def measure(
 ) -> Iterator[Acceptance]:
     """Answer every prompt in every mode; at each temperature, target and draft alone come first.
 
-    Parameters
-    ----------
-    models, modes
-        Who answers, and how: rules, with their temperatures.
-    prompts
-        Batches of one prompt.
-    max_new_tokens
-        The longest response.
-    decode
-        From tokens ``(n,)`` to text, for ROUGE.
+    ``decode`` turns tokens ``(n,)`` into text, for ROUGE. A batch of ``prompts`` has one prompt.
     """
-    greedy = [run_request(models, DecodingMode(), prompt, max_new_tokens) for prompt in prompts]
+    target, alone = models.target, Models(models.draft, models.draft)
+    greedy = [run_request(models, DecodingMode(), prompt, max_new_tokens).rows[0] for prompt in prompts]
 
     def row(mode: DecodingMode, models: Models = models) -> Acceptance:
         responses = [run_request(models, mode, prompt, max_new_tokens) for prompt in prompts]
-        return _row(mode, target, prompts, responses, greedy, decode)
+        texts = [(response.rows[0], own) for response, own in zip(responses, greedy, strict=True)]
+        scored = [score_text(target, prompt.ids[0], text) for prompt, (text, _) in zip(prompts, texts, strict=True)]
+        log_p = torch.cat([log_p for log_p, _ in scored])
+        stats = joined([response.stats for response in responses]) if mode.rule is not None else None
+        return Acceptance(
+            mode=mode.rule or mode.label,
+            config=dict(mode.settings),
+            temperature=mode.temperature,
+            prompts=len(responses),
+            tokens=len(log_p),
+            mean_accepted=stats and stats.mean_accepted,
+            tokens_per_round=stats and stats.tokens_per_round,
+            acceptance_rate=stats and stats.acceptance_rate,
+            accepted_lossy=stats and stats.accepted_lossy / max(1, stats.accepted),
+            log_likelihood=log_p.double().mean().item(),
+            likeliest=torch.cat([likeliest for _, likeliest in scored]).double().mean().item(),
+            greedy_prefix=sum(common_prefix(text.to(own.device), own) / len(own) for text, own in texts) / len(texts),
+            rouge=decode and rouge_l([(decode(text), decode(own)) for text, own in texts]),
+            target_calls_per_100_tokens=stats and stats.target_calls_per_100_tokens,
+            tokens_per_second=len(log_p) / sum(response.seconds for response in responses),
+            mean_run=stats.mean_run if stats and stats.runs else None,
+        )
 
-    target, alone = models.target, Models(models.draft, models.draft)
     for temperature in dict.fromkeys(mode.temperature for mode in modes):
         yield row(DecodingMode(temperature=temperature))
         yield row(DecodingMode(DRAFT_ALONE, temperature=temperature), alone)
@@ -117,38 +106,6 @@ def common_prefix(a: Tensor, b: Tensor) -> int:
     """Return how many tokens two texts share from the beginning."""
     n = min(len(a), len(b))
     return int((a[:n] == b[:n]).long().cumprod(0).sum())
-
-
-def _row(
-    mode: DecodingMode,
-    target: PreTrainedModel,
-    prompts: Sequence[PromptBatch],
-    responses: Sequence[Response],
-    greedy: Sequence[Response],
-    decode: Callable[[Tensor], str] | None,
-) -> Acceptance:
-    texts = [(response.rows[0], own.rows[0]) for response, own in zip(responses, greedy, strict=True)]
-    scored = [score_text(target, prompt.ids[0], text) for prompt, (text, _) in zip(prompts, texts, strict=True)]
-    log_p = torch.cat([log_p for log_p, _ in scored])
-    stats = joined([response.stats for response in responses]) if mode.rule is not None else None
-    return Acceptance(
-        mode=mode.rule or mode.label,
-        config=dict(mode.settings),
-        temperature=mode.temperature,
-        prompts=len(responses),
-        tokens=len(log_p),
-        mean_accepted=stats and stats.mean_accepted,
-        tokens_per_round=stats and stats.tokens_per_round,
-        acceptance_rate=stats and stats.acceptance_rate,
-        accepted_lossy=stats and stats.accepted_lossy / max(1, stats.accepted),
-        log_likelihood=log_p.double().mean().item(),
-        likeliest=torch.cat([likeliest for _, likeliest in scored]).double().mean().item(),
-        greedy_prefix=sum(common_prefix(text.to(own.device), own) / len(own) for text, own in texts) / len(texts),
-        rouge=decode and rouge_l([(decode(text), decode(own)) for text, own in texts]),
-        target_calls_per_100_tokens=stats and stats.target_calls_per_100_tokens,
-        tokens_per_second=len(log_p) / sum(response.seconds for response in responses),
-        mean_run=stats.mean_run if stats and stats.runs else None,
-    )
 
 
 def rouge_l(texts: Iterable[tuple[str, str]]) -> float:

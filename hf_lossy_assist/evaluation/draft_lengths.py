@@ -17,26 +17,16 @@ Call = tuple[str, int]
 
 @dataclass(frozen=True)
 class DraftLengthCost:
-    """One number of drafted tokens over all prompts.
+    """One number of drafted tokens over all prompts."""
 
-    Attributes
-    ----------
-    gamma
-        Drafted tokens per round, or ``"auto"``.
-    draft_calls, target_calls
-        Forward passes after the prompts'.
-    tokens, mean_accepted
-        Output tokens, and drafted tokens kept per round.
-    seconds
-        The calls, each at the median time of calls of its model over as many tokens.
-    """
-
-    gamma: int | str
+    gamma: int | str  # drafted tokens per round, or ``"auto"``
+    # Forward passes after the prompts'.
     draft_calls: int
     target_calls: int
+    # Output tokens, and drafted tokens kept per round.
     tokens: int
     mean_accepted: float
-    seconds: float
+    seconds: float  # the calls, each at the median time of calls of its model over as many tokens
 
 
 def measure(
@@ -50,20 +40,7 @@ def measure(
 ) -> list[DraftLengthCost]:
     """Answer every prompt with every number of drafted tokens, interleaved, greedily.
 
-    Parameters
-    ----------
-    models
-        Target and draft.
-    gammas
-        Drafted tokens per round, or ``"auto"``.
-    prompts
-        Batches of one prompt.
-    max_new_tokens
-        The longest response.
-    rule
-        ``lossy_mode``.
-    on_answer
-        Called after every answer.
+    A batch of ``prompts`` has one prompt.
     """
     times: dict[Call, list[float]] = defaultdict(list)
     counts: dict[int | str, Counter[Call]] = {gamma: Counter() for gamma in gammas}

@@ -21,21 +21,12 @@ take if nothing else ran on the machine."""
 
 @dataclass
 class Forwards:
-    """Forward passes of one model.
+    """Forward passes of one model."""
 
-    Attributes
-    ----------
-    calls
-        Seconds of every pass: its decoder, and its LM head where one was called.
-    tokens
-        How many tokens of each row every pass read.
-    first_end
-        When the first one was over, on the meter's clock.
-    """
-
+    # Seconds of every pass: its decoder, and its LM head where one was called.
     calls: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    first_end: float | None = None
+    tokens: list[int] = field(default_factory=list)  # how many tokens of each row every pass read
+    first_end: float | None = None  # when the first one was over, on the meter's clock
 
     @property
     def seconds(self) -> float:
@@ -52,15 +43,8 @@ def metered(
     A pass is its decoder and its LM head, as modules: what a loop does around them counts as the loop's, whether it
     is transformers' or this package's.
 
-    Parameters
-    ----------
-    model
-        A causal language model whose decoder and head are modules of their own.
-    synchronize
-        Called before each reading of the clock; on a GPU it has to wait for the device, or the passes would seem
-        to take no longer than it takes to queue them.
-    clock
-        Returns seconds.
+    On a GPU, ``synchronize`` has to wait for the device before each reading of the clock, or the passes would seem to
+    take no longer than it takes to queue them.
 
     Examples
     --------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,30 +11,8 @@ from typing import Any
 import torch
 
 
-class PeakMemory(ABC):
-    """The most memory in use since a moment.
-
-    Attributes
-    ----------
-    name
-        What is counted.
-    """
-
-    name: str
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Count from now on."""
-
-    @abstractmethod
-    def peak(self) -> int:
-        """Return bytes."""
-
-
-class ResidentMemory(PeakMemory):
+class ResidentMemory:
     """The process's resident set, weights included; Linux lets its peak be reset, elsewhere it is that of its life."""
-
-    name = "resident set"
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
         self._status, self._refs = process / "status", process / "clear_refs"
@@ -57,10 +34,8 @@ class ResidentMemory(PeakMemory):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-class DeviceMemory(PeakMemory):
+class DeviceMemory:
     """What torch has allocated on a GPU."""
-
-    name = "device memory"
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -74,7 +49,7 @@ class DeviceMemory(PeakMemory):
         return torch.cuda.max_memory_allocated(self._device)
 
 
-def peak_memory(device: torch.device) -> PeakMemory:
+def peak_memory(device: torch.device) -> ResidentMemory | DeviceMemory:
     """Return the counter that matters for models on ``device``."""
     return DeviceMemory(device) if device.type == "cuda" else ResidentMemory()
 

@@ -1,92 +1,123 @@
-"""What a rule's knob buys: accuracy against tokens kept, over many settings."""
+"""What a rule's knob buys: accuracy against tokens kept, over many settings.
+
+The rules are compared with AutoJudge's baseline: tokens of mathematics are important, all others are not.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..stats import LossyStats, joined
+from ..acceptors import REGISTRY, Acceptor, register
+from ..messages import Verification
+from ..stats import joined
 from ..tasks import Example, Task
 from .comparison import texts_of
-from .maths_tokens import MathsTokens, maths_tokens
 from .modes import DecodingMode, Models
 from .plots import PlotPoint, plot
 from .quality import judge, wilson
 from .requests import batches_of, run_request
 
+_MATHS = re.compile(r"\d|^\s*[-+*/=<>%^()x×÷·−]+\s*$")
 JUDGE_THRESHOLDS = (0.01, 0.02, 0.05, 0.2, 0.75, 0.95, 0.98)
 VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 TOP_K = (2, 4, 8, 16)
 
 
-@dataclass(frozen=True)
-class SweepPoint:
-    """One setting of one family of rules.
+def maths_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of tokens with digits, and of those made of operators, brackets or a lone x.
 
-    Attributes
+    Examples
+    --------
+    >>> from hf_lossy_assist import pairs
+    >>> tokenizer = pairs.load("arithmetic").tokenizer
+    >>> {tokenizer.convert_tokens_to_ids(x) for x in ("7", "+", "=")} <= maths_tokens(tokenizer)
+    True
+    """
+    texts = {i: tokenizer.decode([i]) for i in range(len(tokenizer))}
+    return frozenset(i for i, text in texts.items() if _MATHS.search(text)) | set(tokenizer.all_special_ids)
+
+
+@dataclass(frozen=True)
+class MathsTokens(Acceptor):
+    """Keep x iff the target would choose it too, or neither its token nor the draft's is one of mathematics.
+
+    Garipov et al. 2025 (AutoJudge), appendix K. A baseline for measurements; greedy.
+
+    Parameters
     ----------
-    family
-        Points of one family are joined in a plot.
-    knob
-        What changes within it, as text.
-    rule, settings
-        ``lossy_mode`` and ``lossy_config``.
+    important
+        The ids of the tokens of mathematics.
     """
 
-    family: str
-    knob: str
+    important: frozenset[int] = field(default=frozenset())
+
+    name: ClassVar[str] = "maths"
+    paper: ClassVar[str] = "Garipov et al. 2025 (appendix K)"
+    lossless_at: ClassVar[Mapping[str, Any]] = {}
+
+    def is_lossless(self, do_sample: bool) -> bool:
+        """Tell that it never is."""
+        return False
+
+    def keep(self, v: Verification) -> Tensor:
+        """Return ``(B, n)`` where neither token is of mathematics, or both are the same."""
+        important = torch.tensor(sorted(self.important), device=v.tokens.device)
+        mismatch = torch.isin(v.tokens, important) | torch.isin(v.best[:, :-1], important)
+        return v.lossless | (~mismatch & v.allowed)
+
+
+@contextmanager
+def _registered() -> Iterator[None]:
+    """Make ``lossy_mode="maths"`` available inside the block."""
+    register(MathsTokens)
+    try:
+        yield
+    finally:
+        REGISTRY.pop(MathsTokens.name, None)
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One setting of one family of rules."""
+
+    family: str  # points of one family are joined in a plot
+    knob: str  # what changes within the family, as text
     rule: Any
     settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class TradeOff:
-    """One setting over all problems.
-
-    Attributes
-    ----------
-    family, knob, mode, config
-        As in :class:`SweepPoint`.
-    problems, correct
-        How many, and how many were answered right.
-    low, high
-        95 % interval of the accuracy (Wilson).
-    mean_accepted
-        Drafted tokens kept per round.
-    tokens_per_call
-        Output tokens per forward pass of the target.
-    target_calls_per_100_tokens, mean_run
-        The same the other way round; and tokens per run ahead of the target, for SPRINTER.
-    tokens
-        Output tokens.
-    accepted_by
-        Kept tokens by rule.
-    flops
-        As in :class:`~hf_lossy_assist.stats.LossyStats`, added up.
-    seconds
-        Of all ``generate()`` calls; None in rows whose speeds are worth nothing.
-    """
+    """One :class:`SweepPoint` over all problems."""
 
     family: str
     knob: str
     mode: Any
     config: Mapping[str, Any]
+    # How many, and how many were answered right.
     problems: int
     correct: int
+    # 95 % interval of the accuracy (Wilson).
     low: float
     high: float
-    mean_accepted: float
-    tokens_per_call: float
+    mean_accepted: float  # drafted tokens kept per round
+    tokens_per_call: float  # output tokens per forward pass of the target
+    # The same the other way round; and tokens per run ahead of the target, for SPRINTER.
     target_calls_per_100_tokens: float
     mean_run: float
     tokens: int
-    accepted_by: Mapping[str, int]
-    flops: Mapping[str, float]
-    seconds: float | None = None
+    accepted_by: Mapping[str, int]  # kept tokens by rule
+    flops: Mapping[str, float]  # as in :class:`~hf_lossy_assist.stats.LossyStats`, added up
+    seconds: float | None = None  # of all ``generate()`` calls; None in rows whose speeds are worth nothing
 
     @property
     def accuracy(self) -> float:
@@ -133,21 +164,8 @@ def measure(
 ) -> Iterator[TradeOff]:
     """Answer all problems at every point, greedily.
 
-    Parameters
-    ----------
-    models, tokenizer, task
-        Who answers, with the heads that the points need; ``lossy_mode="maths"`` has to be registered where a point
-        asks for it.
-    points
-        The settings.
-    examples
-        The problems.
-    gamma
-        Drafted tokens per round.
-    batch_size
-        Problems at a time; more than one is faster, and leaves ``seconds`` without meaning for one user.
-    on_batch
-        Told how many problems were answered, after every batch.
+    More than one problem at a time is faster, and leaves ``seconds`` without meaning for one user. ``on_batch`` is told
+    after every batch how many problems it had.
     """
     important = {"important": maths_tokens(tokenizer)}
     prompts = [task.encode(example, tokenizer) for example in examples]
@@ -160,34 +178,31 @@ def measure(
             settings[MathsTokens.name] = important
         mode = DecodingMode(point.family, point.rule, settings, gamma)
         responses = []
-        for batch in batches:
-            responses.append(run_request(models, mode, batch, task.max_new_tokens))
-            on_batch(len(batch))
+        with _registered():
+            for batch in batches:
+                responses.append(run_request(models, mode, batch, task.max_new_tokens))
+                on_batch(len(batch))
         correct = sum(judge(tokenizer, task, examples, texts_of(responses)))
+        low, high = wilson(correct, len(examples))
         stats = joined([row for response in responses for row in response.stats.rows])
-        yield _row(point, len(examples), correct, sum(response.seconds for response in responses), stats)
-
-
-def _row(point: SweepPoint, problems: int, correct: int, seconds: float, stats: LossyStats) -> TradeOff:
-    low, high = wilson(correct, problems)
-    return TradeOff(
-        family=point.family,
-        knob=point.knob,
-        mode=point.rule,
-        config=dict(point.settings),
-        problems=problems,
-        correct=correct,
-        low=low,
-        high=high,
-        mean_accepted=stats.mean_accepted,
-        tokens_per_call=len(stats.trace) / max(1, stats.target_calls),
-        target_calls_per_100_tokens=stats.target_calls_per_100_tokens,
-        mean_run=stats.mean_run,
-        tokens=len(stats.trace),
-        accepted_by=dict(stats.accepted_by),
-        flops=dict(stats.flops),
-        seconds=seconds,
-    )
+        yield TradeOff(
+            family=point.family,
+            knob=point.knob,
+            mode=point.rule,
+            config=dict(point.settings),
+            problems=len(examples),
+            correct=correct,
+            low=low,
+            high=high,
+            mean_accepted=stats.mean_accepted,
+            tokens_per_call=len(stats.trace) / max(1, stats.target_calls),
+            target_calls_per_100_tokens=stats.target_calls_per_100_tokens,
+            mean_run=stats.mean_run,
+            tokens=len(stats.trace),
+            accepted_by=dict(stats.accepted_by),
+            flops=dict(stats.flops),
+            seconds=sum(response.seconds for response in responses),
+        )
 
 
 def plot_trade_off(rows: Sequence[TradeOff], path: Path) -> None:

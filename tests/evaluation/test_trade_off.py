@@ -10,10 +10,10 @@ import torch
 
 from hf_lossy_assist import JudgeHead, pairs
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.evaluation import maths_tokens
 from hf_lossy_assist.evaluation.modes import Models
-from hf_lossy_assist.evaluation.trade_off import SWEEPS, SweepPoint, measure, plot_trade_off
+from hf_lossy_assist.evaluation.trade_off import SWEEPS, MathsTokens, SweepPoint, maths_tokens, measure, plot_trade_off
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity
+from hf_lossy_assist.messages import Verification
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,12 @@ def test_rows_count_what_was_done(pair, lenient, tmp_path):
         SweepPoint("judge", "τ=0.5", "judge", {"threshold": 0.5}),
     ]
     examples, seen = pair.task.examples("test", 4), []
-    with maths_tokens.registered():
-        rows = list(
-            measure(
-                Models(pair.target, pair.draft, {"judge": lenient}), pair.tokenizer, pair.task, points, examples,
-                gamma=8, on_batch=seen.append,
-            )
-        )  # fmt: skip
+    rows = list(
+        measure(
+            Models(pair.target, pair.draft, {"judge": lenient}), pair.tokenizer, pair.task, points, examples,
+            gamma=8, on_batch=seen.append,
+        )
+    )  # fmt: skip
     lossless, maths, narrow, judge = rows
     assert sum(seen) == 16
     assert all(row.problems == 4 and 0 <= row.low <= row.accuracy <= row.high <= 1 for row in rows)
@@ -72,3 +71,19 @@ def test_rows_of_a_batch_count_as_they_do_alone(pair):
         measure(models, pair.tokenizer, pair.task, points, examples, gamma=8, batch_size=size) for size in (1, 3)
     )
     assert replace(together, seconds=alone.seconds) == alone
+
+
+def test_maths_tokens_of_a_tokenizer():
+    pair = pairs.load("arithmetic")
+    ids = maths_tokens(pair.tokenizer)
+    words = {pair.tokenizer.decode([i]).strip() for i in ids}
+    assert set("0123456789+-=") <= words
+    assert "apples" not in words
+    assert pair.tokenizer.eos_token_id in ids
+
+
+def test_a_mismatch_matters_where_either_token_is_of_mathematics():
+    logits = torch.eye(6)[[1, 1, 4, 4, 0]][None]
+    v = Verification(tokens=torch.tensor([[1, 2, 5, 1]]), logits=logits)
+    kept = MathsTokens(important=frozenset({1, 3})).keep(v)
+    assert kept.tolist() == [[True, False, True, False]]
