@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..evaluation import records
@@ -18,6 +17,7 @@ from ..heads import VerifierHead
 from .console import console, limit_threads, progress
 from .models import ModelOptions, load_model
 from .options import Device, DraftSource, Gamma, PairInstead, TargetSource, Threads
+from .rendering import Column, number, percent, table
 
 _LEGEND = (
     "kept: drafted tokens kept per round; lossy: share of those that the lossless rule would have "
@@ -79,41 +79,19 @@ def acceptance(
     screen.print(_LEGEND, style="dim")
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _label(row: Acceptance) -> str:
-    config = ", ".join(f"{key}={value}" for key, value in row.config.items())
-    return f"{row.mode} {config}".strip()
-
-
 def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> Table:
     """Lay out the rows of one temperature."""
-    columns: dict[str, Callable[[Acceptance], str]] = {
-        "rule": _label,
-        "mean\nkept": lambda row: _number(row.mean_accepted),
-        "lossy\n(%)": lambda row: _percent(row.accepted_lossy),
+    columns: dict[str, Column] = {
+        "rule": lambda row: f"{row.mode} {', '.join(f'{key}={value}' for key, value in row.config.items())}".strip(),
+        "mean\nkept": lambda row: number(row.mean_accepted),
+        "lossy\n(%)": lambda row: percent(row.accepted_lossy),
         "log p": lambda row: f"{row.log_likelihood:.3f}",
-        "top 1\n(%)": lambda row: _percent(row.likeliest),
-        "same\n(%)": lambda row: _percent(row.greedy_prefix),
-        "ROUGE\nL": lambda row: _number(row.rouge),
-        "calls/\n100": lambda row: _number(row.target_calls_per_100_tokens),
-        "run": lambda row: _number(row.mean_run),
+        "top 1\n(%)": lambda row: percent(row.likeliest),
+        "same\n(%)": lambda row: percent(row.greedy_prefix),
+        "ROUGE\nL": lambda row: number(row.rouge),
+        "calls/\n100": lambda row: number(row.target_calls_per_100_tokens),
+        "run": lambda row: number(row.mean_run),
     }
     title = "greedy" if temperature is None else f"temperature {temperature:g}"
-    table = Table(title=f"{rows[0].prompts} prompts, {title}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in columns:
-        is_rule = name == "rule"
-        table.add_column(
-            name, justify="left" if is_rule else "right", no_wrap=not is_rule, overflow="fold",
-            min_width=14 if is_rule else None,
-        )  # fmt: skip
-    for row in rows:
-        if row.temperature == temperature:
-            table.add_row(*(column(row) for column in columns.values()))
-    return table
+    shown = [row for row in rows if row.temperature == temperature]
+    return table(shown, columns, f"{rows[0].prompts} prompts, {title}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
@@ -16,10 +13,11 @@ from ..config import nearest
 from ..errors import LossyValueError
 from ..evaluation import records
 from ..evaluation.modes import Models
-from ..evaluation.trade_off import SWEEPS, TradeOff, measure, plot_trade_off
+from ..evaluation.trade_off import SWEEPS, measure, plot_trade_off
 from .console import console, limit_threads, progress
 from .models import load_heads
 from .options import Gamma, PairName, Threads
+from .rendering import number, percent, table
 
 
 def trade_off(
@@ -56,26 +54,16 @@ def trade_off(
         ):  # fmt: skip
             write(row)
             rows.append(row)
-    screen.print(trade_off_table(rows, gamma))
+    columns = {
+        "rule": lambda row: f"{row.family} {row.knob}",
+        "right\n(%)": lambda row: percent(row.accuracy, 1),
+        "95 %": lambda row: f"{percent(row.low)}–{percent(row.high)}",
+        "mean\nkept": lambda row: number(row.mean_accepted),
+        "tokens/\ncall": lambda row: number(row.tokens_per_call),
+        "calls/\n100": lambda row: number(row.target_calls_per_100_tokens),
+        "mean\nrun": lambda row: number(row.mean_run or None),
+        "tokens\n/s": lambda row: f"{row.tokens / row.seconds:.0f}",
+    }
+    screen.print(table(rows, columns, f"{len(examples)} problems, greedy, γ = {gamma}"))
     if out is not None:
         plot_trade_off(rows, out / f"trade-off-{sweep}.png")
-
-
-def trade_off_table(rows: Sequence[TradeOff], gamma: int) -> Table:
-    """Lay out the rows."""
-    table = Table(title=f"{rows[0].problems} problems, greedy, γ = {gamma}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("rule", no_wrap=True, min_width=26)
-    for name in ("right\n(%)", "95 %", "mean\nkept", "tokens/\ncall", "calls/\n100", "mean\nrun", "tokens\n/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            f"{row.family} {row.knob}",
-            f"{100 * row.accuracy:.1f}",
-            f"{100 * row.low:.0f}–{100 * row.high:.0f}",
-            f"{row.mean_accepted:.2f}",
-            f"{row.tokens_per_call:.2f}",
-            f"{row.target_calls_per_100_tokens:.2f}",
-            f"{row.mean_run:.2f}" if row.mean_run else "",
-            f"{row.tokens / row.seconds:.0f}",
-        )
-    return table

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
@@ -17,6 +15,7 @@ from ..evaluation.modes import Models
 from ..evaluation.requests import batches_of
 from .console import console, limit_threads, progress
 from .options import PairName, Threads, numbers
+from .rendering import number, table
 
 
 def windows(
@@ -45,12 +44,12 @@ def windows(
         for row in rows:
             write(row)
     best = min(row.seconds for row in rows if row.gamma != "auto")
-    table = Table(title=f"{problems} problems, {mode}, greedy", box=SIMPLE_HEAD)
-    for name in ("γ", "draft calls", "target calls", "mean kept", "ms per token", "× best"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row.gamma), str(row.draft_calls), str(row.target_calls), f"{row.mean_accepted:.2f}",
-            f"{1000 * row.seconds / row.tokens:.3f}", f"{row.seconds / best:.3f}",
-        )  # fmt: skip
-    screen.print(table)
+    columns = {
+        "γ": lambda row: str(row.gamma),
+        "draft calls": lambda row: str(row.draft_calls),
+        "target calls": lambda row: str(row.target_calls),
+        "mean kept": lambda row: number(row.mean_accepted),
+        "ms per token": lambda row: f"{1000 * row.seconds / row.tokens:.3f}",
+        "× best": lambda row: f"{row.seconds / best:.3f}",
+    }
+    screen.print(table(rows, columns, f"{problems} problems, {mode}, greedy"))
