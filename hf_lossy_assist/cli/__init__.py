@@ -9,7 +9,6 @@ from . import (
     acceptance,
     bench,
     demo,
-    evaluate_pair,
     generate,
     import_autojudge,
     mine,
@@ -36,7 +35,7 @@ _RULES = escape(RULES)  # or brackets count as markup
 app.command("demo")(demo.demo)
 app.command("generate", epilog=_RULES)(generate.generate)
 app.command("train-pair")(train_pair.train_pair)
-app.command("evaluate-pair")(evaluate_pair.evaluate_pair)
+app.command("evaluate-pair")(train_pair.evaluate_pair)
 app.command("acceptance")(acceptance.acceptance)
 app.command("trade-off")(trade_off.trade_off)
 app.command("windows", epilog=_RULES)(windows.windows)

@@ -37,19 +37,12 @@ _DEFAULT_LENGTH = 100
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to models before they are timed, for commands that put ``bench`` behind options of their own.
+    """What is done to models before they are timed, for commands that put ``bench`` behind options of their own."""
 
-    Attributes
-    ----------
-    change
-        Returns the models that are timed; answers are judged of those that were loaded where
-        ``--accuracy-problems`` asks for more of them.
-    settings
-        What the records are to say of it.
-    """
-
+    # Returns the models that are timed; answers are judged of those that were loaded where ``--accuracy-problems`` asks
+    # for more of them.
     change: Callable[[Models], Models] = lambda models: models
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what the records are to say of it
 
 
 def bench(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,13 +17,7 @@ _REPORT_EVERY = 50
 
 
 class MiningBar:
-    """A progress bar with what has been found so far; a line now and then where there is no terminal.
-
-    Parameters
-    ----------
-    screen
-        Where it is drawn.
-    """
+    """A progress bar with what has been found so far; a line now and then where there is no terminal."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
@@ -36,10 +29,8 @@ class MiningBar:
         self._bar.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.__exit__(kind, error, trace)
+    def __exit__(self, *raised: Any) -> None:
+        self._bar.__exit__(*raised)
 
     def begin(self, finished: int, total: int) -> None:
         """Show how many prompts there are, and how many earlier runs have finished."""
@@ -82,25 +73,16 @@ def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
     table.add_row("prompts", str(len(rows)))
     for status in (MINED, SKIPPED, FAILED):
         table.add_row(status, str(statuses[status]))
-    lines = {"judge": _judge_lines, "ratio": _ratio_lines}[kind](totals)
-    for name, value in lines.items():
-        table.add_row(name, value)
-    return table
-
-
-def _judge_lines(totals: Mapping[str, int]) -> dict[str, str]:
+    if kind == "ratio":
+        table.add_row("rows", str(totals["rows"]))
+        return table
     mismatches = totals["mismatches"]
-    per_mismatch = f"{totals['target_tokens'] / mismatches:.1f}" if mismatches else ""
-    return {
-        "mismatches": str(mismatches),
-        "important": _share(totals["important"], mismatches),
-        "target tokens per mismatch": per_mismatch,
-        **({"responses tokenised otherwise": str(totals["retokenised"])} if totals["retokenised"] else {}),
-    }
-
-
-def _ratio_lines(totals: Mapping[str, int]) -> dict[str, str]:
-    return {"rows": str(totals["rows"])}
+    table.add_row("mismatches", str(mismatches))
+    table.add_row("important", _share(totals["important"], mismatches))
+    table.add_row("target tokens per mismatch", f"{totals['target_tokens'] / mismatches:.1f}" if mismatches else "")
+    if totals["retokenised"]:
+        table.add_row("responses tokenised otherwise", str(totals["retokenised"]))
+    return table
 
 
 def _share(part: int, whole: int) -> str:
