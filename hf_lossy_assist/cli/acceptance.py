@@ -16,7 +16,7 @@ from ..evaluation.requests import batches_of
 from ..heads import VerifierHead
 from .console import console, limit_threads, progress
 from .models import ModelOptions, load_model
-from .options import Device, DraftSource, Gamma, PairInstead, TargetSource, Threads
+from .options import Device, DraftSource, FirstSeed, Gamma, PairInstead, RowsFile, TargetSource, Threads
 from .rendering import Column, number, percent, table
 
 _LEGEND = (
@@ -41,10 +41,10 @@ def acceptance(
     gamma: Gamma = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each response.")] = 100,
     temperature: Annotated[float, typer.Option(help="Of the sampled runs, beside the greedy ones; 0 for none.")] = 0.9,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")] = 0,
+    seed: FirstSeed = 0,
     threads: Threads = None,
     device: Device = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
+    out: RowsFile = None,
 ) -> None:
     """Run every rule, greedily and sampling, and show what it keeps and how likely the target finds the result.
 

@@ -29,7 +29,7 @@ from ..evaluation.summary import summarise
 from . import bench_report
 from .console import console, limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
-from .options import DraftSource, TargetSource, Threads, parse_gamma, parse_modes
+from .options import Device, DraftSource, FirstSeed, Sample, TargetSource, Threads, parse_gamma, parse_modes
 
 DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_LENGTH = 100
@@ -70,11 +70,11 @@ def bench(
     accuracy_problems: Annotated[
         int | None, typer.Option(min=1, help="Judge so many answers, instead of those that are timed.")
     ] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
+    sample: Sample = False,
     temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")] = 0,
+    seed: FirstSeed = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="Where both models run.")] = "cpu",
+    device: Device = "cpu",
     threads: Threads = None,
     clock: Annotated[
         str, typer.Option(help="wall; or cpu, the time this process computes: for one thread on a busy machine.")

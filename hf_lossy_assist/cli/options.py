@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -27,6 +28,13 @@ DraftSource = Annotated[str | None, typer.Option(help="The draft: a folder or a 
 Gamma = Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
 Device = Annotated[str, typer.Option(help="Where both models run.")]
+Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")]
+FirstSeed = Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")]
+RowsFile = Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")]
+RuleSettings = Annotated[
+    list[str] | None,
+    typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
+]
 
 
 def numbers(option: str, text: str, kind: Callable[[str], T]) -> list[T]:

@@ -12,7 +12,7 @@ from transformers.utils.import_utils import is_serve_available
 from ..config import parse
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..serving import Settings
-from .options import RULES, parse_config, parse_mode
+from .options import RULES, RuleSettings, parse_config, parse_mode
 
 # Everything is read by the command below, which knows the options of transformers' server.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -70,10 +70,7 @@ def _run(settings: Any, server: Any, /, **values: Any) -> None:
 def _settings(
     assistant: Annotated[str | None, typer.Option(help="The draft model: a Hub id or a folder.")] = None,
     mode: Annotated[str | None, typer.Option(help="The rule; of several, with commas between, any may keep.")] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
-    ] = None,
+    config: RuleSettings = None,
     head: Annotated[str | None, typer.Option(help="The rule's trained head: a Hub id or a folder.")] = None,
     allow_head: Annotated[
         list[str] | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from ..evaluation.draft_lengths import measure
 from ..evaluation.modes import Models
 from ..evaluation.requests import batches_of
 from .console import console, limit_threads, progress
-from .options import PairName, Threads, numbers
+from .options import PairName, RowsFile, Threads, numbers
 from .rendering import number, table
 
 
@@ -24,7 +23,7 @@ def windows(
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 40,
     mode: Annotated[str, typer.Option(help="The rule.")] = "lossless",
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
+    out: RowsFile = None,
 ) -> None:
     """Compare `num_assistant_tokens="auto"` with fixed numbers of drafted tokens, in calls and their median times."""
     limit_threads(threads)

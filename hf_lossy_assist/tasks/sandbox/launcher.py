@@ -30,22 +30,13 @@ _INSIDE = Path(__file__).with_name("inside.py")
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """What the tests of a program said.
+    """What the tests of a program said."""
 
-    Attributes
-    ----------
-    passed
-        Whether all tests passed.
-    marks
-        "+" for each test that passed and "-" for each that failed, in the order they ran; shorter if the program
-        ended first.
-    reason
-        In a few words, what went wrong first ("passed" if nothing did).
-    """
-
-    passed: bool
+    passed: bool  # whether all tests passed
+    # "+" for each test that passed and "-" for each that failed, in the order they ran; shorter if the program ended
+    # first.
     marks: str
-    reason: str
+    reason: str  # in a few words, what went wrong first ("passed" if nothing did)
 
 
 @dataclass(frozen=True)
