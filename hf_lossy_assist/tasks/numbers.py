@@ -28,11 +28,6 @@ def final_number(text: str) -> str | None:
     That is the first number after the last "####" or "answer is" which has one after it, else the last number of all.
     Thousands' commas, currency and percent signs, leading and trailing zeros and full stops do not matter.
 
-    Parameters
-    ----------
-    text
-        A worked solution.
-
     Examples
     --------
     >>> final_number("16 - 3 - 4 = 9, so the answer is $1,000.00.")

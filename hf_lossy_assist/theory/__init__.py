@@ -1,8 +1,9 @@
 """What speculative decoding costs and yields, as closed forms: pure functions, no models run.
 
 ``p`` is the target, ``q`` the draft, ``alpha`` the probability that a drafted token is kept, ``gamma`` the
-drafted tokens per round. Laws are NumPy arrays or torch tensors of shape ``(..., V)`` or plain lists; what comes
-back is of the same kind (lists give tensors), and numbers give a float.
+drafted tokens per round. Distributions are NumPy arrays or torch tensors of shape ``(..., V)`` or plain lists; what
+comes back is of the same kind (lists give tensors), and numbers give a float. Whatever is out of range, or no
+distribution, raises :class:`~hf_lossy_assist.LossyValueError`.
 """
 
 from .acceptance_rates import (
