@@ -37,12 +37,12 @@ _DEFAULT_LENGTH = 100
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to models before they are timed, for commands that put ``bench`` behind options of their own."""
+    """A change of models before they are timed, for commands that put ``bench`` behind options of their own."""
 
     # Returns the models that are timed; answers are judged of those that were loaded where ``--accuracy-problems`` asks
     # for more of them.
     change: Callable[[Models], Models] = lambda models: models
-    settings: Mapping[str, Any] = field(default_factory=dict)  # what the records are to say of it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # how the records describe the change
 
 
 def bench(

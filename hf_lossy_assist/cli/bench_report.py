@@ -1,4 +1,4 @@
-"""What ``lossy-assist bench`` prints."""
+"""The tables and the lines that ``lossy-assist bench`` prints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = (0.1, 0.5, 0.9)
 
 
 def reference(modes: Sequence[DecodingMode | ModeSummary]) -> str | None:
-    """Return the label of the first mode that is plainly lossless: with it the others are compared."""
+    """Return the label of the first mode with the lossless rule alone, to which the others are compared."""
     return next((mode.label for mode in modes if mode.config.get("lossy_mode") == "lossless"), None)
 
 
@@ -31,7 +31,7 @@ def show(
     origin: Mapping[str, Any],
     notes: Sequence[str],
 ) -> None:
-    """Print all tables, and what they say in a few lines."""
+    """Print all tables, and below them a few lines that sum them up."""
     screen.print(speed_table(rows, title(origin)))
     screen.print(text_table(rows))
     if marks:
@@ -57,7 +57,7 @@ def title(origin: Mapping[str, Any]) -> str:
 
 
 def picture(rows: Sequence[ModeSummary], marks: Sequence[Quality]) -> tuple[dict[str, list[PlotPoint]], str, str]:
-    """Return what a plot shows: speed against accuracy, or against drafted tokens kept where nothing is judged."""
+    """Return the points and axes of a plot: speed against accuracy, or against tokens kept where nothing is judged."""
     accuracies = {mark.label: (100 * mark.accuracy, 100 * mark.low, 100 * mark.high) for mark in marks}
     points = {}
     for row in rows:
@@ -82,7 +82,7 @@ def speed_table(rows: Sequence[ModeSummary], heading: str) -> Table:
 
 
 def text_table(rows: Sequence[ModeSummary]) -> Table:
-    """Lay out what the text is made of."""
+    """Lay out how many drafted tokens every mode keeps, and how often its text is the target's own."""
     at = {q: i for i, q in enumerate(ACCEPTANCE_QUANTILES)}
 
     def rates(row: ModeSummary) -> str:
@@ -99,7 +99,7 @@ def text_table(rows: Sequence[ModeSummary]) -> Table:
 
 
 def answer_table(rows: Sequence[Quality]) -> Table:
-    """Lay out how good the answers are."""
+    """Lay out how many answers of every mode are right."""
     columns: dict[str, Column] = {
         "mode": lambda mark: mark.label,
         "right": lambda mark: f"{mark.correct} of {mark.problems}",
@@ -130,7 +130,7 @@ def time_table(rows: Sequence[ModeSummary]) -> Table:
 
 
 def request_table(rows: Sequence[ModeSummary]) -> Table:
-    """Lay out what a request takes."""
+    """Lay out time and memory per request."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
         **{f"p{100 * q:.0f}": _latency(i) for i, q in enumerate(LATENCY_QUANTILES)},
@@ -143,7 +143,7 @@ def request_table(rows: Sequence[ModeSummary]) -> Table:
 
 
 def findings(rows: Sequence[ModeSummary]) -> list[str]:
-    """Say what the comparison was made for."""
+    """Return sentences on how stock and the lossless rule compare with the target alone and with each other."""
     by_label = {row.label: row for row in rows}
     alone, stock, ours = (by_label.get(label) for label in (TARGET_ALONE, STOCK, reference(rows)))
     lines = []
@@ -165,7 +165,7 @@ def findings(rows: Sequence[ModeSummary]) -> list[str]:
 
 
 def limits(roofline: Roofline | None) -> list[str]:
-    """Say what the machine can do."""
+    """Return sentences on the rates that were measured on the machine."""
     if roofline is None:
         return []
     target, draft = (

@@ -1,4 +1,4 @@
-"""Where the command line writes, and how it reports errors."""
+"""Output of the command line: consoles, progress bars and one-line errors."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Labels = Literal["judge", "ratio"]
 
 @dataclass(frozen=True)
 class MiningOptions:
-    """The options as they were given; see the command's help."""
+    """The values of the command's options, which its help explains."""
 
     labels: Labels
     split: str
@@ -82,7 +82,7 @@ class MiningOptions:
         return GumbelMax(self.seed, 1.0 if self.temperature is None else self.temperature) if self.draws else Greedy()
 
     def compared(self, loaded: LoadedModels) -> dict[str, Any]:
-        """Return what has an influence on the data, and has to be the same when a run is continued."""
+        """Return the settings that the data depend on: they have to be the same when a run is continued."""
         choice = self.choice()
         return {
             "split": self.split,
@@ -111,7 +111,7 @@ def check_readable(loaded: LoadedModels) -> None:
 
 
 def make_miner(options: MiningOptions, loaded: LoadedModels) -> Miner:
-    """Return what mines: for the labels, and with the target here or behind an API."""
+    """Make the miner of the labels that the options name, with the target in this process or behind an API."""
     tokenizer = loaded.tokenizer
     ends = eos_of(loaded.target or loaded.draft)
     if options.target_api is not None and tokenizer.eos_token_id is not None:

@@ -1,4 +1,4 @@
-"""What ``lossy-assist mine`` shows: a bar while it runs, a table at the end."""
+"""The output of ``lossy-assist mine``: a bar while it runs, a table at the end."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ STORY_OPENINGS = (
 
 @dataclass(frozen=True, eq=False)
 class LoadedModels:
-    """Models, and what they are asked."""
+    """A target and a draft with their tokenizer, heads and prompts."""
 
     target: PreTrainedModel | None  # None where it is behind an API only
     draft: PreTrainedModel
@@ -58,12 +58,12 @@ class LoadedModels:
 
     @property
     def models(self) -> Models:
-        """Those that decode."""
+        """The models and heads, as decoding modes take them."""
         return Models(self.target, self.draft, self.heads)
 
     @property
     def by_role(self) -> dict[str, PreTrainedModel]:
-        """The models that are here, by their roles."""
+        """The models that are loaded, by their roles."""
         return {"draft": self.draft} if self.target is None else {"target": self.target, "draft": self.draft}
 
     def asked(self, option: str, file: Path | None) -> LoadedModels:
@@ -152,7 +152,7 @@ def pretrained(option: str, source: str, loader: Any, **kwargs: Any) -> Any:
 
 
 def identity_of(option: str, source: str) -> ModelIdentity:
-    """Return what heads know of a model, from its configuration: the weights may be many gigabytes."""
+    """Return the identity of a model from its configuration alone: the weights may be many gigabytes."""
     config = pretrained(option, source, AutoConfig)
     with torch.device("meta"):
         return ModelIdentity.of(AutoModelForCausalLM.from_config(config))

@@ -35,17 +35,17 @@ def table(rows: Iterable[Any], columns: Mapping[str, Column], title: str) -> Tab
 
 
 def number(value: float | None) -> str:
-    """Return a number with two decimals; nothing for None, as the next two."""
+    """Return a number with two decimals; the empty string for None."""
     return "" if value is None else f"{value:.2f}"
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    """Return a share in per cent."""
+    """Return a share in per cent; the empty string for None."""
     return "" if share is None else f"{100 * share:.{digits}f}"
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Return a time in milliseconds."""
+    """Return a time in milliseconds; the empty string for None."""
     return "" if seconds is None else f"{1000 * seconds:.4g}"
 
 
@@ -76,7 +76,7 @@ def stats_table(stats: LossyStats) -> Table:
 
 
 def marked(text: str, *, colour: bool) -> Text:
-    """Return text that stands out."""
+    """Return text in the style, or between the characters, that make it stand out."""
     return Text(text, style=LOSSY_STYLE) if colour else Text(f"{OPEN}{text}{CLOSE}")
 
 

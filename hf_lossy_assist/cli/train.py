@@ -43,7 +43,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the split and of the fit
 
 @dataclass(frozen=True)
 class Labels:
-    """Where labels of mismatches come from; see the command's help."""
+    """The options that say where labels of mismatches come from, which the command's help explains."""
 
     data: Path | None
     annotations: Path | None

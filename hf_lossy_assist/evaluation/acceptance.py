@@ -20,7 +20,7 @@ DRAFT_ALONE = "draft alone"
 
 @dataclass(frozen=True)
 class Acceptance:
-    """One setting over all prompts."""
+    """The results of one mode over all prompts."""
 
     # The rule and its settings; ``"target alone"`` and ``"draft alone"`` are plain generation.
     mode: Any
@@ -41,7 +41,6 @@ class Acceptance:
     greedy_prefix: float
     # ROUGE-L (F) of the response against the target's own greedy one, mean over the prompts; None without a tokenizer.
     rouge: float | None
-    # What a user pays and gets.
     target_calls_per_100_tokens: float | None
     tokens_per_second: float
     mean_run: float | None  # tokens per run ahead of the target, for SPRINTER

@@ -14,20 +14,18 @@ from .requests import Instruments, PromptBatch, Response, TimeSplit, run_request
 
 @dataclass(frozen=True)
 class RunCounts:
-    """What a run's statistics count, of all rows together."""
+    """The counts of a run's statistics, of all rows together."""
 
-    # Rounds, tokens drafted, and tokens kept of them.
     rounds: int
-    drafted: int
-    accepted: int
-    # Forward passes.
+    drafted: int  # tokens
+    accepted: int  # drafted tokens that were kept
     draft_calls: int
     target_calls: int
     rates: tuple[float, ...] = ()  # the share of the drafted tokens that was kept, of every row that drafted any
 
     @classmethod
     def of(cls, stats: LossyStats) -> RunCounts:
-        """Take them from the statistics."""
+        """Return the counts of some statistics."""
         rates = tuple(row.acceptance_rate for row in stats.rows or (stats,) if row.drafted)
         return cls(stats.rounds, stats.drafted, stats.accepted, stats.draft_calls, stats.target_calls, rates)
 
@@ -37,13 +35,12 @@ class RequestRecord:
     """One mode's answer to one batch, as it is written to disk."""
 
     place: int  # how many requests came before it
-    # Which time which batch was put; the metered repeat is the last, and its speed does not count.
+    # The metered repeat is the last, and its speed does not count.
     repeat: int
     batch: int
     label: str
-    # How long ``generate()`` took, and what it generated, of all rows.
-    seconds: float
-    tokens: int
+    seconds: float  # of the call of ``generate()``
+    tokens: int  # generated, in all rows
     counts: RunCounts | None = None  # of a run with statistics
     joules: float | None = None  # what the GPU used, where it can say
     # Of a metered request: bytes, and where the time went.
@@ -84,7 +81,7 @@ def interleave(
 
 
 def rotated(modes: Sequence[DecodingMode], by: int) -> list[DecodingMode]:
-    """Return the modes in turn, another one first."""
+    """Return the modes in their order, beginning with another one."""
     by %= len(modes)
     return [*modes[by:], *modes[:by]]
 
@@ -125,7 +122,7 @@ def texts_of(responses: Iterable[Response]) -> list[list[int]]:
 def warm_up(
     models: Models, modes: Sequence[DecodingMode], batch: PromptBatch, max_new_tokens: int = 100, *, strict: bool
 ) -> tuple[list[DecodingMode], list[str]]:
-    """Answer one batch that does not count in every mode; return the modes that can, and why others can't.
+    """Answer one batch in every mode without recording it; return the modes that can, and why others can't.
 
     Where it is ``strict``, a mode that can't is an error.
 

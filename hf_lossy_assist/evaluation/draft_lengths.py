@@ -1,4 +1,4 @@
-"""What a number of drafted tokens costs, counted in calls and their median times, which noise does not move."""
+"""The cost of each number of drafted tokens, in calls and their median times, which noise does not move."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ Call = tuple[str, int]
 
 @dataclass(frozen=True)
 class DraftLengthCost:
-    """One number of drafted tokens over all prompts."""
+    """The cost of one number of drafted tokens over all prompts."""
 
     gamma: int | str  # drafted tokens per round, or ``"auto"``
     # Forward passes after the prompts'.
     draft_calls: int
     target_calls: int
-    # Output tokens, and drafted tokens kept per round.
     tokens: int
     mean_accepted: float
     seconds: float  # the calls, each at the median time of calls of its model over as many tokens

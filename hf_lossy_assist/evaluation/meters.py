@@ -1,4 +1,4 @@
-"""Where the time of a ``generate()`` call goes: the forwards of both models, and everything else."""
+"""Meters for the forward passes of a ``generate()`` call: how many, how long, and over how many tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ take if nothing else ran on the machine."""
 
 @dataclass
 class Forwards:
-    """Forward passes of one model."""
+    """The forward passes of one model during a call."""
 
     # Seconds of every pass: its decoder, and its LM head where one was called.
     calls: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ def metered(
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """Return what waits for a device."""
+    """Return a function that waits until a device has finished its work."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None

@@ -1,4 +1,4 @@
-"""Measured quality against cost, as a picture."""
+"""Plots of measured quality against cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the answers are right, and how well that is known."""
+"""Accuracies of answers, with their intervals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def wilson(correct: int, problems: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Quality:
-    """Right answers of one mode."""
+    """The accuracy of one mode."""
 
     label: str
     # How many problems were put, and how many answered right.
@@ -81,7 +81,7 @@ def qualities(right: Mapping[str, Sequence[bool]], reference: str | None = None)
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Exact answers of one model on its own."""
+    """The accuracy of one model on its own."""
 
     # How many problems were put, and how many were answered right.
     problems: int

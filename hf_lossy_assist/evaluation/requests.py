@@ -1,4 +1,4 @@
-"""One answer of one decoding mode to one batch of prompts, measured: what everything here is made of."""
+"""One measured call of ``generate()``: one decoding mode answers one batch of prompts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _resized(ids: list[int], length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class TimeSplit:
-    """Where the time of one call went, in seconds."""
+    """The time of one call by its parts, in seconds."""
 
     # All forward passes of the draft and of the target, and below how many they are, and the median one.
     drafting: float
@@ -91,7 +91,7 @@ class TimeSplit:
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """What one call of ``generate()`` gave."""
+    """The answers of one call of ``generate()``, and its measurements."""
 
     rows: Sequence[Tensor]  # what was generated for every prompt ``(n,)``, EOS included
     seconds: float  # how long the call took
@@ -111,7 +111,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Instruments:
-    """What measures: a clock in seconds, and the joules used so far where something counts them."""
+    """A clock in seconds, and a counter of the joules used so far where there is one."""
 
     clock: Clock = time.perf_counter
     energy: Callable[[], float] | None = None
@@ -185,7 +185,7 @@ def run_request(
 
 
 def until_end(tokens: Tensor, model: PreTrainedModel) -> Tensor:
-    """Cut what stands after the first EOS: the padding of a batch."""
+    """Return the tokens up to the first EOS; what follows is the padding of a batch."""
     eos = model.generation_config.eos_token_id
     if eos is None:
         return tokens

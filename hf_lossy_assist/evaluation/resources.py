@@ -1,4 +1,4 @@
-"""Memory and energy, as the machine itself counts them, and the machine's name."""
+"""Counters of memory and energy, and the names of processor and GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ResidentMemory:
 
 
 class DeviceMemory:
-    """What torch has allocated on a GPU."""
+    """The memory that torch has allocated on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -21,7 +21,7 @@ _SECONDS = 0.4
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine can do for one model."""
+    """The rates at which a machine can read and compute for one model."""
 
     # Bytes per second, read from a working set of the model's size, so that caches count as they do for it.
     bandwidth: float
@@ -30,7 +30,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a forward pass has to move and to compute."""
+    """The bytes that a forward pass has to move, and the operations that it has to compute."""
 
     weight_bytes: int  # weights that every pass reads; of an embedding that is no LM head only rows are read
     cache_bytes: int  # keys and values of one cached token

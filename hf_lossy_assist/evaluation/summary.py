@@ -1,4 +1,4 @@
-"""What came out of a comparison: one row per decoding mode."""
+"""The summary of a comparison: one row per decoding mode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class PerRound:
-    """Where the time of a round goes, in seconds, on average."""
+    """The mean time of a round by its parts, in seconds."""
 
     # Forward passes of the draft and of the target: decoder and LM head.
     drafting: float
@@ -50,7 +50,7 @@ class PerRound:
 
 @dataclass(frozen=True)
 class ModeSummary:
-    """One mode in a comparison."""
+    """The results of one mode in a comparison."""
 
     label: str
     config: Mapping[str, Any]
@@ -88,7 +88,7 @@ def summarise(
     rows: int = 1,
     roofline: Roofline | None = None,
 ) -> list[ModeSummary]:
-    """Sum up a comparison.
+    """Sum up a comparison, one row per mode.
 
     ``texts`` are what every mode said to each prompt greedily, None where tokens are drawn; ``rows`` is the size of a
     batch.

@@ -1,4 +1,4 @@
-"""What a rule's knob buys: accuracy against tokens kept, over many settings.
+"""Accuracy against tokens kept, over many settings of a rule.
 
 The rules are compared with AutoJudge's baseline: tokens of mathematics are important, all others are not.
 """
@@ -97,7 +97,7 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class TradeOff:
-    """One :class:`SweepPoint` over all problems."""
+    """The results of one :class:`SweepPoint` over all problems."""
 
     family: str
     knob: str

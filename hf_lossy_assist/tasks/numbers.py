@@ -1,4 +1,4 @@
-"""The number that a worked solution ends in."""
+"""A parser for the number that a worked solution ends in."""
 
 from __future__ import annotations
 

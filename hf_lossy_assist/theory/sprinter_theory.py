@@ -1,4 +1,4 @@
-"""SPRINTER's theorems: what a verifier that never asks the target does to text and time.
+"""SPRINTER's theorems: the distribution of its text, and the length of its runs.
 
 "Approximate verification" (SPRINTER). A verifier commits a drafted token that is acceptable, ``q(x) <= p(x)``,
 with probability a, its true-positive rate (TPR), and one that is not with probability b, its false-positive
