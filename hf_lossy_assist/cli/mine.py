@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
@@ -22,18 +25,18 @@ from ..mining.local_writer import LocalWriter
 from ..mining.manifest import MiningPlan, open_run
 from ..mining.mining_run import MiningWorkload, longest_prompt, this_process
 from ..mining.mining_run import mine as run
-from ..mining.prompt_results import Miner
+from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner, PromptResult
 from ..mining.ratio_labels import RatioMiner
 from ..mining.reading import check
 from ..mining.searches import Searches
 from ..mining.storage import Store, prompt_rows
 from ..mining.writing import ResponseLimits, Writer, eos_of
-from .console import console, limit_threads
-from .mining_report import MiningBar, summary_table
+from .console import console, limit_threads, progress
 from .models import LoadedModels, ModelOptions
 from .options import DraftSource, TargetSource, Threads, parse_task_options
 
 Labels = Literal["judge", "ratio"]
+_REPORT_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,79 @@ def make_miner(options: MiningOptions, loaded: LoadedModels) -> Miner:
     searches = Searches(writer, DraftArgmax(loaded.draft, choice), loaded.task, decode, size, options.task_workers)
     positions = ("previous", "draft", "target") if options.features_target else ("previous", "draft")
     return JudgeMiner(searches, loaded.by_role, dict.fromkeys(loaded.by_role, positions))
+
+
+class MiningBar:
+    """A progress bar with what has been found so far; a line now and then where there is no terminal."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._bar = progress(screen)
+        self._task = self._bar.add_task("mining", start=False, total=None)
+        self._counts: Counter[str] = Counter()
+
+    def __enter__(self) -> MiningBar:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._bar.__exit__(*raised)
+
+    def begin(self, finished: int, total: int) -> None:
+        """Show how many prompts there are, and how many earlier runs have finished."""
+        # The clock starts here, so that the estimate does not count what earlier runs did.
+        self._bar.reset(self._task, completed=finished, total=total)
+        if finished:
+            self._screen.print(f"{finished} of {total} prompts were finished before")
+
+    def add(self, outcome: PromptResult) -> None:
+        """Count one more prompt."""
+        counts = self._counts
+        counts["prompts"] += 1
+        counts[outcome.status] += 1
+        counts.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
+        self._bar.update(self._task, advance=1, description=self._text())
+        if not self._screen.is_terminal and counts["prompts"] % _REPORT_EVERY == 0:
+            task = self._bar.tasks[self._task]
+            left = "" if task.time_remaining is None else f", {task.time_remaining / 60:.0f} minutes left"
+            self._screen.print(f"{self._text()}: {task.completed:.0f} of {task.total:.0f} prompts{left}")
+
+    def _text(self) -> str:
+        counts = self._counts
+        if counts["rows"]:
+            return f"mining, {counts['rows']} rows"
+        return (
+            f"mining, {counts['mismatches']} mismatches, {_share(counts['important'], counts['mismatches'])} important"
+        )
+
+
+def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Lay out what a folder holds, from its prompts' rows."""
+    rows = list(rows)
+    statuses = Counter(row["status"] for row in rows)
+    totals = Counter()
+    for row in rows:
+        totals.update({name: row[name] or 0 for name in row if isinstance(row[name], int)})
+    table = Table(box=SIMPLE_HEAD, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("prompts", str(len(rows)))
+    for status in (MINED, SKIPPED, FAILED):
+        table.add_row(status, str(statuses[status]))
+    if kind == "ratio":
+        table.add_row("rows", str(totals["rows"]))
+        return table
+    mismatches = totals["mismatches"]
+    table.add_row("mismatches", str(mismatches))
+    table.add_row("important", _share(totals["important"], mismatches))
+    table.add_row("target tokens per mismatch", f"{totals['target_tokens'] / mismatches:.1f}" if mismatches else "")
+    if totals["retokenised"]:
+        table.add_row("responses tokenised otherwise", str(totals["retokenised"]))
+    return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
 def mine(
