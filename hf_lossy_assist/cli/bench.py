@@ -18,12 +18,11 @@ from ..config import head_type
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..evaluation import records
 from ..evaluation.comparison import run_comparison, texts_of, warm_up
-from ..evaluation.meters import CLOCKS, Clock
+from ..evaluation.meters import CLOCKS, Clock, energy_counter, machine
 from ..evaluation.modes import DecodingMode, Models, usual_modes
 from ..evaluation.plots import plot
 from ..evaluation.quality import Quality, judge, qualities
 from ..evaluation.requests import Instruments, PromptBatch, batches_of, run_request
-from ..evaluation.resources import energy_counter, machine
 from ..evaluation.roofline import Cost, Roofline, measure_rates
 from ..evaluation.summary import summarise
 from . import bench_report

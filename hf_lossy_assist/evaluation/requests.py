@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..stats import LossyStats
-from .meters import Clock, Forwards, metered, synchronizer
+from .meters import Clock, Forwards, metered, peak_memory, synchronizer
 from .modes import DecodingMode, Models
-from .resources import peak_memory
 
 
 @dataclass(frozen=True, eq=False)
