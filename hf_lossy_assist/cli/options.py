@@ -16,9 +16,7 @@ from ..evaluation.modes import TARGET_ALONE, DecodingMode
 T = TypeVar("T", int, float)
 
 # Blank lines between all, since the formatters of --help run the lines of a paragraph together.
-RULES = "\n\n".join(["The rules, each with its --config settings:", *map(describe, REGISTRY.values())]).replace(
-    "\n  ", "\n\n- "
-)
+RULES = "\n\n".join(["The rules and their settings:", *map(describe, REGISTRY.values())]).replace("\n  ", "\n\n- ")
 """All rules with their settings, bounds and defaults, for the end of a command's ``--help``."""
 
 PairName = Annotated[str, typer.Option(help="The bundled pair.")]
