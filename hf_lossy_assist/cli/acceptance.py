@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,7 +20,7 @@ from ..evaluation.modes import DecodingMode, Models, usual_modes
 from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..heads import VerifierHead
 from ..stats import joined
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .models import ModelOptions, load_model
 from .options import Device, DraftSource, FirstSeed, Gamma, PairInstead, RowsFile, TargetSource, Threads
 from .rendering import Column, number, percent, table
@@ -67,7 +68,7 @@ def acceptance(
         heads["sprinter"] = VerifierHead.from_pretrained(verifier_head).to(device)
     temperatures = [None] if temperature == 0 else [None, temperature]
     modes = [mode for one in temperatures for mode in usual_modes(heads, gamma, one, every_setting=True)]
-    examples, screen = loaded.examples(count), console()
+    examples, screen = loaded.examples(count), Console()
     texts = [example.prompt for example in examples]
     origin = records.provenance(device, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed, prompts=texts)
     rows = measure(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
@@ -26,7 +27,7 @@ from ..evaluation.requests import Instruments, PromptBatch, batches_of, run_requ
 from ..evaluation.roofline import Cost, Roofline, measure_rates
 from ..evaluation.summary import summarise
 from . import bench_report
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
 from .options import Device, DraftSource, FirstSeed, Sample, TargetSource, Threads, parse_gamma, parse_modes
 
@@ -93,7 +94,7 @@ def bench(
         raise LossyValueError(
             f"`--clock` has to be one of {list(CLOCKS)}, cpu only with `--threads 1`, but is {clock!r}"
         )
-    where, screen, warmth = torch.device(device), console(), temperature if sample else None
+    where, screen, warmth = torch.device(device), Console(), temperature if sample else None
     drafted = parse_gamma("--gamma", gamma)
     chosen = None if modes is None else parse_modes(modes, drafted, warmth)
     loaded, models, preparation = _load(

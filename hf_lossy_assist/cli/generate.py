@@ -16,7 +16,6 @@ from .. import enabled
 from ..acceptors import REGISTRY
 from ..config import head_type, parse
 from ..errors import LossyValueError
-from .console import console
 from .models import ModelOptions
 from .options import DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_config, parse_mode
 from .rendering import stats_table, traced_text
@@ -80,7 +79,7 @@ def generate(
         parse(lossy_mode, lossy_config, head)  # before any weights are read
     loaded = options.load()
     heads = {name: loaded.heads[name] for name in users} if head is None and users else head
-    target, tokenizer, screen = loaded.target, loaded.tokenizer, console()
+    target, tokenizer, screen = loaded.target, loaded.tokenizer, Console()
     if prompt is None:
         prompt = loaded.examples(1)[0].prompt
         screen.print(Text(prompt, style="dim"), soft_wrap=True)

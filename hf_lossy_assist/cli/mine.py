@@ -31,7 +31,7 @@ from ..mining.reading import check
 from ..mining.searches import Searches
 from ..mining.storage import Store, prompt_rows
 from ..mining.writing import ResponseLimits, Writer, eos_of
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions
 from .options import DraftSource, TargetSource, Threads, parse_task_options
 
@@ -296,7 +296,7 @@ def mine(
     origin = records.provenance(
         loaded.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=process.count
     )
-    screen, miner = console(), make_miner(options, loaded)
+    screen, miner = Console(), make_miner(options, loaded)
     open_run(out, plan, origin)
     try:
         # One bar is enough for all processes.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from ..theory import best_gamma, expected_speedup, sprinter_expected_run_length
-from .console import console
 from .options import numbers
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def theory(
     fprs, alphas = numbers("--fpr", fpr, float), numbers("--alpha", alpha, float)
     times = (t_draft, (t_target, t_token), t_head)
     tables = (run_length_table(r, fprs, max_draft), speedup_table(alphas, times, max_gamma))
-    screen = console()
+    screen = Console()
     screen.print(*tables)
 
     out.mkdir(parents=True, exist_ok=True)

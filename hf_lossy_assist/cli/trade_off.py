@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 import typer
+from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
@@ -28,7 +29,7 @@ from ..evaluation.requests import batches_of, run_request
 from ..messages import Verification
 from ..stats import joined
 from ..tasks import Example, Task
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .models import load_heads
 from .options import Gamma, PairName, Threads
 from .rendering import number, percent, table
@@ -55,7 +56,7 @@ def trade_off(
     if sweep not in heads:
         raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has none for {sweep!r}")
     points, examples = SWEEPS[sweep](), loaded.task.examples(split, problems)
-    screen, rows = console(), []
+    screen, rows = Console(), []
     origin = records.provenance("cpu", gamma=gamma, split=split, problems=problems, batch_size=batch_size)
     with (
         progress(screen) as bar,

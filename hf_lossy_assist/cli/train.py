@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from .. import pairs
 from ..errors import LossyValueError
 from ..heads.features import MODELS
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .models import ModelOptions, identity_of
 from .options import Threads
 from .rendering import Column, percent, table
@@ -143,7 +143,7 @@ def judge(
     settings = JudgeSettings(models, features, recall, validation_share=validation, seed=seed)
     labels = Labels(data, annotations, model, assistant, task, device, pair)
     labels.check()
-    screen = console()
+    screen = Console()
     wanted = None if compare else settings.columns
     judged = labels.read(wanted, screen)
     judged = replace(judged, origin=_carded(judged.origin, pair, license))
@@ -290,7 +290,7 @@ def verifier(
     limit_threads(threads)
     disable_progress_bar()
     settings = VerifierSettings(ratio, position, threshold, validation_share=validation, seed=seed)
-    screen = console()
+    screen = Console()
     ratios, origin = read_ratios(data, settings.positions)
     origin = _carded(origin, pair, license)
     with progress(screen) as bar:

@@ -15,7 +15,7 @@ from ..pairs import ROLES, cards
 from ..pairs.pair import bundled_folder
 from ..pairs.pretraining import save_model, train_model
 from ..pairs.recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .options import Threads
 
 # Enough to see every stage work; such a model answers nothing.
@@ -36,7 +36,7 @@ def train_pair(
     """
     limit_threads(threads)
     disable_progress_bar()
-    screen = console()
+    screen = Console()
     tokenizer = build_tokenizer()
     for name in _roles_of(role):
         recipe = dataclasses.replace(RECIPES[name], **_QUICK) if quick else RECIPES[name]
@@ -85,7 +85,7 @@ def evaluate_pair(
     root = bundled_folder("arithmetic") if folder is None else folder
     for name in _roles_of(role):
         recipe = cards.recorded_recipe(root / name, name)
-        _evaluate(name, recipe, root / name, problems, console(), write=write)
+        _evaluate(name, recipe, root / name, problems, Console(), write=write)
 
 
 def _roles_of(role: str) -> tuple[str, ...]:

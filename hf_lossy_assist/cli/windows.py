@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
@@ -16,7 +17,7 @@ from ..evaluation import records
 from ..evaluation.modes import DecodingMode, Models
 from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..stats import LossyStats, joined
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .options import PairName, RowsFile, Threads, numbers
 from .rendering import number, table
 
@@ -33,7 +34,7 @@ def windows(
     limit_threads(threads)
     disable_progress_bar()
     wanted = [*numbers("--gammas", gammas, int), "auto"]
-    loaded, screen = pairs.load(pair), console()
+    loaded, screen = pairs.load(pair), Console()
     prompts = [loaded.task.encode(example, loaded.tokenizer) for example in loaded.task.examples("test", problems)]
     with (
         progress(screen) as bar,
