@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from hf_lossy_assist.cli import bench_report
+from hf_lossy_assist.cli.trade_off import TradeOff, plot_trade_off
 from hf_lossy_assist.evaluation.plots import plot
 from hf_lossy_assist.evaluation.quality import Quality
 from hf_lossy_assist.evaluation.summary import ModeSummary, Spread
-from hf_lossy_assist.evaluation.trade_off import TradeOff, plot_trade_off
 
 from . import command
 

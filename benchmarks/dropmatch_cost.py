@@ -14,13 +14,14 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.utils.benchmark import Timer
 from transformers import LlamaConfig
 
 from hf_lossy_assist.acceptors import DropMatch
-from hf_lossy_assist.cli.console import console, limit_threads
+from hf_lossy_assist.cli.console import limit_threads
 from hf_lossy_assist.cli.options import Gamma, Threads
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.roofline import Rates
@@ -259,7 +260,7 @@ def main(
             parts = (cost.head, cost.masks, cost.divergence)
             shares = (f"{part / cost.forward:.2%}" for part in parts)
             table.add_row(name, how, f"{cost.forward * 1000:.2f}", *shares, f"{cost.share:.2%}", f"{bound:.0%}")
-    console().print(table)
+    Console().print(table)
 
 
 app = command(main)

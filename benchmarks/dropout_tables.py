@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from hf_lossy_assist import pairs
-from hf_lossy_assist.cli.console import console, limit_threads, progress
+from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.options import Gamma, PairName, Threads, numbers
 from hf_lossy_assist.evaluation import records
 
@@ -57,7 +58,7 @@ def main(
     rhos, choices = numbers("--dropouts", dropouts, float), numbers("--choice-dropouts", choice_dropouts, float)
     loaded = pairs.load(pair, folder=folder)
     target, parts, heads = loaded.target, set(part or Part), {"num_paths": paths, "seed": seed}
-    screen = console()
+    screen = Console()
     origin = records.provenance(target.device, problems=problems, choice_problems=choice_problems, seed=seed)
     with progress(screen) as bar, records.written(out, origin) as write:
 

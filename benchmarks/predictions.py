@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.cli.console import console, limit_threads, progress
+from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Device, DraftSource, Gamma, TargetSource, Threads, parse_modes
 from hf_lossy_assist.errors import LossyValueError
@@ -136,7 +137,7 @@ def main(
         raise LossyValueError(f"`--modes` has to name rules out of {[*CLOSED_FORMS]}, but has {unknown}")
     named = ModelOptions(pair if model or pair else "arithmetic", model, assistant, "float32", device, folder)
     named.check()
-    loaded, screen = named.load(), console()
+    loaded, screen = named.load(), Console()
     batches = batches_of(loaded.encode(loaded.examples(prompts)), device=device, seed=seed)
     origin = records.provenance(device, gamma=gamma, prompts=len(batches), temperature=temperature, seed=seed)
     table = Table(title="Acceptance per position (%), measured and predicted from p and q")

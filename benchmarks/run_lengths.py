@@ -9,11 +9,12 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.cli.console import console, limit_threads, progress
+from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Device, DraftSource, Gamma, PairInstead, TargetSource, Threads, numbers
 from hf_lossy_assist.errors import LossyValueError
@@ -130,7 +131,7 @@ def main(
     wanted = numbers("--thresholds", thresholds, float)
     named = ModelOptions(pair, model, assistant, "float32", device)
     named.check()
-    loaded, screen = named.load(), console()
+    loaded, screen = named.load(), Console()
     head = loaded.heads.get("sprinter")
     if verifier_head is not None:
         head = VerifierHead.from_pretrained(verifier_head).to(device)

@@ -1,4 +1,4 @@
-"""What every acceptance rule shares."""
+"""The base class of acceptance rules, and the decision of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules made of rules."""
+"""Rules that combine several: any of them, or all of them, have to keep a token."""
 
 from __future__ import annotations
 

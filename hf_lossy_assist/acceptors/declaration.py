@@ -1,4 +1,4 @@
-"""How a rule declares its name and its settings; checks, help texts, tests and tables follow from that."""
+"""Declarations of rules: names and settings with bounds, from which checks, help texts, tests and tables follow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def register(rule: _R) -> _R:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a rule's class says about one of its settings: what :func:`setting` takes, its name, and its documentation.
+    """One declared setting of a rule: its name, what :func:`setting` was given, and its documentation.
 
     ``help`` is what the class's docstring says about it under "Parameters".
     """

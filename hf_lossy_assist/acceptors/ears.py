@@ -26,12 +26,6 @@ class Ears(Acceptor):
     ----------
     beta
         The tolerance per unit of the target's uncertainty; the paper uses 0.05 to 0.2. 0 is lossless.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.acceptors import Ears
-    >>> Ears(beta=0.2).needs
-    frozenset({'draft_probs'})
     """
 
     beta: float = setting(0.1, 0, 1)

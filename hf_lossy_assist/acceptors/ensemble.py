@@ -26,12 +26,6 @@ class Ensemble(Acceptor):
     ----------
     weight
         The target's share w of the mixture, in (0, 1]; 1 is lossless.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.acceptors import Ensemble
-    >>> Ensemble(weight=0.9).is_lossless(do_sample=True)
-    False
     """
 
     weight: float = setting(0.8, torch.finfo(torch.float32).eps, 1)

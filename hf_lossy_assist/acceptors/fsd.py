@@ -31,12 +31,6 @@ class Fsd(Acceptor):
         accuracy; 0.4 does not.
     divergence
         ``"js"`` (the paper's choice), ``"kl"`` or ``"tv"``.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.acceptors import Fsd
-    >>> Fsd(divergence="tv")
-    Fsd(threshold=0.1, divergence='tv')
     """
 
     threshold: float = setting(0.1, 0)

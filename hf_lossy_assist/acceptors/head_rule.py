@@ -1,4 +1,4 @@
-"""What the rules with a trained head share: whose head it is, its threshold, and a base rule."""
+"""The base class of rules with a trained head: its threshold, its check, and the base rule below it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .lossless import Lossless
 
 @dataclass(frozen=True)
 class HeadRule(Acceptor):
-    """A rule that keeps tokens by a trained head, with a threshold of its own by default, and others by a base rule.
+    """A rule that keeps some tokens by a trained head, and others by a base rule.
 
-    It is credited with what the head alone keeps, and the base with all that it would keep anyway.
+    The threshold is the head's own by default. The rule is credited with what the head alone keeps, and the
+    base with all that it would keep anyway.
     """
 
     head: Head

@@ -27,12 +27,6 @@ class Lenience(Acceptor):
     ----------
     factor
         ℓ in (0, 1]; 1 is lossless. The paper tries 0.5, 0.3 and 0.1.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.acceptors import Lenience
-    >>> Lenience(factor=1.0).is_lossless(do_sample=True)
-    True
     """
 
     factor: float = setting(0.5, torch.finfo(torch.float32).eps, 1)

@@ -29,12 +29,6 @@ class NearTop(Acceptor):
     ----------
     alpha
         How much less probable than the best token x may be, as a share; 0 is lossless greedy decoding.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.acceptors import NearTop
-    >>> NearTop(alpha=0.3)
-    NearTop(alpha=0.3)
     """
 
     alpha: float = setting(0.2, 0, 1)

@@ -29,12 +29,6 @@ class Relaxed(Acceptor):
     delta
         How much less probable than the best token x may be. ``top_n=1`` is lossless greedy; so is ``delta=0``,
         but for ties.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.acceptors import Relaxed
-    >>> Relaxed(top_n=10, delta=0.6)
-    Relaxed(top_n=10, delta=0.6)
     """
 
     top_n: int = setting(1, 1, integer=True)

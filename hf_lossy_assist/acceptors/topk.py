@@ -34,12 +34,6 @@ class TopK(Acceptor):
         How many tokens are good enough; 1 is lossless greedy decoding.
     tolerance
         How far below the best token, in nats, x may be; infinite by default.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.acceptors import TopK
-    >>> TopK(k=3)
-    TopK(k=3, tolerance=inf)
     """
 
     k: int = setting(2, 1, integer=True)

@@ -26,12 +26,6 @@ class Typical(Acceptor):
         The probability that is always enough.
     delta
         The share of the effective number of choices ``exp(-H)`` that is enough where the target is unsure.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.acceptors import Typical
-    >>> Typical()
-    Typical(epsilon=0.09, delta=0.3)
     """
 
     epsilon: float = setting(0.09, 0, 1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import typer
+from rich.markup import escape
 
 from . import (
     acceptance,
     bench,
     demo,
-    evaluate_pair,
     generate,
     import_autojudge,
     mine,
@@ -21,6 +21,7 @@ from . import (
     windows,
 )
 from .console import CleanGroup
+from .options import RULES
 
 app = typer.Typer(
     name="lossy-assist",
@@ -30,17 +31,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_RULES = escape(RULES)  # or brackets count as markup
 app.command("demo")(demo.demo)
-app.command("generate")(generate.generate)
+app.command("generate", epilog=_RULES)(generate.generate)
 app.command("train-pair")(train_pair.train_pair)
-app.command("evaluate-pair")(evaluate_pair.evaluate_pair)
+app.command("evaluate-pair")(train_pair.evaluate_pair)
 app.command("acceptance")(acceptance.acceptance)
 app.command("trade-off")(trade_off.trade_off)
-app.command("windows")(windows.windows)
+app.command("windows", epilog=_RULES)(windows.windows)
 app.command("mine")(mine.mine)
 app.add_typer(train.app)
 app.command("theory")(theory.theory)
-app.command("bench")(bench.bench)
+app.command("bench", epilog=_RULES)(bench.bench)
 app.command("publish")(publish.publish)
 app.command("serve", context_settings=serve.PASS_ON)(serve.serve)
 app.command("import-autojudge")(import_autojudge.import_autojudge)

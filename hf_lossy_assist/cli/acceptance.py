@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
-from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from ..errors import LossyUnsupportedError
 from ..evaluation import records
-from ..evaluation.acceptance import Acceptance, measure
-from ..evaluation.modes import Models, usual_modes
-from ..evaluation.requests import batches_of
+from ..evaluation.modes import DecodingMode, Models, usual_modes
+from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..heads import VerifierHead
-from .console import console, limit_threads, progress
+from ..stats import joined
+from .console import limit_threads, progress
 from .models import ModelOptions, load_model
-from .options import Device, DraftSource, Gamma, PairInstead, TargetSource, Threads
+from .options import Device, DraftSource, FirstSeed, Gamma, PairInstead, RowsFile, TargetSource, Threads
+from .rendering import Column, number, percent, table
 
 _LEGEND = (
     "kept: drafted tokens kept per round; lossy: share of those that the lossless rule would have "
@@ -41,10 +47,10 @@ def acceptance(
     gamma: Gamma = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each response.")] = 100,
     temperature: Annotated[float, typer.Option(help="Of the sampled runs, beside the greedy ones; 0 for none.")] = 0.9,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")] = 0,
+    seed: FirstSeed = 0,
     threads: Threads = None,
     device: Device = "cpu",
-    out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
+    out: RowsFile = None,
 ) -> None:
     """Run every rule, greedily and sampling, and show what it keeps and how likely the target finds the result.
 
@@ -62,7 +68,7 @@ def acceptance(
         heads["sprinter"] = VerifierHead.from_pretrained(verifier_head).to(device)
     temperatures = [None] if temperature == 0 else [None, temperature]
     modes = [mode for one in temperatures for mode in usual_modes(heads, gamma, one, every_setting=True)]
-    examples, screen = loaded.examples(count), console()
+    examples, screen = loaded.examples(count), Console()
     texts = [example.prompt for example in examples]
     origin = records.provenance(device, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed, prompts=texts)
     rows = measure(
@@ -79,41 +85,135 @@ def acceptance(
     screen.print(_LEGEND, style="dim")
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _label(row: Acceptance) -> str:
-    config = ", ".join(f"{key}={value}" for key, value in row.config.items())
-    return f"{row.mode} {config}".strip()
-
-
 def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> Table:
     """Lay out the rows of one temperature."""
-    columns: dict[str, Callable[[Acceptance], str]] = {
-        "rule": _label,
-        "mean\nkept": lambda row: _number(row.mean_accepted),
-        "lossy\n(%)": lambda row: _percent(row.accepted_lossy),
+    columns: dict[str, Column] = {
+        "rule": lambda row: f"{row.mode} {', '.join(f'{key}={value}' for key, value in row.config.items())}".strip(),
+        "mean\nkept": lambda row: number(row.mean_accepted),
+        "lossy\n(%)": lambda row: percent(row.accepted_lossy),
         "log p": lambda row: f"{row.log_likelihood:.3f}",
-        "top 1\n(%)": lambda row: _percent(row.likeliest),
-        "same\n(%)": lambda row: _percent(row.greedy_prefix),
-        "ROUGE\nL": lambda row: _number(row.rouge),
-        "calls/\n100": lambda row: _number(row.target_calls_per_100_tokens),
-        "run": lambda row: _number(row.mean_run),
+        "top 1\n(%)": lambda row: percent(row.likeliest),
+        "same\n(%)": lambda row: percent(row.greedy_prefix),
+        "ROUGE\nL": lambda row: number(row.rouge),
+        "calls/\n100": lambda row: number(row.target_calls_per_100_tokens),
+        "run": lambda row: number(row.mean_run),
     }
     title = "greedy" if temperature is None else f"temperature {temperature:g}"
-    table = Table(title=f"{rows[0].prompts} prompts, {title}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in columns:
-        is_rule = name == "rule"
-        table.add_column(
-            name, justify="left" if is_rule else "right", no_wrap=not is_rule, overflow="fold",
-            min_width=14 if is_rule else None,
-        )  # fmt: skip
-    for row in rows:
-        if row.temperature == temperature:
-            table.add_row(*(column(row) for column in columns.values()))
-    return table
+    shown = [row for row in rows if row.temperature == temperature]
+    return table(shown, columns, f"{rows[0].prompts} prompts, {title}")
+
+
+DRAFT_ALONE = "draft alone"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The results of one mode over all prompts."""
+
+    # The rule and its settings; ``"target alone"`` and ``"draft alone"`` are plain generation.
+    mode: Any
+    config: Mapping[str, Any]
+    temperature: float | None  # None for greedy decoding
+    # How many responses, and how many tokens in all of them.
+    prompts: int
+    tokens: int
+    # Drafted tokens kept, and tokens emitted, per round; None for plain generation, as the next two.
+    mean_accepted: float | None
+    tokens_per_round: float | None
+    acceptance_rate: float | None  # share of the drafted tokens that were kept
+    accepted_lossy: float | None  # share of the kept tokens that the lossless rule would have rejected
+    log_likelihood: float  # mean log p per generated token, in nats, under the target without any warper
+    likeliest: float  # share of the generated tokens that are the target's likeliest one after the text before them
+    # How far the response runs along with the target's own greedy one before the first difference, as a share of the
+    # latter's length; mean over the prompts.
+    greedy_prefix: float
+    # ROUGE-L (F) of the response against the target's own greedy one, mean over the prompts; None without a tokenizer.
+    rouge: float | None
+    target_calls_per_100_tokens: float | None
+    tokens_per_second: float
+    mean_run: float | None  # tokens per run ahead of the target, for SPRINTER
+
+
+def measure(
+    models: Models,
+    modes: Sequence[DecodingMode],
+    prompts: Sequence[PromptBatch],
+    max_new_tokens: int = 100,
+    *,
+    decode: Callable[[Tensor], str] | None = None,
+) -> Iterator[Acceptance]:
+    """Answer every prompt in every mode; at each temperature, target and draft alone come first.
+
+    ``decode`` turns tokens ``(n,)`` into text, for ROUGE. A batch of ``prompts`` has one prompt.
+    """
+    target, alone = models.target, Models(models.draft, models.draft)
+    greedy = [run_request(models, DecodingMode(), prompt, max_new_tokens).rows[0] for prompt in prompts]
+
+    def row(mode: DecodingMode, models: Models = models) -> Acceptance:
+        responses = [run_request(models, mode, prompt, max_new_tokens) for prompt in prompts]
+        texts = [(response.rows[0], own) for response, own in zip(responses, greedy, strict=True)]
+        scored = [score_text(target, prompt.ids[0], text) for prompt, (text, _) in zip(prompts, texts, strict=True)]
+        log_p = torch.cat([log_p for log_p, _ in scored])
+        stats = joined([response.stats for response in responses]) if mode.rule is not None else None
+        return Acceptance(
+            mode=mode.rule or mode.label,
+            config=dict(mode.settings),
+            temperature=mode.temperature,
+            prompts=len(responses),
+            tokens=len(log_p),
+            mean_accepted=stats and stats.mean_accepted,
+            tokens_per_round=stats and stats.tokens_per_round,
+            acceptance_rate=stats and stats.acceptance_rate,
+            accepted_lossy=stats and stats.accepted_lossy / max(1, stats.accepted),
+            log_likelihood=log_p.double().mean().item(),
+            likeliest=torch.cat([likeliest for _, likeliest in scored]).double().mean().item(),
+            greedy_prefix=sum(common_prefix(text.to(own.device), own) / len(own) for text, own in texts) / len(texts),
+            rouge=decode and rouge_l([(decode(text), decode(own)) for text, own in texts]),
+            target_calls_per_100_tokens=stats and stats.target_calls_per_100_tokens,
+            tokens_per_second=len(log_p) / sum(response.seconds for response in responses),
+            mean_run=stats.mean_run if stats and stats.runs else None,
+        )
+
+    for temperature in dict.fromkeys(mode.temperature for mode in modes):
+        yield row(DecodingMode(temperature=temperature))
+        yield row(DecodingMode(DRAFT_ALONE, temperature=temperature), alone)
+        yield from (row(mode) for mode in modes if mode.temperature == temperature)
+
+
+@torch.inference_mode()
+def score_text(target: PreTrainedModel, prompt: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``(n,)`` the target's log p of each generated token, and whether it is the likeliest one."""
+    ids = torch.cat([prompt, tokens]).to(target.device)
+    logits = target(input_ids=ids[None, :-1], use_cache=False).logits[0, len(prompt) - 1 :].float()
+    tokens = ids[len(prompt) :]
+    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], logits.argmax(-1) == tokens
+
+
+def common_prefix(a: Tensor, b: Tensor) -> int:
+    """Return how many tokens two texts share from the beginning."""
+    n = min(len(a), len(b))
+    return int((a[:n] == b[:n]).long().cumprod(0).sum())
+
+
+def rouge_l(texts: Iterable[tuple[str, str]]) -> float:
+    """Return the mean ROUGE-L F-measure of pairs of a text and its reference.
+
+    Raises
+    ------
+    LossyUnsupportedError
+        Without the package ``rouge-score``.
+
+    Examples
+    --------
+    >>> rouge_l([("the cat sat", "the cat sat"), ("a b", "c d")])
+    0.5
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise LossyUnsupportedError(
+            "ROUGE needs the package rouge-score; install it with `pip install 'hf-lossy-assist[bench]'`"
+        ) from error
+    scorer = RougeScorer(["rougeL"])
+    scores = [scorer.score(reference, text)["rougeL"].fmeasure for text, reference in texts]
+    return sum(scores) / len(scores)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
@@ -18,18 +19,17 @@ from ..config import head_type
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..evaluation import records
 from ..evaluation.comparison import run_comparison, texts_of, warm_up
-from ..evaluation.meters import CLOCKS, Clock
+from ..evaluation.meters import CLOCKS, Clock, energy_counter, machine
 from ..evaluation.modes import DecodingMode, Models, usual_modes
 from ..evaluation.plots import plot
 from ..evaluation.quality import Quality, judge, qualities
 from ..evaluation.requests import Instruments, PromptBatch, batches_of, run_request
-from ..evaluation.resources import energy_counter, machine
 from ..evaluation.roofline import Cost, Roofline, measure_rates
 from ..evaluation.summary import summarise
 from . import bench_report
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
-from .options import DraftSource, TargetSource, Threads, parse_gamma, parse_modes
+from .options import Device, DraftSource, FirstSeed, Sample, TargetSource, Threads, parse_gamma, parse_modes
 
 DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_LENGTH = 100
@@ -37,19 +37,12 @@ _DEFAULT_LENGTH = 100
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to models before they are timed, for commands that put ``bench`` behind options of their own.
+    """A change of models before they are timed, for commands that put ``bench`` behind options of their own."""
 
-    Attributes
-    ----------
-    change
-        Returns the models that are timed; answers are judged of those that were loaded where
-        ``--accuracy-problems`` asks for more of them.
-    settings
-        What the records are to say of it.
-    """
-
+    # Returns the models that are timed; answers are judged of those that were loaded where ``--accuracy-problems`` asks
+    # for more of them.
     change: Callable[[Models], Models] = lambda models: models
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # how the records describe the change
 
 
 def bench(
@@ -77,11 +70,11 @@ def bench(
     accuracy_problems: Annotated[
         int | None, typer.Option(min=1, help="Judge so many answers, instead of those that are timed.")
     ] = None,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
+    sample: Sample = False,
     temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")] = 0,
+    seed: FirstSeed = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="Where both models run.")] = "cpu",
+    device: Device = "cpu",
     threads: Threads = None,
     clock: Annotated[
         str, typer.Option(help="wall; or cpu, the time this process computes: for one thread on a busy machine.")
@@ -101,7 +94,7 @@ def bench(
         raise LossyValueError(
             f"`--clock` has to be one of {list(CLOCKS)}, cpu only with `--threads 1`, but is {clock!r}"
         )
-    where, screen, warmth = torch.device(device), console(), temperature if sample else None
+    where, screen, warmth = torch.device(device), Console(), temperature if sample else None
     drafted = parse_gamma("--gamma", gamma)
     chosen = None if modes is None else parse_modes(modes, drafted, warmth)
     loaded, models, preparation = _load(

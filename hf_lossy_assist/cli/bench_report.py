@@ -1,11 +1,10 @@
-"""What ``lossy-assist bench`` prints."""
+"""The tables and the lines that ``lossy-assist bench`` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -14,14 +13,13 @@ from ..evaluation.plots import PlotPoint
 from ..evaluation.quality import Quality
 from ..evaluation.roofline import Roofline
 from ..evaluation.summary import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
+from .rendering import Column, milliseconds, number, percent, table
 
 _SHOWN = (0.1, 0.5, 0.9)
 
-Column = Callable[[Any], str]
-
 
 def reference(modes: Sequence[DecodingMode | ModeSummary]) -> str | None:
-    """Return the label of the first mode that is plainly lossless: with it the others are compared."""
+    """Return the label of the first mode with the lossless rule alone, to which the others are compared."""
     return next((mode.label for mode in modes if mode.config.get("lossy_mode") == "lossless"), None)
 
 
@@ -33,7 +31,7 @@ def show(
     origin: Mapping[str, Any],
     notes: Sequence[str],
 ) -> None:
-    """Print all tables, and what they say in a few lines."""
+    """Print all tables, and below them a few lines that sum them up."""
     screen.print(speed_table(rows, title(origin)))
     screen.print(text_table(rows))
     if marks:
@@ -59,7 +57,7 @@ def title(origin: Mapping[str, Any]) -> str:
 
 
 def picture(rows: Sequence[ModeSummary], marks: Sequence[Quality]) -> tuple[dict[str, list[PlotPoint]], str, str]:
-    """Return what a plot shows: speed against accuracy, or against drafted tokens kept where nothing is judged."""
+    """Return the points and axes of a plot: speed against accuracy, or against tokens kept where nothing is judged."""
     accuracies = {mark.label: (100 * mark.accuracy, 100 * mark.low, 100 * mark.high) for mark in marks}
     points = {}
     for row in rows:
@@ -79,44 +77,44 @@ def speed_table(rows: Sequence[ModeSummary], heading: str) -> Table:
     others = {"× target\nalone": TARGET_ALONE, "× stock": STOCK, "× loss-\nless": reference(rows)}
     columns |= {name: _times(other) for name, other in others.items() if other in {row.label for row in rows}}
     if any(row.roofline is not None for row in rows):
-        columns["roofline\n(%)"] = lambda row: _percent(row.roofline_share)
-    return _table(rows, columns, heading)
+        columns["roofline\n(%)"] = lambda row: percent(row.roofline_share)
+    return table(rows, columns, heading)
 
 
 def text_table(rows: Sequence[ModeSummary]) -> Table:
-    """Lay out what the text is made of."""
+    """Lay out how many drafted tokens every mode keeps, and how often its text is the target's own."""
     at = {q: i for i, q in enumerate(ACCEPTANCE_QUANTILES)}
 
     def rates(row: ModeSummary) -> str:
-        return "" if row.acceptance_rates is None else "–".join(_percent(row.acceptance_rates[at[q]]) for q in _SHOWN)
+        return "" if row.acceptance_rates is None else "–".join(percent(row.acceptance_rates[at[q]]) for q in _SHOWN)
 
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
-        "mean\naccepted": lambda row: _number(row.mean_accepted),
-        "tokens/\nround": lambda row: _number(row.tokens_per_round),
+        "mean\naccepted": lambda row: number(row.mean_accepted),
+        "tokens/\nround": lambda row: number(row.tokens_per_round),
         "accepted (%)\np10–50–90": rates,
-        "same\ntext (%)": lambda row: _percent(row.same_text),
+        "same\ntext (%)": lambda row: percent(row.same_text),
     }
-    return _table(rows, columns, "Drafted tokens kept per round, and their share by request")
+    return table(rows, columns, "Drafted tokens kept per round, and their share by request")
 
 
 def answer_table(rows: Sequence[Quality]) -> Table:
-    """Lay out how good the answers are."""
+    """Lay out how many answers of every mode are right."""
     columns: dict[str, Column] = {
         "mode": lambda mark: mark.label,
         "right": lambda mark: f"{mark.correct} of {mark.problems}",
-        "accuracy (%)": lambda mark: f"{100 * mark.accuracy:.1f}",
+        "accuracy (%)": lambda mark: percent(mark.accuracy, 1),
         "95 %": lambda mark: f"{100 * mark.low:.1f}–{100 * mark.high:.1f}",
         "points against\nlossless": _difference,
     }
-    return _table(rows, columns, "Answers")
+    return table(rows, columns, "Answers")
 
 
 def time_table(rows: Sequence[ModeSummary]) -> Table:
     """Lay out where the time of a round goes."""
 
     def part(name: str) -> Column:
-        return lambda row: "" if row.per_round is None else _ms(getattr(row.per_round, name))
+        return lambda row: "" if row.per_round is None else milliseconds(getattr(row.per_round, name))
 
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
@@ -125,27 +123,27 @@ def time_table(rows: Sequence[ModeSummary]) -> Table:
         "decid-\ning": part("deciding"),
         "rest": part("rest"),
         "outside\nforwards": part("outside"),
-        "a draft\nforward": lambda row: _ms(row.draft_call),
-        "a target\nforward": lambda row: _ms(row.target_call),
+        "a draft\nforward": lambda row: milliseconds(row.draft_call),
+        "a target\nforward": lambda row: milliseconds(row.target_call),
     }
-    return _table(rows, columns, "Milliseconds per round, in runs of their own")
+    return table(rows, columns, "Milliseconds per round, in runs of their own")
 
 
 def request_table(rows: Sequence[ModeSummary]) -> Table:
-    """Lay out what a request takes."""
+    """Lay out time and memory per request."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
         **{f"p{100 * q:.0f}": _latency(i) for i, q in enumerate(LATENCY_QUANTILES)},
-        "first\ntoken": lambda row: _ms(row.first_token),
+        "first\ntoken": lambda row: milliseconds(row.first_token),
         "peak\nmemory": lambda row: "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB",
     }
     if any(row.joules_per_token is not None for row in rows):
-        columns["J per\ntoken"] = lambda row: _number(row.joules_per_token)
-    return _table(rows, columns, "Milliseconds per request, and memory")
+        columns["J per\ntoken"] = lambda row: number(row.joules_per_token)
+    return table(rows, columns, "Milliseconds per request, and memory")
 
 
 def findings(rows: Sequence[ModeSummary]) -> list[str]:
-    """Say what the comparison was made for."""
+    """Return sentences on how stock and the lossless rule compare with the target alone and with each other."""
     by_label = {row.label: row for row in rows}
     alone, stock, ours = (by_label.get(label) for label in (TARGET_ALONE, STOCK, reference(rows)))
     lines = []
@@ -167,7 +165,7 @@ def findings(rows: Sequence[ModeSummary]) -> list[str]:
 
 
 def limits(roofline: Roofline | None) -> list[str]:
-    """Say what the machine can do."""
+    """Return sentences on the rates that were measured on the machine."""
     if roofline is None:
         return []
     target, draft = (
@@ -183,41 +181,17 @@ def limits(roofline: Roofline | None) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[Any], columns: Mapping[str, Column], heading: str) -> Table:
-    table = Table(title=heading, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in columns:
-        is_mode = name == "mode"
-        table.add_column(
-            name, justify="left" if is_mode else "right", no_wrap=not is_mode, overflow="fold", min_width=is_mode * 14
-        )
-    for row in rows:
-        table.add_row(*(column(row) for column in columns.values()))
-    return table
-
-
 def _count(parameters: int) -> str:
     unit, name = next(((u, n) for u, n in ((1e9, "B"), (1e6, "M")) if parameters >= u), (1e3, "k"))
     return f"{parameters / unit:.3g}{name}"
 
 
 def _latency(i: int) -> Column:
-    return lambda row: _ms(row.latencies[i])
+    return lambda row: milliseconds(row.latencies[i])
 
 
 def _times(other: str) -> Column:
     return lambda row: f"{row.ratios[other]:.2f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.0f}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1000 * seconds:.4g}"
 
 
 def _difference(mark: Quality) -> str:

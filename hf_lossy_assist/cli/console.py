@@ -1,4 +1,4 @@
-"""Where the command line writes, and how it reports errors."""
+"""Progress bars and one-line errors of the command line."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ def limit_threads(threads: int | None) -> None:
     """Let torch use ``threads`` CPU threads; None leaves its own choice."""
     if threads is not None:
         torch.set_num_threads(threads)
-
-
-def console() -> Console:
-    """Return a console on the standard output of this moment."""
-    return Console()
 
 
 def progress(out: Console) -> Progress:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
@@ -21,7 +21,7 @@ from ..evaluation.summary import ModeSummary, summarise
 from ..heads import Head
 from ..pairs import Pair
 from ..tasks import Example
-from .console import console, limit_threads, progress
+from .console import limit_threads, progress
 from .options import Gamma
 from .rendering import marked, traced_text
 
@@ -61,7 +61,7 @@ def demo(
     """Answer the same questions with every mode on the bundled pair, and compare quality and speed."""
     limit_threads(threads)
     disable_progress_bar()
-    screen = console()
+    screen = Console()
     pair = pairs.load("arithmetic")
     models, length = Models(pair.target, pair.draft, pair.rule_heads), pair.task.max_new_tokens
     modes = demo_modes(models.heads, gamma)

@@ -16,9 +16,8 @@ from .. import enabled
 from ..acceptors import REGISTRY
 from ..config import head_type, parse
 from ..errors import LossyValueError
-from .console import console
 from .models import ModelOptions
-from .options import DraftSource, PairInstead, TargetSource, parse_config, parse_mode
+from .options import DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_config, parse_mode
 from .rendering import stats_table, traced_text
 
 
@@ -48,17 +47,14 @@ def generate(
     assistant: DraftSource = None,
     pair: PairInstead = None,
     mode: Annotated[str, typer.Option(help="The rule; of several, with commas between, any may keep.")] = "lossless",
-    config: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
-    ] = None,
+    config: RuleSettings = None,
     head: Annotated[
         str | None,
         typer.Option(help="The trained head of judge or sprinter: a Hub id or a folder; a pair's own by default."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation.")] = 160,
     num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 8,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False,
+    sample: Sample = False,
     temperature: Annotated[float | None, typer.Option(help="Temperature; needs --sample.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of every random number.")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="Print the statistics.")] = False,
@@ -83,7 +79,7 @@ def generate(
         parse(lossy_mode, lossy_config, head)  # before any weights are read
     loaded = options.load()
     heads = {name: loaded.heads[name] for name in users} if head is None and users else head
-    target, tokenizer, screen = loaded.target, loaded.tokenizer, console()
+    target, tokenizer, screen = loaded.target, loaded.tokenizer, Console()
     if prompt is None:
         prompt = loaded.examples(1)[0].prompt
         screen.print(Text(prompt, style="dim"), soft_wrap=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from ..heads.autojudge import DEFAULT_THRESHOLD, import_head
-from .console import console
 from .models import identity_of
 
 
@@ -28,7 +28,7 @@ def import_autojudge(
     target, draft = identity_of("--model", model), identity_of("--assistant", assistant)
     head = import_head(file, target, draft, task=task, threshold=threshold, part=fold)
     head.save_pretrained(out)
-    screen = console()
+    screen = Console()
     screen.print(f"{out}: {head.config.width} weights, reads {head.config.reads}", markup=False, highlight=False)
     if published := head.config.provenance["published_thresholds"]:
         listed = ", ".join(f"{value:.3g}" for value in published)

@@ -2,25 +2,212 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
 from ..errors import LossyValueError
 from ..evaluation import records
+from ..mining.api_writer import ApiWriter, Completions
+from ..mining.choice import Choice, Greedy, GumbelMax
+from ..mining.draft_argmax import DraftArgmax
+from ..mining.judge_labels import JudgeMiner
+from ..mining.local_writer import LocalWriter
 from ..mining.manifest import MiningPlan, open_run
 from ..mining.mining_run import MiningWorkload, longest_prompt, this_process
 from ..mining.mining_run import mine as run
+from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner, PromptResult
+from ..mining.ratio_labels import RatioMiner
+from ..mining.reading import check
+from ..mining.searches import Searches
 from ..mining.storage import Store, prompt_rows
-from .console import console, limit_threads
-from .mining_plan import Labels, MinerFactory, MiningOptions, check_readable
-from .mining_report import MiningBar, summary_table
-from .models import ModelOptions
+from ..mining.writing import ResponseLimits, Writer, eos_of
+from .console import limit_threads, progress
+from .models import LoadedModels, ModelOptions
 from .options import DraftSource, TargetSource, Threads, parse_task_options
+
+Labels = Literal["judge", "ratio"]
+_REPORT_EVERY = 50
+
+
+@dataclass(frozen=True)
+class MiningOptions:
+    """The values of the command's options, which its help explains."""
+
+    labels: Labels
+    split: str
+    batch_size: int
+    max_new_tokens: int
+    sampling: bool
+    temperature: float | None
+    seed: int
+    folds: int
+    features_target: bool
+    rows_per_kind: int
+    task_workers: int
+    target_api: str | None
+    target_api_model: str | None
+    target_api_timeout: float
+    task_data: str | None
+    task_options: Sequence[str]
+
+    def check(self) -> None:
+        """Refuse what does not go together, before anything is loaded."""
+        if self.temperature is not None and not self.draws:
+            raise LossyValueError(
+                f"`--temperature` counts only with `--sampling`; add it, or leave out {self.temperature}"
+            )
+        if self.temperature is not None and not self.temperature > 0:
+            raise LossyValueError(f"`--temperature` has to be a number > 0, but is {self.temperature}")
+        if (self.target_api is None) != (self.target_api_model is None):
+            raise LossyValueError("`--target-api` and `--target-api-model` have to be given together")
+        if self.target_api is not None and self.draws:
+            raise LossyValueError(
+                "`--target-api` gives greedy text only: leave out `--sampling`; `--labels ratio` needs `--model`"
+            )
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn; ratios are about draws by nature."""
+        return self.sampling or self.labels == "ratio"
+
+    def choice(self) -> Choice:
+        """Return how tokens are chosen."""
+        return GumbelMax(self.seed, 1.0 if self.temperature is None else self.temperature) if self.draws else Greedy()
+
+    def compared(self, loaded: LoadedModels) -> dict[str, Any]:
+        """Return the settings that the data depend on: they have to be the same when a run is continued."""
+        choice = self.choice()
+        return {
+            "split": self.split,
+            "max_new_tokens": self.max_new_tokens,
+            "folds": self.folds,
+            "dtype": {role: str(model.dtype).removeprefix("torch.") for role, model in loaded.by_role.items()},
+            "decoding": "greedy" if choice == Greedy() else {"temperature": choice.temperature, "seed": choice.seed},
+            "task_data": self.task_data,
+            "task_options": list(self.task_options),
+            "target_api_model": self.target_api_model,
+            **({"rows_per_kind": self.rows_per_kind} if self.labels == "ratio" else {}),
+            **({"features_target": self.features_target} if self.labels == "judge" else {}),
+        }
+
+
+def check_readable(loaded: LoadedModels) -> None:
+    """Refuse models that don't share a tokenizer, or whose cache can't be cut back."""
+    for model in loaded.by_role.values():
+        check(model)
+    sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in loaded.by_role.items()}
+    if min(sizes.values()) < len(loaded.tokenizer):
+        raise LossyValueError(
+            f"`--assistant` has to share the target's tokenizer, but that has {len(loaded.tokenizer)} tokens, and the "
+            f"models have {sizes}"
+        )
+
+
+def make_miner(options: MiningOptions, loaded: LoadedModels) -> Miner:
+    """Make the miner of the labels that the options name, with the target in this process or behind an API."""
+    tokenizer = loaded.tokenizer
+    ends = eos_of(loaded.target or loaded.draft)
+    if options.target_api is not None and tokenizer.eos_token_id is not None:
+        # Behind an API, whatever ends the target's texts comes out as the tokenizer's own end.
+        ends = ends | {tokenizer.eos_token_id}
+    limits, choice, size = ResponseLimits(ends, options.max_new_tokens), options.choice(), options.batch_size
+    if options.labels == "ratio":
+        return RatioMiner(loaded.target, loaded.draft, limits, choice, size, options.rows_per_kind)
+    if options.target_api is None:
+        writer: Writer = LocalWriter(loaded.target, size, limits, choice)
+    else:
+        completions = Completions(options.target_api, options.target_api_model, options.target_api_timeout)
+        writer = ApiWriter(completions, loaded.task, tokenizer, limits, size)
+
+    def decode(ids: Any) -> str:
+        return tokenizer.decode(ids, skip_special_tokens=True)
+
+    searches = Searches(writer, DraftArgmax(loaded.draft, choice), loaded.task, decode, size, options.task_workers)
+    positions = ("previous", "draft", "target") if options.features_target else ("previous", "draft")
+    return JudgeMiner(searches, loaded.by_role, dict.fromkeys(loaded.by_role, positions))
+
+
+class MiningBar:
+    """A progress bar with what has been found so far; a line now and then where there is no terminal."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._bar = progress(screen)
+        self._task = self._bar.add_task("mining", start=False, total=None)
+        self._counts: Counter[str] = Counter()
+
+    def __enter__(self) -> MiningBar:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._bar.__exit__(*raised)
+
+    def begin(self, finished: int, total: int) -> None:
+        """Show how many prompts there are, and how many earlier runs have finished."""
+        # The clock starts here, so that the estimate does not count what earlier runs did.
+        self._bar.reset(self._task, completed=finished, total=total)
+        if finished:
+            self._screen.print(f"{finished} of {total} prompts were finished before")
+
+    def add(self, outcome: PromptResult) -> None:
+        """Count one more prompt."""
+        counts = self._counts
+        counts["prompts"] += 1
+        counts[outcome.status] += 1
+        counts.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
+        self._bar.update(self._task, advance=1, description=self._text())
+        if not self._screen.is_terminal and counts["prompts"] % _REPORT_EVERY == 0:
+            task = self._bar.tasks[self._task]
+            left = "" if task.time_remaining is None else f", {task.time_remaining / 60:.0f} minutes left"
+            self._screen.print(f"{self._text()}: {task.completed:.0f} of {task.total:.0f} prompts{left}")
+
+    def _text(self) -> str:
+        counts = self._counts
+        if counts["rows"]:
+            return f"mining, {counts['rows']} rows"
+        return (
+            f"mining, {counts['mismatches']} mismatches, {_share(counts['important'], counts['mismatches'])} important"
+        )
+
+
+def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Lay out what a folder holds, from its prompts' rows."""
+    rows = list(rows)
+    statuses = Counter(row["status"] for row in rows)
+    totals = Counter()
+    for row in rows:
+        totals.update({name: row[name] or 0 for name in row if isinstance(row[name], int)})
+    table = Table(box=SIMPLE_HEAD, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("prompts", str(len(rows)))
+    for status in (MINED, SKIPPED, FAILED):
+        table.add_row(status, str(statuses[status]))
+    if kind == "ratio":
+        table.add_row("rows", str(totals["rows"]))
+        return table
+    mismatches = totals["mismatches"]
+    table.add_row("mismatches", str(mismatches))
+    table.add_row("important", _share(totals["important"], mismatches))
+    table.add_row("target tokens per mismatch", f"{totals['target_tokens'] / mismatches:.1f}" if mismatches else "")
+    if totals["retokenised"]:
+        table.add_row("responses tokenised otherwise", str(totals["retokenised"]))
+    return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
 def mine(
@@ -98,39 +285,29 @@ def mine(
     options.check()
     named.check({"--task": task}, optional=() if target_api is None else ("--model",))
     asked = None if task is None else tasks.load(task, task_data, **parse_task_options(options.task_options))
-    cast = named.load(asked)
-    check_readable(cast)
-    factory = MinerFactory(options, cast)
+    loaded = named.load(asked)
+    check_readable(loaded)
+    process = this_process()
     workload = MiningWorkload(
-        cast.task,
-        cast.tokenizer,
-        split,
-        num_prompts,
-        folds,
-        this_process(),
-        longest=longest_prompt(cast.by_role.values(), max_new_tokens),
-    )
-    plan = MiningPlan(labels, cast.task.name, cast.target, cast.draft, options.compared(cast))
+        loaded.task, loaded.tokenizer, split, num_prompts, folds, process,
+        longest=longest_prompt(loaded.by_role.values(), max_new_tokens),
+    )  # fmt: skip
+    plan = MiningPlan(labels, loaded.task.name, loaded.target, loaded.draft, options.compared(loaded))
     origin = records.provenance(
-        cast.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=workload.process.count
+        loaded.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=process.count
     )
-    _mine(out, plan, workload, factory, origin)
-
-
-def _mine(out: Path, plan: MiningPlan, workload: MiningWorkload, factory: MinerFactory, origin: dict[str, Any]) -> None:
-    screen = console()
-    miner = factory.miner()
+    screen, miner = Console(), make_miner(options, loaded)
     open_run(out, plan, origin)
     try:
         # One bar is enough for all processes.
-        bar = MiningBar(screen if workload.process.number == 0 else Console(quiet=True))
-        with Store(out, workload.process.number, miner.schemas(), workload.process.count) as store, bar:
+        bar = MiningBar(screen if process.number == 0 else Console(quiet=True))
+        with Store(out, process.number, miner.schemas(), process.count) as store, bar:
             run(miner, workload, store, bar)
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None
     rows = prompt_rows(out)
     if len(rows) < workload.size():
-        screen.print(f"process {workload.process.number} is done; others are still at work on {out}")
+        screen.print(f"process {process.number} is done; others are still at work on {out}")
     else:
-        screen.print(summary_table(plan.kind, rows))
+        screen.print(summary_table(labels, rows))

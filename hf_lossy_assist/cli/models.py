@@ -46,37 +46,24 @@ STORY_OPENINGS = (
 
 @dataclass(frozen=True, eq=False)
 class LoadedModels:
-    """Models, and what they are asked.
+    """A target and a draft with their tokenizer, heads and prompts."""
 
-    Attributes
-    ----------
-    target
-        None where it is behind an API only.
-    draft, tokenizer
-        The tokenizer is that of both models.
-    task
-        Where prompts come from, and what an answer is; None for models whose answers can't be judged.
-    heads
-        Trained heads by the rule that uses them.
-    texts
-        Prompts, where there is no task.
-    """
-
-    target: PreTrainedModel | None
+    target: PreTrainedModel | None  # None where it is behind an API only
     draft: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase  # of both models
+    # Where prompts come from, and what an answer is; None for models whose answers can't be judged.
     task: Task | None = None
-    heads: Mapping[str, Head] = field(default_factory=dict)
-    texts: Sequence[str] = STORY_OPENINGS
+    heads: Mapping[str, Head] = field(default_factory=dict)  # trained heads by the rule that uses them
+    texts: Sequence[str] = STORY_OPENINGS  # prompts, where there is no task
 
     @property
     def models(self) -> Models:
-        """Those that decode."""
+        """The models and heads, as decoding modes take them."""
         return Models(self.target, self.draft, self.heads)
 
     @property
     def by_role(self) -> dict[str, PreTrainedModel]:
-        """The models that are here, by their roles."""
+        """The models that are loaded, by their roles."""
         return {"draft": self.draft} if self.target is None else {"target": self.target, "draft": self.draft}
 
     def asked(self, option: str, file: Path | None) -> LoadedModels:
@@ -103,41 +90,21 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options that name models, as they were given.
+    """The options that name models, as they were given."""
 
-    Attributes
-    ----------
-    pair, folder
-        A bundled pair, and a folder to take its models from.
-    model, assistant
-        Target and draft of one's own: folders or Hub ids.
-    dtype
-        Of the weights; None is float32 for a pair, and what they are stored in for others.
-    device
-        Where they go; ``"auto"`` spreads models of one's own, and None is a GPU if there is one.
-    """
-
-    pair: str | None = None
+    pair: str | None = None  # a bundled one
+    # Target and draft of one's own: folders or Hub ids.
     model: str | None = None
     assistant: str | None = None
-    dtype: str | None = None
+    dtype: str | None = None  # of the weights; None is float32 for a pair, and what they are stored in for others
+    # Where they go; ``"auto"`` spreads models of one's own, and None is a GPU if there is one.
     device: str | None = None
-    folder: Path | None = None
+    folder: Path | None = None  # to take the models of the pair from
 
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
         """Refuse what does not go together, before anything is loaded.
 
-        Parameters
-        ----------
-        others
-            More options that a pair makes superfluous, and models of one's own need.
-        optional
-            Options that may be missing.
-
-        Raises
-        ------
-        LossyValueError
-            When there are both a pair and models, or neither.
+        A pair makes ``others`` superfluous, and models of one's own need them, but for those that are ``optional``.
         """
         named = {"--model": self.model, "--assistant": self.assistant, **(others or {})}
         given = [f"`{name}`" for name, value in named.items() if value is not None]
@@ -150,13 +117,7 @@ class ModelOptions:
             raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
 
     def load(self, task: Task | None = None) -> LoadedModels:
-        """Load what the options name; ``task`` is that of models of one's own.
-
-        Raises
-        ------
-        LossyValueError
-            When something can't be loaded.
-        """
+        """Load what the options name; ``task`` is that of models of one's own."""
         device = self.device or default_device()
         if self.pair is not None:
             pair = pairs.load(
@@ -191,7 +152,7 @@ def pretrained(option: str, source: str, loader: Any, **kwargs: Any) -> Any:
 
 
 def identity_of(option: str, source: str) -> ModelIdentity:
-    """Return what heads know of a model, from its configuration: the weights may be many gigabytes."""
+    """Return the identity of a model from its configuration alone: the weights may be many gigabytes."""
     config = pretrained(option, source, AutoConfig)
     with torch.device("meta"):
         return ModelIdentity.of(AutoModelForCausalLM.from_config(config))

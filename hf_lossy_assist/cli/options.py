@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from ..acceptors import REGISTRY
+from ..acceptors import REGISTRY, describe
 from ..errors import LossyValueError
 from ..evaluation.modes import TARGET_ALONE, DecodingMode
 
 T = TypeVar("T", int, float)
+
+# Blank lines between all, since the formatters of --help run the lines of a paragraph together.
+RULES = "\n\n".join(["The rules and their settings:", *map(describe, REGISTRY.values())]).replace("\n  ", "\n\n- ")
+"""All rules with their settings, bounds and defaults, for the end of a command's ``--help``."""
 
 PairName = Annotated[str, typer.Option(help="The bundled pair.")]
 PairInstead = Annotated[str | None, typer.Option(help="A bundled pair instead of --model and --assistant.")]
@@ -21,6 +26,13 @@ DraftSource = Annotated[str | None, typer.Option(help="The draft: a folder or a 
 Gamma = Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
 Device = Annotated[str, typer.Option(help="Where both models run.")]
+Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")]
+FirstSeed = Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")]
+RowsFile = Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")]
+RuleSettings = Annotated[
+    list[str] | None,
+    typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
+]
 
 
 def numbers(option: str, text: str, kind: Callable[[str], T]) -> list[T]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from ..heads.head_loading import load_folder
 from ..heads.hub import Publication, upload
 from ..heads.repository import publication
-from .console import console
 
 _CUSTOM_GENERATE = Path(__file__).parents[1] / "hub_cards" / "lossy-assist-generate"
 
@@ -41,7 +41,7 @@ def publish(
     Needs a token that may write: `hf auth login`, or the environment variable HF_TOKEN.
     """
     files = NAMED[source]() if source in NAMED else _head(Path(source))
-    screen = console()
+    screen = Console()
     screen.print(_listing(files, repo_id))
     if dry_run:
         screen.print("Nothing was sent (--dry-run).")

@@ -12,7 +12,7 @@ from transformers.utils.import_utils import is_serve_available
 from ..config import parse
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..serving import Settings
-from .options import parse_config, parse_mode
+from .options import RULES, RuleSettings, parse_config, parse_mode
 
 # Everything is read by the command below, which knows the options of transformers' server.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -42,7 +42,7 @@ def _command() -> Any:
 
     ours, theirs = typer.Typer(), typer.Typer(rich_markup_mode=None)
     ours.command()(_settings)
-    theirs.command(help=_HELP)(Serve)
+    theirs.command(help=_HELP, epilog=RULES)(Serve)
     options, command = typer.main.get_command(ours), typer.main.get_command(theirs)
     own = [option for option in options.params if option.name in _settings.__annotations__]
     command.params = [*own, *command.params]
@@ -70,17 +70,22 @@ def _run(settings: Any, server: Any, /, **values: Any) -> None:
 def _settings(
     assistant: Annotated[str | None, typer.Option(help="The draft model: a Hub id or a folder.")] = None,
     mode: Annotated[str | None, typer.Option(help="The rule; of several, with commas between, any may keep.")] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
-    ] = None,
+    config: RuleSettings = None,
     head: Annotated[str | None, typer.Option(help="The rule's trained head: a Hub id or a folder.")] = None,
+    allow_head: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE", help="A head that requests may name: a Hub id or a folder. Repeatable."),
+    ] = None,
+    allow_compile: Annotated[
+        bool, typer.Option("--allow-compile", help="Let requests have forwards compiled, which takes minutes.")
+    ] = False,
 ) -> Settings:
+    allowed = {"allowed_heads": tuple(allow_head or ()), "allow_compile": allow_compile}
     if mode is None:
         for option, value in {"--config": config, "--head": head}.items():
             if value:
                 raise LossyValueError(f"`{option}` needs a `--mode`, but none is set; got {value!r}")
-        return Settings(assistant)
-    settings = Settings(assistant, parse_mode(mode), parse_config(config or ()) or None, head)
+        return Settings(assistant, **allowed)
+    settings = Settings(assistant, parse_mode(mode), parse_config(config or ()) or None, head, **allowed)
     parse(settings.mode, settings.config, settings.head)  # before any weights are read
     return settings

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from ..theory import best_gamma, expected_speedup, sprinter_expected_run_length
-from .console import console
 from .options import numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Times = tuple[float, tuple[float, float], float]
+"""Of a draft forward; of a target forward, and what each token adds to it; of a rule in a round."""
 
 _TPRS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
@@ -32,15 +40,13 @@ def theory(
     fprs, alphas = numbers("--fpr", fpr, float), numbers("--alpha", alpha, float)
     times = (t_draft, (t_target, t_token), t_head)
     tables = (run_length_table(r, fprs, max_draft), speedup_table(alphas, times, max_gamma))
-    screen = console()
+    screen = Console()
     screen.print(*tables)
-
-    from ..theory import theory_plots
 
     out.mkdir(parents=True, exist_ok=True)
     figures = {
-        "run_length.png": theory_plots.run_length_figure(r, fprs, max_draft),
-        "speedup.png": theory_plots.speedup_figure(alphas, *times, highest=max_gamma),
+        "run_length.png": run_length_figure(r, fprs, max_draft),
+        "speedup.png": speedup_figure(alphas, times, max_gamma),
     }
     for name, figure in figures.items():
         figure.savefig(out / name)
@@ -59,13 +65,53 @@ def run_length_table(r: int, fprs: Sequence[float], max_draft: int | None) -> Ta
     return table
 
 
-def speedup_table(alphas: Sequence[float], times: tuple[float, tuple[float, float], float], max_gamma: int) -> Table:
+def speedup_table(alphas: Sequence[float], times: Times, max_gamma: int) -> Table:
     """Lay out the expected speedup, one row for each γ, and the best γ at the end."""
     table = Table(title="Expected speedup over the target alone", show_footer=True)
     table.add_column("γ", "best γ", justify="right")
     for alpha in alphas:
-        best = str(best_gamma(alpha, times[0], times[1], times[2], highest=max_gamma))
+        best = str(best_gamma(alpha, *times, highest=max_gamma))
         table.add_column(f"α = {alpha:g}", best, justify="right")
     for gamma in range(1, max_gamma + 1):
         table.add_row(str(gamma), *(f"{expected_speedup(alpha, gamma, *times):.2f}" for alpha in alphas))
     return table
+
+
+def run_length_figure(r: int, fprs: Sequence[float], max_draft: int | None) -> Figure:
+    """Draw SPRINTER's expected run length against the verifier's TPR, as figure 5 of the paper does for r = 5."""
+    figure, axes = _figure("verifier's true-positive rate", "expected run length (tokens)")
+    tpr = np.linspace(0, 1, 201)
+    for fpr in fprs:
+        lengths = sprinter_expected_run_length(tpr, fpr, r, max_draft)
+        axes.plot(tpr, np.where(np.isfinite(lengths), lengths, np.nan), label=f"FPR {fpr:g}")
+    axes.axhline(r, color="grey", linewidth=0.8, linestyle="--", label=f"acceptable tokens (r = {r})")
+    axes.set_title("SPRINTER: tokens committed per run (theorem 2)")
+    axes.legend()
+    return figure
+
+
+def speedup_figure(alphas: Sequence[float], times: Times, max_gamma: int) -> Figure:
+    """Draw the expected speedup against γ, one curve and a dot on its best γ for each α."""
+    figure, axes = _figure("drafted tokens per round, γ", "expected speedup over the target alone")
+    gammas = range(max_gamma + 1)
+    for alpha in alphas:
+        speedups = [expected_speedup(alpha, gamma, *times) for gamma in gammas]
+        best = best_gamma(alpha, *times, highest=max_gamma)
+        (line,) = axes.plot(gammas, speedups, label=f"α = {alpha:g}")
+        axes.plot([best], [speedups[best]], "o", color=line.get_color())
+    axes.axhline(1, color="grey", linewidth=0.8, linestyle="--")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title("Speculative decoding: speed by window (dots: the best)")
+    axes.legend()
+    return figure
+
+
+def _figure(x: str, y: str) -> tuple[Figure, Axes]:
+    # No pyplot: it would choose a backend for the whole process.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    return figure, axes

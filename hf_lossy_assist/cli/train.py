@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
+from .. import pairs
 from ..errors import LossyValueError
-from .console import console, limit_threads, progress
-from .train_data import Labels, carded, from_annotations
-from .train_tables import classifier_table, rate_table, recall_table, states_table
+from ..heads.judge_head import MODELS
+from .console import limit_threads, progress
+from .models import ModelOptions, identity_of
+from .options import Threads
+from .rendering import Column, percent, table
 
 if TYPE_CHECKING:
+    from ..heads import JudgeConfig, VerifierConfig
     from ..training.judge_training import JudgeSettings
     from ..training.mined import Judged
+    from ..training.provenance import Origin
 
 COMPARISON = "comparison.json"
 
@@ -32,7 +39,54 @@ PairName = Annotated[str | None, typer.Option(help="The bundled pair that the mo
 License = Annotated[str | None, typer.Option(help="The head's license, as the Hub calls it, for its card.")]
 Validation = Annotated[float, typer.Option(help="Share of the prompts that is kept for validation.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the split and of the fits.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The options that say where labels of mismatches come from, which the command's help explains."""
+
+    data: Path | None
+    annotations: Path | None
+    model: str | None
+    assistant: str | None
+    task: str | None
+    device: str | None
+    pair: str | None
+
+    def check(self) -> None:
+        """Refuse what does not go together, before anything is loaded."""
+        if (self.data is None) == (self.annotations is None):
+            raise LossyValueError("either `--data` or `--annotations` has to be given, and not both")
+        models = {"--model": self.model, "--assistant": self.assistant}
+        named = [name for name, value in models.items() if value is not None]
+        if self.data is not None:
+            others = {"--assistant": self.assistant, "--task": self.task, "--device": self.device}
+            if given := [name for name, value in others.items() if value is not None]:
+                raise LossyValueError(f"{', '.join(given)} can't be given with `--data`, which knows all that itself")
+        elif (self.pair is None) == (not named) or len(named) == 1:
+            raise LossyValueError(
+                "with `--annotations`, `--model` and `--assistant` have to be given, or `--pair` instead, but got "
+                f"{named + ['--pair'] * (self.pair is not None) or 'none of them'}"
+            )
+
+    def read(self, columns: Sequence[str] | None, screen: Console) -> Judged:
+        """Read the labels with the states that are wanted; annotated responses are read by the models."""
+        from ..training.annotations import annotated_examples, origin_of, read_annotations
+        from ..training.mined import Judged, read_judged
+
+        if self.data is not None:
+            # Of a target that was behind an API, its configuration has to do.
+            return read_judged(self.data, columns, self.model and identity_of("--model", self.model))
+        annotations = read_annotations(self.annotations)
+        loaded = ModelOptions(self.pair, self.model, self.assistant, device=self.device).load()
+        models = loaded.by_role
+        origin = origin_of(self.annotations, annotations, models, self.task or self.annotations.stem)
+        roles = [role for role in MODELS if columns is None or any(c.startswith(f"{role}_") for c in columns)]
+        with progress(screen) as bar:
+            task = bar.add_task("responses", total=len(annotations))
+            show = {"on_annotation": lambda done: bar.update(task, completed=done)}
+            readers = {role: models[role] for role in roles}
+            return Judged(annotated_examples(annotations, loaded.tokenizer, readers, **show), None, origin)
 
 
 @app.command("judge")
@@ -89,10 +143,10 @@ def judge(
     settings = JudgeSettings(models, features, recall, validation_share=validation, seed=seed)
     labels = Labels(data, annotations, model, assistant, task, device, pair)
     labels.check()
-    screen = console()
+    screen = Console()
     wanted = None if compare else settings.columns
-    judged = labels.read_mined(wanted) if data is not None else from_annotations(labels, wanted, screen)
-    judged = replace(judged, origin=carded(judged.origin, pair, license))
+    judged = labels.read(wanted, screen)
+    judged = replace(judged, origin=_carded(judged.origin, pair, license))
     _train_judge(judged, settings, _with_folds(judged, folds), out, screen)
     if compare:
         _compare(judged, settings, out, screen)
@@ -123,7 +177,8 @@ def _train_judge(judged: Judged, settings: JudgeSettings, folds: bool, out: Path
             trained = train_judge(judged.examples, judged.origin, settings, **how)
             trained.save(out)
     config, metrics = trained.head.config, trained.head.config.metrics
-    screen.print(recall_table(config))
+    shares = {"important found (%)": "recall", "mismatches skipped (%)": "skipped"}
+    screen.print(_threshold_table(config, "Thresholds, on validation", ".6g", shares))
     screen.print(
         f"{metrics['prompts']:,} prompts, {metrics['tokens']:,} mismatches, "
         f"{100 * metrics['important_share']:.1f} % important; reads {config.reads}"
@@ -156,8 +211,49 @@ def _compare(judged: Judged, settings: JudgeSettings, out: Path, screen: Console
     text = json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False)
     (out / COMPARISON).write_text(text + "\n", encoding="utf-8")
     own = len(settings.strengths) + 2
-    screen.print(classifier_table(rows[:own]))
-    screen.print(states_table(rows[own:]))
+    # As in figures 6 and 7 of the AutoJudge paper: classifiers on the same states, and one on all choices of states.
+    columns: dict[str, Column] = {
+        "classifier": lambda row: row.classifier,
+        "AUC, validation": lambda row: f"{row.validation_auc:.4f}",
+        "AUC, training": lambda row: f"{row.train_auc:.4f}",
+        "seconds": lambda row: f"{row.seconds:.2f}",
+    }
+    states = f"{rows[0].positions} position, {rows[0].models} model" + "s" * (rows[0].models == "both")
+    screen.print(table(rows[:own], columns, f"Classifiers ({states})"))
+    by_states = {(row.positions, row.models): f"{row.validation_auc:.4f}" for row in rows[own:]}
+    columns = {"position": str}
+    for model in dict.fromkeys(row.models for row in rows[own:]):
+        columns[model] = lambda position, model=model: by_states.get((position, model), "")
+    positions = dict.fromkeys(row.positions for row in rows[own:])
+    screen.print(table(positions, columns, "Logistic regression, AUC on validation, by model"))
+
+
+def _carded(origin: Origin, pair: str | None, license: str | None) -> Origin:
+    """Return an origin with what a model card is to say besides; refuse a pair that the data do not come from."""
+    card: dict[str, Any] = {} if license is None else {"license": license}
+    if pair is not None:
+        loaded = pairs.load(pair)
+        for role, identity, model in (("target", origin.target, loaded.target), ("draft", origin.draft, loaded.draft)):
+            if found := identity.differences(model):
+                raise LossyValueError(
+                    f"`--pair` has to be the pair that the data come from, but of the {role} of {pair!r}, "
+                    f"{'; '.join(found)}"
+                )
+        card["pair"] = pair
+    return replace(origin, card=card)
+
+
+def _threshold_table(config: JudgeConfig | VerifierConfig, title: str, digits: str, shares: dict[str, str]) -> Table:
+    """Lay out a head's thresholds with what each gives; the chosen one is marked."""
+
+    def share(name: str) -> Column:
+        return lambda row: percent(getattr(row, name), 1)
+
+    def threshold(row: Any) -> str:
+        return f"{row.threshold:{digits}}" + " ←" * (row.threshold == config.threshold)
+
+    columns = {"threshold": threshold, **{heading: share(name) for heading, name in shares.items()}}
+    return table(config.thresholds, columns, title)
 
 
 @app.command("verifier")
@@ -194,15 +290,16 @@ def verifier(
     limit_threads(threads)
     disable_progress_bar()
     settings = VerifierSettings(ratio, position, threshold, validation_share=validation, seed=seed)
-    screen = console()
+    screen = Console()
     ratios, origin = read_ratios(data, settings.positions)
-    origin = carded(origin, pair, license)
+    origin = _carded(origin, pair, license)
     with progress(screen) as bar:
         fits = bar.add_task("fits", total=len(settings.positions) + len({*RATIOS, ratio}) - 1)
         trained = train_verifier(ratios, origin, settings, on_fit=lambda fit: bar.advance(fits))
         trained.save(out)
     config, metrics = trained.head.config, trained.head.config.metrics
-    screen.print(rate_table(config))
+    title = f"Thresholds at λ = {config.ratio:g}, on validation"
+    screen.print(_threshold_table(config, title, ".2f", {"TPR (%)": "tpr", "FPR (%)": "fpr"}))
     screen.print(
         f"{metrics['prompts']:,} prompts, {metrics['tokens']:,} tokens, "
         f"{100 * metrics['acceptable_share']:.1f} % acceptable at λ = {ratio:g}"

@@ -1,4 +1,4 @@
-"""``lossy-assist train-pair``: make the bundled pair again, from a seed."""
+"""``lossy-assist train-pair`` and ``evaluate-pair``: make the bundled pair again, from a seed, and measure it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from ..pairs import ROLES, cards
+from ..pairs.pair import bundled_folder
 from ..pairs.pretraining import save_model, train_model
 from ..pairs.recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
-from .console import console, limit_threads, progress
-from .evaluate_pair import evaluate_role, roles_of
+from .console import limit_threads, progress
+from .options import Threads
 
 # Enough to see every stage work; such a model answers nothing.
 _QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "batch": 4, "cycles": (Cycle(15), Cycle(5))}
@@ -24,7 +26,7 @@ _REPORT_EVERY = 100
 def train_pair(
     out: Annotated[Path, typer.Option(help="Folder for `target` and `draft`.")] = Path("arithmetic-pair"),
     role: Annotated[Literal["target", "draft", "both"], typer.Option(help="Which model to train.")] = "both",
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")] = None,
+    threads: Threads = None,
     problems: Annotated[int, typer.Option(min=1, help="Test problems for the final measurement.")] = 1000,
     quick: Annotated[bool, typer.Option("--quick", help="A few steps of tiny models, to try the command out.")] = False,
 ) -> None:
@@ -34,12 +36,12 @@ def train_pair(
     """
     limit_threads(threads)
     disable_progress_bar()
-    screen = console()
+    screen = Console()
     tokenizer = build_tokenizer()
-    for name in roles_of(role):
+    for name in _roles_of(role):
         recipe = dataclasses.replace(RECIPES[name], **_QUICK) if quick else RECIPES[name]
         _train(name, recipe, tokenizer, out, screen)
-        evaluate_role(name, recipe, out / name, 20 if quick else problems, screen, write=True)
+        _evaluate(name, recipe, out / name, 20 if quick else problems, screen, write=True)
 
 
 def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, out: Path, screen: Console) -> None:
@@ -66,3 +68,41 @@ def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, o
 
         model = train_model(recipe, tokenizer, checkpoint, on_step)
     save_model(model, tokenizer, out / role)
+
+
+def evaluate_pair(
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder with `target` and `draft`; the bundled pair by default.")
+    ] = None,
+    role: Annotated[Literal["target", "draft", "both"], typer.Option(help="Which model to measure.")] = "both",
+    problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 1000,
+    threads: Threads = None,
+    write: Annotated[bool, typer.Option("--write", help="Write figures.json and the model card.")] = False,
+) -> None:
+    """Measure the exact-answer accuracy of each model of a pair alone, greedily."""
+    limit_threads(threads)
+    disable_progress_bar()
+    root = bundled_folder("arithmetic") if folder is None else folder
+    for name in _roles_of(role):
+        recipe = cards.recorded_recipe(root / name, name)
+        _evaluate(name, recipe, root / name, problems, Console(), write=write)
+
+
+def _roles_of(role: str) -> tuple[str, ...]:
+    """Return the roles that an option's value stands for."""
+    return ROLES if role == "both" else (role,)
+
+
+def _evaluate(role: str, recipe: ModelRecipe, folder: Path, problems: int, screen: Console, *, write: bool) -> None:
+    """Measure one model and print its accuracy."""
+    with progress(screen) as bar:
+        task = bar.add_task(f"{role}: answering", total=problems)
+        figures = cards.measure(
+            folder, role, recipe, problems=problems, on_batch=lambda done: bar.update(task, completed=done)
+        )
+    if write:
+        cards.write(folder, figures)
+    screen.print(
+        f"{role}: {figures['correct']} of {problems} answers right ({100 * figures['accuracy']:.1f} %), "
+        f"{figures['parameters']:,} parameters"
+    )

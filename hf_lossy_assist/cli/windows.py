@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
 from ..evaluation import records
-from ..evaluation.draft_lengths import measure
-from ..evaluation.modes import Models
-from ..evaluation.requests import batches_of
-from .console import console, limit_threads, progress
-from .options import PairName, Threads, numbers
+from ..evaluation.modes import DecodingMode, Models
+from ..evaluation.requests import PromptBatch, batches_of, run_request
+from ..stats import LossyStats, joined
+from .console import limit_threads, progress
+from .options import PairName, RowsFile, Threads, numbers
+from .rendering import number, table
 
 
 def windows(
@@ -25,13 +28,13 @@ def windows(
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 40,
     mode: Annotated[str, typer.Option(help="The rule.")] = "lossless",
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
+    out: RowsFile = None,
 ) -> None:
     """Compare `num_assistant_tokens="auto"` with fixed numbers of drafted tokens, in calls and their median times."""
     limit_threads(threads)
     disable_progress_bar()
     wanted = [*numbers("--gammas", gammas, int), "auto"]
-    loaded, screen = pairs.load(pair), console()
+    loaded, screen = pairs.load(pair), Console()
     prompts = [loaded.task.encode(example, loaded.tokenizer) for example in loaded.task.examples("test", problems)]
     with (
         progress(screen) as bar,
@@ -45,12 +48,65 @@ def windows(
         for row in rows:
             write(row)
     best = min(row.seconds for row in rows if row.gamma != "auto")
-    table = Table(title=f"{problems} problems, {mode}, greedy", box=SIMPLE_HEAD)
-    for name in ("γ", "draft calls", "target calls", "mean kept", "ms per token", "× best"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row.gamma), str(row.draft_calls), str(row.target_calls), f"{row.mean_accepted:.2f}",
-            f"{1000 * row.seconds / row.tokens:.3f}", f"{row.seconds / best:.3f}",
-        )  # fmt: skip
-    screen.print(table)
+    columns = {
+        "γ": lambda row: str(row.gamma),
+        "draft calls": lambda row: str(row.draft_calls),
+        "target calls": lambda row: str(row.target_calls),
+        "mean kept": lambda row: number(row.mean_accepted),
+        "ms per token": lambda row: f"{1000 * row.seconds / row.tokens:.3f}",
+        "× best": lambda row: f"{row.seconds / best:.3f}",
+    }
+    screen.print(table(rows, columns, f"{problems} problems, {mode}, greedy"))
+
+
+Call = tuple[str, int]
+"""Which model, and how many tokens it read."""
+
+
+@dataclass(frozen=True)
+class DraftLengthCost:
+    """The cost of one number of drafted tokens over all prompts."""
+
+    gamma: int | str  # drafted tokens per round, or ``"auto"``
+    # Forward passes after the prompts'.
+    draft_calls: int
+    target_calls: int
+    tokens: int
+    mean_accepted: float
+    seconds: float  # the calls, each at the median time of calls of its model over as many tokens
+
+
+def measure(
+    models: Models,
+    gammas: Sequence[int | str],
+    prompts: Sequence[PromptBatch],
+    max_new_tokens: int = 100,
+    *,
+    rule: str = "lossless",
+    on_answer: Callable[[], None] = lambda: None,
+) -> list[DraftLengthCost]:
+    """Answer every prompt with every number of drafted tokens, interleaved, greedily.
+
+    A batch of ``prompts`` has one prompt.
+    """
+    times: dict[Call, list[float]] = defaultdict(list)
+    counts: dict[int | str, Counter[Call]] = {gamma: Counter() for gamma in gammas}
+    stats: dict[int | str, list[LossyStats]] = {gamma: [] for gamma in gammas}
+    for prompt in prompts:
+        for gamma in gammas:
+            response = run_request(models, DecodingMode(rule, rule, gamma=gamma), prompt, max_new_tokens, meter=True)
+            for role, forwards in response.forwards.items():
+                # The first pass of each model reads the prompt.
+                for tokens, seconds in zip(forwards.tokens[1:], forwards.calls[1:], strict=True):
+                    times[role, tokens].append(seconds)
+                    counts[gamma][role, tokens] += 1
+            stats[gamma].append(response.stats)
+            on_answer()
+    median = {call: statistics.median(seconds) for call, seconds in times.items()}
+    rows = []
+    for gamma in gammas:
+        calls, run = counts[gamma], joined(stats[gamma])
+        draft, target = (sum(n for (who, _), n in calls.items() if who == role) for role in ("draft", "target"))
+        seconds = sum(n * median[call] for call, n in calls.items())
+        rows.append(DraftLengthCost(gamma, draft, target, len(run.trace), run.mean_accepted, seconds))
+    return rows

@@ -1,1 +1,1 @@
-"""What a way of decoding costs and yields: one mode, one request, comparisons of many, and how they are drawn."""
+"""Measurements of decoding modes: single requests, comparisons of many modes, and plots."""

@@ -11,73 +11,39 @@ from ..stats import LossyStats
 from .modes import DecodingMode, Models
 from .requests import Instruments, PromptBatch, Response, TimeSplit, run_request
 
-Track = Callable[..., Iterable[Any]]
-"""Passes on what it is given, and may show how far it is; takes ``total`` and ``description``, as rich's bars do."""
-
-
-def silently(values: Iterable[Any], **shown: Any) -> Iterable[Any]:
-    """Pass values on and show nothing."""
-    return values
-
 
 @dataclass(frozen=True)
 class RunCounts:
-    """What a run's statistics count, of all rows together.
-
-    Attributes
-    ----------
-    rounds, drafted, accepted
-        Rounds, tokens drafted, and tokens kept of them.
-    draft_calls, target_calls
-        Forward passes.
-    rates
-        The share of the drafted tokens that was kept, of every row that drafted any.
-    """
+    """The counts of a run's statistics, of all rows together."""
 
     rounds: int
-    drafted: int
-    accepted: int
+    drafted: int  # tokens
+    accepted: int  # drafted tokens that were kept
     draft_calls: int
     target_calls: int
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()  # the share of the drafted tokens that was kept, of every row that drafted any
 
     @classmethod
     def of(cls, stats: LossyStats) -> RunCounts:
-        """Take them from the statistics."""
+        """Return the counts of some statistics."""
         rates = tuple(row.acceptance_rate for row in stats.rows or (stats,) if row.drafted)
         return cls(stats.rounds, stats.drafted, stats.accepted, stats.draft_calls, stats.target_calls, rates)
 
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One mode's answer to one batch, as it is written to disk.
+    """One mode's answer to one batch, as it is written to disk."""
 
-    Attributes
-    ----------
-    place
-        How many requests came before it.
-    repeat, batch
-        Which time which batch was put; the metered repeat is the last, and its speed does not count.
-    label
-        The mode.
-    seconds, tokens
-        How long ``generate()`` took, and what it generated, of all rows.
-    counts
-        Of a run with statistics.
-    joules
-        What the GPU used, where it can say.
-    peak_memory, split
-        Of a metered request: bytes, and where the time went.
-    """
-
-    place: int
+    place: int  # how many requests came before it
+    # The metered repeat is the last, and its speed does not count.
     repeat: int
     batch: int
     label: str
-    seconds: float
-    tokens: int
-    counts: RunCounts | None = None
-    joules: float | None = None
+    seconds: float  # of the call of ``generate()``
+    tokens: int  # generated, in all rows
+    counts: RunCounts | None = None  # of a run with statistics
+    joules: float | None = None  # what the GPU used, where it can say
+    # Of a metered request: bytes, and where the time went.
     peak_memory: int | None = None
     split: TimeSplit | None = None
 
@@ -97,38 +63,25 @@ def interleave(
     meter: bool = True,
     instruments: Instruments = Instruments(),  # noqa: B008
 ) -> Iterator[tuple[RequestRecord, Response]]:
-    """Answer every batch in every mode ``repeats`` times, and once more to see where the time goes.
+    """Answer every batch in every mode, several times; yield the record of each answer, and the answer.
 
     No mode answers two batches in a row, and every mode is first equally often.
 
-    Parameters
-    ----------
-    models, modes, batches, max_new_tokens
-        Who answers what, and how.
-    repeats
-        How often the speed is measured.
-    meter
-        Whether there is a repeat that shows where the time goes.
-    instruments
-        What measures.
+    ``repeats`` measure the speed; with ``meter``, one more shows where the time goes.
     """
     place = 0
     for repeat in range(repeats + meter):
         for b, batch in enumerate(batches):
             for mode in rotated(modes, repeat + b):
                 got = run_request(models, mode, batch, max_new_tokens, instruments, meter=repeat == repeats)
-                yield (
-                    RequestRecord(
-                        place, repeat, b, mode.label, got.seconds, got.tokens, got.stats and RunCounts.of(got.stats),
-                        got.joules, got.peak_memory, got.split,
-                    ),
-                    got,
-                )  # fmt: skip
+                counts = got.stats and RunCounts.of(got.stats)
+                measured = (got.seconds, got.tokens, counts, got.joules, got.peak_memory, got.split)
+                yield RequestRecord(place, repeat, b, mode.label, *measured), got
                 place += 1
 
 
 def rotated(modes: Sequence[DecodingMode], by: int) -> list[DecodingMode]:
-    """Return the modes in turn, another one first."""
+    """Return the modes in their order, beginning with another one."""
     by %= len(modes)
     return [*modes[by:], *modes[:by]]
 
@@ -142,19 +95,13 @@ def run_comparison(
     repeats: int = 3,
     meter: bool = True,
     instruments: Instruments = Instruments(),  # noqa: B008
-    track: Track = silently,
+    track: Callable[..., Iterable[Any]] = lambda values, **shown: values,
     write: Callable[[Any], None] = lambda row: None,
 ) -> tuple[list[RequestRecord], dict[str, list[Response]]]:
     """Compare modes as :func:`interleave` does; return all records, and by label the first repeat's responses.
 
-    Parameters
-    ----------
-    models, modes, batches, max_new_tokens, repeats, meter, instruments
-        As in :func:`interleave`.
-    track
-        Shows how far it is.
-    write
-        Given every record as it comes.
+    ``write`` is given every record as it comes; ``track`` passes them on and may show how far it is, as that of rich's
+    bars does.
     """
     records: list[RequestRecord] = []
     responses: dict[str, list[Response]] = {mode.label: [] for mode in modes}
@@ -175,14 +122,9 @@ def texts_of(responses: Iterable[Response]) -> list[list[int]]:
 def warm_up(
     models: Models, modes: Sequence[DecodingMode], batch: PromptBatch, max_new_tokens: int = 100, *, strict: bool
 ) -> tuple[list[DecodingMode], list[str]]:
-    """Answer one batch that does not count in every mode; return the modes that can, and why others can't.
+    """Answer one batch in every mode without recording it; return the modes that can, and why others can't.
 
-    Parameters
-    ----------
-    models, modes, batch, max_new_tokens
-        As in :func:`interleave`.
-    strict
-        Whether a mode that can't is an error.
+    Where it is ``strict``, a mode that can't is an error.
 
     Raises
     ------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,27 +44,17 @@ class DecodingMode:
     generation runs; with both, a rule of this package. A rule's run is seeded, so it never gives speculation up for
     being slow: what is measured is the rule.
 
-    Attributes
-    ----------
-    label
-        Its name in tables and files.
-    rule, settings
-        ``lossy_mode`` and ``lossy_config``.
-    gamma
-        ``num_assistant_tokens``, drafted tokens per round.
-    temperature
-        Tokens are drawn at this temperature, with no other warper; None decodes greedily.
-
     Examples
     --------
     >>> DecodingMode("topk", "topk", {"k": 2}, gamma=5).config
     {'lossy_mode': 'topk', 'lossy_config': {'k': 2}, 'num_assistant_tokens': 5}
     """
 
-    label: str = TARGET_ALONE
-    rule: Any = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    gamma: int | str | None = None
+    label: str = TARGET_ALONE  # its name in tables and files
+    rule: Any = None  # ``lossy_mode``
+    settings: Mapping[str, Any] = field(default_factory=dict)  # ``lossy_config``
+    gamma: int | str | None = None  # ``num_assistant_tokens``, drafted tokens per round
+    # Tokens are drawn at this temperature, with no other warper; None decodes greedily.
     temperature: float | None = None
 
     @classmethod
@@ -86,17 +76,11 @@ class DecodingMode:
         rule = {} if self.rule is None else {"lossy_mode": self.rule, "lossy_config": dict(self.settings)}
         return {**rule, "num_assistant_tokens": self.gamma}
 
-    @contextmanager
-    def prepared(self, models: Models) -> Iterator[None]:
+    def prepared(self, models: Models) -> AbstractContextManager[Any]:
         """Make ``generate()`` understand :meth:`keywords` inside a block, and leave the models as they were."""
         if self.rule is not None:
-            with enabled(models.target):
-                yield
-        elif self.gamma is not None:
-            with _stock_draft_length(models.draft, self.gamma):
-                yield
-        else:
-            yield
+            return enabled(models.target)
+        return nullcontext() if self.gamma is None else _stock_draft_length(models.draft, self.gamma)
 
     def keywords(self, models: Models, seed: int) -> dict[str, Any]:
         """Return what ``generate()`` is told besides prompt and length, whatever the models' own defaults are."""
@@ -121,14 +105,7 @@ def usual_modes(
 ) -> list[DecodingMode]:
     """Return every rule that can differ from ``lossless`` here, after ``lossless`` itself.
 
-    Parameters
-    ----------
-    heads
-        Trained heads by rule: a rule that needs one takes part where there is one.
-    gamma, temperature
-        As in :class:`DecodingMode`.
-    every_setting
-        Also a rule's :data:`VARIANTS`.
+    A rule that needs a head takes part where there is one; with ``every_setting``, its :data:`VARIANTS` do too.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Measured quality against cost, as a picture."""
+"""Plots of measured quality against cost."""
 
 from __future__ import annotations
 
@@ -38,16 +38,7 @@ def plot(
 ) -> None:
     """Draw points with their intervals, joined within a series; names of series stand in a legend beside the picture.
 
-    Parameters
-    ----------
-    series
-        Points by the name of what they belong to; a value is ``(it, the interval's low, high)``.
-    xlabel, ylabel, title
-        What is shown.
-    path
-        A PNG file.
-    bottom
-        Where the vertical axis begins.
+    The vertical axis begins at ``bottom``; the picture is a PNG file.
     """
     from matplotlib.figure import Figure
 
@@ -95,12 +86,7 @@ def place_labels(
 ) -> list[tuple[float, float]]:
     """Return where labels go, from their points: near them, in the frame, covering no point and no other label.
 
-    Parameters
-    ----------
-    spots, sizes
-        Every point, and its label's width and height.
-    frame
-        What no label leaves; all in one unit.
+    ``spots`` are the points, ``sizes`` the width and height of their labels, in the unit of ``frame``.
 
     Examples
     --------

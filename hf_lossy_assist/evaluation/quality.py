@@ -1,4 +1,4 @@
-"""How often the answers are right, and how well that is known."""
+"""Accuracies of answers, with their intervals."""
 
 from __future__ import annotations
 
@@ -29,31 +29,20 @@ def wilson(correct: int, problems: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Quality:
-    """Right answers of one mode.
-
-    Attributes
-    ----------
-    label
-        The mode.
-    problems, correct
-        How many problems were put, and how many answered right.
-    low, high
-        95 % interval of the accuracy (Wilson).
-    difference, margin
-        Accuracy less that of the reference, and half the width of its 95 % interval, from the differences problem by
-        problem; None of the reference itself.
-    reference
-        With which mode it is compared.
-    """
+    """The accuracy of one mode."""
 
     label: str
+    # How many problems were put, and how many answered right.
     problems: int
     correct: int
+    # 95 % interval of the accuracy (Wilson).
     low: float
     high: float
+    # Accuracy less that of the reference, and half the width of its 95 % interval, from the differences problem by
+    # problem; None of the reference itself.
     difference: float | None = None
     margin: float | None = None
-    reference: str | None = None
+    reference: str | None = None  # with which mode it is compared
 
     @property
     def accuracy(self) -> float:
@@ -70,14 +59,7 @@ def judge(
 
 
 def qualities(right: Mapping[str, Sequence[bool]], reference: str | None = None) -> list[Quality]:
-    """Sum up which modes were right.
-
-    Parameters
-    ----------
-    right
-        For every mode, whether each of the same problems was answered right.
-    reference
-        The mode with which all others are compared.
+    """Sum up how often each mode was right on the same problems, and compare all with the mode ``reference``.
 
     Examples
     --------
@@ -99,19 +81,12 @@ def qualities(right: Mapping[str, Sequence[bool]], reference: str | None = None)
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Exact answers of one model on its own.
+    """The accuracy of one model on its own."""
 
-    Attributes
-    ----------
-    problems, correct
-        How many problems were put, and how many were answered right.
-    unanswered
-        How many responses stated no answer at all.
-    """
-
+    # How many problems were put, and how many were answered right.
     problems: int
     correct: int
-    unanswered: int
+    unanswered: int  # how many responses stated no answer at all
 
     @property
     def accuracy(self) -> float:
@@ -131,16 +106,7 @@ def evaluate(
 ) -> Accuracy:
     """Measure the exact-answer accuracy of a model on its own, greedily.
 
-    Parameters
-    ----------
-    model, tokenizer, task
-        As in a :class:`~hf_lossy_assist.pairs.Pair`.
-    n, split
-        The first ``n`` problems of a split.
-    batch_size
-        Prompts answered at once.
-    on_batch
-        Called with the number of finished problems.
+    ``on_batch`` is called with the number of finished problems.
     """
     # Prompts of one length stand together, so that little is padding.
     examples = sorted(task.examples(split, n), key=lambda example: len(example.prompt))

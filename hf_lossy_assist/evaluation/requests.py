@@ -1,11 +1,11 @@
-"""One answer of one decoding mode to one batch of prompts, measured: what everything here is made of."""
+"""One measured call of ``generate()``: one decoding mode answers one batch of prompts."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,26 +14,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..stats import LossyStats
-from .meters import Clock, Forwards, metered, synchronizer
+from .meters import Clock, Forwards, metered, peak_memory, synchronizer
 from .modes import DecodingMode, Models
-from .resources import peak_memory
 
 
 @dataclass(frozen=True, eq=False)
 class PromptBatch:
-    """Prompts that are answered together.
+    """Prompts that are answered together."""
 
-    Attributes
-    ----------
-    ids, mask
-        ``(B, L)`` token ids, padded on the left, and which of them are prompt.
-    seed
-        Of everything that is drawn while they are answered.
-    """
-
+    # ``(B, L)`` token ids, padded on the left, and which of them are prompt.
     ids: Tensor
     mask: Tensor
-    seed: int = 0
+    seed: int = 0  # of everything that is drawn while they are answered
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,22 +40,11 @@ def batches_of(
     length: int | None = None,
     seed: int = 0,
 ) -> list[PromptBatch]:
-    """Put prompts into batches.
+    """Put prompts, as token ids, into batches of ``size``, padded on the left.
 
-    Parameters
-    ----------
-    prompts
-        Token ids.
-    size
-        Prompts per batch.
-    device
-        Where the batches go.
-    pad
-        The padding token.
-    length
-        Make every prompt so long: by its own beginning again, or by leaving out what follows the first token.
-    seed
-        Of the first prompt; the next has the next one, and a batch that of its first prompt.
+    With a ``length``, every prompt is made so long: by its own beginning again, or by leaving out what follows the
+    first token. The first prompt has the seed ``seed``, the next has the next one, and a batch has that of its first
+    prompt.
 
     Examples
     --------
@@ -91,59 +72,32 @@ def _resized(ids: list[int], length: int) -> list[int]:
 
 @dataclass(frozen=True)
 class TimeSplit:
-    """Where the time of one call went, in seconds.
+    """The time of one call by its parts, in seconds."""
 
-    Attributes
-    ----------
-    drafting, verifying
-        Forward passes of the draft and of the target: decoder and LM head.
-    deciding
-        What the rule and fetching its decision took, as the run's statistics say; None where there are none, or
-        where another clock is read.
-    rest
-        Everything else.
-    draft_calls, target_calls
-        How many passes.
-    draft_call, target_call
-        The median pass.
-    first_token
-        From the start until the target's first pass was over.
-    """
-
+    # All forward passes of the draft and of the target, and below how many they are, and the median one.
     drafting: float
     verifying: float
+    # What the rule and fetching its decision took, as the run's statistics say; None where there are none, or where
+    # another clock is read.
     deciding: float | None
     rest: float
     draft_calls: int
     target_calls: int
     draft_call: float | None
     target_call: float | None
-    first_token: float | None
+    first_token: float | None  # from the start until the target's first pass was over
 
 
 @dataclass(frozen=True, eq=False)
 class Response:
-    """What one call of ``generate()`` gave.
+    """The answers of one call of ``generate()``, and its measurements."""
 
-    Attributes
-    ----------
-    rows
-        What was generated for every prompt ``(n,)``, EOS included.
-    seconds
-        How long the call took.
-    stats
-        The run's statistics, where it has any: of all rows together.
-    joules
-        What the GPU used, where something counts it.
-    forwards, split, peak_memory
-        Of a metered call: the passes of ``"target"`` and ``"draft"``, where its time went, and the most memory it
-        used, in bytes.
-    """
-
-    rows: Sequence[Tensor]
-    seconds: float
-    stats: LossyStats | None
-    joules: float | None = None
+    rows: Sequence[Tensor]  # what was generated for every prompt ``(n,)``, EOS included
+    seconds: float  # how long the call took
+    stats: LossyStats | None  # the run's statistics, where it has any: of all rows together
+    joules: float | None = None  # what the GPU used, where something counts it
+    # Of a metered call: the passes of ``"target"`` and ``"draft"``, where its time went, and the most memory it used,
+    # in bytes.
     forwards: Mapping[str, Forwards] | None = None
     split: TimeSplit | None = None
     peak_memory: int | None = None
@@ -156,7 +110,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Instruments:
-    """What measures: a clock in seconds, and the joules used so far where something counts them."""
+    """A clock in seconds, and a counter of the joules used so far where there is one."""
 
     clock: Clock = time.perf_counter
     energy: Callable[[], float] | None = None
@@ -173,15 +127,8 @@ def run_request(
 ) -> Response:
     """Answer one batch in one decoding mode; torch's own random numbers are left where they were.
 
-    Parameters
-    ----------
-    models, mode, batch, max_new_tokens
-        Who answers what, how, and the longest response.
-    instruments
-        What measures.
-    meter
-        Also find out where the time goes. On a GPU that means waiting for the device at every pass, so such a call
-        is slower than others.
+    With ``meter``, it also finds out where the time goes. On a GPU that means waiting for the device at every pass, so
+    such a call is slower than others.
 
     Examples
     --------
@@ -205,9 +152,12 @@ def run_request(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(mode.prepared(models))
-        forwards = stack.enter_context(_metered(models, synchronize, clock)) if meter else None
-        memory = peak_memory(device) if meter else None
-        if memory is not None:
+        forwards = memory = None
+        if meter:
+            target, draft = (
+                stack.enter_context(metered(model, synchronize, clock)) for model in (models.target, models.draft)
+            )
+            forwards, memory = {"target": target, "draft": draft}, peak_memory(device)
             memory.reset()
         torch.manual_seed(batch.seed)
         synchronize()
@@ -234,18 +184,12 @@ def run_request(
 
 
 def until_end(tokens: Tensor, model: PreTrainedModel) -> Tensor:
-    """Cut what stands after the first EOS: the padding of a batch."""
+    """Return the tokens up to the first EOS; what follows is the padding of a batch."""
     eos = model.generation_config.eos_token_id
     if eos is None:
         return tokens
     ends = torch.isin(tokens, torch.tensor(eos, device=tokens.device)).nonzero()
     return tokens[: ends[0] + 1] if len(ends) else tokens
-
-
-@contextmanager
-def _metered(models: Models, synchronize: Callable[[], None], clock: Clock) -> Iterator[Mapping[str, Forwards]]:
-    with metered(models.target, synchronize, clock) as target, metered(models.draft, synchronize, clock) as draft:
-        yield {"target": target, "draft": draft}
 
 
 def _split(

@@ -21,37 +21,20 @@ _SECONDS = 0.4
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine can do for one model.
+    """The rates at which a machine can read and compute for one model."""
 
-    Attributes
-    ----------
-    bandwidth
-        Bytes per second, read from a working set of the model's size, so that caches count as they do for it.
-    flops
-        Operations per second of a large matrix product in the model's precision.
-    """
-
+    # Bytes per second, read from a working set of the model's size, so that caches count as they do for it.
     bandwidth: float
-    flops: float
+    flops: float  # operations per second of a large matrix product in the model's precision
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a forward pass has to move and to compute.
+    """The bytes that a forward pass has to move, and the operations that it has to compute."""
 
-    Attributes
-    ----------
-    weight_bytes
-        Weights that every pass reads; of an embedding that is no LM head only rows are read.
-    cache_bytes
-        Keys and values of one cached token.
-    decoder
-        The model's shape, which counts its operations.
-    """
-
-    weight_bytes: int
-    cache_bytes: int
-    decoder: DenseDecoder
+    weight_bytes: int  # weights that every pass reads; of an embedding that is no LM head only rows are read
+    cache_bytes: int  # keys and values of one cached token
+    decoder: DenseDecoder  # the model's shape, which counts its operations
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Cost:
@@ -82,36 +65,19 @@ class Cost:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The hardware's limit for a pair of models.
-
-    Attributes
-    ----------
-    target, draft
-        What a pass of each costs.
-    target_rates, draft_rates
-        What the machine can do for each.
-    context
-        Tokens in the caches, on average.
-    batch
-        Rows.
-    """
+    """The hardware's limit for a pair of models."""
 
     target: Cost
     draft: Cost
     target_rates: Rates
     draft_rates: Rates
-    context: int
+    context: int  # tokens in the caches, on average
     batch: int = 1
 
     def tokens_per_second(self, tokens_per_round: float, drafted: float) -> float:
         """Return the best speed at which rounds of so many tokens per row can come.
 
-        Parameters
-        ----------
-        tokens_per_round
-            Tokens that a round adds to a row on average.
-        drafted
-            Passes of the draft per round; the target reads one token more. 0 is the target alone.
+        ``drafted`` are the passes of the draft per round; the target reads one token more, and 0 is the target alone.
         """
         low, share = int(drafted), drafted - int(drafted)
         verify = sum(

@@ -1,4 +1,4 @@
-"""What came out of a comparison: one row per decoding mode."""
+"""The summary of a comparison: one row per decoding mode."""
 
 from __future__ import annotations
 
@@ -34,21 +34,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class PerRound:
-    """Where the time of a round goes, in seconds, on average.
+    """The mean time of a round by its parts, in seconds."""
 
-    Attributes
-    ----------
-    drafting, verifying
-        Forward passes of the draft and of the target: decoder and LM head.
-    deciding
-        What the rule took, where the run's statistics say.
-    rest
-        Everything else.
-    """
-
+    # Forward passes of the draft and of the target: decoder and LM head.
     drafting: float
     verifying: float
-    deciding: float | None
+    deciding: float | None  # what the rule took, where the run's statistics say
     rest: float
 
     @property
@@ -59,59 +50,33 @@ class PerRound:
 
 @dataclass(frozen=True)
 class ModeSummary:
-    """One mode in a comparison.
-
-    Attributes
-    ----------
-    label, config
-        Which mode, and its settings.
-    requests, tokens
-        Answers and tokens in one repeat.
-    tokens_per_second
-        Generated tokens of all rows per second of ``generate()``, prompts included.
-    ratios
-        By how much it is faster than others, by their label: the median over repeats of the ratio in each.
-    same_text
-        Share of the answers that are, token for token, those of the target alone.
-    mean_accepted, tokens_per_round, draft_calls_per_round
-        Drafted tokens kept, tokens emitted and passes of the draft per round. Transformers' own loop does not count;
-        there every pass of the target is a round, and every token but one of a round was kept.
-    acceptance_rates
-        Share of the drafted tokens kept, over requests: the quantiles :data:`ACCEPTANCE_QUANTILES`.
-    latencies
-        Seconds per request: the quantiles :data:`LATENCY_QUANTILES`.
-    first_token
-        Median seconds until the target's first pass is over.
-    per_round
-        Where the time of a round goes.
-    draft_call, target_call
-        Median seconds of one forward pass.
-    peak_memory
-        Bytes.
-    joules_per_token
-        Of a GPU.
-    roofline, roofline_share
-        The best tokens per second that this acceptance could give on this machine, and the share that was reached.
-    """
+    """The results of one mode in a comparison."""
 
     label: str
     config: Mapping[str, Any]
+    # Answers and tokens in one repeat.
     requests: int
     tokens: int
-    tokens_per_second: Spread
+    tokens_per_second: Spread  # generated tokens of all rows per second of ``generate()``, prompts included
+    # By how much it is faster than others, by their label: the median over repeats of the ratio in each.
     ratios: Mapping[str, float]
-    same_text: float | None
+    same_text: float | None  # share of the answers that are, token for token, those of the target alone
+    # Drafted tokens kept, tokens emitted and passes of the draft per round. Transformers' own loop does not count;
+    # there every pass of the target is a round, and every token but one of a round was kept.
     mean_accepted: float | None
     tokens_per_round: float | None
     draft_calls_per_round: float | None
+    # Share of the drafted tokens kept, over requests: the quantiles :data:`ACCEPTANCE_QUANTILES`.
     acceptance_rates: tuple[float, ...] | None
-    latencies: tuple[float, ...]
-    first_token: float | None
-    per_round: PerRound | None
+    latencies: tuple[float, ...]  # seconds per request: the quantiles :data:`LATENCY_QUANTILES`
+    first_token: float | None  # median seconds until the target's first pass is over
+    per_round: PerRound | None  # where the time of a round goes
+    # Median seconds of one forward pass.
     draft_call: float | None
     target_call: float | None
-    peak_memory: int | None
-    joules_per_token: float | None
+    peak_memory: int | None  # in bytes
+    joules_per_token: float | None  # of the GPU
+    # The best tokens per second that this acceptance could give on this machine, and the share that was reached.
     roofline: float | None = None
     roofline_share: float | None = None
 
@@ -123,18 +88,10 @@ def summarise(
     rows: int = 1,
     roofline: Roofline | None = None,
 ) -> list[ModeSummary]:
-    """Sum up a comparison.
+    """Sum up a comparison, one row per mode.
 
-    Parameters
-    ----------
-    modes, records
-        What was compared, and what :func:`~hf_lossy_assist.evaluation.comparison.run_comparison` gave.
-    texts
-        What each of them said to each prompt greedily; None where tokens are drawn.
-    rows
-        Rows of a batch.
-    roofline
-        The hardware's limit.
+    ``texts`` are what every mode said to each prompt greedily, None where tokens are drawn; ``rows`` is the size of a
+    batch.
     """
     alone = None if texts is None else texts.get(TARGET_ALONE)
     by_label = {mode.label: [r for r in records if r.label == mode.label] for mode in modes}

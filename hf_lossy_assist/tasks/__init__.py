@@ -1,4 +1,4 @@
-"""Tasks: prompts, and what "the same answer" means."""
+"""Tasks: sources of prompts that say when two answers are the same."""
 
 from .arithmetic import Arithmetic
 from .lookup import load

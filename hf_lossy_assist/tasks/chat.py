@@ -21,35 +21,22 @@ _LONGEST_PAUSE = 60.0
 class ChatEndpoint:
     """A model that speaks OpenAI's chat completions, through ``huggingface_hub.InferenceClient``.
 
-    Attributes
-    ----------
-    base_url
-        The endpoint, e.g. ``"http://localhost:8000/v1"``; without it, Hugging Face's inference providers.
-    model
-        The model's name there.
-    api_key_variable
-        The environment variable with the key for ``base_url``. A Hugging Face token is sent to Hugging Face only.
-    timeout
-        Seconds to wait for one reply.
-    attempts
-        How often to try where the reply is late, the connection fails, or the server says that it is busy or broken.
-    backoff
-        Seconds to pause after the first failure; the pause doubles each time, up to a minute.
-    max_tokens, temperature
-        Passed on to the model; None leaves it to the server.
-
     Examples
     --------
     >>> ChatEndpoint(base_url="http://localhost:8000/v1", model="judge").describe()
     "'judge' at http://localhost:8000/v1"
     """
 
+    # The endpoint, e.g. ``"http://localhost:8000/v1"``; without it, Hugging Face's inference providers.
     base_url: str | None = None
-    model: str | None = None
+    model: str | None = None  # the model's name there
+    # The environment variable with the key for ``base_url``. A Hugging Face token is sent to Hugging Face only.
     api_key_variable: str = "OPENAI_API_KEY"
-    timeout: float = 120.0
+    timeout: float = 120.0  # seconds to wait for one reply
+    # How often to try where the reply is late, the connection fails, or the server says that it is busy or broken.
     attempts: int = 6
-    backoff: float = 1.0
+    backoff: float = 1.0  # seconds to pause after the first failure; the pause doubles each time, up to a minute
+    # Passed on to the model; None leaves it to the server.
     max_tokens: int | None = 1024
     temperature: float | None = None
 

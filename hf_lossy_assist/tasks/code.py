@@ -143,16 +143,8 @@ def program_of(response: str, prompt: str, entry_point: str) -> str | None:
 
     A fenced block counts, if there is one: the last that defines the function, else the longest. What defines the
     function stands for itself, after what the prompt has before it (imports, helpers); anything else is taken for the
-    rest of the function that the prompt begins, up to where that ends.
-
-    Parameters
-    ----------
-    response
-        What the model wrote.
-    prompt
-        The beginning of a Python file, up to the signature and docstring of the function.
-    entry_point
-        The function's name.
+    rest of the function that the prompt begins, up to where that ends. The prompt is the beginning of a Python file, up
+    to the signature and docstring of the function ``entry_point``.
 
     Examples
     --------

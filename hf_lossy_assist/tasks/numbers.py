@@ -1,4 +1,4 @@
-"""The number that a worked solution ends in."""
+"""A parser for the number that a worked solution ends in."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ def final_number(text: str) -> str | None:
 
     That is the first number after the last "####" or "answer is" which has one after it, else the last number of all.
     Thousands' commas, currency and percent signs, leading and trailing zeros and full stops do not matter.
-
-    Parameters
-    ----------
-    text
-        A worked solution.
 
     Examples
     --------

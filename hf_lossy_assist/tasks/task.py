@@ -1,4 +1,4 @@
-"""What a task is: prompts, and what "the same answer" means."""
+"""The interface of tasks: prompts, and when two answers are the same."""
 
 from __future__ import annotations
 

@@ -19,10 +19,7 @@ def read_jsonl(path: str | Path, fields: tuple[str, ...]) -> list[Row]:
 
     Empty lines are skipped. A name that ends in ``.gz`` is decompressed on the way.
 
-    Raises
-    ------
-    LossyValueError
-        If there is no such file, if it holds no row, or with the number of the first line that is not as it should.
+    Anything else is refused, with the number of the line.
     """
     path = Path(path)
     if not path.is_file():
@@ -58,13 +55,7 @@ def _row(line: str, fields: tuple[str, ...], where: str) -> Row:
 
 
 def from_hub(dataset: str, config: str | None, split: str) -> Iterable[Row]:
-    """Return the rows of one split of a data set on the Hub, downloaded once by ``datasets``.
-
-    Raises
-    ------
-    LossyValueError
-        If it is neither cached nor reachable.
-    """
+    """Return the rows of one split of a data set on the Hub, downloaded once by ``datasets``."""
     from datasets import load_dataset
 
     try:

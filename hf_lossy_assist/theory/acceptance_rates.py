@@ -1,7 +1,7 @@
 """How often rules keep a drafted token, and the distribution of what they emit instead of p.
 
 Every function is about one position: x is drawn from q, kept with the rule's probability, else replaced by a
-draw from the rule's correction. Laws have the shape ``(..., V)``, acceptances ``(...)``. A token with
+draw from the rule's correction. Distributions have the shape ``(..., V)``, acceptances ``(...)``. A token with
 ``p(x) = 0``, one that a logits processor forbids, is never kept, except by the ensemble.
 """
 
@@ -35,20 +35,6 @@ def lossless_acceptance(p: Any, q: Any) -> Any:
 
     Leviathan et al. 2023, corollary 3.6.
 
-    Parameters
-    ----------
-    p, q
-        Laws of target and draft, ``(..., V)``.
-
-    Returns
-    -------
-    Probabilities of shape ``(...)``.
-
-    Raises
-    ------
-    LossyValueError
-        When p or q is not a distribution, or their shapes do not fit.
-
     Examples
     --------
     >>> lossless_acceptance([0.5, 0.5], [0.75, 0.25]).item()
@@ -79,8 +65,6 @@ def ears_acceptance(p: Any, q: Any, beta: float) -> Any:
 
     Parameters
     ----------
-    p, q
-        Laws of target and draft, ``(..., V)``.
     beta
         The tolerance per unit of the target's uncertainty, in [0, 1]; 0 is lossless.
 
@@ -112,8 +96,6 @@ def lenience_acceptance(p: Any, q: Any, lenience: float) -> Any:
 
     Parameters
     ----------
-    p, q
-        Laws of target and draft, ``(..., V)``.
     lenience
         ℓ, by which q is multiplied before the comparison, in (0, 1]; 1 is lossless.
 
@@ -147,8 +129,6 @@ def ensemble_acceptance(p: Any, q: Any, weight: float) -> Any:
 
     Parameters
     ----------
-    p, q
-        Laws of target and draft, ``(..., V)``.
     weight
         The target's share w, in [0, 1]; 1 is lossless.
 

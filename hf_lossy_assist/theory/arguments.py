@@ -15,10 +15,7 @@ from ..errors import LossyValueError
 def distributions(**given: Any) -> tuple[tuple[Tensor, ...], Callable[[Tensor], Any]]:
     """Return probability distributions as tensors of one shape, and a function that turns results back.
 
-    Raises
-    ------
-    LossyValueError
-        For entries that are negative or not finite, rows that do not add up to 1, and shapes that differ.
+    Entries that are negative or not finite, rows that do not add up to 1, and shapes that do not fit are refused.
     """
     tensors = {}
     for name, values in given.items():

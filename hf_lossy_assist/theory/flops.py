@@ -18,7 +18,7 @@ from .arguments import count, number
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """One forward pass, by what the operations are for.
+    """The operations of one forward pass, by what they are for.
 
     Attributes
     ----------
@@ -162,7 +162,7 @@ def forward_flops(config: PretrainedConfig, tokens: int = 1, context: int = 0) -
 
 @dataclass(frozen=True)
 class RoundFlops:
-    """One round.
+    """The operations of one round.
 
     Attributes
     ----------

@@ -26,15 +26,6 @@ def expected_tokens_per_round(alpha: Any, gamma: int) -> Any:
     gamma
         γ >= 0, the drafted tokens per round.
 
-    Returns
-    -------
-    As many values as ``alpha`` has.
-
-    Raises
-    ------
-    LossyValueError
-        When α or γ is out of range.
-
     Examples
     --------
     >>> expected_tokens_per_round(0.5, gamma=2)
@@ -68,11 +59,6 @@ def expected_speedup(alpha: float, gamma: int, t_draft: float, t_target: Seconds
     t_head
         What a rule adds to every round that drafts, e.g. a judge head, or the dropped heads of DropMatch.
 
-    Raises
-    ------
-    LossyValueError
-        When an argument is out of range, or a target forward takes no time.
-
     Examples
     --------
     >>> round(expected_speedup(0.8, gamma=5, t_draft=0.1, t_target=1.0), 3)
@@ -102,11 +88,6 @@ def best_gamma(
         As in :func:`expected_speedup`.
     lowest, highest
         The γ to choose from. With the default ``lowest=0``, the answer 0 says that the target alone is faster.
-
-    Raises
-    ------
-    LossyValueError
-        When an argument is out of range.
 
     Examples
     --------

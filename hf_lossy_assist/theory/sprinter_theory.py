@@ -1,4 +1,4 @@
-"""SPRINTER's theorems: what a verifier that never asks the target does to text and time.
+"""SPRINTER's theorems: the distribution of its text, and the length of its runs.
 
 "Approximate verification" (SPRINTER). A verifier commits a drafted token that is acceptable, ``q(x) <= p(x)``,
 with probability a, its true-positive rate (TPR), and one that is not with probability b, its false-positive
@@ -23,15 +23,8 @@ def sprinter_output_law(p: Any, q: Any, fpr: float) -> Any:
 
     Parameters
     ----------
-    p, q
-        Laws of target and draft, ``(..., V)``.
     fpr
         b, in [0, 1]; 0 is lossless.
-
-    Raises
-    ------
-    LossyValueError
-        When p or q is not a distribution, or b is out of range.
 
     Examples
     --------
@@ -74,6 +67,8 @@ def sprinter_run_length_law(tpr: Any, fpr: Any, r: int, longest: int) -> Any:
 
     ``a^i·(1 - a)`` for i < r, ``a^r·b^(i-r)·(1 - b)`` for i >= r.
 
+    The result has the shape ``(..., longest + 1)``, and is a tensor if tpr and fpr are numbers.
+
     Parameters
     ----------
     tpr, fpr
@@ -82,10 +77,6 @@ def sprinter_run_length_law(tpr: Any, fpr: Any, r: int, longest: int) -> Any:
         How many acceptable tokens come first.
     longest
         The largest i. The rest of the probability, up to 1, is that of longer runs.
-
-    Returns
-    -------
-    Probabilities of shape ``(..., longest + 1)``, a tensor if tpr and fpr are numbers.
 
     Examples
     --------
@@ -112,15 +103,6 @@ def sprinter_expected_run_length(tpr: Any, fpr: Any, r: int, max_draft: int | No
         How many acceptable tokens come first.
     max_draft
         With a bound, ``E[min(N, max_draft)]`` instead, which is finite everywhere.
-
-    Returns
-    -------
-    Expectations of shape ``(...)``, in tokens.
-
-    Raises
-    ------
-    LossyValueError
-        When an argument is out of range.
 
     Examples
     --------

@@ -214,8 +214,22 @@ def test_bad_options(arguments: tuple, message: str):
 def test_help_shows_both_kinds_of_options():
     result = serve("--help")
     assert result.exit_code == 0
-    for option in ("--assistant", "--mode", "--config", "--head", "--port", "--model-timeout"):
+    ours = ("--assistant", "--mode", "--config", "--head", "--allow-head", "--allow-compile")
+    for option in (*ours, "--port", "--model-timeout"):
         assert option in result.output
+
+
+@pytest.mark.parametrize("rule", [(), ("--mode", "topk")])
+def test_options_say_what_requests_may_ask_for(rule: tuple, monkeypatch: pytest.MonkeyPatch):
+    given: list[Settings] = []
+    monkeypatch.setattr("hf_lossy_assist.serving.server.run", lambda server, settings: given.append(settings))
+    for arguments in ((), ("--allow-head", "org/a", "--allow-head", "org/b", "--allow-compile")):
+        result = serve("org/model", *rule, *arguments)
+        assert result.exit_code == 0, result.output
+    nothing, something = given
+    assert (nothing.allowed_heads, nothing.allow_compile) == ((), False)
+    assert (something.allowed_heads, something.allow_compile) == (("org/a", "org/b"), True)
+    assert nothing.mode == something.mode == (rule[1] if rule else None)
 
 
 JUDGE = str(Path(pairs.__file__).parent / "arithmetic" / "judge")

@@ -1,4 +1,4 @@
-"""What runs in a sandbox: the process of a program, or that of its tests. It imports the standard library alone.
+"""The script that runs in a sandbox, once for a program and once for its tests. It imports the standard library alone.
 
 The two have no memory in common. The tests send arguments over a socket and get results back, both as plain data, so
 that every comparison, and the verdict, is made where the program can't reach.
@@ -125,7 +125,7 @@ def limit_resources(cpu_seconds: int, memory_mb: int, disk_mb: int, wall_seconds
 
 
 def run_program(channel: Channel) -> None:
-    """Be the program: execute it, then answer calls of its function until nobody asks any more."""
+    """Execute the program, then answer calls of its function until no more come."""
     channel.send("ready")
     job = channel.receive()
     solution = types.ModuleType("solution")
@@ -148,7 +148,7 @@ def run_program(channel: Channel) -> None:
 
 
 def run_tests(job: dict[str, str], channel: Channel, report: Callable[[bytes], Any]) -> None:
-    """Be the tests: report a mark for each of them, then in a few words how it ended."""
+    """Execute the tests: report a mark for each of them, then in a few words how they ended."""
     if channel.receive() != "ready":
         return
     report(b"ready\n")
@@ -240,7 +240,7 @@ def marked(tests: str) -> ast.Module:
 
 
 def main(role: str, channel: int, limits: dict[str, Any]) -> None:
-    """Take the descriptors over, set the limits, and be what ``role`` says."""
+    """Take the descriptors over, set the limits, and run the program or the tests, as ``role`` says."""
     job = json.load(sys.stdin) if role == "tests" else None
     sys.path.remove("")  # the current folder, into which the program may write
     inbox, outbox = os.dup(channel), os.dup(1)

@@ -80,12 +80,7 @@ def python_folders() -> list[str]:
 def bwrap_command(disk_mb: int, filter_descriptor: int) -> list[str]:
     """Return the beginning of a command whose rest runs isolated, in :data:`FOLDER`.
 
-    Parameters
-    ----------
-    disk_mb
-        MiB that the folder can hold.
-    filter_descriptor
-        A descriptor that :func:`syscall_filter` can be read from.
+    The folder can hold ``disk_mb`` MiB; ``filter_descriptor`` is one that :func:`syscall_filter` can be read from.
     """
     system = ["/usr", "/bin", "/lib", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/nix/store", "/gnu/store"]
     visible = [*system, *(folder for folder in python_folders() if not Path(folder).is_relative_to("/usr"))]
@@ -101,16 +96,7 @@ def bwrap_command(disk_mb: int, filter_descriptor: int) -> list[str]:
 def start(command: list[str], folder: str, passed: tuple[int, ...], **options: Any) -> subprocess.Popen[bytes]:
     """Start a command as the leader of a session, without any of the caller's environment variables.
 
-    Parameters
-    ----------
-    command
-        A program and its arguments.
-    folder
-        The home of the new process.
-    passed
-        Descriptors that it inherits.
-    **options
-        Further arguments of :class:`subprocess.Popen`.
+    ``folder`` is the home of the new process, which inherits the descriptors ``passed``.
     """
     alone = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     python = {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LD_LIBRARY_PATH": f"{sys.base_prefix}/lib"}

@@ -1,4 +1,4 @@
-"""The near side of the sandbox: start a program and its tests, wait, and say which tests passed."""
+"""The caller's side of the sandbox: start a program and its tests, wait, and report which tests passed."""
 
 from __future__ import annotations
 
@@ -30,22 +30,13 @@ _INSIDE = Path(__file__).with_name("inside.py")
 
 @dataclass(frozen=True)
 class ProgramReport:
-    """What the tests of a program said.
+    """The results of a program's tests."""
 
-    Attributes
-    ----------
-    passed
-        Whether all tests passed.
-    marks
-        "+" for each test that passed and "-" for each that failed, in the order they ran; shorter if the program
-        ended first.
-    reason
-        In a few words, what went wrong first ("passed" if nothing did).
-    """
-
-    passed: bool
+    passed: bool  # whether all tests passed
+    # "+" for each test that passed and "-" for each that failed, in the order they ran; shorter if the program ended
+    # first.
     marks: str
-    reason: str
+    reason: str  # in a few words, what went wrong first ("passed" if nothing did)
 
 
 @dataclass(frozen=True)
