@@ -12,8 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.acceptors.table import ROWS, Row, row_id
-from tests.models import noisy_copy, prompt, tiny
-from tests.test_batches import padded
+from tests.models import noisy_copy, padded, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.acceptors.test_laws import P, Q, chi_square_p
-from tests.acceptors.test_sprinter import Simulated, head_for, telling
-from tests.models import VOCAB, constant, noisy_copy, prompt, tiny
-from tests.test_batches import GREEDY, LENGTHS, TOKENS, padded
+from tests.acceptors.fixtures import P, Q, Simulated, chi_square_p, telling
+from tests.acceptors.fixtures import verifier_head as head_for
+from tests.models import LENGTHS, VOCAB, constant, noisy_copy, padded, prompt, tiny
+
+TOKENS = 40
+GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}
 
 
 def alone(i: int) -> dict[str, torch.Tensor]:
