@@ -45,11 +45,11 @@ class Row:
         n = draw(0 if last and trusted else 1, 1) if self.runs_ahead else draw(0, 5)
         accepted = draw(0, n)
         lossless = [self.generator.random() < 0.6 for _ in range(n)]
-        kept_by = {rule: [self.generator.random() < 0.7 for _ in range(n)] for rule in RULES} if n else {}
+        credited = [self.generator.choice([*RULES, None]) for _ in range(n)]  # to one rule only, if to any
+        kept_by = {rule: [other == rule for other in credited] for rule in RULES} if n else {}
         new = [Token("accepted_lossy", number, True, "ahead") for _ in range(trusted)]
         for i in range(accepted):
-            rule = next((rule for rule in RULES if kept_by[rule][i]), None)
-            new.append(Token("accepted" if lossless[i] else "accepted_lossy", number, rule=rule))
+            new.append(Token("accepted" if lossless[i] else "accepted_lossy", number, rule=credited[i]))
         if not self.runs_ahead or accepted < n:  # where it runs ahead, no bonus follows
             new.append(Token("corrected" if accepted < n else "bonus", number))
         new = new[: draw(0, len(new))] if last else new

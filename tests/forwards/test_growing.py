@@ -114,13 +114,13 @@ def test_a_batch_without_a_mask_gets_one_when_its_rows_part():
 @torch.no_grad()
 def test_positions_that_only_fill_up_stay_inside_the_model():
     model, text = tiny("gpt2"), random_tokens(5, torch.Generator().manual_seed(0))
-    carried = {**inputs_of([text]), "past_key_values": DynamicCache(), "use_cache": True, "logits_to_keep": 1}
+    carried = {**inputs_of([text] * 2), "past_key_values": DynamicCache(), "use_cache": True, "logits_to_keep": 1}
     forwards = GrowingForwards(PlainForwardInputs(model), carried, 5, last_position=5)
     seen = []
     model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["position_ids"]), with_kwargs=True)
     with forwards.in_use():
-        forwards.run(torch.tensor([[*text, 3, 4, 5]]), 1)
-    assert seen[0].tolist() == [[0, 1, 2, 3, 4, 5, 5, 5]]
+        forwards.run(torch.tensor([[*text, 3, 4, 5]] * 2), 1)
+    assert seen[0].tolist() == [[0, 1, 2, 3, 4, 5, 5, 5]] * 2
 
 
 @torch.no_grad()
