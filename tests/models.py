@@ -84,6 +84,19 @@ def prompt(length: int = 7, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, VOCAB, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
+LENGTHS = (7, 3, 11, 5)
+"""Of the prompts of a batch."""
+
+
+def padded(lengths=LENGTHS, pad: int = 0) -> dict[str, torch.Tensor]:
+    """Return prompts of different lengths, padded on the left."""
+    texts = [prompt(length, seed=i)[0] for i, length in enumerate(lengths)]
+    width = max(lengths)
+    ids = torch.stack([torch.nn.functional.pad(x, (width - len(x), 0), value=pad) for x in texts])
+    mask = torch.stack([(torch.arange(width) >= width - len(x)).long() for x in texts])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 class ConstantConfig(PretrainedConfig):
     model_type = "constant-law"
 

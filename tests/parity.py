@@ -22,3 +22,19 @@ def assert_same_text(ours: torch.Tensor, plain) -> None:
         assert best[0] - best[1] < TIE, f"token {i} differs: {ours[0, start:]} != {plain.sequences[0, start:]}"
         return
     assert ours.shape == plain.sequences.shape
+
+
+def assert_same_rows(ours: torch.Tensor, plain) -> None:
+    """Like :func:`assert_same_text`, for every row."""
+    start = plain.sequences.shape[1] - len(plain.logits)
+    for row in range(len(ours)):
+        for i, logits in enumerate(plain.logits):
+            wanted = plain.sequences[row, start + i]
+            if start + i < ours.shape[1] and ours[row, start + i] == wanted:
+                continue
+            best = logits[row].topk(2).values
+            assert best[0] - best[1] < TIE, (
+                f"row {row}, token {i}: {ours[row, start:]} != {plain.sequences[row, start:]}"
+            )
+            break
+    assert ours[:, :start].equal(plain.sequences[:, :start])

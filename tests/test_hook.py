@@ -14,8 +14,8 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.errors import LossyError
+from tests.acceptors.fixtures import P, Q, chi_square_p, law_of
 from tests.acceptors.table import ROWS, Row, row_id
-from tests.acceptors.test_laws import P, Q, chi_square_p, law_of
 from tests.models import ARCHITECTURES, constant, noisy_copy, prompt, tiny
 
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)

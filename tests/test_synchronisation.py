@@ -1,33 +1,41 @@
-"""The host asks for a tensor's value once per round: on a GPU, each time it waits for the device."""
+"""The host asks for tensors' values once per round: on a GPU, each time it waits for the device."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.decoding.loop import Decoding
+from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
-from tests.models import noisy_copy, prompt, tiny
-from tests.test_batches import padded
+from tests.models import noisy_copy, padded, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
+RUNS_AHEAD = replace(
+    ROWS[0], mode="sprinter", config={"max_draft": 5}, head=lambda *pair: verifier_head(*pair, scale=3.0, seed=1)
+)
 # What needs a value on the host: reading one, and shapes that depend on values.
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal", "is_nonzero"}
 
 
 class Waits(TorchDispatchMode):
-    """Counts where the host would wait for a device, outside of the models' forwards."""
+    """Counts where the host would wait for a device outside of the models' forwards; rounds; and steps of the draft."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.inside = 0
+        self.rounds = 0
+        self.steps = 0
 
     def note(self, name: str) -> None:
         if not self.inside:
@@ -47,7 +55,11 @@ class Waits(TorchDispatchMode):
 @contextmanager
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
     counted = Waits()
-    tolist = torch.Tensor.tolist
+    tolist, one_round = torch.Tensor.tolist, Decoding.round
+
+    def counted_round(decoding: Decoding) -> None:
+        counted.rounds += 1
+        one_round(decoding)
 
     def counting(tensor: torch.Tensor) -> Any:
         counted.note("tolist")
@@ -55,6 +67,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
 
     def enter(*args: Any) -> None:
         counted.inside += 1
+        counted.steps += args[0] is DRAFT
 
     def leave(*args: Any) -> None:
         counted.inside -= 1
@@ -63,39 +76,68 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
         for model in (TARGET, DRAFT):
             stack.callback(model.register_forward_pre_hook(enter).remove)
             stack.callback(model.register_forward_hook(leave).remove)
-        monkeypatch.setattr(torch.Tensor, "tolist", counting)
-        stack.callback(monkeypatch.undo)
+        patch = stack.enter_context(monkeypatch.context())
+        patch.setattr(torch.Tensor, "tolist", counting)
+        patch.setattr(Decoding, "round", counted_round)
         stack.enter_context(counted)
         yield counted
 
 
-def per_round(
+@dataclass(frozen=True)
+class Difference:
+    """What a longer text adds to a call: waits by their kind, rounds, and forwards of the draft."""
+
+    waits: dict[str, int]
+    rounds: int
+    steps: int
+
+
+def of_longer_text(
     monkeypatch: pytest.MonkeyPatch, row: Row, inputs: dict[str, torch.Tensor], **kwargs: Any
-) -> dict[str, float]:
-    """Return what a round more adds to the waits of a call."""
+) -> Difference:
     found = []
-    for new in (12, 40):
+    for new in (6, 20):
         with waits(monkeypatch) as counted:
-            out = TARGET.generate(
-                **inputs, assistant_model=DRAFT, num_assistant_tokens=4, max_new_tokens=new, eos_token_id=None,
-                return_dict_in_generate=True, **row.keywords(TARGET, DRAFT, seed=0), **kwargs,
+            TARGET.generate(
+                **inputs, assistant_model=DRAFT, num_assistant_tokens=3, max_new_tokens=new, eos_token_id=None,
+                **row.keywords(TARGET, DRAFT, seed=0), **kwargs,
             )  # fmt: skip
-        found.append((out.lossy_stats.target_calls, counted.counts))
-    (few, short), (many, long) = found
-    assert many > few + 3
-    return {name: (n - short[name]) / (many - few) for name, n in long.items() if n != short[name]}
+        found.append(counted)
+    few, many = found
+    difference = Difference(
+        waits={name: n - few.counts[name] for name, n in many.counts.items() if n != few.counts[name]},
+        rounds=many.rounds - few.rounds,
+        steps=many.steps - few.steps,
+    )
+    assert difference.rounds > 3
+    return difference
 
 
-@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
+INPUTS = pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
+DRAWN = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "drawn"])
+
+
+@INPUTS
+@DRAWN
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
-def test_a_round_waits_once(monkeypatch: pytest.MonkeyPatch, row: Row, do_sample: bool):
-    assert per_round(monkeypatch, row, {"input_ids": prompt()}, do_sample=do_sample) == {"tolist": 1}
+def test_a_round_waits_once(monkeypatch: pytest.MonkeyPatch, row: Row, do_sample: bool, inputs: dict):
+    more = of_longer_text(monkeypatch, row, inputs, do_sample=do_sample)
+    assert more.waits == {"tolist": more.rounds}
 
 
-@pytest.mark.parametrize("row", [ROWS[0], next(row for row in ROWS if row.mode == "dropmatch")], ids=row_id)
-def test_a_round_of_a_batch_waits_once(monkeypatch: pytest.MonkeyPatch, row: Row):
-    found = per_round(monkeypatch, row, padded(), do_sample=False)
-    assert set(found) == {"tolist"}
+@INPUTS
+@DRAWN
+def test_a_rule_that_runs_ahead_waits_once_for_each_drafted_token_too(
+    monkeypatch: pytest.MonkeyPatch, do_sample: bool, inputs: dict
+):
+    """Whether to draft another depends on what its head says of the last; so for all rows of a batch together."""
+    more = of_longer_text(monkeypatch, RUNS_AHEAD, inputs, do_sample=do_sample)
+    assert more.steps > more.rounds, "some tokens pass"
+    assert more.waits == {"tolist": more.steps + more.rounds}
+
+
+def test_every_rule_is_covered():
+    assert {row.mode for row in (*ROWS, RUNS_AHEAD)} == set(REGISTRY)
 
 
 def test_the_test_would_find_them(monkeypatch: pytest.MonkeyPatch):

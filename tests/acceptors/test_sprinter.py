@@ -1,4 +1,4 @@
-"""SPRINTER's loop has the law of its theorem, meets the target as often as it should, and reads the right states.
+"""SPRINTER has the law of its theorem, and meets the target as often as it should.
 
 Chi-square tests use p > 1e-5 on 6,000 tokens: they catch an output law that is off by 0.03 in any token.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers.generation.streamers import BaseStreamer
 
 from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
@@ -58,120 +57,6 @@ def test_runs_are_as_long_as_the_rates_say():
     assert abs(stats.mean_run - expected) < 4.5 * spread / np.sqrt(stats.runs)
     assert sum(i * n for i, n in enumerate(stats.run_histogram)) == stats.unverified
     assert stats.runs in (stats.rounds, stats.rounds + 1)
-
-
-def test_a_verifier_that_always_rejects_is_lossless():
-    target = tiny()
-    draft = noisy_copy(target)
-    plain = target.generate(input_ids=prompt(), **GREEDY)
-    head = head_for(target, draft, bias=-50.0, scale=0.0)
-    out = target.generate(input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head, **GREEDY)
-    assert out.sequences.tolist() == plain.sequences.tolist()
-    assert out.lossy_stats.unverified == 0
-    assert out.lossy_stats.target_calls == 60
-
-
-@pytest.mark.parametrize("position", ["previous", "token"])
-@pytest.mark.parametrize("max_draft", [1, 4, 64])
-def test_a_verifier_that_always_accepts_follows_the_draft(position: str, max_draft: int):
-    target = tiny()
-    draft = noisy_copy(target, 0.1)
-    head = head_for(target, draft, position, bias=50.0, scale=0.0)
-    out = target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
-        lossy_config={"max_draft": max_draft}, **GREEDY,
-    )  # fmt: skip
-    ids, start = out.sequences, prompt().shape[1]
-    with torch.no_grad():
-        drafts, targets = (model(input_ids=ids).logits.argmax(-1)[0] for model in (draft, target))
-    for i in range(60):
-        decided = (i + 1) % max_draft == 0
-        assert ids[0, start + i] == (targets if decided else drafts)[start + i - 1]
-    stats = out.lossy_stats
-    assert stats.target_calls == 60 // max_draft
-    assert stats.target_calls_per_100_tokens == pytest.approx(100 * (60 // max_draft) / 60)
-    assert stats.unverified == 60 - 60 // max_draft
-    assert len(stats.trace) == 60
-
-
-@pytest.mark.parametrize("position", ["previous", "token"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neox"])
-def test_text_is_that_of_a_naive_implementation(architecture: str, position: str):
-    target = tiny(architecture)
-    draft = noisy_copy(target, 0.08)
-    head = head_for(target, draft, position, scale=3.0, seed=1)
-    out = target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
-        lossy_config={"max_draft": 7}, **GREEDY,
-    )  # fmt: skip
-    text, unseen = naive_sprinter(target, draft, head, 60, 7)
-    assert out.sequences[0].tolist() == text
-    assert out.lossy_stats.unverified == unseen
-    assert 0 < unseen < 60
-    # Every committed token but the newest goes through the target once, and each token it decides once more.
-    calls = out.lossy_stats.target_calls
-    assert out.lossy_stats.target_tokens <= len(text) - 1 + calls
-
-
-@torch.no_grad()
-def naive_sprinter(target, draft, head, tokens: int, max_draft: int) -> tuple[list[int], int]:
-    weight, bias = head.weight.double().numpy(), float(head.bias)
-
-    def look(model, ids):
-        seen = []
-        handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0][0, -1]))
-        best = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item()
-        handle.remove()
-        return best, seen[0].double().numpy()
-
-    ids, unseen, run = prompt()[0].tolist(), 0, 0
-    for _ in range(tokens):
-        x, state = look(draft, ids)
-        if head.config.position == "token":
-            state = look(draft, [*ids, x])[1]
-        if run < max_draft - 1 and 1 / (1 + np.exp(-(state @ weight + bias))) > 0.5:
-            ids.append(x)
-            unseen, run = unseen + 1, run + 1
-        else:
-            ids.append(look(target, ids)[0])
-            run = 0
-    return ids, unseen
-
-
-class Watcher(BaseStreamer):
-    def __init__(self, target):
-        self.events = []
-        target.register_forward_pre_hook(lambda *_: self.events.append("target"))
-
-    def put(self, value):
-        self.events.append(value.numel())
-
-    def end(self):
-        self.events.append("end")
-
-
-def test_tokens_are_streamed_before_the_target_is_asked():
-    target = tiny()
-    draft = noisy_copy(target)
-    head = head_for(target, draft, bias=50.0, scale=0.0)
-    watcher = Watcher(target)
-    target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head, streamer=watcher,
-        lossy_config={"max_draft": 5}, **(GREEDY | {"max_new_tokens": 12}),
-    )  # fmt: skip
-    assert watcher.events == [7, *[1] * 4, "target", 1, *[1] * 4, "target", 1, 1, 1, "end"]
-
-
-def test_the_text_ends_inside_a_run():
-    target = tiny()
-    draft = noisy_copy(target)
-    head = head_for(target, draft, bias=50.0, scale=0.0)
-    kwargs = {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "sprinter", "lossy_head": head}
-    kwargs |= {"do_sample": False, "max_new_tokens": 40}
-    free = target.generate(**kwargs, eos_token_id=None)[0, 7:].tolist()
-    eos = next(token for i, token in enumerate(free) if i >= 10 and token not in free[:i])
-    out = target.generate(**kwargs, eos_token_id=eos)[0, 7:].tolist()
-    assert out == free[: free.index(eos) + 1]
 
 
 def test_the_threshold_is_the_head_s_own_unless_another_is_given():
@@ -228,23 +113,3 @@ def test_what_it_can_t_do_is_refused(change: dict, needle: str):
     kwargs = GREEDY | {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "sprinter"}
     with pytest.raises(LossyError, match=needle):
         target.generate(**(kwargs | {"lossy_head": head_for(target, draft)} | change))
-
-
-def test_flops_are_counted_by_the_paper_and_as_they_are():
-    target = tiny()
-    draft = noisy_copy(target)
-    head = head_for(target, draft, bias=50.0, scale=0.0)
-    stats = target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
-        lossy_config={"max_draft": 5}, **GREEDY,
-    ).lossy_stats  # fmt: skip
-    # One layer: queries and outputs 32 x 32, keys and values 32 x 16, three of the MLP 32 x 48; the head 64 x 32.
-    weights = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 64 * 32
-    context = 67 // 2
-    one = 2 * weights + 4 * 32 * 2 * (context + 1)
-    head_flops = 2 * 32 * 60
-    assert stats.draft_tokens == 7 + 60 - 1
-    assert stats.target_tokens == 7 + 60 - 1 + 12  # decided tokens are read again once they are committed
-    assert stats.flops["actual"] == head_flops + one * (stats.draft_tokens + stats.target_tokens)
-    published = one + 2 * 64 * 32
-    assert stats.flops["paper"] == head_flops + published * (stats.draft_tokens + 12)

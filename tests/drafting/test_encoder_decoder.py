@@ -18,8 +18,8 @@ from transformers import (
 
 from hf_lossy_assist import LossyError, last_stats
 from tests.acceptors.table import ROWS, row_id
-from tests.models import VOCAB, noisy_copy, prompt, tiny
-from tests.test_batches import assert_same_rows, padded
+from tests.models import VOCAB, noisy_copy, padded, prompt, tiny
+from tests.parity import assert_same_rows
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0, "vocab_size": VOCAB}

@@ -15,39 +15,23 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.acceptors import REGISTRY
+from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import ROWS, row_id
-from tests.acceptors.test_laws import P, Q, chi_square_p
-from tests.models import ARCHITECTURES, VOCAB, WINDOWS_ROLL_BACK, constant, noisy_copy, prompt, tiny
-from tests.parity import TIE
+from tests.models import (
+    ARCHITECTURES,
+    LENGTHS,
+    VOCAB,
+    WINDOWS_ROLL_BACK,
+    constant,
+    noisy_copy,
+    padded,
+    prompt,
+    tiny,
+)  # fmt: skip
+from tests.parity import assert_same_rows
 
 TOKENS = 40
 GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}
-LENGTHS = (7, 3, 11, 5)
-
-
-def padded(lengths=LENGTHS, pad: int = 0) -> dict[str, torch.Tensor]:
-    """Return prompts of different lengths, padded on the left."""
-    texts = [prompt(length, seed=i)[0] for i, length in enumerate(lengths)]
-    width = max(lengths)
-    ids = torch.stack([torch.nn.functional.pad(x, (width - len(x), 0), value=pad) for x in texts])
-    mask = torch.stack([(torch.arange(width) >= width - len(x)).long() for x in texts])
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def assert_same_rows(ours: torch.Tensor, plain) -> None:
-    """Like :func:`tests.parity.assert_same_text`, for every row."""
-    start = plain.sequences.shape[1] - len(plain.logits)
-    for row in range(len(ours)):
-        for i, logits in enumerate(plain.logits):
-            wanted = plain.sequences[row, start + i]
-            if start + i < ours.shape[1] and ours[row, start + i] == wanted:
-                continue
-            best = logits[row].topk(2).values
-            assert best[0] - best[1] < TIE, (
-                f"row {row}, token {i}: {ours[row, start:]} != {plain.sequences[row, start:]}"
-            )
-            break
-    assert ours[:, :start].equal(plain.sequences[:, :start])
 
 
 def both(target, draft, inputs=None, gamma=4, **kwargs):

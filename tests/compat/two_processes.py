@@ -10,8 +10,7 @@ from accelerate import PartialState
 
 import hf_lossy_assist
 from tests.acceptors.fixtures import verifier_head as head_for
-from tests.models import noisy_copy, prompt, tiny
-from tests.test_batches import padded
+from tests.models import noisy_copy, padded, prompt, tiny
 
 state = PartialState(cpu=True)
 target = tiny()

@@ -9,9 +9,8 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import LossyError, LossyVerification
-from tests.models import VOCAB, prompt, tiny
-from tests.parity import assert_same_text
-from tests.test_batches import assert_same_rows, padded
+from tests.models import VOCAB, padded, prompt, tiny
+from tests.parity import assert_same_rows, assert_same_text
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
 

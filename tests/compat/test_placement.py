@@ -16,10 +16,9 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 
 from hf_lossy_assist import LossyUnsupportedError, enabled
 from tests.acceptors.fixtures import verifier_head as verifier_for
-from tests.acceptors.test_judge import head_for as judge_for
-from tests.models import noisy_copy, prompt, tiny
-from tests.parity import assert_same_text
-from tests.test_batches import assert_same_rows, padded
+from tests.acceptors.table import judge_head
+from tests.models import noisy_copy, padded, prompt, tiny
+from tests.parity import assert_same_rows, assert_same_text
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "return_dict_in_generate": True}
 
@@ -79,7 +78,7 @@ def test_the_head_is_loaded_once_a_round_however_many_paths(how: str, tmp_path: 
 
 def test_trained_heads_with_an_offloaded_target(tmp_path: Path):
     whole, draft = tiny(), noisy_copy(tiny(), 0.05)
-    heads = {"judge": judge_for(whole, draft), "sprinter": verifier_for(whole, draft)}
+    heads = {"judge": judge_head(whole, draft), "sprinter": verifier_for(whole, draft)}
     target = placed("map", tmp_path)
     for mode, head in heads.items():
         kwargs = GREEDY | {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": mode, "lossy_head": head}
@@ -155,12 +154,12 @@ def test_quantised_weights():
 
 def test_two_processes_keep_in_step():
     """Two processes over gloo, whose texts have different lengths, run as many forwards of the target."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
         "--main_process_port", str(free_port()), "-m",
-        "tests.two_processes",
+        "tests.compat.two_processes",
     ]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
@@ -173,10 +172,10 @@ def test_processes_that_share_a_model_decide_alike(tmp_path):
     if "tp_size" not in inspect.signature(configuration).parameters:
         pytest.skip("this version of transformers shards models in another way")
     tiny().save_pretrained(tmp_path)
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()),
-        "-m", "tests.tensor_parallel", str(tmp_path),
+        "-m", "tests.compat.tensor_parallel", str(tmp_path),
     ]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)

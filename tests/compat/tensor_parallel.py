@@ -13,9 +13,8 @@ from transformers.distributed import DistributedConfig
 import hf_lossy_assist
 from hf_lossy_assist.decoding import break_even
 from tests.acceptors.fixtures import verifier_head
-from tests.models import noisy_copy, prompt, tiny
+from tests.models import noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_text
-from tests.test_batches import padded
 
 break_even.PATIENCE = 0.0  # the clock decides as often as it can
 alone = tiny()

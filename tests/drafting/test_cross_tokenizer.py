@@ -12,11 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.drafting.cross_tokenizer import Translation
+from tests.acceptors.fixtures import chi_square_p
 from tests.acceptors.table import ROWS, row_id
-from tests.acceptors.test_laws import chi_square_p
 from tests.models import constant, noisy_copy, tiny
-from tests.parity import assert_same_text
-from tests.test_batches import assert_same_rows
+from tests.parity import assert_same_rows, assert_same_text
 
 SPECIAL = ["<pad>", "<s>", "</s>"]
 WORDS = [f"{a}{b}" for a in "bcdfghklm" for b in "aeiou"]

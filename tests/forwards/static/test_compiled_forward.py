@@ -15,7 +15,7 @@ from hf_lossy_assist import LossyVerification, errors
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.forwards.static import compiled_forward as programs
-from hf_lossy_assist.forwards.static.cache_slot import POOL, StaticCacheSlot, new_static_cache, rewinds
+from hf_lossy_assist.forwards.static.cache_slot import POOL, StaticCacheSlot, new_static_cache
 from hf_lossy_assist.forwards.static.decoder_forward import with_decoder_forward
 from hf_lossy_assist.forwards.static.support import obstacle_to_static
 from tests.models import noisy_copy, prompt, tiny
@@ -189,45 +189,6 @@ def test_obstacles(pair):
 def test_the_hook_for_stocks_loop_refuses(pair):
     with pytest.raises(LossyError, match="`compile`"):
         LossyVerification("topk", pair[0], compile=True)
-
-
-def test_windows_become_masks():
-    mistral = tiny("mistral")
-    assert not rewinds(StaticCache(config=mistral.config, max_cache_len=64))
-    assert rewinds(new_static_cache(mistral, 64))
-
-
-def test_slots_seek_and_fit(pair):
-    slots = StaticCacheSlot(new_static_cache(pair[0], 16))
-    slots.seek(0)
-    pair[0](prompt(7), past_key_values=slots.cache)
-    slots.filled += 7
-    slots.seek(4)
-    assert [int(layer.cumulative_length) for layer in slots.cache.layers] == [4, 4]
-    again = pair[0](prompt(7)[:, 4:], past_key_values=slots.cache).logits
-    torch.testing.assert_close(again, pair[0](prompt(7)).logits[:, 4:])
-    assert slots.fits(10, 6)
-    assert not slots.fits(11, 6)
-
-
-def test_caches_are_lent_once(pair):
-    POOL.forget(pair[0])
-    first = POOL.take(pair[0], 60)
-    assert POOL.take(pair[0], 60) is not first
-    POOL.give_back(pair[0], first)
-    assert POOL.take(pair[0], 500) is not first
-    assert POOL.take(pair[0], 33) is first
-
-
-def test_a_longer_cache_is_lent_again_but_not_a_much_longer_one(pair):
-    POOL.forget(pair[0])
-    long, short = POOL.take(pair[0], 400), POOL.take(pair[0], 200)
-    POOL.give_back(pair[0], long)
-    POOL.give_back(pair[0], short)
-    assert POOL.take(pair[0], 190) is short
-    assert POOL.take(pair[0], 60) is not long
-    assert POOL.take(pair[0], 150) is long
-    assert POOL.take(pair[0], 150).capacity < 200
 
 
 def test_inductor():

@@ -1,0 +1,90 @@
+"""Everything public says what it is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import hf_lossy_assist
+
+PACKAGE = hf_lossy_assist.__name__
+
+
+def modules() -> Iterator[ModuleType]:
+    yield hf_lossy_assist
+    for found in pkgutil.walk_packages(hf_lossy_assist.__path__, f"{PACKAGE}."):
+        if not found.name.endswith("__main__"):
+            yield importlib.import_module(found.name)
+
+
+def members(owner: ModuleType | type) -> Iterator[tuple[str, Any]]:
+    """Yield the public classes, functions, methods and properties that ``owner`` itself defines."""
+    module = owner if isinstance(owner, ModuleType) else inspect.getmodule(owner)
+    for name, value in vars(owner).items():
+        function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+        function = inspect.unwrap(getattr(function, "fget", None) or getattr(function, "func", None) or function)
+        is_ours = getattr(function, "__module__", None) == module.__name__
+        is_code = inspect.isclass(function) or (inspect.isfunction(function) and function.__name__ != "<lambda>")
+        if not name.startswith("_") and is_ours and is_code:
+            yield name, function
+
+
+def undocumented(owner: ModuleType | type) -> Iterator[str]:
+    """Name every public thing in ``owner`` without documentation; one that overrides another inherits the other's."""
+    if not owner.__doc__ or _made_by_dataclass(owner):
+        yield _place(owner, owner)
+    for name, value in members(owner):
+        if inspect.isclass(value):
+            yield from undocumented(value)
+        elif not inspect.getdoc(getattr(owner, name)) and not inspect.getdoc(value):
+            yield _place(owner, value)
+
+
+def _made_by_dataclass(owner: Any) -> bool:
+    return inspect.isclass(owner) and owner.__doc__.startswith(f"{owner.__name__}(")
+
+
+def _place(owner: Any, thing: Any) -> str:
+    if isinstance(thing, ModuleType):
+        return f"{thing.__file__}: the module"
+    return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}: {thing.__qualname__}"
+
+
+def test_everything_public_is_documented():
+    assert not [place for module in modules() for place in undocumented(module)]
+
+
+def test_the_test_would_find_them():
+    documented = ModuleType(__name__, "Some module.")
+    documented.__file__ = __file__
+    assert not list(undocumented(documented))
+    documented.Silent = Silent
+    assert [place.split(": ")[1] for place in undocumented(documented)] == ["Silent", "Silent.method", "Silent.value"]
+
+
+class Base:
+    """Says what its method does."""
+
+    def inherited(self) -> None:
+        """Do nothing."""
+
+
+class Silent(Base):
+    __doc__ = None
+
+    def inherited(self) -> None:
+        pass
+
+    def method(self) -> None:
+        pass
+
+    @property
+    def value(self) -> None:
+        pass
+
+    def _private(self) -> None:
+        pass
