@@ -89,7 +89,7 @@ class LossyVerification(LogitsProcessor):
         check_num_tokens(self.num_assistant_tokens)
         if assistant_model is not None:
             check_draft_model(self.target, assistant_model)
-        self._rounds: _Rounds | None = None
+        self._rounds: _RoundsOfStock | None = None
         self._exit = ExitStack()
         self._thread = 0
         acceptor = self.config.acceptor
@@ -184,7 +184,7 @@ class LossyVerification(LogitsProcessor):
         stats = StatsRecorder(acceptor.is_lossless(generation_config.do_sample))
         # Stock's loop ends texts and shows tokens by itself.
         stopping = Stopping(generation_config, StoppingCriteriaList(), input_ids)
-        self._rounds = _Rounds(
+        self._rounds = _RoundsOfStock(
             GeneratorDrafter(drafter, acceptor, model_kwargs),
             verifier,
             Progress(stopping, self.limits, stats),
@@ -202,7 +202,7 @@ class LossyVerification(LogitsProcessor):
             self._rounds.leave_forward(outputs)
 
 
-class _Rounds(CandidateGenerator):
+class _RoundsOfStock(CandidateGenerator):
     """Stands between stock's loop and its drafter, and knows where in a round the loop is.
 
     Stock asks for candidates, runs the target's forward over them, asks the processors once per position, and

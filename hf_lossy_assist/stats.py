@@ -162,7 +162,8 @@ class RowRecorder:
         # were kept, and how many it was to decide.
         self._rounds: list[tuple[int, int, int, int]] = []
         self._runs_ahead = False
-        self._ended: tuple[float, Mapping[str, float], int | None] | None = None
+        self._ended: tuple[float, Mapping[str, float]] | None = None
+        self._plain_after: int | None = None
 
     @property
     def generated(self) -> int:
@@ -202,9 +203,14 @@ class RowRecorder:
         """Let only the first ``length`` tokens be the text."""
         del self.trace[length:], self._credits[length:]
 
-    def end(self, seconds: Mapping[str, float], plain_after: int | None) -> None:
+    def gave_up(self) -> None:
+        """Note that from here on nothing is drafted, if the text goes on."""
+        if self._ended is None:
+            self._plain_after = self.generated
+
+    def end(self, seconds: Mapping[str, float]) -> None:
         """Note that the text has ended, and what the call's stages have taken until then."""
-        self._ended = time.perf_counter(), dict(seconds), plain_after
+        self._ended = time.perf_counter(), dict(seconds)
 
     def finish(self, lossless: bool, started: float) -> LossyStats:
         """Return the statistics of the text."""
@@ -214,7 +220,7 @@ class RowRecorder:
         asked = [x for x in reached if x[1] < length]
         kept = [min(kept, length - decided) for _, decided, kept, _ in asked]
         credits = Counter(rule for rule in self._credits if rule is not None)
-        at, seconds, plain_after = self._ended or (time.perf_counter(), {}, None)
+        at, seconds = self._ended or (time.perf_counter(), {})
         return LossyStats(
             rounds=len(asked),
             drafted=sum(runs) + sum(undecided for *_, undecided in asked),
@@ -226,7 +232,7 @@ class RowRecorder:
             accepted_histogram=_histogram(kept),
             unverified=sum(runs),
             run_histogram=_histogram(runs),
-            plain_after=plain_after,
+            plain_after=self._plain_after,
             accepted_by=self._rules | credits,
             seconds={"total": at - started, **seconds},
             lossless=lossless,
@@ -279,11 +285,12 @@ class StatsRecorder:
     def gave_up(self) -> None:
         """Note that from here on nothing is drafted."""
         self._plain_after = sum(row.generated for row in self.rows)
+        for row in self.rows:
+            row.gave_up()
 
     def end(self, row: int) -> None:
         """Note that a row's text has ended."""
-        own = self.rows[row]
-        own.end(self.seconds, None if self._plain_after is None else own.generated)
+        self.rows[row].end(self.seconds)
 
     def stop(self) -> None:
         """Note that the run may be over: reading the statistics later must not make it longer."""

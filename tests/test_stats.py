@@ -265,3 +265,4 @@ def test_giving_up_is_noted_with_the_tokens_so_far():
     recorder.end(0)
     stats = recorder.finish()
     assert stats.plain_after == 5
+    assert [row.plain_after for row in stats.rows] == [3, 2]

@@ -48,7 +48,7 @@ from .models import (
     unwrap,
     with_attention_of,
 )
-from .parallel import shared_clock, shared_decisions
+from .parallel import is_sharded, shared_clock, shared_decisions
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
 from .versions import versions_of
 
@@ -75,6 +75,7 @@ __all__ = [
     "idle_forward",
     "intercepted_drafter",
     "is_offloaded",
+    "is_sharded",
     "mark_user_cache",
     "new_cache",
     "new_cross_cache",

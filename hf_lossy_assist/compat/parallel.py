@@ -42,9 +42,12 @@ class SharedDecisions:
 
 def shared_decisions(model: PreTrainedModel) -> SharedDecisions | None:
     """Return how the processes of a tensor-parallel model agree; None where one process runs it alone."""
-    if (getattr(model, "_tp_size", None) or 1) <= 1 or not dist.is_initialized():
-        return None
-    return SharedDecisions(model)
+    return SharedDecisions(model) if is_sharded(model) and dist.is_initialized() else None
+
+
+def is_sharded(model: PreTrainedModel) -> bool:
+    """Tell whether this process holds a part of the model's weights only."""
+    return (getattr(model, "_tp_size", None) or 1) > 1
 
 
 def shared_clock(model: PreTrainedModel) -> Callable[[], float]:

@@ -22,7 +22,7 @@ take if nothing else ran on the machine."""
 
 
 @dataclass
-class Forwards:
+class ForwardTimes:
     """The forward passes of one model during a call."""
 
     # Seconds of every pass: its decoder, and its LM head where one was called.
@@ -39,7 +39,7 @@ class Forwards:
 @contextmanager
 def metered(
     model: PreTrainedModel, synchronize: Callable[[], None] = lambda: None, clock: Clock = time.perf_counter
-) -> Iterator[Forwards]:
+) -> Iterator[ForwardTimes]:
     """Time the forward passes of a model inside a block.
 
     A pass is its decoder and its LM head, as modules: what a loop does around them counts as the loop's, whether it
@@ -57,7 +57,7 @@ def metered(
     >>> len(forwards.calls)
     1
     """
-    forwards = Forwards()
+    forwards = ForwardTimes()
     started: list[float] = []
 
     def before(module: nn.Module, args: Any) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..stats import LossyStats
-from .meters import Clock, Forwards, metered, peak_memory, synchronizer
+from .meters import Clock, ForwardTimes, metered, peak_memory, synchronizer
 from .modes import DecodingMode, Models
 
 
@@ -98,7 +98,7 @@ class Response:
     joules: float | None = None  # what the GPU used, where something counts it
     # Of a metered call: the passes of ``"target"`` and ``"draft"``, where its time went, and the most memory it used,
     # in bytes.
-    forwards: Mapping[str, Forwards] | None = None
+    forwards: Mapping[str, ForwardTimes] | None = None
     split: TimeSplit | None = None
     peak_memory: int | None = None
 
@@ -193,7 +193,7 @@ def until_end(tokens: Tensor, model: PreTrainedModel) -> Tensor:
 
 
 def _split(
-    target: Forwards, draft: Forwards, started: float, seconds: float, deciding: float | None
+    target: ForwardTimes, draft: ForwardTimes, started: float, seconds: float, deciding: float | None
 ) -> TimeSplit | None:
     if not target.calls:
         return None  # a compiled pass does not call its modules

@@ -102,7 +102,7 @@ def summarise(
         timed = [r for r in own if not r.is_metered]
         first = [r for r in timed if r.repeat == 0]
         # Transformers' own loop counts nothing: only a metered repeat shows its rounds.
-        rounds = _Rounds.of([r for r in own if r.is_metered] or first, rows)
+        rounds = _RoundMeans.of([r for r in own if r.is_metered] or first, rows)
         speed = Spread.of(speeds[mode.label])
         limit = None
         if roofline is not None and rounds is not None:
@@ -139,7 +139,7 @@ def summarise(
 
 
 @dataclass(frozen=True)
-class _Rounds:
+class _RoundMeans:
     """Averages over the rounds of some requests."""
 
     tokens: float
@@ -149,7 +149,7 @@ class _Rounds:
     seconds: PerRound | None
 
     @classmethod
-    def of(cls, records: Sequence[RequestRecord], rows: int) -> _Rounds | None:
+    def of(cls, records: Sequence[RequestRecord], rows: int) -> _RoundMeans | None:
         counts = [_counts(r, rows) for r in records]
         known = [c for c in counts if c is not None]
         if not counts or len(known) < len(counts):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..compat import is_offloaded, origin_of, unwrap
+from ..compat import is_offloaded, is_sharded, origin_of, unwrap
 from ..errors import LossyValueError
 from .checks import check_sequence, check_size, check_text, is_number, known_fields, require
 from .hub import HUB_ID
@@ -72,7 +72,8 @@ class ModelIdentity:
             raise LossyValueError(f"`model` has to have an LM head, but {type(inner).__name__} has none")
         config = inner.config.get_text_config(decoder=True)
         vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        if _is_plain(head.weight):
+        whole = not is_sharded(inner)
+        if whole and _is_plain(head.weight):
             # Some models project the hidden state, or pad the vocabulary, on the way to the head.
             vocab_size, hidden_size = head.weight.shape
         source, revision = origin_of(inner)
@@ -82,7 +83,7 @@ class ModelIdentity:
             architecture=type(inner).__name__,
             hidden_size=hidden_size,
             vocab_size=vocab_size,
-            fingerprint=_fingerprint(head),
+            fingerprint=_fingerprint(head) if whole else (),
         )
 
     @property

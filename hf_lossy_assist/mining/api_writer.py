@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import LossyError, LossyValueError
 from ..tasks import Task
 from .prompt_results import Ids, Prompt
-from .writing import ResponseCost, ResponseLimits
+from .writing import ResponseCost, ResponseLimits, Writer
 
 # Statuses of failures that may pass by the next try.
 _PASSING = {408, 409, 425, 429, 500, 502, 503, 504}
@@ -156,7 +156,7 @@ class PromptText:
         return (*prefix, *self.tokenizer(addition, add_special_tokens=False)["input_ids"]), bool(addition)
 
 
-class ApiWriter:
+class ApiWriter(Writer):
     """A writer that sends texts to a server, ``slots`` requests at once.
 
     A text that the server's model has ended gets the tokenizer's EOS.

@@ -34,7 +34,7 @@ class Choice(Protocol):
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(Choice):
     """A choice of the likeliest token, whatever the context is.
 
     Examples
@@ -54,7 +54,7 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class GumbelMax:
+class GumbelMax(Choice):
     """``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i``: a sample that depends on nothing but seed and prefix.
 
     P is the softmax of the logits divided by the temperature. Target and draft see the same noise after the same

@@ -9,14 +9,14 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ..heads.identity import ModelIdentity
-from .prompt_results import FAILED, MINED, SKIPPED, Prompt, PromptResult, Schemas, table_schemas
+from .prompt_results import FAILED, MINED, SKIPPED, Miner, Prompt, PromptResult, Schemas, table_schemas
 from .search import Mismatch
 from .searches import Searched, Searches
 from .states import mismatch_states
 
 
 @dataclass(frozen=True, eq=False)
-class JudgeMiner:
+class JudgeMiner(Miner):
     """Searches prompts for important tokens, and reads the states at every mismatch.
 
     ``models`` are those whose states are wanted, by role (``"target"``, ``"draft"``), and ``positions`` says which

@@ -10,7 +10,7 @@ from .choice import Choice, Greedy
 from .prompt_results import Ids, Prompt
 from .reading import CachedText, only_last_logits, read
 from .row_batch import RowBatch
-from .writing import ResponseCost, ResponseLimits
+from .writing import ResponseCost, ResponseLimits, Writer
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class _OpenText:
 
 
 @dataclass(eq=False)
-class LocalWriter:
+class LocalWriter(Writer):
     """A writer with a model in this process: one token of every text per step.
 
     A slot's cache of the best known prefix is kept: a continuation costs one pass over its first token and one over

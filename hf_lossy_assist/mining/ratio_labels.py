@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..heads import ModelIdentity
 from .choice import Choice, GumbelMax
-from .prompt_results import MINED, SKIPPED, Ids, Prompt, PromptResult, Schemas, table_schemas
+from .prompt_results import MINED, SKIPPED, Ids, Miner, Prompt, PromptResult, Schemas, table_schemas
 from .reading import CachedText, only_last_logits, read
 from .row_batch import RowBatch
 from .states import read_text, variant_states
@@ -130,7 +130,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class RatioMiner:
+class RatioMiner(Miner):
     """Draws tokens from the draft after prefixes of every kind, and asks both models for their probabilities.
 
     ``choice`` has the seed of every draw, and the temperature of p and q, continuations included. Every prompt gives

@@ -42,6 +42,7 @@ class Problem:
 
     @property
     def totals(self) -> tuple[int, ...]:
+        """What each person has in the end."""
         totals = list(self.starts)
         for step in self.steps:
             totals[step.who] = step.after
@@ -49,11 +50,13 @@ class Problem:
 
     @property
     def answer(self) -> int:
+        """The number that is asked for."""
         totals = self.totals
         return {"total": totals[0], "together": sum(totals), "difference": totals[0] - totals[-1]}[self.kind]
 
     @property
     def split(self) -> str:
+        """The split that the problem belongs to, by its numbers alone."""
         events = ";".join(f"{s.who}{s.op}{s.operand}" for s in self.steps)
         bucket = zlib.crc32(f"{self.kind}|{self.starts}|{events}".encode()) % 20
         return next(split for split, buckets in _BUCKETS.items() if bucket in buckets)
