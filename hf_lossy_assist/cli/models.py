@@ -124,6 +124,11 @@ class ModelOptions:
                 self.pair, dtype=getattr(torch, self.dtype or "float32", "auto"),
                 device="cpu" if device == "auto" else device, folder=self.folder,
             )  # fmt: skip
+            if pair.draft is None:
+                raise LossyValueError(
+                    f"`--pair` {self.pair!r} has a target, but no draft yet; train one, and name the folder that it is "
+                    "in as 'draft' by `--folder`, or load the target alone with `hf_lossy_assist.pairs.load`"
+                )
             return LoadedModels(pair.target, pair.draft, pair.tokenizer, pair.task, pair.rule_heads)
         return LoadedModels(
             None if self.model is None else load_model("--model", self.model, self.dtype, device),
@@ -131,6 +136,13 @@ class ModelOptions:
             pretrained("--model", self.model or self.assistant, AutoTokenizer),
             task,
         )
+
+
+def judged_pair(name: str) -> pairs.Pair:
+    """Load a pair whose answers can be told right from wrong."""
+    if pairs.task_of(name) is None:
+        raise LossyValueError(f"`--pair` {name!r} has no task that judges answers, but this command counts right ones")
+    return pairs.load(name)
 
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:
