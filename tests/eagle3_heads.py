@@ -11,6 +11,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
+from hf_lossy_assist.drafting.eagle3_drafter import LayerStates
 from tests.models import VOCAB
 
 SIZES = {
@@ -50,24 +51,27 @@ def random_head(
     return head.eval()
 
 
-def trained_head(target, drafted: int = 48, steps: int = 60, seed: int = 0, **values) -> Eagle3:
-    """Return a head that has seen a little of what a target writes: some of what it drafts is kept."""
-    head = random_head(drafted=drafted, seed=seed, **values)
-    texts = target.generate(
-        torch.randint(3, VOCAB, (16, 4), generator=torch.Generator().manual_seed(seed)),
-        max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 150, **values) -> Eagle3:
+    """Return a head that knows what a target writes after some prompts, most of it: some of its drafts are kept."""
+    head = random_head(drafted=drafted, **values)
+    states = LayerStates(target, head.config.layers_of(target))
     with torch.no_grad():
-        out = target(texts, output_hidden_states=True)
-    read = torch.cat([out.hidden_states[i] for i in head.config.layers_of(target)], dim=-1)[:, :-1]
-    positions = torch.arange(read.shape[1])[None]
-    mask = torch.ones(read.shape[1], read.shape[1], dtype=torch.bool).tril()[None, None]
-    labels = out.logits[:, 1:][..., head.target_ids].softmax(-1)
-    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
+        texts = target.generate(prompts, max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0)
+        with states.watched():
+            labels = target(texts).logits[..., head.target_ids].softmax(-1)
+            read = states.take()
+    embeds = torch.nn.functional.embedding(texts, head.embeddings(target)).detach()
+    length = texts.shape[1] - 2
+    positions, mask = torch.arange(length)[None], torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    diagonal = torch.eye(length, dtype=torch.bool)[None, None]
+    optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
     for _ in range(steps):
-        embeds = torch.nn.functional.embedding(texts[:, 1:], head.embeddings(target))
-        states = head(embeds, head.fuse(read), positions, mask, head.new_cache())
-        loss = -(labels * head.logits(states).log_softmax(-1)).sum(-1).mean()
+        cache = head.new_cache()
+        states = head(embeds[:, 1:-1], head.fuse(read[:, :-2]), positions, mask, cache)
+        loss = -(labels[:, 1:-1] * head.logits(states).log_softmax(-1)).sum(-1).mean()
+        # The second step reads the first one's output, and its own position beside the texts before it.
+        states = head(embeds[:, 2:], states, positions + 1, torch.cat([mask, diagonal], dim=-1), cache)
+        loss = loss - (labels[:, 2:] * head.logits(states).log_softmax(-1)).sum(-1).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

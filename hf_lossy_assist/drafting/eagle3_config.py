@@ -32,8 +32,8 @@ class Eagle3Config:
     target_hidden_size
         Width of the target's states.
     target_layers
-        The states that it reads, as the target numbers its ``hidden_states``: i is what enters layer i. None for the
-        usual ones, which depend on the target's depth.
+        The states that it reads, as the target numbers its ``hidden_states``: i is what enters layer i, and the last
+        what leaves them all, before the norm. None for the usual ones, which depend on the target's depth.
     norm_before_residual
         Whether the layer's residual is the normed state.
     norm_before_fc, fc_norm

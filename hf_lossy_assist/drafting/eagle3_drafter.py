@@ -75,8 +75,6 @@ class Eagle3Drafter(ModelDrafter):
 
     def observe(self, commit: Commit) -> None:
         self.forwards.read(commit, self.states.take())
-        self.calls += 1
-        self.tokens += self.forwards.sent
         super().observe(commit)
 
     @contextmanager
@@ -128,8 +126,7 @@ class Eagle3Forwards(Forwards):
         self._state = output.gather(1, last[..., None].expand(-1, -1, output.shape[-1]))
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> CausalLMOutput:
-        self.sent = 0
-        if text.shape[1] - 1 > self.seen:
+        if text.shape[1] - 1 > self.seen:  # the first drafted token follows from what has been read, and counts as it
             self._state = self._forward(text[:, self.seen + 1 :], self._state)
         return CausalLMOutput(logits=self.model.logits(self._state))
 
@@ -171,6 +168,10 @@ class Eagle3Forwards(Forwards):
         return output
 
 
+_NEVER = -1e6
+"""A logit whose probability is 0 beside any other; where processors forbid all others, there is still a law."""
+
+
 class DraftVocabulary(Vocabulary):
     """Some of the target's tokens; the others are never drafted, q being 0 there.
 
@@ -187,7 +188,7 @@ class DraftVocabulary(Vocabulary):
         self.size = size
 
     def logits(self, logits: Tensor) -> Tensor:
-        full = logits.new_full((*logits.shape[:-1], self.size), -torch.inf)
+        full = logits.new_full((*logits.shape[:-1], self.size), _NEVER)
         return full.index_copy_(-1, self.ids.to(logits.device), logits)
 
 
@@ -199,7 +200,7 @@ class LayerStates:
     model
         The model.
     layers
-        Which states, as it numbers its ``hidden_states``: i is what enters layer i, and the last what leaves them all.
+        Which states, as in :class:`Eagle3Config`.
 
     Raises
     ------
