@@ -107,6 +107,14 @@ class Eagle3Config:
                 "Pass a head that was trained for this target"
             )
 
+    @staticmethod
+    def describes(values: Mapping[str, Any]) -> bool:
+        """Tell whether a ``config.json`` is that of an EAGLE-3 head, of any of the three kinds."""
+        if "speculators_model_type" in values:
+            return values["speculators_model_type"] == "eagle3"
+        kind = (values.get("architectures") or ["none"])[0]
+        return kind == "LlamaForCausalLMEagle3" or (kind == "LlamaForCausalLM" and "draft_vocab_size" in values)
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Eagle3Config:
         """Read the ``config.json`` of any of the three kinds of checkpoints.
@@ -118,11 +126,8 @@ class Eagle3Config:
         """
         if values.get("speculators_model_type") == "eagle3":
             return cls._of_speculators(values)
-        architectures = values.get("architectures") or ["none"]
-        if architectures[0] != "LlamaForCausalLMEagle3" and not (
-            architectures[0] == "LlamaForCausalLM" and "draft_vocab_size" in values
-        ):
-            kind = values.get("speculators_model_type") or architectures[0]
+        if not cls.describes(values):
+            kind = values.get("speculators_model_type") or (values.get("architectures") or ["none"])[0]
             raise LossyValueError(
                 f"{kind!r} is no EAGLE-3 head as SafeAILab's EAGLE, SpecForge or speculators write it; pass a folder "
                 "or repository of one, or use the model as an ordinary `assistant_model`"

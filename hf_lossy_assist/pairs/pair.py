@@ -70,8 +70,8 @@ def load(
     device
         Where to put both models; the CPU by default.
     folder
-        A folder with ``target`` and ``draft``, as ``lossy-assist train-pair`` writes it; else the pair's own weights. Of
-        ``"smollm2"``, a folder with ``draft``.
+        A folder with ``target`` and ``draft``, as ``lossy-assist train-pair`` writes it; else the pair's own weights.
+        Of ``"smollm2"``, a folder with ``draft``.
 
     Examples
     --------

@@ -8,8 +8,9 @@ import pytest
 import torch
 from scipy import stats
 from torch.nn.functional import embedding
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration, pipeline
 
+import hf_lossy_assist
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.config import head_type
@@ -306,3 +307,14 @@ def test_encoder_decoder_targets_are_refused():
     config = T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
     with pytest.raises(LossyUnsupportedError, match="can't draft for a T5ForConditionalGeneration"):
         T5ForConditionalGeneration(config).generate(prompt(), assistant_model=random_head(), lossy_mode="lossless")
+
+
+def test_a_pipeline_takes_a_head_in_a_call(pair):
+    sizes = {"vocab_size": len(pair.tokenizer), "hidden_size": 256}
+    head = random_head(layer(**sizes), drafted=512, target_hidden_size=256, target_layers=(1, 2, 4))
+    pipe = pipeline("text-generation", model=pair.target, tokenizer=pair.tokenizer)
+    prompts = [example.prompt for example in pair.task.examples("test", 2)]
+    settings = {"max_new_tokens": 16, "do_sample": False, "batch_size": 2}
+    plain = pipe(prompts, **settings)
+    assert pipe(prompts, assistant_model=head, lossy_mode="lossless", **settings) == plain
+    assert hf_lossy_assist.last_stats(pair.target).drafted > 0
