@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import ModelCardData, snapshot_download
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
@@ -326,14 +327,15 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         raise LossyValueError(f"{str(folder)!r} has no weights of an EAGLE-3 head: neither safetensors nor a .bin file")
     tensors: dict[str, Tensor] = {}
     for file in files:
-        if file.suffix == ".safetensors":
-            tensors |= load_file(file)
-            continue
         try:
-            tensors |= torch.load(file, map_location="cpu", weights_only=True)
-        except UnpicklingError as error:
+            if file.suffix == ".safetensors":
+                tensors |= load_file(file)
+            else:
+                tensors |= torch.load(file, map_location="cpu", weights_only=True)
+        except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError) as error:
             raise LossyValueError(
-                f"{str(file)!r} is cut short, or holds more than tensors and is not executed; use a safetensors file"
+                f"{str(file)!r} is cut short, or holds more than tensors and is not executed; save or download the "
+                "head again, best as safetensors"
             ) from error
     renamed = {name.replace("midlayer.", "layers.0.", 1): value for name, value in tensors.items()}
     return {name: value for name, value in renamed.items() if not name.startswith(_SUPERFLUOUS)}

@@ -124,14 +124,20 @@ class Eagle3Config:
         LossyValueError
             When it is of none of them.
         """
-        if values.get("speculators_model_type") == "eagle3":
-            return cls._of_speculators(values)
         if not cls.describes(values):
             kind = values.get("speculators_model_type") or (values.get("architectures") or ["none"])[0]
             raise LossyValueError(
                 f"{kind!r} is no EAGLE-3 head as SafeAILab's EAGLE, SpecForge or speculators write it; pass a folder "
                 "or repository of one, or use the model as an ordinary `assistant_model`"
             )
+        speculators = "speculators_model_type" in values
+        needed = ("transformer_layer_config", "draft_vocab_size") if speculators else ("hidden_size", "vocab_size")
+        if missing := [name for name in needed if name not in values]:
+            raise LossyValueError(f"the configuration of an EAGLE-3 head lacks {missing}; save or download it again")
+        return cls._of_speculators(values) if speculators else cls._of_eagle(values)
+
+    @classmethod
+    def _of_eagle(cls, values: Mapping[str, Any]) -> Eagle3Config:
         own = values.get("eagle_config") or {}
         outputs = own.get("eagle_aux_hidden_state_layer_ids")
         return cls(

@@ -178,6 +178,34 @@ def test_nothing_in_a_binary_file_is_executed(tmp_path):
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_are_cut_short_are_named(name, tmp_path):
+    path = write_legacy(random_head(), tmp_path, specforge=False, binary=name.endswith("bin")) / name
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(LossyValueError, match=f"{name}' is cut short"):
+        Eagle3.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "missing"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 32}, "vocab_size"),
+        ({"speculators_model_type": "eagle3", "transformer_layer_config": {}}, "draft_vocab_size"),
+    ],
+)
+def test_configurations_that_lack_something_say_what(values, missing, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(LossyValueError, match=rf"EAGLE-3 head lacks \['{missing}'\]"):
+        Eagle3.from_pretrained(tmp_path)
+
+
+def test_a_head_without_embeddings_is_saved_without(tmp_path):
+    head = random_head(own_embeddings=False)
+    loaded = through_own_format(head, tmp_path)
+    assert loaded.embed_tokens is None
+    assert loaded.state_dict().keys() == head.state_dict().keys()
+
+
 @pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
 def test_other_weights_than_the_configuration_says_are_named(change, tmp_path):
     folder = write_legacy(random_head(), tmp_path, specforge=True)
