@@ -103,6 +103,7 @@ def write_legacy(head: Eagle3, folder: Path, *, specforge: bool, binary: bool = 
     weights = {name.replace("layers.0.", "midlayer."): value.clone() for name, value in head.state_dict().items()}
     weights["t2d"] = torch.zeros(head.config.layer.vocab_size, dtype=torch.bool)
     weights["t2d"][head.target_ids] = True
+    weights["midlayer.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)  # as older versions of transformers kept it
     if binary:
         torch.save(weights, folder / "pytorch_model.bin")
     else:

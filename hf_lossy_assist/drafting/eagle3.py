@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,8 +24,8 @@ from ..heads.repository import CONFIG, WEIGHTS, existing_folder, read_config
 from .eagle3_config import Eagle3Config
 
 _FILES = (CONFIG, "*.safetensors", "pytorch_model*.bin")
-# What checkpoints hold besides: which of the target's tokens can be drafted follows from `d2t`.
-_SUPERFLUOUS = ("t2d", "verifier_lm_head.", "verifier_norm.")
+# What checkpoints hold besides: the first follows from `d2t`, the last from the configuration.
+_SUPERFLUOUS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*\.inv_freq")
 
 
 class Eagle3(nn.Module):
@@ -338,4 +339,4 @@ def _weights(folder: Path) -> dict[str, Tensor]:
                 "head again, best as safetensors"
             ) from error
     renamed = {name.replace("midlayer.", "layers.0.", 1): value for name, value in tensors.items()}
-    return {name: value for name, value in renamed.items() if not name.startswith(_SUPERFLUOUS)}
+    return {name: value for name, value in renamed.items() if not _SUPERFLUOUS.fullmatch(name)}
