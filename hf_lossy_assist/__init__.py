@@ -9,6 +9,7 @@ import importlib
 from types import ModuleType
 
 from .decoding.outputs import GenerateLossyOutput
+from .drafting.eagle3 import Eagle3
 from .enabling import disable, enable, enabled, last_stats
 from .errors import LossyError, LossyUnsupportedError, LossyValueError
 from .heads import JudgeHead, VerifierHead
@@ -18,6 +19,7 @@ from .stats import LossyStats
 __version__ = "0.1.0"
 
 __all__ = [
+    "Eagle3",
     "GenerateLossyOutput",
     "JudgeHead",
     "LossyError",

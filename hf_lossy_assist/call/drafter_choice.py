@@ -24,6 +24,8 @@ from ..drafting.draft_length import (
     check_schedule,
     draft_length_of,
 )
+from ..drafting.eagle3 import Eagle3
+from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import EncoderDecoderDrafter, check_encoder_decoder_draft
 from ..drafting.model import ModelDrafter, check_decoder, check_draft_model, mask_of
@@ -131,12 +133,19 @@ class DrafterChoice:
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
             )
-        acceptor.check_models(self.target, self.assistant_model)
+        acceptor.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
         if self.candidate_generator is not None:
             if not _is_drafter(self.candidate_generator) and not callable(self.candidate_generator):
                 raise LossyValueError(
                     "`candidate_generator` has to be a CandidateGenerator or a callable that returns one, but is "
                     f"{self.candidate_generator!r}"
+                )
+        elif self.drafts_with_eagle3:
+            self.assistant_model.check(self.target)
+            if "draft_hidden" in acceptor.needs:
+                raise LossyUnsupportedError(
+                    f"the rule {name!r} reads the states of a draft model, but `assistant_model` is an EAGLE-3 head, "
+                    "which has none; pass a draft model"
                 )
         elif self.translation is not None:
             check_decoder(self.assistant_model)
@@ -172,7 +181,12 @@ class DrafterChoice:
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
         others = self.candidate_generator is not None or self.translation is not None or self.row_by_row
-        return self.assistant_model is not None and not others
+        return self.assistant_model is not None and not others and not self.drafts_with_eagle3
+
+    @property
+    def drafts_with_eagle3(self) -> bool:
+        """Whether a head on the target's own states drafts."""
+        return isinstance(self.assistant_model, Eagle3) and self.candidate_generator is None
 
     @property
     def _encoded(self) -> bool:
@@ -208,6 +222,10 @@ class DrafterChoice:
             return ModelDrafter(
                 self.assistant_model, length, forwards=forwards, **self._kept(acceptor, call), **settings
             )
+        if self.drafts_with_eagle3:
+            length = draft_length_of(self.num_assistant_tokens, self.schedule, self.assistant_model, acceptor.name)
+            settings = self._settings(call, processors, randomness) | self._kept(acceptor, call)
+            return Eagle3Drafter(self.assistant_model, self.target, length, **settings)
         if call.batch == 1:
             return self._for_one(acceptor, call, call, randomness)
         drafter = PerRowDrafter(lambda row: self._for_one(acceptor, call.row(row), call, randomness), call.batch)
@@ -285,7 +303,7 @@ class DrafterChoice:
 def _translation(
     target: PreTrainedModel, assistant: PreTrainedModel | None, tokenizer: Any, assistant_tokenizer: Any
 ) -> Translation | None:
-    if assistant is None or assistant_tokenizer is None:
+    if assistant is None or assistant_tokenizer is None or isinstance(assistant, Eagle3):
         return None
     if tokenizer is None:
         raise LossyValueError("`assistant_tokenizer` needs the target's tokenizer to compare with; pass `tokenizer`")

@@ -8,11 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from .. import pairs
 from ..acceptors import REGISTRY
 from ..config import head_type, place_head
+from ..drafting.eagle3 import Eagle3
+from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
 from ..heads import Head, ModelIdentity
@@ -49,7 +58,7 @@ class LoadedModels:
     """A target and a draft with their tokenizer, heads and prompts."""
 
     target: PreTrainedModel | None  # None where it is behind an API only
-    draft: PreTrainedModel
+    draft: PreTrainedModel | Eagle3
     tokenizer: PreTrainedTokenizerBase  # of both models
     # Where prompts come from, and what an answer is; None for models whose answers can't be judged.
     task: Task | None = None
@@ -124,13 +133,25 @@ class ModelOptions:
                 self.pair, dtype=getattr(torch, self.dtype or "float32", "auto"),
                 device="cpu" if device == "auto" else device, folder=self.folder,
             )  # fmt: skip
+            if pair.draft is None:
+                raise LossyValueError(
+                    f"`--pair` {self.pair!r} has a target, but no draft yet; train one, and name the folder that it is "
+                    "in as 'draft' by `--folder`, or load the target alone with `hf_lossy_assist.pairs.load`"
+                )
             return LoadedModels(pair.target, pair.draft, pair.tokenizer, pair.task, pair.rule_heads)
         return LoadedModels(
             None if self.model is None else load_model("--model", self.model, self.dtype, device),
-            load_model("--assistant", self.assistant, self.dtype, device),
+            load_draft("--assistant", self.assistant, self.dtype, device),
             pretrained("--model", self.model or self.assistant, AutoTokenizer),
             task,
         )
+
+
+def judged_pair(name: str) -> pairs.Pair:
+    """Load a pair whose answers can be told right from wrong."""
+    if pairs.task_of(name) is None:
+        raise LossyValueError(f"`--pair` {name!r} has no task that judges answers, but this command counts right ones")
+    return pairs.load(name)
 
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:
@@ -138,6 +159,18 @@ def load_model(option: str, source: str, dtype: str | None, device: str) -> PreT
     where = {"device_map": "auto"} if device == "auto" else {}
     model = pretrained(option, source, AutoModelForCausalLM, dtype=dtype or "auto", **where)
     return model.eval() if where else model.to(device).eval()
+
+
+def load_draft(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel | Eagle3:
+    """Load what drafts: a model, or an EAGLE-3 head."""
+    try:
+        values, _ = PretrainedConfig.get_config_dict(source)
+    except OSError:
+        values = {}  # whoever loads a model says what is wrong
+    if not Eagle3Config.describes(values):
+        return load_model(option, source, dtype, device)
+    head = Eagle3.from_pretrained(source, dtype=None if dtype in (None, "auto") else getattr(torch, dtype))
+    return head.to(default_device() if device == "auto" else device)
 
 
 def pretrained(option: str, source: str, loader: Any, **kwargs: Any) -> Any:

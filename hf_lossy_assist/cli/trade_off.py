@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from .. import pairs
 from ..acceptors import REGISTRY, Acceptor, register
 from ..config import nearest
 from ..errors import LossyValueError
@@ -30,7 +29,7 @@ from ..messages import Verification
 from ..stats import joined
 from ..tasks import Example, Task
 from .console import limit_threads, progress
-from .models import load_heads
+from .models import judged_pair, load_heads
 from .options import Gamma, PairName, Threads
 from .rendering import number, percent, table
 
@@ -51,7 +50,7 @@ def trade_off(
         raise LossyValueError(f"`SWEEP` has to be one of {list(SWEEPS)}, but is {sweep!r}{nearest(sweep, SWEEPS)}")
     limit_threads(threads)
     disable_progress_bar()
-    loaded = pairs.load(pair)
+    loaded = judged_pair(pair)
     heads = {**loaded.rule_heads, **load_heads([] if head is None else [f"{sweep}={head}"], "cpu")}
     if sweep not in heads:
         raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has none for {sweep!r}")

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from .. import pairs
 from ..evaluation import records
 from ..evaluation.modes import DecodingMode, Models
 from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..stats import LossyStats, joined
 from .console import limit_threads, progress
+from .models import judged_pair
 from .options import PairName, RowsFile, Threads, numbers
 from .rendering import number, table
 
@@ -34,7 +34,7 @@ def windows(
     limit_threads(threads)
     disable_progress_bar()
     wanted = [*numbers("--gammas", gammas, int), "auto"]
-    loaded, screen = pairs.load(pair), Console()
+    loaded, screen = judged_pair(pair), Console()
     prompts = [loaded.task.encode(example, loaded.tokenizer) for example in loaded.task.examples("test", problems)]
     with (
         progress(screen) as bar,

@@ -1,5 +1,5 @@
-"""The bundled draft/target pairs: small models whose answers can be judged right or wrong."""
+"""Draft/target pairs: bundled small models whose answers can be judged, and a real target from the package index."""
 
-from .pair import NAMES, ROLES, Pair, load
+from .pair import NAMES, ROLES, Pair, load, task_of
 
-__all__ = ["NAMES", "ROLES", "Pair", "load"]
+__all__ = ["NAMES", "ROLES", "Pair", "load", "task_of"]

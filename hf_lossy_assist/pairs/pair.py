@@ -1,4 +1,4 @@
-"""Loading a bundled pair."""
+"""Loading a pair."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ..errors import LossyValueError
 from ..heads import Head
 from ..heads.head_loading import HEADS
 from ..tasks import Arithmetic, Task
+from . import smollm2
 
-NAMES: Mapping[str, type[Task]] = {"arithmetic": Arithmetic}
-"""The bundled pairs, each with the task that judges its answers."""
+NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "smollm2": None}
+"""The pairs, each with the task that judges its answers, if there is one."""
 
 ROLES = ("target", "draft")
 
@@ -27,19 +28,19 @@ class Pair:
     Attributes
     ----------
     target, draft
-        Models with one tokenizer, in evaluation mode.
+        Models with one tokenizer, in evaluation mode; the draft is None where none has been trained.
     tokenizer
-        Pads on the left and begins a prompt with BOS.
+        Pads on the left, and begins a prompt with BOS or has a chat template.
     task
-        Prompts, and what "the same answer" means.
+        Prompts, and what "the same answer" means; None for a model that answers anything.
     heads
         Trained heads by name: ``"judge"`` and ``"verifier"``, where the pair has them.
     """
 
     target: PreTrainedModel
-    draft: PreTrainedModel
+    draft: PreTrainedModel | None
     tokenizer: PreTrainedTokenizerBase
-    task: Task
+    task: Task | None
     heads: Mapping[str, Head] = field(default_factory=dict)
 
     @property
@@ -55,7 +56,9 @@ def load(
     device: torch.device | str | None = None,
     folder: str | Path | None = None,
 ) -> Pair:
-    """Load a bundled pair.
+    """Load a pair: ``"arithmetic"``, which is bundled, or ``"smollm2"``, whose target the extra ``smollm2`` brings.
+
+    Nothing is downloaded. The first load of ``"smollm2"`` converts its weights into the user's cache.
 
     Parameters
     ----------
@@ -67,7 +70,8 @@ def load(
     device
         Where to put both models; the CPU by default.
     folder
-        A folder with ``target`` and ``draft``, as ``lossy-assist train-pair`` writes it; else the bundled weights.
+        A folder with ``target`` and ``draft``, as ``lossy-assist train-pair`` writes it; else the pair's own weights.
+        Of ``"smollm2"``, a folder with ``draft``.
 
     Examples
     --------
@@ -77,6 +81,15 @@ def load(
     'arithmetic'
     """
     task = task_of(name)
+    if name == "smollm2":
+        target = smollm2.target_folder()
+        draft = smollm2.DRAFT if folder is None else Path(folder) / "draft"
+        return Pair(
+            target=load_model(target, dtype=dtype, device=device),
+            draft=load_model(draft, dtype=dtype, device=device) if folder is not None or draft.is_dir() else None,
+            tokenizer=AutoTokenizer.from_pretrained(target),
+            task=None,
+        )
     root = bundled_folder(name) if folder is None else Path(folder)
     heads = {name: kind for name, kind in HEADS.items() if (root / name).is_dir()}
     return Pair(
@@ -101,13 +114,14 @@ def load_model(
     return model.to(device if device is not None else "cpu").eval()
 
 
-def task_of(name: str) -> Task:
-    """Return the task of a pair."""
+def task_of(name: str) -> Task | None:
+    """Return the task of a pair, if it has one."""
     if name not in NAMES:
         from ..config import nearest
 
         raise LossyValueError(f"`name` has to be one of {list(NAMES)}, but is {name!r}{nearest(name, NAMES)}")
-    return NAMES[name]()
+    task = NAMES[name]
+    return None if task is None else task()
 
 
 def bundled_folder(name: str) -> Path:

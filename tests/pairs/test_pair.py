@@ -34,7 +34,7 @@ def test_a_pair_is_loaded_in_the_dtype_asked_for(tiny_pair_folder):
 
 def test_an_unknown_pair_is_an_error_with_the_nearest_name():
     with pytest.raises(
-        LossyValueError, match=r"`name` .*\['arithmetic'\], but is 'aritmetic'; did you mean 'arithmetic'"
+        LossyValueError, match=r"`name` .*\['arithmetic', 'smollm2'\], but is 'aritmetic'; did you mean 'arithmetic'"
     ):
         pairs.load("aritmetic")
 

@@ -1,0 +1,342 @@
+"""EAGLE-3 heads: one decoder layer on a target's own states, which drafts for that target."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCardData, snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from typing_extensions import Self
+
+from ..errors import LossyValueError
+from ..heads.hub import CARD, hub_errors
+from ..heads.repository import CONFIG, WEIGHTS, existing_folder, read_config
+from .eagle3_config import Eagle3Config
+
+_FILES = (CONFIG, "*.safetensors", "pytorch_model*.bin")
+# What checkpoints hold besides: the first follows from `d2t`, the last from the configuration.
+_SUPERFLUOUS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*\.inv_freq")
+
+
+class Eagle3(nn.Module):
+    """Drafts from three of the target's own states at every position.
+
+    With ``g_t`` these states fused, and ``x_(t+1)`` the token after them, one decoder layer predicts ``x_(t+2)`` over a
+    draft vocabulary; from the second drafted token on, the layer's own output takes the place of g. Pass one as
+    ``assistant_model`` to ``generate()``.
+
+    Parameters
+    ----------
+    config
+        Shape and conventions.
+    own_embeddings
+        Whether it has embeddings of its own; otherwise the target's are used.
+
+    Examples
+    --------
+    >>> from transformers import LlamaConfig
+    >>> from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
+    >>> layer = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+    ...                     num_attention_heads=2)
+    >>> head = Eagle3(Eagle3Config(layer, draft_vocab_size=32, target_hidden_size=16, target_layers=(0, 1, 2)))
+    >>> head.fuse(torch.zeros(1, 5, 3 * 16)).shape
+    torch.Size([1, 5, 16])
+    """
+
+    def __init__(self, config: Eagle3Config, own_embeddings: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        layer = config.layer
+        self._inner = _with_attention(layer)
+        decoder_layer, norm, rotary = _parts(layer.model_type)
+        width, read = layer.hidden_size, config.layers_read * config.target_hidden_size
+        self.embed_tokens = nn.Embedding(layer.vocab_size, width) if own_embeddings else None
+        self.input_norm = norm(read, eps=layer.rms_norm_eps) if config.norm_before_fc else None
+        self.fc_norm = None
+        if config.fc_norm:
+            norms = (norm(config.target_hidden_size, eps=layer.rms_norm_eps) for _ in range(config.layers_read))
+            self.fc_norm = nn.ModuleList(norms)
+        self.fc = nn.Linear(read, width, bias=False)
+        later = (decoder_layer(self._inner, i) for i in range(1, layer.num_hidden_layers))
+        first = _FirstLayer(decoder_layer(self._inner, 0), norm(width, eps=layer.rms_norm_eps), config)
+        self.layers = nn.ModuleList([first, *later])
+        self.norm = norm(width, eps=layer.rms_norm_eps)
+        self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
+        self.rotary_emb = rotary(self._inner)
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.fc.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.fc.weight.device
+
+    @property
+    def target_ids(self) -> Tensor:
+        """``(V_draft,)`` which of the target's tokens it can draft."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def check(self, target: PreTrainedModel) -> None:
+        """Raise unless it can draft for a target, and say what differs."""
+        self.config.check(target)
+        size = target.config.get_text_config(decoder=True).vocab_size
+        if (last := int(self.target_ids.max())) >= size:
+            raise LossyValueError(
+                f"`assistant_model` is an EAGLE-3 head that drafts the token {last}, but the target has {size}; pass a "
+                "head that was trained for this target"
+            )
+        self.embeddings(target)
+
+    def embeddings(self, target: PreTrainedModel) -> Tensor:
+        """``(V, d)`` the embeddings that it reads: its own, or a target's as they are stored."""
+        if self.embed_tokens is not None:
+            return self.embed_tokens.weight
+        weight = target.get_input_embeddings().weight
+        if weight.shape[1] != self.config.layer.hidden_size or weight.is_meta:
+            raise LossyValueError(
+                "`assistant_model` is an EAGLE-3 head without embeddings, which uses the target's, but these "
+                f"{'are not in memory' if weight.is_meta else f'have the width {weight.shape[1]}'}, and it reads width "
+                f"{self.config.layer.hidden_size}; pass a head with embeddings of its own"
+            )
+        return weight
+
+    def new_cache(self) -> DynamicCache:
+        """Return an empty cache for its layers."""
+        return DynamicCache(config=self._inner)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Return g ``(B, L, d)`` of the states that it reads of the target, side by side."""
+        states = states.to(self.device, self.dtype)
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm is not None:
+            chunks = states.chunk(len(self.fc_norm), dim=-1)
+            states = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+        return self.fc(states)
+
+    def forward(
+        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, cache: DynamicCache
+    ) -> Tensor:
+        """Run the layer over positions, and add them to its cache.
+
+        Parameters
+        ----------
+        embeds
+            ``(B, L, d)`` embeddings of the tokens that follow the states.
+        states
+            ``(B, L, d)`` g of the target's states, or what this returned for the positions before.
+        positions
+            ``(B, L)`` where the states stand in the text.
+        mask
+            ``(B, 1, L, cached + L)`` True where a position is seen; None where all are.
+        cache
+            Keys and values of earlier positions.
+
+        Returns
+        -------
+        Tensor
+            ``(B, L, d)`` the output: logits come of it, and the next drafted token takes it in the place of g.
+        """
+        rotary = self.rotary_emb(states, positions)
+        kwargs = {"attention_mask": mask, "past_key_values": cache, "position_embeddings": rotary}
+        first, *later = self.layers
+        states = first(embeds.to(states), states, **kwargs)
+        for layer in later:
+            states = layer(states, **kwargs)
+        return self.norm(states) if self.config.norm_output else states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return logits ``(B, L, V_draft)`` of what :meth:`forward` returned."""
+        return self.lm_head(states if self.config.norm_output else self.norm(states))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+    ) -> Self:
+        """Load a head from a folder or the Hub, as SafeAILab's EAGLE, SpecForge/SGLang or speculators write it.
+
+        Nothing in it is ever executed: of a ``.bin`` file only tensors are read.
+
+        Parameters
+        ----------
+        pretrained_model_name_or_path
+            A folder, or an id such as ``"org/name"``.
+        dtype
+            Of the weights; as they are stored by default.
+        revision, token, cache_dir, local_files_only
+            As everywhere in ``huggingface_hub``.
+
+        Raises
+        ------
+        LossyValueError
+            When there is no head, it can't be reached, or its weights are not those of its configuration.
+        """
+        folder = existing_folder(pretrained_model_name_or_path)
+        if folder is None:
+            source = str(pretrained_model_name_or_path)
+            download = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+            with hub_errors(source, revision):
+                folder = Path(snapshot_download(source, revision=revision, allow_patterns=[*_FILES], **download))
+        config = Eagle3Config.from_dict(read_config(folder))
+        weights = _weights(folder)
+        own = weights.get("embed_tokens.weight")
+        head = cls(config, own_embeddings=own is not None)
+        head.load(weights, str(folder))
+        stored = dtype or weights["fc.weight"].dtype
+        return head.to(stored).eval()
+
+    def load(self, weights: Mapping[str, Tensor], source: str) -> None:
+        """Take the weights of a checkpoint, whose every tensor has to have a place."""
+        shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
+        given = {name: tuple(value.shape) for name, value in weights.items()}
+        missing = sorted(shapes.keys() - given.keys() - {"d2t"})
+        unknown = sorted(given.keys() - shapes.keys())
+        wrong = sorted(name for name in shapes.keys() & given.keys() if shapes[name] != given[name])
+        found = [f"lacks {missing}"] if missing else []
+        found += [f"has {unknown} besides"] if unknown else []
+        found += [f"has {name!r} of the shape {given[name]}, not {shapes[name]}" for name in wrong]
+        if found:
+            raise LossyValueError(
+                f"the EAGLE-3 head in {source!r} has other weights than its {CONFIG} says: it {'; it '.join(found)}"
+            )
+        if "d2t" not in weights and self.config.draft_vocab_size != self.config.layer.vocab_size:
+            raise LossyValueError(
+                f"the EAGLE-3 head in {source!r} drafts {self.config.draft_vocab_size} of "
+                f"{self.config.layer.vocab_size} tokens, but has no 'd2t' that says which"
+            )
+        self.load_state_dict(dict(weights), strict=False)
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Write configuration, weights and a model card into a folder, in the format of speculators and vLLM."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        can_be_drafted = torch.zeros(self.config.layer.vocab_size, dtype=torch.bool)
+        can_be_drafted[self.target_ids.cpu()] = True
+        save_file(weights | {"t2d": can_be_drafted}, folder / WEIGHTS, metadata={"format": "pt"})
+        values = self.config.to_dict() | {"dtype": str(self.dtype).removeprefix("torch.")}
+        (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        (folder / CARD).write_text(self._card(), encoding="utf-8")
+
+    def _card(self) -> str:
+        config = self.config
+        target = config.target_name or "its target"
+        data = ModelCardData(
+            library_name="hf_lossy_assist",
+            tags=["hf_lossy_assist", "speculative-decoding", "eagle3", "speculators"],
+            base_model=config.target_name,
+        )
+        read = "the usual three" if config.target_layers is None else ", ".join(map(str, config.target_layers))
+        return _CARD.format(
+            metadata=data.to_yaml(), target=target, parameters=f"{sum(p.numel() for p in self.parameters()):,}",
+            layers=read, drafted=f"{config.draft_vocab_size:,}", vocabulary=f"{config.layer.vocab_size:,}",
+        )  # fmt: skip
+
+
+class _FirstLayer(nn.Module):
+    """A decoder layer whose attention reads the token's embedding beside the state.
+
+    Parameters
+    ----------
+    plain
+        The ordinary layer, whose parts it takes.
+    norm
+        For the state.
+    config
+        Conventions of the head.
+    """
+
+    def __init__(self, plain: nn.Module, norm: nn.Module, config: Eagle3Config) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = plain.self_attn, plain.mlp
+        self.input_layernorm = plain.input_layernorm
+        self.post_attention_layernorm = plain.post_attention_layernorm
+        self.hidden_norm = norm
+        self.norm_before_residual = config.norm_before_residual
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = getattr(self.self_attn, name)
+            new = nn.Linear(2 * config.layer.hidden_size, old.out_features, bias=old.bias is not None)
+            setattr(self.self_attn, name, new)
+
+    def forward(self, embeds: Tensor, states: Tensor, **kwargs: Any) -> Tensor:
+        normed = self.hidden_norm(states)
+        residual = normed if self.norm_before_residual else states
+        both = torch.cat([self.input_layernorm(embeds), normed], dim=-1)
+        states = residual + self.self_attn(hidden_states=both, **kwargs)[0]
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+def _parts(kind: str) -> list[type[nn.Module]]:
+    """Return transformers' decoder layer, norm and rotary positions of a kind."""
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    return [getattr(module, kind.capitalize() + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")]
+
+
+_CARD = """---
+{metadata}
+---
+
+# EAGLE-3 head for {target}
+
+One decoder layer that drafts for {target} in speculative decoding, from the target's own states (EAGLE-3,
+arXiv 2503.01840): {parameters} parameters. It reads the states {layers}, and drafts {drafted} of {vocabulary} tokens.
+
+```python
+import hf_lossy_assist
+from hf_lossy_assist import Eagle3
+
+hf_lossy_assist.enable()
+head = Eagle3.from_pretrained("this folder or repository")
+target.generate(**inputs, assistant_model=head, lossy_mode="lossless")
+```
+
+The files are in the format of `speculators`, which vLLM serves too.
+"""
+
+
+def _with_attention(config: PretrainedConfig) -> PretrainedConfig:
+    """Return a copy of a layer's configuration that says how attention is computed."""
+    kind = type(config)
+    return kind(**{k: v for k, v in config.to_dict().items() if k != "model_type"}, attn_implementation="sdpa")
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors by the names that speculators gives them."""
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise LossyValueError(f"{str(folder)!r} has no weights of an EAGLE-3 head: neither safetensors nor a .bin file")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            if file.suffix == ".safetensors":
+                tensors |= load_file(file)
+            else:
+                tensors |= torch.load(file, map_location="cpu", weights_only=True)
+        except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError) as error:
+            raise LossyValueError(
+                f"{str(file)!r} is cut short, or holds more than tensors and is not executed; save or download the "
+                "head again, best as safetensors"
+            ) from error
+    renamed = {name.replace("midlayer.", "layers.0.", 1): value for name, value in tensors.items()}
+    return {name: value for name, value in renamed.items() if not _SUPERFLUOUS.fullmatch(name)}

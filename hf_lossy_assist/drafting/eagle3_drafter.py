@@ -1,0 +1,255 @@
+"""Drafting with an EAGLE-3 head, from what the target's layers say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from ..compat import rollback
+from ..errors import LossyUnsupportedError
+from ..forwards import Forwards
+from ..forwards.cache_rows import move_cache
+from ..messages import Commit, Draft
+from .draft_length import DraftLength
+from .eagle3 import Eagle3
+from .model import ModelDrafter
+from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from ..decoding.batch_layout import BatchLayout, RowShift
+
+
+class Eagle3Drafter(ModelDrafter):
+    """Drafts with an EAGLE-3 head: a forward of its layer per round over what the target has said, then one per token.
+
+    In the first round the target goes alone, as there is nothing to draft from.
+
+    Parameters
+    ----------
+    head
+        The head.
+    target
+        The model that it was trained for.
+    draft_length
+        γ, or what chooses it.
+    attention_mask
+        ``(B, L)`` mask of the prompts, where they are padded.
+    **settings
+        As for :class:`ModelDrafter`.
+    """
+
+    drafts_every_round = True
+
+    def __init__(
+        self,
+        head: Eagle3,
+        target: PreTrainedModel,
+        draft_length: int | DraftLength,
+        *,
+        attention_mask: Tensor | None = None,
+        **settings: Any,
+    ) -> None:
+        self.states = LayerStates(target, head.config.layers_of(target))
+        embeddings, padded = head.embeddings(target), attention_mask
+        if padded is not None and bool(padded.all()):
+            padded = None
+        super().__init__(
+            head,
+            draft_length,
+            vocabulary=DraftVocabulary(head.target_ids, target.config.get_text_config(decoder=True).vocab_size),
+            forwards=lambda: Eagle3Forwards(head, embeddings, padded),
+            **settings,
+        )
+
+    def propose(self, ids: Tensor, layout: BatchLayout, rooms: Sequence[int]) -> Draft:
+        return super().propose(ids, layout, rooms) if self.forwards.seen else Draft.empty(ids)
+
+    def observe(self, commit: Commit) -> None:
+        self.forwards.read(commit, self.states.take())
+        super().observe(commit)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        with self.states.watched():
+            yield
+
+
+class Eagle3Forwards(Forwards):
+    """Forwards of an EAGLE-3 head. Its slot t is about the target's state at token t and the token after it.
+
+    Parameters
+    ----------
+    head
+        The head.
+    embeddings
+        ``(V, d)`` that it reads tokens by.
+    mask
+        ``(B, L)`` which tokens of the prompts are no padding; None where all are.
+    """
+
+    def __init__(self, head: Eagle3, embeddings: Tensor, mask: Tensor | None) -> None:
+        self.model = head
+        self.embeddings = embeddings
+        self.seen = self.sent = 0
+        self._first = 0
+        self._cache = head.new_cache()
+        self._mask = None if mask is None else mask.bool().to(head.device)
+        self._state: Tensor | None = None
+
+    def read(self, commit: Commit, states: Tensor) -> None:
+        """Go over what a round has committed, given all states ``(B, S, …)`` of its verification.
+
+        What was drafted before is forgotten: it was read with the head's own output in place of the target's states.
+        """
+        self.rewind(commit.start - 1)
+        begin = commit.start + commit.drafted - states.shape[1]
+        if not self.seen:  # a cache of the caller's may hold the beginning, whose states nobody knows
+            self.seen = self._first = begin
+        longest = max(commit.counts)
+        ids = commit.ids[:, self.seen + 1 : commit.start + longest]
+        counts = torch.tensor(commit.counts, device=ids.device)[:, None]
+        over = torch.arange(self.seen + 1 - commit.start, longest, device=ids.device) >= counts
+        g = self.model.fuse(states[:, self.seen - begin :][:, : ids.shape[1]])
+        # Shorter rows have nothing there, neither tokens nor states.
+        before = self.seen
+        output = self._forward(ids.masked_fill(over, 0), g)
+        last = (counts + commit.start - 2 - before).clamp(min=0).to(output.device)
+        self._state = output.gather(1, last[..., None].expand(-1, -1, output.shape[-1]))
+
+    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> CausalLMOutput:
+        if text.shape[1] - 1 > self.seen:  # the first drafted token follows from what has been read, and counts as it
+            self._state = self._forward(text[:, self.seen + 1 :], self._state)
+        return CausalLMOutput(logits=self.model.logits(self._state))
+
+    def rewind(self, length: int) -> None:
+        if length < self.seen:
+            rollback(self._cache, self.seen - length)
+            self.seen = length
+
+    def move(self, shift: RowShift, ids: Tensor) -> None:
+        slots = shift.known(self.seen)
+        move_cache(self._cache, shift, slots)
+        if self._mask is not None or len(set(shift.ends)) > 1:
+            mask = torch.ones_like(ids, dtype=torch.bool) if self._mask is None else self._covering(ids.shape[1])
+            self._mask = shift.take(mask.to(self.model.device), False)
+        self._state = self._state.index_select(0, shift.index.to(self._state.device))
+        self.seen = slots
+
+    def _covering(self, length: int) -> Tensor:
+        """Return the mask of the first tokens, as many as ``length``; those that were generated are no padding."""
+        return nn.functional.pad(self._mask, (0, max(0, length - self._mask.shape[1])), value=True)[:, :length]
+
+    def _forward(self, ids: Tensor, states: Tensor) -> Tensor:
+        """Run the head over the next slots, with ``ids`` ``(B, n)`` the tokens after those of the slots."""
+        head, start, end = self.model, self.seen, self.seen + ids.shape[1]
+        ids = ids.to(self.embeddings.device)
+        embeds = embedding(ids.masked_fill(ids >= len(self.embeddings), 0), self.embeddings)
+        slots = torch.arange(self._first, end, device=head.device)
+        queries, mask = slots[start - self._first :, None], None
+        positions = queries.T
+        if self._mask is not None:
+            there = self._covering(end)[:, self._first :]
+            positions = (there.cumsum(-1) - 1).clamp(min=0)[:, start - self._first :]
+            # Padding sees itself: what sees nothing is not a number.
+            mask = ((slots <= queries) & there[:, None] | (slots == queries))[:, None]
+        elif len(queries) > 1:
+            mask = (slots <= queries)[None, None]
+        output = head(embeds.to(head.device), states, positions, mask, self._cache)
+        self.seen, self.sent = end, ids.numel()
+        return output
+
+
+_NEVER = -1e6
+"""A logit whose probability is 0 beside any other; where processors forbid all others, there is still a law."""
+
+
+class DraftVocabulary(Vocabulary):
+    """Some of the target's tokens; the others are never drafted, q being 0 there.
+
+    Parameters
+    ----------
+    ids
+        ``(V_draft,)`` which tokens they are.
+    size
+        How many the target has.
+    """
+
+    def __init__(self, ids: Tensor, size: int) -> None:
+        self.ids = ids
+        self.size = size
+
+    def logits(self, logits: Tensor) -> Tensor:
+        full = logits.new_full((*logits.shape[:-1], self.size), _NEVER)
+        return full.index_copy_(-1, self.ids.to(logits.device), logits)
+
+
+class LayerStates:
+    """Reads a few of the hidden states of a model's forwards, and no more of them than it has to.
+
+    Parameters
+    ----------
+    model
+        The model.
+    layers
+        Which states, as in :class:`Eagle3Config`.
+
+    Raises
+    ------
+    LossyUnsupportedError
+        When the model's layers are not to be found.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
+        total = model.config.get_text_config(decoder=True).num_hidden_layers
+        children = model.get_decoder().children()
+        found = next((list(x) for x in children if isinstance(x, nn.ModuleList) and len(x) == total), None)
+        if found is None:
+            raise LossyUnsupportedError(
+                f"`assistant_model` is an EAGLE-3 head, which reads layers of the target, but those of a "
+                f"{type(model).__name__} are not one list in its decoder; pass a draft model"
+            )
+        self._modules = found
+        self._layers = tuple(layers)
+        self._read: dict[int, Tensor] = {}
+
+    def take(self) -> Tensor:
+        """Return ``(B, S, k·d)`` the states of this thread's last forward, side by side, and forget them."""
+        states = [self._read.pop(i) for i in self._layers]
+        return torch.cat([state.to(states[0].device) for state in states], dim=-1)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside the block, keep the states of this thread's forwards."""
+        thread, handles = threading.get_ident(), []
+
+        def entering(i: int) -> Any:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                if threading.get_ident() == thread:
+                    self._read[i] = args[0] if args else kwargs["hidden_states"]
+
+            return hook
+
+        def leaving(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if threading.get_ident() == thread:
+                self._read[len(self._modules)] = output if isinstance(output, Tensor) else output[0]
+
+        try:
+            for i in self._layers:
+                if i < len(self._modules):
+                    handles.append(self._modules[i].register_forward_pre_hook(entering(i), with_kwargs=True))
+                else:
+                    handles.append(self._modules[-1].register_forward_hook(leaving))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._read.clear()

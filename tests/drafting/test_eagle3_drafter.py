@@ -1,0 +1,320 @@
+"""Drafting with EAGLE-3 heads: what is drafted, and that lossless decoding stays lossless."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from scipy import stats
+from torch.nn.functional import embedding
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration, pipeline
+
+import hf_lossy_assist
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.config import head_type
+from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter, LayerStates
+from tests.eagle3_heads import layer, random_head, trained_head
+from tests.models import ARCHITECTURES, VOCAB, prompt, tiny
+from tests.parity import assert_same_text
+
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 40}
+
+
+def prompts(rows: int = 4) -> torch.Tensor:
+    return torch.cat([prompt(seed=seed) for seed in range(rows)])
+
+
+@pytest.fixture(scope="module")
+def pairs_of():
+    """From an architecture to a target and a head for it."""
+    made = {}
+
+    def of(architecture: str = "llama"):
+        if architecture not in made:
+            target = tiny(architecture)
+            made[architecture] = target, trained_head(target, prompts())
+        return made[architecture]
+
+    return of
+
+
+def both(target, head, ids=None, gamma=5, **kwargs):
+    """Return the outputs of plain generate() and of ours."""
+    ids, kwargs = prompt() if ids is None else ids, GREEDY | kwargs
+    plain = target.generate(ids, **kwargs)
+    ours = target.generate(ids, assistant_model=head, lossy_mode="lossless", num_assistant_tokens=gamma, **kwargs)
+    return plain, ours
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_lossless_greedy_texts_are_plain_ones(architecture, pairs_of):
+    target, head = pairs_of(architecture)
+    lengths = set()
+    for seed, gamma in itertools.product(range(4), (1, 3)):
+        plain, ours = both(target, head, prompt(seed=seed), gamma, eos_token_id=None)
+        assert_same_text(ours.sequences, plain)
+        lengths |= {i for i, count in enumerate(ours.lossy_stats.accepted_histogram) if count}
+    assert {0, 1, 3} <= lengths  # rounds end at once, early, and not at all
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(architecture, pairs_of):
+    target, head = pairs_of(architecture)
+    lengths = (7, 3, 5, 6)
+    ids, mask = prompts(), torch.ones(4, 7, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        ids[row, : 7 - length], mask[row, : 7 - length] = 0, 0
+    kwargs = GREEDY | {"eos_token_id": [5, 9], "attention_mask": mask}
+    ours = target.generate(ids, assistant_model=head, lossy_mode="lossless", num_assistant_tokens=4, **kwargs)
+    assert ours.lossy_stats.accepted > 0
+    for row, length in enumerate(lengths):
+        alone = ids[row : row + 1, -length:]
+        plain = target.generate(alone, **GREEDY | {"eos_token_id": [5, 9]})
+        text = ours.sequences[row : row + 1, 7 - length :][:, : plain.sequences.shape[1]]
+        assert_same_text(text, plain)
+
+
+@torch.no_grad()
+def naive(target, head, text: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
+    """``(n, V_draft)`` logits of drafted tokens ``(n,)`` after a text ``(L,)``, without any cache that is kept."""
+    states = LayerStates(target, head.config.layers_of(target))
+    with states.watched():
+        target(text[None, :-1], use_cache=False)
+        read = states.take()
+    tokens = embedding(torch.cat([text, drafted])[None], head.embeddings(target))
+    length, cache = len(text) - 1, head.new_cache()
+    causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    out = head(tokens[:, 1 : length + 1], head.fuse(read), torch.arange(length)[None], causal, cache)[:, -1:]
+    rows = [head.logits(out)]
+    for step in range(len(drafted) - 1):
+        at = length + step
+        out = head(tokens[:, at + 1 : at + 2], out, torch.tensor([[at]]), None, cache)
+        rows.append(head.logits(out))
+    return torch.cat(rows, dim=1)[0]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_every_draft_is_what_the_head_says_about_the_text_alone(architecture, rows, pairs_of, monkeypatch):
+    target, head = pairs_of(architecture)
+    compared, propose = [], Eagle3Drafter.propose
+
+    def compare(self, ids, layout, rooms):
+        draft = propose(self, ids, layout, rooms)
+        for i, padding in enumerate(layout.left_padding):
+            n = draft.length(i)
+            if n == 0:
+                continue
+            expected = naive(target, head, ids[i, padding:], draft.tokens[i, :n])
+            torch.testing.assert_close(draft.logits[i, :n][:, head.target_ids], expected, atol=2e-4, rtol=2e-4)
+            law = draft.logits[i, :n].softmax(-1)
+            assert law[:, head.target_ids].sum(-1).allclose(torch.ones(n))
+            assert set(law.nonzero()[:, 1].tolist()) <= set(head.target_ids.tolist())
+            assert draft.tokens[i, :n].tolist() == draft.logits[i, :n].argmax(-1).tolist()
+            compared.append(len(ids))
+        return draft
+
+    monkeypatch.setattr(Eagle3Drafter, "propose", compare)
+    plain = target.generate(prompts(rows), do_sample=False, max_new_tokens=48, eos_token_id=None)
+    target.generate(
+        prompts(rows), assistant_model=head, num_assistant_tokens=4, do_sample=False, max_new_tokens=48,
+        lossy_mode=["lossless", "fsd"], lossy_config={"fsd": {"threshold": 1e-9}},  # which wants to see q
+        eos_token_id=None if rows == 1 else plain[1, 15].item(),
+    )  # fmt: skip
+    assert len(compared) > 8
+    assert rows == 1 or len(set(compared)) > 1  # rows have ended, and left
+
+
+def test_the_law_of_sampled_texts_is_the_target_s():
+    """4,000 texts of 4 tokens, the last three drafted: chi-square at p > 1e-4."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=5, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes)
+    config.initializer_range = 0.3
+    target = LlamaForCausalLM(config).eval()
+    head = random_head(layer(vocab_size=5), drafted=3, own_embeddings=False)
+    start = torch.tensor([[1, 3, 2]])
+    settings = {"do_sample": True, "top_k": 4, "temperature": 1.3, "max_new_tokens": 4}
+    output = target.generate(
+        start.repeat(4000, 1), assistant_model=head, lossy_mode="lossless", lossy_config={"seed": 0},
+        num_assistant_tokens=3, return_dict_in_generate=True, **settings,
+    )  # fmt: skip
+    assert 0.1 < output.lossy_stats.accepted / output.lossy_stats.drafted < 0.9
+    texts = torch.tensor(list(itertools.product(range(5), repeat=4)))
+    with torch.no_grad():
+        logits = target(torch.cat([start.expand(len(texts), -1), texts], dim=1)).logits[:, 2:-1] / 1.3
+    kept = logits >= logits.topk(4).values[..., -1:]
+    law = logits.masked_fill(~kept, -torch.inf).softmax(-1).gather(-1, texts[..., None])[..., 0].prod(-1).double()
+    places = (output.sequences[:, 3:] * torch.tensor([125, 25, 5, 1])).sum(-1)
+    counts = torch.bincount(places, minlength=625).double()
+    assert counts[law == 0].sum() == 0
+    expected = law * 4000
+    often = expected >= 8
+    observed = torch.cat([counts[often], counts[~often].sum()[None]])
+    wanted = torch.cat([expected[often], expected[~often].sum()[None]])
+    assert stats.chisquare(observed.numpy(), (wanted * observed.sum() / wanted.sum()).numpy()).pvalue > 1e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("architecture", "norm"), [("llama", "norm"), ("gemma3", "norm"), ("gpt2", "ln_f")])
+def test_states_are_those_that_enter_layers_and_the_last_has_not_been_normed(architecture, norm):
+    target, ids = tiny(architecture), prompts(2)
+    states = LayerStates(target, (0, 1, 2))
+    with states.watched():
+        expected = target(ids, output_hidden_states=True).hidden_states
+        first, second, last = states.take().chunk(3, dim=-1)
+    assert torch.equal(first, expected[0])
+    assert torch.equal(second, expected[1])
+    torch.testing.assert_close(getattr(target.get_decoder(), norm)(last), expected[2])
+
+
+def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(pairs_of, monkeypatch):
+    target, head = pairs_of()
+    taken, take = [], LayerStates.take
+    both(target, head)  # transformers leaves hooks of its own
+
+    def hooks() -> int:
+        return sum(len(x._forward_pre_hooks) + len(x._forward_hooks) for x in target.model.layers)
+
+    def watch(self):
+        taken.append((set(self._read), hooks()))
+        return take(self)
+
+    before = hooks()
+    monkeypatch.setattr(LayerStates, "take", watch)
+    _, ours = both(target, head, eos_token_id=None)
+    assert all(x == ({0, 1, 2}, before + 3) for x in taken)
+    assert len(taken) in (ours.lossy_stats.rounds - 1, ours.lossy_stats.rounds)
+    assert ours.hidden_states is None
+
+    def fail(self):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(LayerStates, "take", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        both(target, head, eos_token_id=None)
+    assert hooks() == before
+
+
+RULES = [name for name, rule in REGISTRY.items() if head_type(rule) is None]
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_work_on_its_drafts(rule, sample, pairs_of):
+    target, head = pairs_of()
+    output = target.generate(
+        prompts(), assistant_model=head, lossy_mode=rule, lossy_config={"seed": 0}, num_assistant_tokens=4,
+        do_sample=sample, max_new_tokens=24, eos_token_id=None, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert output.sequences.shape == (4, 31)
+    assert output.lossy_stats.drafted > 0
+
+
+def test_a_trained_judge_works_on_its_drafts(pair):
+    sizes = {"vocab_size": len(pair.tokenizer), "hidden_size": 256}
+    head = random_head(layer(**sizes), drafted=512, target_hidden_size=256, target_layers=(1, 2, 4))
+    ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")["input_ids"]
+    output = pair.target.generate(
+        ids, assistant_model=head, lossy_mode="judge", lossy_head=pair.heads["judge"], lossy_config={"threshold": 1.0},
+        max_new_tokens=16, do_sample=False, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert output.lossy_stats.accepted_by["judge"] > 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 1.3},
+        {"bad_words_ids": [[7], [11, 12]], "no_repeat_ngram_size": 3},
+        {"num_assistant_tokens": "auto"},
+        {"assistant_confidence_threshold": 0.4},
+        {"num_assistant_tokens_schedule": "heuristic"},
+        {"max_new_tokens": 2},
+    ],
+)
+def test_settings_of_generation_leave_texts_plain(settings, pairs_of):
+    target, head = pairs_of()
+    plain = target.generate(prompt(), **GREEDY | {"eos_token_id": None} | _of_plain(settings))
+    ours = target.generate(
+        prompt(), assistant_model=head, lossy_mode="lossless", **GREEDY | {"eos_token_id": None} | settings
+    )
+    assert_same_text(ours.sequences, plain)
+
+
+def _of_plain(settings: dict) -> dict:
+    return {name: value for name, value in settings.items() if "assistant" not in name}
+
+
+def test_processors_that_forbid_all_that_can_be_drafted_end_no_run():
+    target, head = tiny(), random_head()
+    allowed = sorted(set(range(3, VOCAB)) - set(head.target_ids.tolist()))
+    output = target.generate(
+        prompt(), assistant_model=head, lossy_mode="lossless", do_sample=True, max_new_tokens=12, eos_token_id=None,
+        prefix_allowed_tokens_fn=lambda row, ids: allowed,
+    )  # fmt: skip
+    assert set(output[0, 7:].tolist()) <= set(allowed)
+
+
+def test_a_cache_of_the_caller_s_is_gone_on_from(pairs_of):
+    target, head = pairs_of()
+    ids = prompt(seed=1)
+    plain = target.generate(ids, **GREEDY, eos_token_id=None)
+    cache = DynamicCache(config=target.config)
+    with torch.no_grad():
+        target(ids[:, :4], past_key_values=cache)
+    ours = target.generate(
+        ids, past_key_values=cache, assistant_model=head, lossy_mode="lossless", **GREEDY, eos_token_id=None
+    )
+    assert_same_text(ours.sequences, plain)
+    assert ours.lossy_stats.drafted > 0
+
+
+def test_a_head_without_embeddings_uses_the_target_s():
+    target = tiny()
+    head = trained_head(target, prompts(), own_embeddings=False)
+    _, ours = both(target, head, prompts(), eos_token_id=None)
+    assert ours.lossy_stats.accepted > 0
+
+
+def test_half_precision_targets_and_heads_need_not_agree(pairs_of):
+    _, head = pairs_of()
+    target = tiny().to(torch.bfloat16)
+    output = target.generate(prompts(), assistant_model=head, lossy_mode="lossless", max_new_tokens=12)
+    assert output.shape[0] == 4
+
+
+def test_what_it_costs_is_counted(pairs_of):
+    """One forward over what a round has committed, one less than γ over a token each."""
+    target, head = pairs_of()
+    _, ours = both(target, head, gamma=3, eos_token_id=None, max_new_tokens=30)
+    result = ours.lossy_stats
+    rounds = result.rounds - 1  # in the first there is nothing to draft from
+    assert result.draft_calls <= 3 * rounds
+    kept = sum(i * count for i, count in enumerate(result.accepted_histogram))
+    assert result.draft_tokens <= 7 + kept + rounds + 2 * rounds
+
+
+def test_rules_that_read_a_draft_model_s_states_are_refused(pairs_of, pair):
+    target, head = pairs_of()
+    with pytest.raises(LossyValueError, match="'sprinter' runs a head on the draft model's states"):
+        target.generate(prompt(), assistant_model=head, lossy_mode="sprinter", lossy_head=pair.heads["verifier"])
+
+
+def test_encoder_decoder_targets_are_refused():
+    config = T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
+    with pytest.raises(LossyUnsupportedError, match="can't draft for a T5ForConditionalGeneration"):
+        T5ForConditionalGeneration(config).generate(prompt(), assistant_model=random_head(), lossy_mode="lossless")
+
+
+def test_a_pipeline_takes_a_head_in_a_call(pair):
+    sizes = {"vocab_size": len(pair.tokenizer), "hidden_size": 256}
+    head = random_head(layer(**sizes), drafted=512, target_hidden_size=256, target_layers=(1, 2, 4))
+    pipe = pipeline("text-generation", model=pair.target, tokenizer=pair.tokenizer)
+    prompts = [example.prompt for example in pair.task.examples("test", 2)]
+    settings = {"max_new_tokens": 16, "do_sample": False, "batch_size": 2}
+    plain = pipe(prompts, **settings)
+    assert pipe(prompts, assistant_model=head, lossy_mode="lossless", **settings) == plain
+    assert hf_lossy_assist.last_stats(pair.target).drafted > 0
