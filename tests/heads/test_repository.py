@@ -40,7 +40,7 @@ def change(folder: Path, name: str, value: str) -> None:
     (folder / "config.json").write_text(json.dumps(values).replace('"HERE"', value))
 
 
-def assert_refused(folder: Path, file: str, message: str = "") -> None:
+def assert_refused(folder: Path, file: str, message: str = r"\w") -> None:
     for load in (JudgeHead.from_pretrained, load_folder, lambda source: load_head(JudgeHead, source)):
         tracemalloc.start()
         try:
