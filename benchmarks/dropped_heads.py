@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_lossy_assist.acceptors import DropMatch
-from hf_lossy_assist.acceptors.divergences import js_divergence
 from hf_lossy_assist.acceptors.dropmatch import majority
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.quality import evaluate
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.pairs import Pair
-from hf_lossy_assist.sampling import Randomness
+from hf_lossy_assist.sampling import Randomness, js_divergence
 
 Text = tuple[Tensor, Tensor]
 """A prompt ``(L,)`` and what was generated after it ``(n,)``."""

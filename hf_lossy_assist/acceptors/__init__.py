@@ -9,14 +9,14 @@ from .base import RunAhead as RunAhead
 from .base import decide as decide
 from .composed import AllOf as AllOf
 from .composed import AnyOf as AnyOf
-from .declaration import REGISTRY as REGISTRY
-from .declaration import Setting as Setting
-from .declaration import check_choice as check_choice
-from .declaration import check_number as check_number
-from .declaration import describe as describe
-from .declaration import register as register
-from .declaration import setting as setting
-from .declaration import settings_of as settings_of
+from .registry import REGISTRY as REGISTRY
+from .registry import Setting as Setting
+from .registry import check_choice as check_choice
+from .registry import check_number as check_number
+from .registry import describe as describe
+from .registry import register as register
+from .registry import setting as setting
+from .registry import settings_of as settings_of
 
 # isort: off
 # The order of the registry and of README's table. A rule that is not named here comes after these.

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..messages import Decision, Verification
-from .declaration import settings_of
+from .registry import settings_of
 
 if TYPE_CHECKING:
     from ..decoding.limits import LosslessPositions

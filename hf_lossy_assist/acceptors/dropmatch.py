@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..messages import Verification
+from ..sampling import entropy, js_divergence, js_of
 from .base import Acceptor, DroppedHeads
-from .declaration import register, setting
-from .divergences import entropy, js_divergence, js_of
+from .registry import register, setting
 
 _CHUNK_BYTES = {"cpu": 2**20}
 _CHUNK_BYTES_ELSEWHERE = 2**25

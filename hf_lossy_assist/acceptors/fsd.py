@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..messages import Verification
+from ..sampling import js_divergence, kl_divergence, total_variation
 from .base import Acceptor
-from .declaration import register, setting
-from .divergences import js_divergence, kl_divergence, total_variation
+from .registry import register, setting
 
 _DIVERGENCES = {"js": js_divergence, "kl": kl_divergence, "tv": total_variation}
 

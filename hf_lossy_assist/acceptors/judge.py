@@ -11,8 +11,8 @@ from torch import Tensor
 from ..heads import JudgeHead
 from ..messages import Verification
 from .base import Acceptor
-from .declaration import register, setting
-from .head_rule import HeadRule
+from .composed import HeadRule
+from .registry import register, setting
 
 
 @register

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..messages import Verification
 from ..sampling import residual
 from .base import Acceptor
-from .declaration import register, setting
 from .near_top import near_best
+from .registry import register, setting
 
 
 @register

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..messages import Verification
 from .base import Acceptor
-from .declaration import register
+from .registry import register
 
 
 @register

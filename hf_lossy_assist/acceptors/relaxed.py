@@ -11,7 +11,7 @@ from torch import Tensor
 from ..messages import Verification
 from ..sampling import point_mass
 from .base import Acceptor
-from .declaration import register, setting
+from .registry import register, setting
 from .topk import rank
 
 

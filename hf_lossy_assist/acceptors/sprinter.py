@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from ..heads import VerifierHead
 from .base import RunAhead
-from .declaration import register, setting
-from .head_rule import HeadRule
+from .composed import HeadRule
+from .registry import register, setting
 
 
 @register

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..messages import Verification
 from .base import Acceptor
-from .declaration import register, setting
+from .registry import register, setting
 
 
 def rank(v: Verification) -> Tensor:
