@@ -344,8 +344,9 @@ class RowDecision:
         if trusted and not draft.undecided_in(row):
             return cls(trusted, 0, tokens[:trusted], [], {})
         target_s = [next_token] if draft.bonus or n_accepted < draft.undecided_in(row) else []
-        lossless, *masks = (list(map(bool, rest[i * decided : (i + 1) * decided])) for i in masks_at)
-        kept_by = dict(zip(rules, masks, strict=True))
+        masks = [list(map(bool, rest[i * decided : (i + 1) * decided])) for i in range(max(masks_at) + 1)]
+        lossless, *kept = (masks[i] for i in masks_at)
+        kept_by = dict(zip(rules, kept, strict=True))
         return cls(trusted, n_accepted, tokens[: trusted + n_accepted] + target_s, lossless, kept_by)
 
 

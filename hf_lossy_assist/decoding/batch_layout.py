@@ -118,6 +118,9 @@ class BatchLayout:
 
         Returns how the rows move into the next rectangle; None where they stay where they are, and after the last.
         """
+        if not any(ended) and min(counts) == max(counts):
+            self.lengths = [length + counts[0] for length in self.lengths]
+            return None
         width = self.width
         ends = [width + count for count in counts]
         for i, (row, padding) in enumerate(zip(self.rows, self.left_padding, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,13 +56,17 @@ class TokenBuffer:
         self._block.narrow(1, self.length, tokens.shape[1]).copy_(tokens)
         return self._block.narrow(1, 0, end)
 
-    def with_next(self, drafted: int, kept: Tensor, token: Tensor) -> Tensor:
-        """Write ``token`` ``(B,)`` after the first ``kept`` ``(B,)`` tokens of the last proposal, of ``drafted`` ones.
+    def with_next(self, drafted: int, kept: Sequence[int], token: Tensor) -> Tensor:
+        """Write ``token`` ``(B,)`` after the first ``kept`` tokens of each row's last proposal, of ``drafted`` ones.
 
         Returns all of it, ``(B, L + drafted + 1)``.
         """
         end = self._reserve(drafted + 1)
-        self._block.narrow(1, self.length, drafted + 1).scatter_(1, kept[:, None], token[:, None])
+        if min(kept) == max(kept):
+            self._block.narrow(1, self.length + kept[0], 1).copy_(token[:, None])
+        else:
+            at = torch.tensor(kept).to(token.device, non_blocking=True)
+            self._block.narrow(1, self.length, drafted + 1).scatter_(1, at[:, None], token[:, None])
         return self._block.narrow(1, 0, end)
 
     def advance(self, count: int) -> None:

@@ -185,9 +185,7 @@ class Decoding:
             return RowDecision.of_trusted(draft), self.text.with_draft(draft.tokens)
         with self.run.progress.stats.timed("deciding"):
             decisions = RowDecision.fetch(draft, decision)
-        kept = decision.n_accepted
-        if draft.trusted is not None:
-            kept = (draft.n_trusted + kept).clamp(max=len(draft))  # more only in rows that have ended
+        kept = [x.trusted + x.n_accepted for x in decisions]
         return decisions, self.text.with_next(len(draft), kept, decision.next_token)
 
     def _count(self, draft: Draft, decisions: list[RowDecision], rows: tuple[int, ...]) -> tuple[int, ...]:

@@ -20,9 +20,9 @@ def test_rounds_of_a_text_are_what_concatenation_gives(rows):
         kept = n * 7 % (n + 1)
         token = torch.randint(99, (rows,), generator=generator)
         expected = torch.cat([expected, proposal[:, :kept], token[:, None]], dim=1)
-        round_ = text.with_next(n, torch.full((rows,), kept), token)
-        assert round_.shape == (rows, text.length + n + 1)
-        assert torch.equal(round_[:, : text.length + kept + 1], expected)
+        whole = text.with_next(n, [kept] * rows, token)
+        assert whole.shape == (rows, text.length + n + 1)
+        assert torch.equal(whole[:, : text.length + kept + 1], expected)
         text.advance(kept + 1)
         seen.append((text.ids, expected))
     assert expected.shape[1] > 5 + ROOM
@@ -68,3 +68,12 @@ def test_ids_of_any_integer_type_become_the_usual_one():
     text = TokenBuffer(torch.tensor([[1, 2]], dtype=torch.int32))
     text.append(torch.tensor([[3]]))
     assert text.ids.dtype == torch.int64
+
+
+def test_the_next_token_stands_where_each_row_has_kept_to():
+    text = TokenBuffer(torch.tensor([[1], [2], [3]]))
+    text.with_draft(torch.tensor([[4, 5], [4, 5], [4, 5]]))
+    whole = text.with_next(2, [0, 2, 1], torch.tensor([9, 9, 9]))
+    assert whole[0, :2].tolist() == [1, 9]
+    assert whole[1].tolist() == [2, 4, 5, 9]
+    assert whole[2, :3].tolist() == [3, 4, 9]
