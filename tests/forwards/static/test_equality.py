@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import CompileConfig
+from transformers import CompileConfig, StaticCache
 
 from hf_lossy_assist import last_stats
 from tests.acceptors.table import judge_head
@@ -109,3 +109,18 @@ def test_the_returned_cache_goes_on(llamas):
         cached = compiled.past_key_values.layers[0].keys[:, :, : eager.past_key_values.get_seq_length()]
     torch.testing.assert_close(cached, eager.past_key_values.layers[0].keys)
     assert target.generation_config.cache_implementation is None
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_what_a_cache_of_the_caller_holds_is_not_compiled_over(compiling: bool):
+    target, ids = tiny(), prompt(9)
+    greedy = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    plain = target.generate(ids, **greedy)
+    cache = StaticCache(config=target.config, max_cache_len=64)
+    with torch.no_grad():
+        target(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+    ours = target.generate(
+        ids, **greedy, past_key_values=cache, assistant_model=noisy_copy(target, 0.02), lossy_mode="lossless",
+        lossy_config={"compile": compiling}, compile_config=CompileConfig(backend="eager"),
+    )  # fmt: skip
+    assert torch.equal(ours, plain)
