@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -240,7 +239,6 @@ class _RoundsOfStock(CandidateGenerator):
             self.stats.draft_work(self.draft.cost, [0])
         # A copy of our own: see `rewrite`.
         self.candidate = torch.cat([ids, self.draft.tokens], dim=-1)
-        self.draft = replace(self.draft, tokens=self.draft.tokens.clone())
         self.committed = input_ids.shape[1]
         # Everything is drawn here: without q, stock compares its selection with the candidate and draws nothing.
         return self.candidate, None
