@@ -85,7 +85,7 @@ class Draft:
         """Return how many tokens of a row the target decides."""
         return self.length(row) - self.trusted_in(row)
 
-    @property
+    @cached_property
     def undecided_rows(self) -> tuple[int, ...]:
         """The rows that the target is asked about: all but those whose text has ended in trusted tokens."""
         return tuple(row for row in range(self.tokens.shape[0]) if self.trusted is None or self.undecided_in(row))
@@ -309,25 +309,26 @@ class RowDecision:
     tokens
         All of these, and the target's own token that follows them, if any.
     lossless, kept_by
-        As in :class:`Decision`, about the tokens that the target decided.
+        As in :class:`Decision`, 0 or 1, about the tokens that the target decided.
     """
 
     trusted: int
     n_accepted: int
     tokens: list[int]
-    lossless: list[bool]
-    kept_by: dict[str, list[bool]]
+    lossless: list[int]
+    kept_by: dict[str, list[int]]
 
     @classmethod
     def fetch(cls, draft: Draft, decision: Decision) -> list[RowDecision]:
         """Bring over all that the host needs, row by row, in one transfer: the round's only synchronisation."""
         masks = {id(mask): mask for mask in (decision.lossless, *decision.kept_by.values())}  # often the same one
-        ends = [decision.n_accepted[:, None], decision.next_token[:, None]]
-        packed = torch.cat([*ends, draft.tokens, *(mask.long() for mask in masks.values())], dim=-1).tolist()
-        columns = {key: i for i, key in enumerate(masks)}
-        at = [columns[id(decision.lossless)], *(columns[id(mask)] for mask in decision.kept_by.values())]
-        decided = decision.lossless.shape[1]
-        return [cls._unpack(draft, i, row, decided, at, tuple(decision.kept_by)) for i, row in enumerate(packed)]
+        ends = decision.n_accepted.unsqueeze(-1), decision.next_token.unsqueeze(-1)
+        packed = torch.cat([*ends, draft.tokens, *masks.values()], dim=-1).tolist()
+        decided, n = decision.lossless.shape[1], 2 + draft.tokens.shape[1]
+        columns = {key: slice(n + i * decided, n + (i + 1) * decided) for i, key in enumerate(masks)}
+        lossless = columns[id(decision.lossless)]
+        kept_by = {rule: columns[id(mask)] for rule, mask in decision.kept_by.items()}
+        return [cls._unpack(draft, i, row, n, lossless, kept_by) for i, row in enumerate(packed)]
 
     @classmethod
     def of_trusted(cls, draft: Draft) -> list[RowDecision]:
@@ -337,17 +338,15 @@ class RowDecision:
 
     @classmethod
     def _unpack(
-        cls, draft: Draft, row: int, packed: list[int], decided: int, masks_at: list[int], rules: tuple[str, ...]
+        cls, draft: Draft, row: int, packed: list[int], n: int, lossless: slice, kept_by: Mapping[str, slice]
     ) -> RowDecision:
-        n, trusted = len(draft), draft.trusted_in(row)
-        n_accepted, next_token, tokens, rest = packed[0], packed[1], packed[2 : n + 2], packed[n + 2 :]
-        if trusted and not draft.undecided_in(row):
-            return cls(trusted, 0, tokens[:trusted], [], {})
-        target_s = [next_token] if draft.bonus or n_accepted < draft.undecided_in(row) else []
-        masks = [list(map(bool, rest[i * decided : (i + 1) * decided])) for i in range(max(masks_at) + 1)]
-        lossless, *kept = (masks[i] for i in masks_at)
-        kept_by = dict(zip(rules, kept, strict=True))
-        return cls(trusted, n_accepted, tokens[: trusted + n_accepted] + target_s, lossless, kept_by)
+        trusted, undecided, n_accepted = draft.trusted_in(row), draft.undecided_in(row), packed[0]
+        if trusted and not undecided:
+            return cls(trusted, 0, packed[2 : 2 + trusted], [], {})
+        kept = packed[2 : min(n, 2 + trusted + n_accepted)]
+        if draft.bonus or n_accepted < undecided:
+            kept.append(packed[1])
+        return cls(trusted, n_accepted, kept, packed[lossless], {rule: packed[at] for rule, at in kept_by.items()})
 
 
 @dataclass(frozen=True, eq=False)

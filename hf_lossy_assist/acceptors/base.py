@@ -151,7 +151,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
     n_accepted = keep.cumprod(-1).sum(-1)
     if strict is None and not v.do_sample and type(acceptor).correction is Acceptor.correction:
         # The lossless correction and the bonus are both the target's best token, which is known already.
-        next_token = v.best.gather(-1, n_accepted[:, None])[:, 0]
+        next_token = v.best.gather(-1, n_accepted.unsqueeze(-1)).squeeze(-1)
         return Decision(keep, n_accepted, next_token, v.lossless, credits)
     at = n_accepted.clamp(max=n - 1)
     replaced = acceptor.correction(v, at)

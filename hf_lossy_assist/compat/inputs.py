@@ -156,14 +156,18 @@ class PlainForwardInputs(ForwardInputs):
     def of_text(
         self, text: torch.LongTensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
     ) -> dict[str, Any]:
+        return self.of_tokens(text.narrow(1, seen, text.shape[1] - seen), carried, longer, keep)
+
+    def of_tokens(self, tokens: torch.LongTensor, carried: dict[str, Any], longer: int, keep: int) -> dict[str, Any]:
+        """Return the same for ``tokens`` ``(B, k)``, which follow those that the cache holds."""
         inputs = dict(carried)
         if (mask := carried.get(self._mask)) is not None:
             inputs[self._mask] = self._line(self._mask, mask).upto(mask.shape[-1] + longer)
         if (positions := carried.get(self._positions)) is not None:
             end = positions.shape[-1] + longer
-            new = self._line(self._positions, positions).between(end - text.shape[1] + seen, end)
+            new = self._line(self._positions, positions).between(end - tokens.shape[1], end)
             inputs[self._positions] = self._shown(new)
-        inputs[self._ids] = self._shown(text.narrow(1, seen, text.shape[1] - seen))
+        inputs[self._ids] = self._shown(tokens)
         if "logits_to_keep" in carried:
             inputs["logits_to_keep"] = keep
         return inputs

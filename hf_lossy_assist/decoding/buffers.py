@@ -63,7 +63,7 @@ class TokenBuffer:
         """
         end = self._reserve(drafted + 1)
         if min(kept) == max(kept):
-            self._block.narrow(1, self.length + kept[0], 1).copy_(token[:, None])
+            self._block.narrow(1, self.length + kept[0], 1).copy_(token.unsqueeze(-1))
         else:
             at = torch.tensor(kept).to(token.device, non_blocking=True)
             self._block.narrow(1, self.length, drafted + 1).scatter_(1, at[:, None], token[:, None])
@@ -85,6 +85,70 @@ class TokenBuffer:
         if end > self._block.shape[1]:
             self._block = torch.cat([self._block, self._block.new_empty(len(self._block), end + ROOM)], dim=-1)
         return end
+
+
+class DraftedText:
+    """A text and the tokens that are drafted after it, one by one.
+
+    They are put together only where somebody reads the whole: a draft model whose cache holds the text reads the newest
+    token alone.
+
+    Examples
+    --------
+    >>> text = DraftedText()
+    >>> text.begin(torch.tensor([[5, 6]]))
+    >>> text.append(torch.tensor([[7]]))
+    >>> text.since(2), text.ids
+    (tensor([[7]]), tensor([[5, 6, 7]]))
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin another text, or one whose rows have moved."""
+        self._whole: TokenBuffer | None = None
+        self._known = 0  # committed tokens in it
+
+    def begin(self, ids: Tensor) -> None:
+        """Let nothing be drafted after the text ``ids`` ``(B, L)``, which goes on from that of the call before."""
+        self._text, self._drafted, self._written = ids, [], -1
+        self._known = min(self._known, ids.shape[1])
+
+    def append(self, token: Tensor) -> None:
+        """Let ``token`` ``(B, 1)`` be drafted next."""
+        self._drafted.append(token)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text and of the draft."""
+        return self._text.shape[1] + len(self._drafted)
+
+    @property
+    def drafted(self) -> Tensor:
+        """``(B, n)`` what has been drafted; at least one token."""
+        return torch.cat(self._drafted, dim=-1)
+
+    def since(self, start: int) -> Tensor:
+        """Return ``(B, L + n - start)`` the tokens from one on, as a view."""
+        if self._drafted and start == self.length - 1:
+            return self._drafted[-1]
+        whole = self.ids if self._drafted else self._text
+        return whole.narrow(1, start, self.length - start)
+
+    @property
+    def ids(self) -> Tensor:
+        """``(B, L + n)`` all of it, as a view that is overwritten when another draft begins."""
+        if self._written < 0:
+            if self._whole is None:
+                self._whole = TokenBuffer(self._text)
+            else:
+                self._whole.reset(self._text, self._known)
+            self._known, self._written = self._text.shape[1], 0
+        if self._written < len(self._drafted):
+            self._whole.append(torch.cat(self._drafted[self._written :], dim=-1))
+            self._written = len(self._drafted)
+        return self._whole.ids
 
 
 class GrowingTensor:
@@ -117,7 +181,7 @@ class GrowingTensor:
         if missing > 0:
             more = self._go_on(self._block, missing + end + ROOM)
             self._block = torch.cat([self._block, more], dim=-1)
-        return self._block[..., start:end]
+        return self._block.narrow(-1, start, end - start)
 
 
 def ones(values: Tensor, count: int) -> Tensor:

@@ -117,8 +117,8 @@ class CrossTokenizerDrafter(ModelDrafter):
     def _forget_after(self, length: int) -> None:
         return  # what was rejected is found by comparing texts
 
-    def read(self, candidate: Tensor) -> Tensor:
-        text = candidate[0, self._prompt :].tolist()
+    def read(self) -> Tensor:
+        text = self.text.ids[0, self._prompt :].tolist()
         same = _common(text, self._text)
         self._text = text
         del self._ends[same:]
@@ -128,8 +128,8 @@ class CrossTokenizerDrafter(ModelDrafter):
             self._ends.append(len(ids))
         self.forwards.rewind(min(_common(ids, self._ids), len(ids) - 1))
         self._ids = ids
-        logits = super().read(torch.tensor([ids], device=self.device))
-        return self.translation.logits(logits).to(candidate.device)
+        logits = self.read_tokens(torch.tensor([ids[self.forwards.seen :]], device=self.device))
+        return self.translation.logits(logits).to(self.text.ids.device)
 
 
 def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:

@@ -74,8 +74,12 @@ class Eagle3Drafter(ModelDrafter):
         return super().propose(ids, layout, rooms) if self.forwards.seen else Draft.empty(ids)
 
     def observe(self, commit: Commit) -> None:
-        self.forwards.read(commit, self.states.take())
+        self.forwards.read_states(commit, self.states.take())
         super().observe(commit)
+
+    def read(self) -> Tensor:
+        # A slot is about the token after it too, so one token more is known than there are slots.
+        return self.read_tokens(self.text.since(self.forwards.seen + 1))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -105,7 +109,7 @@ class Eagle3Forwards(Forwards):
         self._mask = None if mask is None else mask.bool().to(head.device)
         self._state: Tensor | None = None
 
-    def read(self, commit: Commit, states: Tensor) -> None:
+    def read_states(self, commit: Commit, states: Tensor) -> None:
         """Go over what a round has committed, given all states ``(B, S, …)`` of its verification.
 
         What was drafted before is forgotten: it was read with the head's own output in place of the target's states.
@@ -126,8 +130,11 @@ class Eagle3Forwards(Forwards):
         self._state = output.gather(1, last[..., None].expand(-1, -1, output.shape[-1]))
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> CausalLMOutput:
-        if text.shape[1] - 1 > self.seen:  # the first drafted token follows from what has been read, and counts as it
-            self._state = self._forward(text[:, self.seen + 1 :], self._state)
+        return self.read(text[:, self.seen + 1 :])
+
+    def read(self, tokens: Tensor) -> CausalLMOutput:
+        if tokens.shape[1]:  # the first drafted token follows from what has been read, and counts as it
+            self._state = self._forward(tokens, self._state)
         return CausalLMOutput(logits=self.model.logits(self._state))
 
     def rewind(self, length: int) -> None:

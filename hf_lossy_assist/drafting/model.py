@@ -19,7 +19,7 @@ from ..compat import (
     new_cache,
     refusal_of_adapter,
 )
-from ..decoding.buffers import TokenBuffer
+from ..decoding.buffers import DraftedText
 from ..errors import LossyUnsupportedError
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
@@ -134,8 +134,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._drafted = 0
         self._first = True
         self._marks: list[Any] = []
-        self._buffer: TokenBuffer | None = None
-        self._committed = 0
+        self.text = DraftedText()
 
     def _growing_forwards(self) -> Forwards:
         carried: dict[str, Any] = {"past_key_values": new_cache(self.model), "use_cache": True}
@@ -159,11 +158,11 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if n <= 0:
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
-        text, candidate = self._hold(ids), ids
+        self.text.begin(ids)
         scores, states, sure = [], [], []
         for _ in range(n):
-            token, logits, chosen_by = self.step(candidate)
-            candidate = text.append(token)
+            token, logits, chosen_by = self.step()
+            self.text.append(token)
             if self.keep_logits:
                 scores.append(logits)
             if self._hook is not None:
@@ -172,10 +171,10 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 sure.append((chosen_by.gather(-1, token[..., None]) >= self.confidence).flatten().tolist())
                 if not any(map(all, zip(*sure, strict=True))):
                     break
-        self._drafted = n = text.length - ids.shape[1]
+        self._drafted = n = self.text.length - ids.shape[1]
         self._marks.append(self._watch.mark())
         return Draft(
-            candidate[:, ids.shape[1] :],
+            self.text.drafted,
             torch.cat(scores, dim=1).float() if scores else None,
             torch.cat(states, dim=1).to(ids.device) if states else None,
             _lengths(n, rooms, sure),
@@ -186,7 +185,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))
         if commit.shift is not None:
             self.forwards.move(commit.shift, commit.ids)
-            self._buffer = None
+            self.text.forget()
 
     def in_use(self) -> AbstractContextManager[None]:
         return self.forwards.in_use()
@@ -199,7 +198,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         """
         draft = self.propose(input_ids, None, [self.max_length - input_ids.shape[1]])
         self.hidden = draft.hidden
-        return self._buffer.ids if len(draft) else input_ids, draft.logits
+        return self.text.ids if len(draft) else input_ids, draft.logits
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Let γ be adapted to the last round."""
@@ -212,21 +211,12 @@ class ModelDrafter(Drafter, CandidateGenerator):
             self.draft_length.observe(Round(self._drafted, accepted, *seconds, first=self._first))
             self._marks = []
 
-    def _hold(self, ids: Tensor) -> TokenBuffer:
-        """Return the committed tokens in the drafter's own memory; those of earlier rounds are there already."""
-        if self._buffer is None:
-            self._buffer = TokenBuffer(ids)
-        else:
-            self._buffer.reset(ids, known=min(self._committed, ids.shape[1]))
-        self._committed = ids.shape[1]
-        return self._buffer
-
     def _forget_after(self, length: int) -> None:
         # All but the newest committed token were drafted here, so a longer cache only holds rejected ones.
         self.forwards.rewind(length)
 
-    def step(self, candidate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Draft one token after ``candidate`` ``(B, L)``.
+    def step(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Draft one token after the text; it is not part of it yet.
 
         Returns
         -------
@@ -234,20 +224,25 @@ class ModelDrafter(Drafter, CandidateGenerator):
             The token ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and what the token was chosen by: q where
             it is needed, else the logits.
         """
-        raw = self.vocabulary.logits(self.read(self.vocabulary.context(candidate)))
-        logits = process(self.processors, candidate, raw)
+        logits = self.vocabulary.logits(self.read())
+        if self.processors:
+            logits = process(self.processors, self.text.ids, logits)
         chosen_by = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
         token = self.randomness.categorical(chosen_by) if self.do_sample else logits.argmax(-1)
         return token, logits, chosen_by
 
-    def read(self, candidate: Tensor) -> Tensor:
+    def read(self) -> Tensor:
         """Run the model over what its cache lacks; return the last position's raw logits ``(B, 1, V)`` in float32."""
+        return self.read_tokens(self.vocabulary.context(self.text.since(self.forwards.seen)))
+
+    def read_tokens(self, tokens: Tensor) -> Tensor:
+        """Do the same over ``tokens`` ``(B, k)`` of the draft model's own."""
         with nullcontext() if self._hook is None else self._hook.over(0):
-            outputs = self.forwards.run(candidate.to(self.device), 1)
+            outputs = self.forwards.read(tokens.to(self.device))
         self.calls += 1
         self.tokens += self.forwards.sent
         logits = outputs.logits if outputs.logits.shape[1] == 1 else outputs.logits[:, -1:]
-        return logits.to(device=candidate.device, dtype=torch.float32)
+        return logits.to(device=tokens.device, dtype=torch.float32)
 
 
 def _lengths(n: int, rooms: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:

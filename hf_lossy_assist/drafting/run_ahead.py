@@ -52,8 +52,8 @@ class RunAheadDrafter(ModelDrafter):
         return _BY_POSITION[request.head.config.position](model, request, progress, **settings)
 
     @abstractmethod
-    def propose_one(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Draft one token after ``ids`` ``(B, L)``.
+    def propose_one(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Draft one token after the text.
 
         Returns
         -------
@@ -63,14 +63,15 @@ class RunAheadDrafter(ModelDrafter):
 
     def propose(self, ids: Tensor, layout: BatchLayout, rooms: Sequence[int]) -> Draft:
         before = self.calls, self.tokens, self._scored
-        text, width, rows = self._hold(ids), ids.shape[1], range(len(ids))
+        self.text.begin(ids)
+        rows = range(len(ids))
         trusted, waits, logits = [0] * len(ids), [False] * len(ids), []
         while not all(waits[i] or self.progress.ended(layout.rows[i]) for i in rows):
-            token, processed, score = self.propose_one(text.ids)
-            text.append(token)
+            token, processed, score = self.propose_one()
+            self.text.append(token)
             logits.append(processed)
             passing = []
-            for i, (drafted, passes) in enumerate(self._fetch(text.ids, len(logits), score, layout)):
+            for i, (drafted, passes) in enumerate(self._fetch(self.text.ids, len(logits), score, layout)):
                 if waits[i] or self.progress.ended(layout.rows[i]):
                     continue
                 if passes and trusted[i] < self.request.max_draft - 1:
@@ -82,7 +83,7 @@ class RunAheadDrafter(ModelDrafter):
             if passing:
                 self.progress.commit([layout.rows[i] for i, _ in passing], [[drafted] for _, drafted in passing])
         return Draft(
-            text.ids[:, width:],
+            self.text.drafted,
             torch.cat(logits, dim=1).float(),
             lengths=tuple(n + waiting for n, waiting in zip(trusted, waits, strict=True)),
             trusted=tuple(trusted),
@@ -93,7 +94,7 @@ class RunAheadDrafter(ModelDrafter):
     def observe(self, commit: Commit) -> None:
         if commit.shift is not None:
             self.forwards.move(commit.shift, commit.ids)
-            self._buffer = None
+            self.text.forget()
             return
         whole = min(commit.counts) == commit.drafted and commit.accepted == commit.counts
         if not whole:  # what has been read is not what the texts go on with
@@ -132,9 +133,9 @@ class RunAheadDrafter(ModelDrafter):
 class PreviousStateDrafter(RunAheadDrafter):
     """Scores a token by the state that predicted it: no forward that drafting does not need anyway."""
 
-    def propose_one(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        self.forwards.rewind(ids.shape[1] - 1)
-        token, logits, _ = self.step(ids)
+    def propose_one(self) -> tuple[Tensor, Tensor, Tensor]:
+        self.forwards.rewind(self.text.length - 1)
+        token, logits, _ = self.step()
         return token, logits, self._score()
 
 
@@ -147,15 +148,15 @@ class TokenStateDrafter(RunAheadDrafter):
         super().reset()
         self._next = None
 
-    def propose_one(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self.forwards.seen != ids.shape[1] or self._next is None:  # the last token was not the one that was read
-            self.forwards.rewind(ids.shape[1] - 1)
-            self._next = super().read(self.vocabulary.context(ids))
-        token, logits, _ = self.step(ids)
-        self._next = super().read(self.vocabulary.context(torch.cat([ids, token], dim=-1)))
+    def propose_one(self) -> tuple[Tensor, Tensor, Tensor]:
+        if self.forwards.seen != self.text.length or self._next is None:  # the last token was not the one that was read
+            self.forwards.rewind(self.text.length - 1)
+            self._next = super().read()
+        token, logits, _ = self.step()
+        self._next = self.read_tokens(self.vocabulary.context(token))
         return token, logits, self._score()
 
-    def read(self, candidate: Tensor) -> Tensor:
+    def read(self) -> Tensor:
         return self._next
 
 

@@ -54,6 +54,16 @@ class Forwards(ABC):
         """
 
     @abstractmethod
+    def read(self, tokens: Tensor) -> Any:
+        """Run a draft model over ``tokens`` ``(B, k)``, which follow those it has seen; logits of the last are wanted.
+
+        Returns
+        -------
+        ModelOutput
+            The forward's own output.
+        """
+
+    @abstractmethod
     def rewind(self, length: int) -> None:
         """Forget everything after the first ``length`` tokens, where there is anything."""
 

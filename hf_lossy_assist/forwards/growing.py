@@ -58,13 +58,18 @@ class GrowingForwards(Forwards):
         return self.carried["past_key_values"]
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        rows, length = text.shape
-        inputs = self.inputs.of_text(
-            text, self.carried, self.seen, length - self._covered, keep, first=self._outputs is None
-        )
+        longer = text.shape[1] - self._covered
+        inputs = self.inputs.of_text(text, self.carried, self.seen, longer, keep, first=self._outputs is None)
+        inputs.update(overrides)
+        return self._forward(inputs, *text.shape)
+
+    def read(self, tokens: Tensor) -> Any:
+        rows, length = len(tokens), self.seen + tokens.shape[1]
+        return self._forward(self.inputs.of_tokens(tokens, self.carried, length - self._covered, 1), rows, length)
+
+    def _forward(self, inputs: dict[str, Any], rows: int, length: int) -> Any:
         if rows > 1 and self.last_position is not None and inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"].clamp(max=self.last_position)
-        inputs.update(overrides)
         self._outputs = self.model(**inputs, return_dict=True)
         self.sent = rows * (length - self.seen)
         self.seen = length

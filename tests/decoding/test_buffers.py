@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
-from hf_lossy_assist.decoding.buffers import ROOM, GrowingTensor, TokenBuffer, counting, ones
+from hf_lossy_assist.decoding.buffers import ROOM, DraftedText, GrowingTensor, TokenBuffer, counting, ones
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -77,3 +79,37 @@ def test_the_next_token_stands_where_each_row_has_kept_to():
     assert whole[0, :2].tolist() == [1, 9]
     assert whole[1].tolist() == [2, 4, 5, 9]
     assert whole[2, :3].tolist() == [3, 4, 9]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_drafted_text_is_what_was_begun_with_and_drafted(seed: int):
+    """Whatever is read of it, and whenever, in rounds that keep some of a draft, and for a prefix, and another text."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rows = rng.choice([1, 3])
+
+    def tokens(count: int) -> torch.Tensor:
+        return torch.randint(1000, (rows, count), generator=generator)
+
+    drafted, text = DraftedText(), tokens(rng.randint(1, 5))
+    for _ in range(12):
+        drafted.begin(text.clone())
+        whole = text
+        for _ in range(rng.randint(0, 4)):
+            whole = torch.cat([whole, tokens(1)], dim=-1)
+            drafted.append(whole[:, -1:])
+            if rng.random() < 0.5:
+                start = rng.randint(0, whole.shape[1])
+                assert torch.equal(drafted.since(start), whole[:, start:])
+            if rng.random() < 0.3:
+                assert torch.equal(drafted.ids, whole)
+        assert drafted.length == whole.shape[1]
+        if whole.shape[1] > text.shape[1]:
+            assert torch.equal(drafted.drafted, whole[:, text.shape[1] :])
+        following = rng.random()
+        if following < 0.7:
+            text = torch.cat([whole[:, : rng.randint(text.shape[1], whole.shape[1])], tokens(1)], dim=-1)
+        elif following < 0.85:
+            text = text[:, : rng.randint(1, text.shape[1])]
+        else:
+            drafted.forget()
+            text = tokens(rng.randint(1, 9))

@@ -79,7 +79,12 @@ class StaticForwards(Forwards):
         self.slot.clear()
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        tokens = text[:, self.seen :].to(self.device)
+        return self._forward(text[:, self.seen :].to(self.device), keep)
+
+    def read(self, tokens: Tensor) -> Any:
+        return self._forward(tokens, 1)
+
+    def _forward(self, tokens: Tensor, keep: int) -> Any:
         start, count = self.seen, tokens.shape[1]
         width = next((x for x in sorted(self.compiled) if x >= count and self.slot.fits(start, x)), None)
         self.slot.seek(start)
