@@ -10,15 +10,16 @@ from types import ModuleType
 
 from .decoding.outputs import GenerateLossyOutput
 from .drafting.eagle3 import Eagle3
-from .enabling import disable, enable, enabled, last_stats
+from .enabling import collect, disable, enable, enabled, last_stats
 from .errors import LossyError, LossyUnsupportedError, LossyValueError
 from .heads import JudgeHead, VerifierHead
 from .hook import LossyVerification
-from .stats import LossyStats
+from .stats import CollectedStats, LossyStats
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CollectedStats",
     "Eagle3",
     "GenerateLossyOutput",
     "JudgeHead",
@@ -28,6 +29,7 @@ __all__ = [
     "LossyValueError",
     "LossyVerification",
     "VerifierHead",
+    "collect",
     "disable",
     "enable",
     "enabled",

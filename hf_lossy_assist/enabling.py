@@ -16,7 +16,7 @@ from transformers import GenerationMixin
 
 from .call.lossy_call import LossyCall
 from .compat import DECODING_METHODS, mark_user_cache, unwrap
-from .stats import LossyStats
+from .stats import CollectedStats, LossyStats
 
 _lock = threading.RLock()
 _counts: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -24,6 +24,7 @@ _everywhere = 0
 _running = 0
 _originals: dict[str, Callable[..., Any]] = {}
 _last: weakref.WeakKeyDictionary[nn.Module, LossyStats] = weakref.WeakKeyDictionary()
+_collecting: list[tuple[nn.Module | None, CollectedStats]] = []
 # The call on its way through generate()'s preparations, in this thread.
 _pending: ContextVar[LossyCall | None] = ContextVar("pending lossy call", default=None)
 
@@ -94,6 +95,33 @@ def enabled(model: nn.Module | None = None) -> Iterator[None]:
 def last_stats(model: nn.Module) -> LossyStats | None:
     """Return the statistics of the last completed lossy call on ``model``, from any thread, or None."""
     return _last.get(unwrap(model))
+
+
+@contextmanager
+def collect(model: nn.Module | None = None) -> Iterator[CollectedStats]:
+    """Collect the statistics of all lossy calls inside a ``with`` block, from any thread.
+
+    Parameters
+    ----------
+    model
+        Whose; None for every model.
+
+    Examples
+    --------
+    >>> import hf_lossy_assist
+    >>> with hf_lossy_assist.collect() as stats:
+    ...     pass
+    >>> len(stats), stats.tokens
+    (0, 0)
+    """
+    entry = None if model is None else unwrap(model), CollectedStats()
+    with _lock:
+        _collecting.append(entry)
+    try:
+        yield entry[1]
+    finally:
+        with _lock:
+            _collecting[:] = [other for other in _collecting if other is not entry]
 
 
 def _is_enabled(model: nn.Module) -> bool:
@@ -168,6 +196,10 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
         _pending.set(None)  # what the drafter generates inside is an ordinary call
         result, stats = call.decode(*args, **kwargs)
         _last[self] = stats
+        with _lock:
+            for model, collected in _collecting:
+                if model is None or model is self:
+                    collected.calls.append(stats)
         return result
 
     return decoding

@@ -17,13 +17,14 @@ from .call.refusals import check_mode
 from .compat import CandidateGenerator
 from .config import parse
 from .decoding.progress import Progress, Stopping
+from .decoding.recorders import StatsRecorder
 from .drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, draft_length_of
 from .drafting.model import ModelDrafter, check_draft_model, mask_of
 from .drafting.per_row import GeneratorDrafter
 from .errors import LossyUnsupportedError, LossyValueError
 from .messages import Draft, RowDecision
 from .sampling import Randomness
-from .stats import LossyStats, StatsRecorder
+from .stats import LossyStats
 from .verification.target import Verifier
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .messages import DraftCost, RowDecision
+from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LossyStats:
     """Statistics of one ``generate()`` call.
 
@@ -83,8 +79,8 @@ class LossyStats:
     head_calls: int = 0
     flops: Mapping[str, float] = field(default_factory=dict)
     plain_after: int | None = None
-    trace: tuple[str, ...] = field(default=(), repr=False)
-    rows: tuple[LossyStats, ...] = field(default=(), repr=False)
+    trace: tuple[str, ...] = ()
+    rows: tuple[LossyStats, ...] = ()
 
     @property
     def mean_accepted(self) -> float:
@@ -116,224 +112,153 @@ class LossyStats:
         """Share of the drafted tokens that were kept."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
-
-class StageTimer:
-    """Adds a block's time to one of several sums.
-
-    Parameters
-    ----------
-    seconds, stage
-        The sums, and which of them.
-    """
-
-    __slots__ = ("seconds", "stage", "started")
-
-    def __init__(self, seconds: dict[str, float], stage: str) -> None:
-        self.seconds = seconds
-        self.stage = stage
-
-    def __enter__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __exit__(self, *raised: Any) -> None:
-        self.seconds[self.stage] += time.perf_counter() - self.started
-
-
-class RowRecorder:
-    """Collects one row's statistics, token by token, so that a text that is cut back can still be counted.
-
-    Attributes
-    ----------
-    trace
-        As in :class:`LossyStats`.
-    lossy
-        Tokens kept lossily so far.
-    work
-        Forward passes and tokens in them, by their names in :class:`LossyStats`.
-    """
-
-    def __init__(self) -> None:
-        self.trace: list[str] = []
-        self.lossy = 0
-        self.work = dict.fromkeys(_WORK, 0)
-        self._credits: list[str | None] = []  # per token, the rule that an accepted one is credited to
-        self._rules: dict[str, int] = {}
-        # Per round: where its tokens begin in the trace, where those begin that the target decided, how many of these
-        # were kept, and how many it was to decide.
-        self._rounds: list[tuple[int, int, int, int]] = []
-        self._runs_ahead = False
-        self._ended: tuple[float, Mapping[str, float]] | None = None
-        self._plain_after: int | None = None
-
     @property
-    def generated(self) -> int:
-        """Tokens of the output so far."""
+    def tokens(self) -> int:
+        """Output tokens."""
         return len(self.trace)
 
     @property
-    def rounds(self) -> int:
-        """Rounds in which the target decided a token of the output."""
-        return sum(decided < len(self.trace) for _, decided, _, _ in self._rounds)
-
-    def add(self, decision: RowDecision, undecided: int, committed: int, trusting: str | None) -> None:
-        """Count a round of which ``committed`` tokens reached the output (stopping may cut a round short).
-
-        ``undecided`` is the number of drafted tokens that the target was to decide, and ``trusting`` the rule that
-        tokens which it was not asked about are credited to, for a rule that has such tokens.
-        """
-        start, trusted = len(self.trace), min(decision.trusted, committed)
-        kept = min(decision.n_accepted, committed - trusted)
-        lossless = decision.lossless[:kept]
-        self.lossy += trusted + kept - sum(lossless)
-        self.trace += ["accepted_lossy"] * trusted + ["accepted" if yes else "accepted_lossy" for yes in lossless]
-        credits: list[str | None] = [None] * kept
-        for rule, mask in decision.kept_by.items():
-            self._rules.setdefault(rule, 0)
-            for i in range(kept):
-                if mask[i]:
-                    credits[i] = rule
-        self._credits += [trusting] * trusted + credits
-        if committed > trusted + kept:
-            self.trace.append("corrected" if decision.n_accepted < undecided else "bonus")
-            self._credits.append(None)
-        self._rounds.append((start, start + trusted, kept, undecided))
-        self._runs_ahead = self._runs_ahead or trusting is not None
-
-    def cut(self, length: int) -> None:
-        """Let only the first ``length`` tokens be the text."""
-        del self.trace[length:], self._credits[length:]
-
-    def gave_up(self) -> None:
-        """Note that from here on nothing is drafted, if the text goes on."""
-        if self._ended is None:
-            self._plain_after = self.generated
-
-    def end(self, seconds: Mapping[str, float]) -> None:
-        """Note that the text has ended, and what the call's stages have taken until then."""
-        self._ended = time.perf_counter(), dict(seconds)
-
-    def finish(self, lossless: bool, started: float) -> LossyStats:
-        """Return the statistics of the text."""
-        length, count = len(self.trace), self.trace.count
-        reached = [x for x in self._rounds if x[0] < length]  # others were cut off whole
-        runs = [min(decided, length) - start for start, decided, _, _ in reached] if self._runs_ahead else []
-        asked = [x for x in reached if x[1] < length]
-        kept = [min(kept, length - decided) for _, decided, kept, _ in asked]
-        credits = Counter(rule for rule in self._credits if rule is not None)
-        at, seconds = self._ended or (time.perf_counter(), {})
-        return LossyStats(
-            rounds=len(asked),
-            drafted=sum(runs) + sum(undecided for *_, undecided in asked),
-            accepted=count("accepted") + count("accepted_lossy"),
-            accepted_lossy=count("accepted_lossy"),
-            corrected=count("corrected"),
-            bonus=count("bonus"),
-            **self.work,
-            accepted_histogram=_histogram(kept),
-            unverified=sum(runs),
-            run_histogram=_histogram(runs),
-            plain_after=self._plain_after,
-            accepted_by=self._rules | credits,
-            seconds={"total": at - started, **seconds},
-            lossless=lossless,
-            trace=tuple(self.trace),
-        )
-
-
-class StatsRecorder:
-    """Collects one run's statistics: the rows' own, and the time and the forwards that they share.
-
-    Parameters
-    ----------
-    lossless
-        Whether the rule, as configured, could not change the output's law.
-    rows
-        How many rows there are.
-    """
-
-    def __init__(self, lossless: bool, rows: int = 1) -> None:
-        self.lossless = lossless
-        self.rows = [RowRecorder() for _ in range(rows)]
-        self.seconds = dict.fromkeys(("drafting", "verifying", "deciding"), 0.0)
-        self.flops: Mapping[str, float] = {}
-        self._work = dict.fromkeys(_WORK, 0)
-        self._plain_after: int | None = None
-        self._started = time.perf_counter()
-        self._stopped: float | None = None
-
-    def timed(self, stage: str) -> StageTimer:
-        """Add the block's time to a stage."""
-        return StageTimer(self.seconds, stage)
-
-    def target_call(self, tokens: int, rows: Sequence[int], among: int) -> None:
-        """Count one forward of the target over so many tokens of ``among`` rows, for those that asked for it."""
-        self._count("target", 1, tokens, rows, among)
-
-    def draft_work(self, cost: DraftCost, rows: Sequence[int]) -> None:
-        """Count what a proposal for the given rows has cost."""
-        self._count("draft", cost.calls, cost.tokens, rows, len(rows))
-        self._work["head_calls"] += cost.scored
-
-    def _count(self, model: str, calls: int, tokens: int, rows: Sequence[int], among: int) -> None:
-        self._work[f"{model}_calls"] += calls
-        self._work[f"{model}_tokens"] += tokens
-        for row in rows:
-            work = self.rows[row].work
-            work[f"{model}_calls"] += calls
-            work[f"{model}_tokens"] += tokens // among
-
-    def gave_up(self) -> None:
-        """Note that from here on nothing is drafted."""
-        self._plain_after = sum(row.generated for row in self.rows)
-        for row in self.rows:
-            row.gave_up()
-
-    def end(self, row: int) -> None:
-        """Note that a row's text has ended."""
-        self.rows[row].end(self.seconds)
-
-    def stop(self) -> None:
-        """Note that the run may be over: reading the statistics later must not make it longer."""
-        self._stopped = time.perf_counter()
+    def tokens_per_second(self) -> float:
+        """Output tokens per second of the whole call."""
+        return self.tokens / self.seconds["total"] if self.seconds.get("total") else 0.0
 
     @property
-    def work(self) -> Mapping[str, int]:
-        """Forward passes and tokens in them so far, of all rows together."""
-        return self._work
+    def lossy_share(self) -> float:
+        """Share of the output tokens that only a lossy rule let through."""
+        return self.accepted_lossy / self.tokens if self.tokens else 0.0
 
-    def finish(self) -> LossyStats:
-        """Return the sums over rows, with the rows' own statistics."""
-        rows = tuple(row.finish(self.lossless, self._started) for row in self.rows)
-        total = (self._stopped or time.perf_counter()) - self._started
-        both = {**self._work, "flops": dict(self.flops), "plain_after": self._plain_after}
-        seconds = {"total": total, **self.seconds}
-        if len(rows) == 1:
-            own = replace(rows[0], **both, seconds=seconds)
-            return replace(own, rows=(own,))
-        counts = {name: sum(getattr(row, name) for row in rows) for name in _COUNTS}
-        return LossyStats(**counts, **both, **_merged(rows), seconds=seconds, lossless=self.lossless, rows=rows)
+    def to_dict(self, rows: bool = False) -> dict[str, Any]:
+        """Return everything that is counted and all that follows from it, as plain values that JSON can hold.
+
+        The trace is left out; of the rows of a batch, the same dictionaries where ``rows`` says so.
+        """
+        values = {x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("trace", "rows")}
+        values = {"tokens": self.tokens, **values, **{name: getattr(self, name) for name in _DERIVED}}
+        return values | ({"rows": [row.to_dict() for row in self.rows]} if rows else {})
+
+    def figures(self) -> dict[str, str]:
+        """Return what a person wants to read, by its name in words."""
+        known = {
+            "tokens": f"{self.tokens}",
+            "rounds": f"{self.rounds}",
+            "tokens per round": f"{self.tokens_per_round:.2f}",
+            "mean accepted": f"{self.mean_accepted:.2f}",
+            "drafted": f"{self.drafted}",
+            "accepted": f"{self.accepted} ({100 * self.acceptance_rate:.1f} % of drafted)",
+            "accepted only by the lossy rule": f"{self.accepted_lossy} ({100 * self.lossy_share:.1f} % of the text)",
+            "corrected": f"{self.corrected}",
+            "bonus": f"{self.bonus}",
+            "target calls": f"{self.target_calls}",
+            "draft calls": f"{self.draft_calls}",
+            "accepted by": ", ".join(f"{rule} {count}" for rule, count in self.accepted_by.items()),
+            "rounds by tokens accepted": " ".join(f"{n}:{count}" for n, count in enumerate(self.accepted_histogram)),
+        }
+        known |= {f"seconds, {stage}": f"{seconds:.3f}" for stage, seconds in self.seconds.items()}
+        return known | ({"tokens per second": f"{self.tokens_per_second:.1f}"} if self.seconds.get("total") else {})
+
+    @property
+    def title(self) -> str:
+        """What the figures are about."""
+        return "Statistics" + (" (lossless)" if self.lossless else " (lossy)")
+
+    def summary(self) -> str:
+        """Return the figures as a text of one line each.
+
+        Examples
+        --------
+        >>> print(LossyStats(rounds=2, drafted=4, accepted=3, trace=("accepted",) * 3 + ("bonus",) * 2).summary())
+        Statistics (lossless)
+          tokens                           5
+          rounds                           2
+          tokens per round                 2.50
+          mean accepted                    1.50
+          drafted                          4
+          accepted                         3 (75.0 % of drafted)
+          accepted only by the lossy rule  0 (0.0 % of the text)
+          corrected                        0
+          bonus                            0
+          target calls                     0
+          draft calls                      0
+        """
+        figures = {name: value for name, value in self.figures().items() if value}
+        width = max(map(len, figures))
+        return "\n".join([self.title, *(f"  {name:<{width}}  {value}" for name, value in figures.items())])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+            for name, value in self.figures().items()
+            if value
+        )
+        return f"<table><caption>{html.escape(self.title)}</caption>{rows}</table>"
+
+    def __repr__(self) -> str:
+        speed = f", {self.tokens_per_second:.1f} tokens/s" if self.tokens_per_second else ""
+        return (
+            f"<LossyStats: {self.tokens} tokens in {self.rounds} rounds, {self.tokens_per_round:.2f} per round, "
+            f"{100 * self.acceptance_rate:.1f} % of drafted accepted, {100 * self.lossy_share:.1f} % lossy{speed}>"
+        )
+
+    def __add__(self, other: LossyStats) -> LossyStats:
+        return joined([self, other]) if isinstance(other, LossyStats) else NotImplemented
+
+    def __radd__(self, other: object) -> LossyStats:
+        return self if other == 0 else NotImplemented  # where `sum` begins
 
 
-def joined(rows: Sequence[LossyStats]) -> LossyStats:
-    """Return the sums over rows that were decoded one by one."""
-    totals = {name: sum(getattr(row, name) for row in rows) for name in (*_COUNTS, *_WORK)}
+class CollectedStats:
+    """The statistics of several calls; whatever else it is asked for, it answers for their sum.
+
+    Attributes
+    ----------
+    calls
+        The statistics of every call, in the order in which they ended.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[LossyStats] = []
+
+    @property
+    def total(self) -> LossyStats:
+        """Their sum."""
+        return joined(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __iter__(self) -> Iterator[LossyStats]:
+        return iter(self.calls)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "calls":
+            raise AttributeError(name)
+        return getattr(self.total, name)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} calls: {self.total!r}>"
+
+
+def joined(calls: Sequence[LossyStats]) -> LossyStats:
+    """Return the sums over calls, with all of their rows."""
+    totals = {name: sum(getattr(call, name) for call in calls) for name in (*COUNTS, *WORK)}
     return LossyStats(
         **totals,
-        **_merged(rows),
-        seconds=_added(row.seconds for row in rows),
-        flops=_added(row.flops for row in rows),
-        lossless=all(row.lossless for row in rows),
-        plain_after=next((row.plain_after for row in rows if row.plain_after is not None), None),
-        rows=tuple(replace(row, rows=()) for row in rows),
+        **merged(calls),
+        seconds=_added(call.seconds for call in calls),
+        flops=_added(call.flops for call in calls),
+        lossless=all(call.lossless for call in calls),
+        plain_after=next((call.plain_after for call in calls if call.plain_after is not None), None),
+        rows=tuple(replace(row, rows=()) for call in calls for row in call.rows or (call,)),
     )
 
 
-def _merged(rows: Sequence[LossyStats]) -> dict[str, Any]:
+def merged(parts: Sequence[LossyStats]) -> dict[str, Any]:
+    """Return the sums of what is counted by length or by rule, and the traces one after another."""
     return {
-        "accepted_histogram": _summed(row.accepted_histogram for row in rows),
-        "run_histogram": _summed(row.run_histogram for row in rows),
-        "accepted_by": _added(row.accepted_by for row in rows),
-        "trace": tuple(kind for row in rows for kind in row.trace),
+        "accepted_histogram": _summed(part.accepted_histogram for part in parts),
+        "run_histogram": _summed(part.run_histogram for part in parts),
+        "accepted_by": _added(part.accepted_by for part in parts),
+        "trace": tuple(kind for part in parts for kind in part.trace),
     }
 
 
@@ -345,14 +270,25 @@ def _added(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return totals
 
 
-_WORK = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls")
-_COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
-
-
 def _summed(histograms: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(map(sum, zip_longest(*histograms, fillvalue=0)))
 
 
-def _histogram(values: Sequence[int]) -> tuple[int, ...]:
-    counts = Counter(values)
-    return tuple(counts[i] for i in range(max(counts, default=-1) + 1))
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+WORK = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls")
+"""What is counted of forward passes."""
+COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
+"""What is counted of tokens and rounds."""
+_DERIVED = (
+    "tokens_per_round",
+    "mean_accepted",
+    "acceptance_rate",
+    "lossy_share",
+    "target_calls_per_100_tokens",
+    "tokens_per_second",
+)

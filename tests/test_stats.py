@@ -1,268 +1,125 @@
-"""Statistics are what a list with one record per token says."""
+"""Statistics are read, added up and collected."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from dataclasses import dataclass, field, fields
-from typing import Any
+import copy
+import json
+import threading
+from dataclasses import replace
 
 import pytest
 
-from hf_lossy_assist.messages import DraftCost, RowDecision
-from hf_lossy_assist.stats import LossyStats, RowRecorder, StatsRecorder, joined
+import hf_lossy_assist
+from hf_lossy_assist.stats import LossyStats
+from tests.models import noisy_copy, prompt, tiny
 
-RULES = ("a", "b")
-SEEDS = pytest.mark.parametrize("seed", range(30))
-
-
-@dataclass
-class Token:
-    """One token of an output: how it came there, in which round, and which rule it is credited to."""
-
-    kind: str
-    round: int
-    trusted: bool = False
-    rule: str | None = None
-
-
-@dataclass
-class Row:
-    """A row whose rounds are made up, and a recorder that is told of them."""
-
-    generator: random.Random
-    runs_ahead: bool
-    recorder: RowRecorder
-    tokens: list[Token] = field(default_factory=list)
-    undecided: list[int] = field(default_factory=list)
-    """How many tokens the target was to decide in each round."""
-
-    def round(self, last: bool = False) -> None:
-        """Draft, keep and commit; the last round may end anywhere."""
-        draw, number = self.generator.randint, len(self.undecided)
-        trusted = draw(0, 4) if self.runs_ahead else 0
-        # After trusted tokens the target decides one, or none where the text has ended in them.
-        n = draw(0 if last and trusted else 1, 1) if self.runs_ahead else draw(0, 5)
-        accepted = draw(0, n)
-        lossless = [self.generator.random() < 0.6 for _ in range(n)]
-        credited = [self.generator.choice([*RULES, None]) for _ in range(n)]  # to one rule only, if to any
-        kept_by = {rule: [other == rule for other in credited] for rule in RULES} if n else {}
-        new = [Token("accepted_lossy", number, True, "ahead") for _ in range(trusted)]
-        for i in range(accepted):
-            new.append(Token("accepted" if lossless[i] else "accepted_lossy", number, rule=credited[i]))
-        if not self.runs_ahead or accepted < n:  # where it runs ahead, no bonus follows
-            new.append(Token("corrected" if accepted < n else "bonus", number))
-        new = new[: draw(0, len(new))] if last else new
-        decision = RowDecision(trusted, accepted, [7] * len(new), lossless, kept_by)
-        self.recorder.add(decision, n, len(new), "ahead" if self.runs_ahead else None)
-        self.tokens += new
-        self.undecided.append(n)
-
-    def cut(self, length: int) -> None:
-        self.recorder.cut(length)
-        self.tokens = self.tokens[:length]
-
-    def counted(self) -> dict[str, Any]:
-        """Count by looking at every token."""
-        tokens, kinds = self.tokens, Counter(token.kind for token in self.tokens)
-        seen = sorted({token.round for token in tokens})
-        decided = [i for i in seen if any(token.round == i and not token.trusted for token in tokens)]
-        runs = [sum(token.trusted for token in tokens if token.round == i) for i in seen] if self.runs_ahead else []
-        kept = [
-            sum(token.kind.startswith("accepted") for token in tokens if token.round == i and not token.trusted)
-            for i in decided
-        ]
-        return {
-            "rounds": len(decided),
-            "drafted": sum(token.trusted for token in tokens) + sum(self.undecided[i] for i in decided),
-            "accepted": kinds["accepted"] + kinds["accepted_lossy"],
-            "accepted_lossy": kinds["accepted_lossy"],
-            "corrected": kinds["corrected"],
-            "bonus": kinds["bonus"],
-            "unverified": sum(token.trusted for token in tokens),
-            "accepted_histogram": histogram(kept),
-            "run_histogram": histogram(runs),
-            "accepted_by": +Counter(token.rule for token in tokens if token.rule),
-            "trace": tuple(token.kind for token in tokens),
-        }
+ROW = LossyStats(
+    rounds=4,
+    drafted=20,
+    accepted=10,
+    accepted_lossy=3,
+    corrected=3,
+    bonus=1,
+    target_calls=4,
+    draft_calls=20,
+    accepted_histogram=(1, 0, 2, 1),
+    accepted_by={"topk": 10},
+    seconds={"total": 2.0, "drafting": 1.0},
+    lossless=False,
+    trace=("accepted",) * 7 + ("accepted_lossy",) * 3 + ("corrected",) * 3 + ("bonus",),
+)
+OTHER = replace(ROW, rounds=1, seconds={"total": 1.0, "deciding": 0.5}, accepted_by={"typical": 2}, plain_after=3)
 
 
-def histogram(values: list[int]) -> tuple[int, ...]:
-    return tuple(values.count(i) for i in range(max(values, default=-1) + 1))
+def test_what_follows_from_the_counts():
+    assert (ROW.tokens, ROW.tokens_per_round, ROW.mean_accepted, ROW.acceptance_rate) == (14, 3.5, 2.5, 0.5)
+    assert (ROW.tokens_per_second, ROW.lossy_share) == (7.0, 3 / 14)
+    nothing = LossyStats()
+    assert (nothing.tokens, nothing.tokens_per_second, nothing.lossy_share) == (0, 0.0, 0.0)
 
 
-def found(stats: LossyStats, names: Any) -> dict[str, Any]:
-    """Return what was counted, without the rules that nothing is credited to."""
-    return {name: getattr(stats, name) for name in names} | {"accepted_by": +Counter(stats.accepted_by)}
-
-
-def finished_rows(seed: int, recorder: StatsRecorder) -> list[Row]:
-    """Let all rows end, and one or another be cut back after its end."""
-    generator = random.Random(seed)
-    rows = [Row(generator, bool(seed % 2), own) for own in recorder.rows]
-    for row in rows:
-        for _ in range(generator.randint(0, 6)):
-            row.round()
-            assert row.recorder.lossy == row.counted()["accepted_lossy"]
-            assert row.recorder.rounds == row.counted()["rounds"]
-        row.round(last=True)
-        if generator.random() < 0.5:
-            row.cut(generator.randint(0, len(row.tokens)))
-    return rows
-
-
-@SEEDS
-def test_rows_are_counted_token_by_token(seed: int):
-    recorder = StatsRecorder(lossless=False, rows=3)
-    rows = finished_rows(seed, recorder)
-    stats = recorder.finish()
-    for row, own in zip(rows, stats.rows, strict=True):
-        wanted = row.counted()
-        assert found(own, wanted) == wanted
-        assert row.recorder.generated == len(row.tokens)
-        assert own.accepted + own.corrected + own.bonus == len(row.tokens)
-        assert not own.lossless
-
-
-def summed(parts: list[Any]) -> Any:
-    """Add numbers, Counters, and histograms, which may be of different lengths."""
-    if isinstance(parts[0], tuple):
-        longest = max(map(len, parts))
-        return tuple(sum(part[i] for part in parts if i < len(part)) for i in range(longest))
-    return sum(parts[1:], start=parts[0])
-
-
-@SEEDS
-def test_a_batch_is_the_sum_of_its_rows(seed: int):
-    recorder = StatsRecorder(lossless=True, rows=3)
-    wanted = [row.counted() for row in finished_rows(seed, recorder)]
-    stats = recorder.finish()
-    total = found(stats, wanted[0])
-    assert total.pop("trace") == sum((row.pop("trace") for row in wanted), ())
-    assert total == {name: summed([row[name] for row in wanted]) for name in total}
-    assert stats.lossless
-
-
-@SEEDS
-def test_rows_that_ran_alone_are_joined(seed: int):
-    """Unlike rows that ran together they share no forwards."""
-    generator, wanted, alone = random.Random(seed), [], []
-    for row in range(3):
-        recorder = StatsRecorder(lossless=row != 1)
-        (counted,) = finished_rows(seed + 2 * row, recorder)
-        recorder.target_call(generator.randint(1, 9), [0], 1)
-        recorder.flops = {"actual": generator.random()}
-        alone.append(recorder.finish())
-        wanted.append(counted.counted())
-    stats = joined(alone)
-    total = found(stats, wanted[0])
-    assert total.pop("trace") == sum((row.pop("trace") for row in wanted), ())
-    assert total == {name: summed([row[name] for row in wanted]) for name in total}
-    assert stats.target_calls == 3
-    assert stats.target_tokens == sum(row.target_tokens for row in alone)
-    assert stats.flops == {"actual": pytest.approx(sum(row.flops["actual"] for row in alone))}
-    for stage in ("total", "drafting", "verifying", "deciding"):
-        assert stats.seconds[stage] == pytest.approx(sum(row.seconds[stage] for row in alone))
-    assert not stats.lossless
-    for own, before in zip(stats.rows, alone, strict=True):
-        assert own.rows == ()
-        assert all(getattr(own, x.name) == getattr(before, x.name) for x in fields(own) if x.name != "rows")
-
-
-@SEEDS
-def test_forwards_are_counted_once_and_tokens_shared_out(seed: int):
-    generator, recorder = random.Random(seed), StatsRecorder(lossless=True, rows=4)
-    calls, tokens, scored = Counter(), Counter(), 0
-    own_calls, own_tokens = [Counter() for _ in range(4)], [Counter() for _ in range(4)]
-    for _ in range(12):
-        going_on = sorted(generator.sample(range(4), generator.randint(1, 4)))
-        asking = going_on[: generator.randint(1, len(going_on))]  # others have ended in trusted tokens
-        each, cost = generator.randint(1, 9), generator.randint(0, 5)
-        recorder.target_call(each * len(going_on), asking, len(going_on))
-        recorder.draft_work(DraftCost(cost, 2 * cost * len(going_on), cost), going_on)
-        calls += Counter(target=1, draft=cost)
-        tokens += Counter(target=each * len(going_on), draft=2 * cost * len(going_on))
-        scored += cost
-        for name, rows, count, share in (("target", asking, 1, each), ("draft", going_on, cost, 2 * cost)):
-            for row in rows:
-                own_calls[row][name] += count
-                own_tokens[row][name] += share
-    stats = recorder.finish()
-    assert (stats.target_calls, stats.draft_calls) == (calls["target"], calls["draft"])
-    assert (stats.target_tokens, stats.draft_tokens) == (tokens["target"], tokens["draft"])
-    assert stats.head_calls == scored == recorder.work["head_calls"]
-    for row, called, sent in zip(stats.rows, own_calls, own_tokens, strict=True):
-        assert (row.target_calls, row.draft_calls) == (called["target"], called["draft"])
-        assert (row.target_tokens, row.draft_tokens) == (sent["target"], sent["draft"])
-
-
-def test_rounds_add_up_also_where_stopping_cuts_one_short():
-    recorder = StatsRecorder(lossless=False)
-
-    def add(drafted: int, accepted: int, committed: int, lossless: list[bool], kept_by: dict[str, list[bool]]) -> None:
-        recorder.rows[0].add(RowDecision(0, accepted, [], lossless, kept_by), drafted, committed, None)
-
-    # drafted, accepted, committed: a rejection; a complete draft; cut inside the kept tokens; cut at the correction
-    add(4, 2, 3, [True, False, False, False], {"a": [True, False, False, False], "b": [False, True] * 2})
-    add(3, 3, 4, [True] * 3, {"a": [True] * 3, "b": [False] * 3})
-    add(4, 4, 2, [True, False, True, True], {"a": [True] * 4, "b": [False] * 4})
-    add(0, 0, 1, [], {})
-    stats = recorder.finish()
-    assert (stats.rounds, stats.drafted, stats.accepted, stats.accepted_lossy) == (4, 11, 7, 2)
-    assert (stats.corrected, stats.bonus) == (1, 2)
-    assert stats.accepted_histogram == (1, 0, 2, 1)
-    assert stats.accepted_by == {"a": 6, "b": 1}
-    assert stats.trace == (
-        *("accepted", "accepted_lossy", "corrected"),
-        *("accepted", "accepted", "accepted", "bonus"),
-        *("accepted", "accepted_lossy"),
-        "bonus",
+def test_one_line_says_what_matters():
+    assert repr(ROW) == (
+        "<LossyStats: 14 tokens in 4 rounds, 3.50 per round, 50.0 % of drafted accepted, 21.4 % lossy, 7.0 tokens/s>"
     )
-    assert stats.mean_accepted == pytest.approx(7 / 4)
-    assert stats.tokens_per_round == pytest.approx(10 / 4)
-    assert stats.acceptance_rate == pytest.approx(7 / 11)
 
 
-def test_runs_are_counted_by_their_lengths():
-    recorder = StatsRecorder(lossless=False)
-    for trusted in (3, 0, 1):
-        recorder.rows[0].add(RowDecision(trusted, 0, [], [False], {"b": [False]}), 1, trusted + 1, "ahead")
-    stats = recorder.finish()
-    assert (stats.runs, stats.unverified, stats.mean_run) == (3, 4, pytest.approx(4 / 3))
-    assert stats.run_histogram == (1, 1, 0, 1)
-    assert stats.accepted_by == {"ahead": 4, "b": 0}
+def test_a_summary_and_a_page_have_the_same_figures():
+    stats = replace(ROW, accepted_by={"<rule>": 10})
+    lines, page = stats.summary().splitlines(), stats._repr_html_()
+    assert lines[0] == "Statistics (lossy)"
+    for name, value in stats.figures().items():
+        assert any(line.split("  ")[1] == name and line.endswith(f"  {value}") for line in lines[1:])
+        assert f">{name}</th>" in page
+    assert "&lt;rule&gt; 10" in page
+    assert "<rule>" not in page
 
 
-def test_nothing_counted_divides_nothing():
-    stats = StatsRecorder(lossless=True).finish()
-    assert stats.mean_accepted == stats.tokens_per_round == stats.acceptance_rate == 0
-    assert stats.runs == stats.mean_run == stats.target_calls_per_100_tokens == 0
+def test_a_dictionary_holds_all_but_the_trace_and_is_json():
+    stats = replace(ROW, rows=(ROW,))
+    values = stats.to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert values["tokens_per_second"] == 7.0
+    assert values["accepted_histogram"] == [1, 0, 2, 1]
+    assert not {"trace", "rows"} & values.keys()
+    assert stats.to_dict(rows=True)["rows"] == [ROW.to_dict()]
 
 
-def test_time_goes_on_until_the_run_stops_and_a_row_s_until_it_ends():
-    recorder = StatsRecorder(lossless=True, rows=2)
-    with recorder.timed("drafting"):
-        sum(range(10_000))
-    recorder.end(0)
-    with recorder.timed("drafting"):
-        sum(range(10_000))
-    recorder.end(1)
-    recorder.stop()
-    first, second = recorder.finish(), recorder.finish()
-    assert first.seconds == second.seconds
-    early, late = (row.seconds for row in first.rows)
-    assert 0 < early["drafting"] < late["drafting"] == first.seconds["drafting"]
-    assert early["total"] < late["total"] <= first.seconds["total"]
+def test_calls_add_up():
+    both = ROW + OTHER
+    assert (both.rounds, both.drafted, both.target_calls, both.tokens) == (5, 40, 8, 28)
+    assert both.seconds == {"total": 3.0, "drafting": 1.0, "deciding": 0.5}
+    assert both.accepted_by == {"topk": 10, "typical": 2}
+    assert both.accepted_histogram == (2, 0, 4, 2)
+    assert both.plain_after == 3
+    assert both.rows == (ROW, OTHER)
+    assert sum([ROW, OTHER, ROW]) == ROW + OTHER + ROW
+    batch = replace(both, rows=(ROW, OTHER))
+    assert (batch + ROW).rows == (ROW, OTHER, ROW)
 
 
-def test_giving_up_is_noted_with_the_tokens_so_far():
-    recorder = StatsRecorder(lossless=True, rows=2)
-    assert recorder.finish().plain_after is None
-    for row, committed in zip(recorder.rows, (3, 2), strict=True):
-        row.add(RowDecision(0, committed, [], [True] * committed, {}), committed, committed, None)
-    recorder.gave_up()
-    recorder.rows[0].add(RowDecision(0, 0, [], [], {}), 0, 1, None)
-    recorder.end(0)
-    stats = recorder.finish()
-    assert stats.plain_after == 5
-    assert [row.plain_after for row in stats.rows] == [3, 2]
+@pytest.mark.parametrize("other", [1, "a", None])
+def test_only_statistics_add_up(other):
+    with pytest.raises(TypeError):
+        ROW + other
+    with pytest.raises(TypeError):
+        other + ROW
+
+
+def test_calls_inside_a_block_are_collected():
+    """Of one model or of all, from any thread, over batches; and no others."""
+    target, ids = tiny(), prompt()
+    draft = noisy_copy(target)
+    other = copy.deepcopy(target)
+    settings = {"assistant_model": draft, "lossy_mode": "topk", "max_new_tokens": 6, "do_sample": False}
+
+    def call(model, rows: int = 1):
+        return model.generate(ids[:1].repeat(rows, 1), **settings, return_dict_in_generate=True).lossy_stats
+
+    with hf_lossy_assist.enabled():
+        call(target)
+        with hf_lossy_assist.collect() as everything, hf_lossy_assist.collect(target) as own:
+            first = call(target)
+            thread = threading.Thread(target=call, args=(other,))
+            thread.start()
+            thread.join()
+            batch = call(target, 3)
+            target.generate(ids[:1], max_new_tokens=2)
+        call(target)
+    assert own.calls == [first, batch]
+    assert own.total == first + batch
+    assert (own.tokens, own.rounds) == (first.tokens + batch.tokens, first.rounds + batch.rounds)
+    assert len(own.rows) == 4
+    assert len(everything) == 3
+    assert "2 calls" in repr(own)
+    with pytest.raises(AttributeError, match="tokns"):
+        own.tokns  # noqa: B018
+
+
+def test_a_block_that_fails_collects_no_more():
+    with pytest.raises(ZeroDivisionError), hf_lossy_assist.collect() as stats:
+        1 / 0  # noqa: B018
+    target = tiny()
+    with hf_lossy_assist.enabled(target):
+        target.generate(prompt(), assistant_model=noisy_copy(target), lossy_mode="topk", max_new_tokens=3)
+    assert len(stats) == 0

@@ -15,11 +15,12 @@ from ..decoding.break_even import AlwaysDraft, BreakEven, speed_comparison
 from ..decoding.loop import Decoding, Run
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress, Stopping
+from ..decoding.recorders import StatsRecorder
 from ..decoding.row_by_row import RowByRow
 from ..drafting import Drafter
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..sampling import Randomness
-from ..stats import LossyStats, StatsRecorder
+from ..stats import LossyStats
 from ..verification.target import Target, Verifier
 from .drafter_choice import DrafterChoice
 from .forwards_choice import choose_forwards

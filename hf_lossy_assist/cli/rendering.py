@@ -51,26 +51,8 @@ def milliseconds(seconds: float | None) -> str:
 
 def stats_table(stats: LossyStats) -> Table:
     """Return a table of one call's statistics."""
-    table = Table("statistic", "value", title="Statistics" + (" (lossless)" if stats.lossless else " (lossy)"))
-    rows = {
-        "tokens": f"{len(stats.trace)}",
-        "rounds": f"{stats.rounds}",
-        "tokens per round": f"{stats.tokens_per_round:.2f}",
-        "mean accepted": f"{stats.mean_accepted:.2f}",
-        "drafted": f"{stats.drafted}",
-        "accepted": f"{stats.accepted} ({100 * stats.acceptance_rate:.1f} % of drafted)",
-        "accepted only by the lossy rule": f"{stats.accepted_lossy}",
-        "corrected": f"{stats.corrected}",
-        "bonus": f"{stats.bonus}",
-        "target calls": f"{stats.target_calls}",
-        "draft calls": f"{stats.draft_calls}",
-        "accepted by": ", ".join(f"{rule} {count}" for rule, count in stats.accepted_by.items()),
-        "rounds by tokens accepted": " ".join(f"{n}:{count}" for n, count in enumerate(stats.accepted_histogram)),
-    }
-    rows |= {f"seconds, {stage}": f"{seconds:.3f}" for stage, seconds in stats.seconds.items()}
-    if total := stats.seconds.get("total"):
-        rows["tokens per second"] = f"{len(stats.trace) / total:.1f}"
-    for name, value in rows.items():
+    table = Table("statistic", "value", title=stats.title)
+    for name, value in stats.figures().items():
         table.add_row(name, value)
     return table
 

@@ -17,9 +17,9 @@ from transformers import (
     StopStringCriteria,
 )
 
-from ..stats import StatsRecorder
 from .buffers import ROOM
 from .limits import BoundLimits, LosslessPositions
+from .recorders import StatsRecorder
 
 _STATELESS = (StopStringCriteria, MaxTimeCriteria)
 """Criteria that can be asked about one row at a time: what they say of it depends on nothing else."""

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..messages import Commit, Draft
-from ..stats import StatsRecorder
 
 if TYPE_CHECKING:
     from ..decoding.batch_layout import BatchLayout
+    from ..decoding.recorders import StatsRecorder
 
 
 class Drafter(ABC):

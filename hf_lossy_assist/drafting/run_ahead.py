@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 from ..acceptors import RunAhead
 from ..errors import LossyUnsupportedError
 from ..messages import Commit, Draft, DraftCost
-from ..stats import StatsRecorder
 from ..theory import DenseDecoder, verifier_flops
 from .model import ModelDrafter
 
 if TYPE_CHECKING:
     from ..decoding.batch_layout import BatchLayout
     from ..decoding.progress import Progress
+    from ..decoding.recorders import StatsRecorder
 
 
 class RunAheadDrafter(ModelDrafter):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -45,12 +44,7 @@ def _extend(app: Any, manager: Any) -> None:
     def lossy_stats() -> dict[str, Any]:
         models = {name: timed.model for name, timed in list(manager.loaded_models.items())}
         stats = {name: last_stats(model) for name, model in models.items() if model is not None}
-        return {name: _plain(value) for name, value in stats.items() if value is not None}
+        return {name: value.to_dict() for name, value in stats.items() if value is not None}
 
     app.add_exception_handler(LossyError, refuse)
     app.add_api_route(STATS_ROUTE, lossy_stats, methods=["GET"])
-
-
-def _plain(stats: Any) -> dict[str, Any]:
-    values = {field.name: getattr(stats, field.name) for field in dataclasses.fields(stats) if field.repr}
-    return values | {"mean_accepted": stats.mean_accepted, "tokens_per_round": stats.tokens_per_round}

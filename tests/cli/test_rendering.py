@@ -62,7 +62,7 @@ def test_the_table_says_what_the_statistics_say():
     assert shown["mean accepted"] == "2.50"
     assert shown["tokens per round"] == "3.50"
     assert shown["accepted"] == "10 (50.0 % of drafted)"
-    assert shown["accepted only by the lossy rule"] == "3"
+    assert shown["accepted only by the lossy rule"] == "3 (21.4 % of the text)"
     assert shown["rounds by tokens accepted"] == "0:1 1:0 2:2 3:1"
     assert shown["tokens per second"] == "7.0"
     assert "lossy" in table.title
