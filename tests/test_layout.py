@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,3 +70,13 @@ def test_a_room_of_tests_is_a_room_of_the_package():
     of_their_own = {"abuse", "benchmarks", "golden", "hub"}
     rooms = {str(path.parent.relative_to(TESTS)) for path in sources(TESTS)} - {"."}
     assert not [room for room in sorted(rooms - of_their_own) if not (PACKAGE / room).is_dir()]
+
+
+def test_importing_the_package_imports_nothing_else_and_shows_what_is_public():
+    code = (
+        "import hf_lossy_assist, sys; assert not {'torch', 'transformers'} & sys.modules.keys();"
+        "names = [x for x in dir(hf_lossy_assist) if x != '__version__'];"
+        "assert names == sorted(hf_lossy_assist.__all__);"
+        "assert all(getattr(hf_lossy_assist, name) is not None for name in names)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

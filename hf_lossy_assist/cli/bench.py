@@ -29,10 +29,12 @@ from ..evaluation.summary import summarise
 from . import bench_report
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
-from .options import Device, DraftSource, FirstSeed, Sample, TargetSource, Threads, parse_gamma, parse_modes
+from .options import RULES, Device, DraftSource, FirstSeed, Sample, TargetSource, Threads, parse_gamma, parse_modes
 
 DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_LENGTH = 100
+
+COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -35,6 +34,8 @@ class CleanCommand(_CleanErrors, TyperCommand):
 def limit_threads(threads: int | None) -> None:
     """Let torch use ``threads`` CPU threads; None leaves its own choice."""
     if threads is not None:
+        import torch  # takes seconds, and `--help` needs none of it
+
         torch.set_num_threads(threads)
 
 

@@ -17,8 +17,10 @@ from ..acceptors import REGISTRY
 from ..config import head_type, parse
 from ..errors import LossyValueError
 from .models import ModelOptions
-from .options import DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_config, parse_mode
+from .options import RULES, DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_config, parse_mode
 from .rendering import stats_table, traced_text
+
+COMMAND_OPTIONS = {"epilog": RULES}
 
 
 class ConsoleStreamer(TextStreamer):

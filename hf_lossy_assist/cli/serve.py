@@ -15,7 +15,9 @@ from ..serving import Settings
 from .options import RULES, RuleSettings, parse_config, parse_mode
 
 # Everything is read by the command below, which knows the options of transformers' server.
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+COMMAND_OPTIONS = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+}
 
 _HELP = """Run transformers' server (OpenAI-compatible) with lossy assisted generation.
 

@@ -32,7 +32,9 @@ COMPARISON = "comparison.json"
 # With fewer, a recall of 0.9 is known to worse than 6 points (one standard error of 3).
 _ENOUGH = 100
 
-app = typer.Typer(name="train", help="Train heads from mined or annotated data.", no_args_is_help=True)
+app = typer.Typer(
+    name="train", add_completion=False, help="Train heads from mined or annotated data.", no_args_is_help=True
+)
 
 Out = Annotated[Path, typer.Option(help="Folder for the head.")]
 PairName = Annotated[str | None, typer.Option(help="The bundled pair that the models are.")]

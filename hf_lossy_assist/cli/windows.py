@@ -18,8 +18,10 @@ from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..stats import LossyStats, joined
 from .console import limit_threads, progress
 from .models import judged_pair
-from .options import PairName, RowsFile, Threads, numbers
+from .options import RULES, PairName, RowsFile, Threads, numbers
 from .rendering import number, table
+
+COMMAND_OPTIONS = {"epilog": RULES}
 
 
 def windows(
