@@ -6,7 +6,7 @@ Importing this package changes nothing; :func:`enable` makes ``generate()`` unde
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from typing import Any
 
 from .decoding.outputs import GenerateLossyOutput
 from .drafting.eagle3 import Eagle3
@@ -31,14 +31,17 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
+    "evaluate",
     "last_stats",
 ]
 
 _SUBMODULES = ("pairs", "tasks", "theory")
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     # `hf_lossy_assist.pairs.load(...)` works after a plain import, which need not pay for it.
     if name in _SUBMODULES:
         return importlib.import_module(f".{name}", __name__)
+    if name == "evaluate":
+        return importlib.import_module(".evaluation.evaluate", __name__).evaluate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ from . import (
     acceptance,
     bench,
     demo,
+    evaluate,
     generate,
     import_autojudge,
     mine,
@@ -37,6 +38,7 @@ app.command("generate", epilog=_RULES)(generate.generate)
 app.command("train-pair")(train_pair.train_pair)
 app.command("evaluate-pair")(train_pair.evaluate_pair)
 app.command("acceptance")(acceptance.acceptance)
+app.command("evaluate", epilog=_RULES)(evaluate.evaluate)
 app.command("trade-off")(trade_off.trade_off)
 app.command("windows", epilog=_RULES)(windows.windows)
 app.command("mine")(mine.mine)

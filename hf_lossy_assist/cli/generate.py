@@ -16,8 +16,9 @@ from .. import enabled
 from ..acceptors import REGISTRY
 from ..config import head_type, parse
 from ..errors import LossyValueError
+from ..evaluation.modes import parse_config
 from .models import ModelOptions
-from .options import DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_config, parse_mode
+from .options import DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_mode
 from .rendering import stats_table, traced_text
 
 
