@@ -70,7 +70,8 @@ def acceptance(
     origin = records.provenance(device, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed, prompts=texts)
     put = batches_of(loaded.encode(examples), device=device, seed=seed)
     rows = measure(
-        Models(loaded.target, loaded.draft, heads), modes, put, max_new_tokens, decode=lambda tokens: loaded.tokenizer.decode(tokens, skip_special_tokens=True),
+        Models(loaded.target, loaded.draft, heads), modes, put, max_new_tokens,
+        decode=lambda tokens: loaded.tokenizer.decode(tokens, skip_special_tokens=True),
     )  # fmt: skip
     measured = []
     with progress(screen) as bar, records.written(out, origin) as write:
