@@ -18,12 +18,13 @@ from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..stats import LossyStats, joined
 from .console import limit_threads, progress
 from .models import ModelOptions
-from .options import PairName, RowsFile, Threads, numbers
+from .options import DraftSource, PairName, RowsFile, Threads, numbers
 from .rendering import number, table
 
 
 def windows(
     pair: PairName = "arithmetic",
+    assistant: DraftSource = None,
     gammas: Annotated[str, typer.Option(help="Values of γ, with commas between.")] = "1,2,3,4,5,6,8,10,12,16,20,24",
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 40,
     mode: Annotated[str, typer.Option(help="The rule.")] = "lossless",
@@ -34,7 +35,7 @@ def windows(
     limit_threads(threads)
     disable_progress_bar()
     wanted = [*numbers("--gammas", gammas, int), "auto"]
-    loaded, screen = ModelOptions(pair, device="cpu").load(), Console()
+    loaded, screen = ModelOptions(pair, assistant=assistant, device="cpu").load(), Console()
     prompts = loaded.encode(loaded.examples(problems))
     with (
         progress(screen) as bar,
