@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from hf_lossy_assist.cli import bench_report
-from hf_lossy_assist.cli.trade_off import TradeOff, plot_trade_off
 from hf_lossy_assist.evaluation.plots import plot
-from hf_lossy_assist.evaluation.quality import Quality
+from hf_lossy_assist.evaluation.quality import ModeScore
 from hf_lossy_assist.evaluation.summary import ModeSummary, Spread
 
 from . import command
@@ -23,19 +22,17 @@ _HERE = Path(__file__).parent
 def main(
     folder: Annotated[Path, typer.Argument(help="Where to look for rows, folders in it included.")] = _HERE,
 ) -> None:
-    """Draw every ``bench.jsonl`` and ``trade-off-*.jsonl`` of a folder."""
-    for path in sorted(folder.rglob("*.jsonl")):
+    """Draw every ``bench.jsonl`` of a folder."""
+    for path in sorted(folder.rglob("bench.jsonl")):
         origin, *rows = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
         draw(origin, rows, path.with_suffix(".png"))
 
 
 def draw(origin: dict[str, Any], rows: list[dict[str, Any]], path: Path) -> None:
     """Draw one file of rows."""
-    if swept := _read(rows, TradeOff):
-        plot_trade_off(swept, path)
-    elif summaries := _read(rows, ModeSummary):
-        summaries = [dataclasses.replace(row, tokens_per_second=Spread(**row.tokens_per_second)) for row in summaries]
-        plot(*bench_report.picture(summaries, _read(rows, Quality)), path, bench_report.title(origin), bottom=0)
+    summaries = _read(rows, ModeSummary)
+    summaries = [dataclasses.replace(row, tokens_per_second=Spread(**row.tokens_per_second)) for row in summaries]
+    plot(*bench_report.picture(summaries, _read(rows, ModeScore)), path, bench_report.title(origin), bottom=0)
 
 
 def _read(rows: list[dict[str, Any]], table: type) -> list[Any]:

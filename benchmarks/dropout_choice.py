@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from hf_lossy_assist.evaluation.comparison import texts_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
-from hf_lossy_assist.evaluation.quality import judge
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.stats import joined
@@ -74,7 +73,8 @@ def dropout_choices(
         config = {"criterion": criterion, "dropout": dropout, "num_paths": num_paths}
         mode = DecodingMode("dropmatch", "dropmatch", config, gamma)
         responses = [run_request(models, mode, batch, pair.task.max_new_tokens) for batch in batches]
-        right = judge(pair.tokenizer, pair.task, examples, texts_of(responses))
+        texts = pair.tokenizer.batch_decode(texts_of(responses), skip_special_tokens=True)
+        right = [pair.task.correct(example, text) for example, text in zip(examples, texts, strict=True)]
         stats = joined([response.stats for response in responses])
         yield DropoutChoice(
             criterion=criterion,

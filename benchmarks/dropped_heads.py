@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist.acceptors import DropMatch
 from hf_lossy_assist.acceptors.dropmatch import majority
+from hf_lossy_assist.evaluation.evaluate import evaluate
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
-from hf_lossy_assist.evaluation.quality import evaluate
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.pairs import Pair
@@ -142,8 +142,13 @@ def path_accuracies(
     runs = [(0.0, 1), *((dropout, path) for dropout in dropouts for path in range(1, num_paths + 1))]
     for dropout, path in runs:
         with dropped_head(pair.target, dropout, Randomness(seed + path - 1)):
-            result = evaluate(pair.target, pair.tokenizer, pair.task, problems, split=split, batch_size=batch_size)
-        yield PathAccuracy(dropout, path, result.problems, result.accuracy, result.unanswered)
+            result = evaluate(
+                pair.target, tokenizer=pair.tokenizer, task=pair.task, modes="plain", limit=problems, split=split,
+                batch_size=batch_size,
+            )  # fmt: skip
+        said = zip(pair.task.examples(split, problems), result.answers, strict=True)
+        unanswered = sum(pair.task.answer(example, answer.text) is None for example, answer in said)
+        yield PathAccuracy(dropout, path, len(result.answers), result.modes["plain"].score, unanswered)
 
 
 def own_texts(pair: Pair, problems: int, *, split: str = "test", batch_size: int = 50) -> list[Text]:

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
-from hf_lossy_assist.cli.options import Device, DraftSource, Gamma, TargetSource, Threads, parse_modes
+from hf_lossy_assist.cli.options import Device, DraftSource, Gamma, TargetSource, Threads
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import records
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, batches_of, run_request
 from hf_lossy_assist.theory import ears_acceptance, lossless_acceptance
 

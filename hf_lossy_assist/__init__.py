@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .errors import LossyError as LossyError
     from .errors import LossyUnsupportedError as LossyUnsupportedError
     from .errors import LossyValueError as LossyValueError
+    from .evaluation.evaluate import evaluate as evaluate
     from .heads import JudgeHead as JudgeHead
     from .heads import VerifierHead as VerifierHead
     from .hook import LossyVerification as LossyVerification
@@ -42,6 +43,7 @@ _PLACES = {
     "disable": "enabling",
     "enable": "enabling",
     "enabled": "enabling",
+    "evaluate": "evaluation.evaluate",
     "last_stats": "enabling",
 }
 _SUBMODULES = ("pairs", "tasks", "theory")

@@ -21,7 +21,7 @@ from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..heads import VerifierHead
 from ..stats import joined
 from .console import limit_threads, progress
-from .models import ModelOptions, load_model
+from .models import ModelOptions
 from .options import Device, DraftSource, FirstSeed, Gamma, PairInstead, RowsFile, TargetSource, Threads
 from .rendering import Column, number, percent, table
 
@@ -57,12 +57,9 @@ def acceptance(
     Models run in float32. With both --pair and --assistant, the draft is not the pair's.
     """
     limit_threads(threads)
-    options = ModelOptions(pair, model, assistant if pair is None else None, "float32", device)
+    options = ModelOptions(pair, model, assistant, "float32", device)
     options.check()
     loaded = options.load().asked("--prompts", prompts)
-    draft = loaded.draft
-    if pair is not None and assistant is not None:
-        draft = load_model("--assistant", assistant, "float32", device)
     heads = {}
     if verifier_head is not None:
         heads["sprinter"] = VerifierHead.from_pretrained(verifier_head).to(device)
@@ -71,9 +68,10 @@ def acceptance(
     examples, screen = loaded.examples(count), Console()
     texts = [example.prompt for example in examples]
     origin = records.provenance(device, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed, prompts=texts)
+    put = batches_of(loaded.encode(examples), device=device, seed=seed)
     rows = measure(
-        Models(loaded.target, draft, heads), modes, batches_of(loaded.encode(examples), device=device, seed=seed),
-        max_new_tokens, decode=lambda tokens: loaded.tokenizer.decode(tokens, skip_special_tokens=True),
+        Models(loaded.target, loaded.draft, heads), modes, put, max_new_tokens,
+        decode=lambda tokens: loaded.tokenizer.decode(tokens, skip_special_tokens=True),
     )  # fmt: skip
     measured = []
     with progress(screen) as bar, records.written(out, origin) as write:

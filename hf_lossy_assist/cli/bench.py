@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,25 +14,24 @@ from rich.progress import Progress
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from ..acceptors import REGISTRY
-from ..config import head_type
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..evaluation import records
+from ..evaluation.answers import AnswerStore
 from ..evaluation.comparison import run_comparison, texts_of, warm_up
+from ..evaluation.evaluate import Evaluation, reference_of
 from ..evaluation.meters import CLOCKS, Clock, energy_counter, machine
-from ..evaluation.modes import DecodingMode, Models, usual_modes
+from ..evaluation.modes import DecodingMode, Models, parse_gamma, parse_modes, usual_modes
 from ..evaluation.plots import plot
-from ..evaluation.quality import Quality, judge, qualities
-from ..evaluation.requests import Instruments, PromptBatch, batches_of, run_request
+from ..evaluation.quality import ModeScore
+from ..evaluation.requests import Instruments, PromptBatch, Response, batches_of
 from ..evaluation.roofline import Cost, Roofline, measure_rates
 from ..evaluation.summary import summarise
 from . import bench_report
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
-from .options import RULES, Device, DraftSource, FirstSeed, Sample, TargetSource, Threads, parse_gamma, parse_modes
+from .options import RULES, Device, DraftSource, FirstSeed, Sample, TargetSource, Threads
 
 DTYPES = ("float32", "bfloat16", "float16")
-_DEFAULT_LENGTH = 100
 
 COMMAND_OPTIONS = {"epilog": RULES}
 
@@ -75,7 +74,9 @@ def bench(
     sample: Sample = False,
     temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
     seed: FirstSeed = 0,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; float32 by default, bfloat16 with --pair smollm2.")
+    ] = None,
     device: Device = "cpu",
     threads: Threads = None,
     clock: Annotated[
@@ -90,25 +91,26 @@ def bench(
     """
     limit_threads(threads)
     disable_progress_bar()
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise LossyValueError(f"`--dtype` has to be one of {list(DTYPES)}, but is {dtype!r}")
     if clock not in CLOCKS or (clock == "cpu" and (device != "cpu" or torch.get_num_threads() > 1)):
         raise LossyValueError(
             f"`--clock` has to be one of {list(CLOCKS)}, cpu only with `--threads 1`, but is {clock!r}"
         )
     where, screen, warmth = torch.device(device), Console(), temperature if sample else None
-    drafted = parse_gamma("--gamma", gamma)
+    drafted, dtype = parse_gamma("--gamma", gamma), dtype or (None if pair is not None else "float32")
     chosen = None if modes is None else parse_modes(modes, drafted, warmth)
     loaded, models, preparation = _load(
         context, ModelOptions(pair, model, assistant, dtype, device, folder), head or (), prompt_file
     )
     examples, pad = loaded.examples(prompts), loaded.tokenizer.pad_token_id
-    length = max_new_tokens or (_DEFAULT_LENGTH if loaded.task is None else loaded.task.max_new_tokens)
+    length = max_new_tokens or loaded.length
     batches = batches_of(loaded.encode(examples), batch, device=where, pad=pad, length=prompt_length, seed=seed)
     able, notes = _able(chosen, models, drafted, warmth, batches[0], length)
     settings = {
         "models": {"target": _size(models.target), "draft": _size(models.draft)}, **preparation.settings,
-        "dtype": dtype, "gamma": gamma, "batch": batch, "clock": clock, "prompts": len(examples),
+        "dtype": str(models.target.dtype).removeprefix("torch."),
+        "gamma": gamma, "batch": batch, "clock": clock, "prompts": len(examples),
         "prompt_length": prompt_length, "repeats": repeats, "seed": seed, "temperature": warmth,
         "max_new_tokens": length,
     }  # fmt: skip
@@ -120,15 +122,13 @@ def bench(
             track=bar.track, write=write,
         )  # fmt: skip
         texts = {label: texts_of(answers) for label, answers in responses.items()}
-        marks: list[Quality] = []
+        marks: list[ModeScore] = []
         if loaded.task is not None and prompt_length is None:
-            judged, said = examples, texts
-            if accuracy_problems is not None:
-                judged = loaded.examples(accuracy_problems)
-                put = batches_of(loaded.encode(judged), batch, device=where, pad=pad, seed=seed)
-                said = {mode.label: _answers(bar, loaded.models, mode, put, length) for mode in able}
-            right = {label: judge(loaded.tokenizer, loaded.task, judged, own) for label, own in said.items()}
-            marks = qualities(right, bench_report.reference(able))
+            evaluation = Evaluation(
+                loaded.models, loaded.tokenizer, loaded.task, able, bench_report.reference(able) or reference_of(able),
+                accuracy_problems or len(examples), batch_size=batch, max_new_tokens=length, seed=seed,
+            )  # fmt: skip
+            marks = _scores(bar, evaluation, {} if accuracy_problems else responses)
         limit = None
         if roofline:
             response = sum(r.tokens for r in requests) / len(requests) / batch
@@ -166,20 +166,20 @@ def _able(
     ]
     wanted = chosen or everything
     for mode in wanted:
-        for rule in mode.rules:
-            if head_type(REGISTRY[rule]) is not None and rule not in models.heads:
-                raise LossyValueError(f"`--modes` has {mode.label!r}, which needs a head; add `--head {rule}=SOURCE`")
+        mode.check_heads(models.heads)
     labels = [mode.label for mode in wanted]
     if len(set(labels)) < len(labels):
         raise LossyValueError(f"`--modes` has to name every mode once, but is {labels}")
     return warm_up(models, wanted, batch, max_new_tokens, strict=chosen is not None)
 
 
-def _answers(
-    bar: Progress, models: Models, mode: DecodingMode, batches: list[PromptBatch], max_new_tokens: int
-) -> list[list[int]]:
-    shown = bar.track(batches, description=f"judging {mode.label}")
-    return texts_of(run_request(models, mode, batch, max_new_tokens) for batch in shown)
+def _scores(bar: Progress, evaluation: Evaluation, timed: Mapping[str, Sequence[Response]]) -> list[ModeScore]:
+    """Score the responses that were timed, or answer the problems where there are none."""
+    store = AnswerStore()
+    evaluation.take(timed, store)
+    for _ in bar.track(evaluation.run(store), total=len(evaluation.examples), description="judging"):
+        pass
+    return list(evaluation.result(store).modes.values())
 
 
 def _limit(

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..evaluation.evaluate import score_point
 from ..evaluation.modes import STOCK, TARGET_ALONE, DecodingMode
 from ..evaluation.plots import PlotPoint
-from ..evaluation.quality import Quality
+from ..evaluation.quality import ModeScore
 from ..evaluation.roofline import Roofline
 from ..evaluation.summary import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
 from .rendering import Column, milliseconds, number, percent, table
@@ -26,7 +27,7 @@ def reference(modes: Sequence[DecodingMode | ModeSummary]) -> str | None:
 def show(
     screen: Console,
     rows: Sequence[ModeSummary],
-    marks: Sequence[Quality],
+    marks: Sequence[ModeScore],
     roofline: Roofline | None,
     origin: Mapping[str, Any],
     notes: Sequence[str],
@@ -56,14 +57,14 @@ def title(origin: Mapping[str, Any]) -> str:
     )
 
 
-def picture(rows: Sequence[ModeSummary], marks: Sequence[Quality]) -> tuple[dict[str, list[PlotPoint]], str, str]:
+def picture(rows: Sequence[ModeSummary], marks: Sequence[ModeScore]) -> tuple[dict[str, list[PlotPoint]], str, str]:
     """Return the points and axes of a plot: speed against accuracy, or against tokens kept where nothing is judged."""
-    accuracies = {mark.label: (100 * mark.accuracy, 100 * mark.low, 100 * mark.high) for mark in marks}
+    accuracies = {mark.label: score_point(mark, 0).y for mark in marks}
     points = {}
     for row in rows:
         speed, kept = row.tokens_per_second, (row.mean_accepted or 0.0,) * 3
         points[row.label] = [PlotPoint(accuracies.get(row.label, kept), (speed.median, speed.low, speed.high))]
-    xlabel = "accuracy (%, bars: 95 % interval)" if marks else "drafted tokens kept per round"
+    xlabel = "score (%; bars: 95 % interval of the difference)" if marks else "drafted tokens kept per round"
     return points, xlabel, "tokens per second (median; bars: least and largest of the repeats)"
 
 
@@ -98,14 +99,13 @@ def text_table(rows: Sequence[ModeSummary]) -> Table:
     return table(rows, columns, "Drafted tokens kept per round, and their share by request")
 
 
-def answer_table(rows: Sequence[Quality]) -> Table:
-    """Lay out how many answers of every mode are right."""
+def answer_table(rows: Sequence[ModeScore]) -> Table:
+    """Lay out how good the answers of every mode are."""
     columns: dict[str, Column] = {
         "mode": lambda mark: mark.label,
-        "right": lambda mark: f"{mark.correct} of {mark.problems}",
-        "accuracy (%)": lambda mark: percent(mark.accuracy, 1),
-        "95 %": lambda mark: f"{100 * mark.low:.1f}–{100 * mark.high:.1f}",
-        "points against\nlossless": _difference,
+        "problems": lambda mark: str(mark.n),
+        "score (%)": lambda mark: percent(mark.score, 1),
+        "points against\nlossless": points,
     }
     return table(rows, columns, "Answers")
 
@@ -194,5 +194,7 @@ def _times(other: str) -> Column:
     return lambda row: f"{row.ratios[other]:.2f}"
 
 
-def _difference(mark: Quality) -> str:
-    return "" if mark.difference is None else f"{100 * mark.difference:+.1f} ± {100 * mark.margin:.1f}"
+def points(row: ModeScore) -> str:
+    """Return a mode's difference to the reference with its interval, in points; nothing for the reference itself."""
+    values = (row.difference, row.low, row.high)
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * value for value in values)) if any(values) else ""

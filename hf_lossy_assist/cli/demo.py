@@ -13,9 +13,11 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
+from ..evaluation.answers import AnswerStore
 from ..evaluation.comparison import run_comparison, texts_of, warm_up
+from ..evaluation.evaluate import Evaluation
 from ..evaluation.modes import TARGET_ALONE, DecodingMode, Models
-from ..evaluation.quality import Quality, judge, qualities
+from ..evaluation.quality import ModeScore
 from ..evaluation.requests import Response, batches_of
 from ..evaluation.summary import ModeSummary, summarise
 from ..heads import Head
@@ -74,13 +76,14 @@ def demo(
     with progress(screen) as bar:
         records, responses = run_comparison(models, modes, batches, length, repeats=1, meter=False, track=bar.track)
     texts = {label: texts_of(answers) for label, answers in responses.items()}
-    marks = {label: judge(pair.tokenizer, pair.task, examples, said) for label, said in texts.items()}
+    store, evaluation = AnswerStore(), Evaluation(models, pair.tokenizer, pair.task, modes, TARGET_ALONE, problems)
+    evaluation.take(responses, store)
     # A question that the shown modes answer in different words shows most.
     differ = [len({tuple(texts[label][i]) for label in SHOWN}) == len(SHOWN) for i in range(problems)]
     shown = differ.index(True) if any(differ) else 0
-    answers = [(label, responses[label][shown], marks[label][shown]) for label in SHOWN]
+    answers = [(label, responses[label][shown], store.known[label, shown].score == 1) for label in SHOWN]
     screen.print(_side_by_side(pair, examples[shown], answers, colour=screen.color_system is not None))
-    screen.print(_results(modes, summarise(modes, records), qualities(marks), gamma))
+    screen.print(_results(modes, summarise(modes, records), list(evaluation.result(store).modes.values()), gamma))
     screen.print(
         "Mean accepted: drafted tokens kept per round. Tokens per round counts the target's own token too. Speeds are "
         "ratios of tokens/s, greedy modes to greedy ones, sampled modes to sampled ones.",
@@ -104,8 +107,10 @@ def _side_by_side(
     return Group(Text(example.prompt.strip()), table, legend)
 
 
-def _results(modes: Sequence[DecodingMode], rows: Sequence[ModeSummary], marks: Sequence[Quality], gamma: int) -> Table:
-    table = Table(title=f"{marks[0].problems} problems, {gamma} drafted tokens per round, one at a time")
+def _results(
+    modes: Sequence[DecodingMode], rows: Sequence[ModeSummary], marks: Sequence[ModeScore], gamma: int
+) -> Table:
+    table = Table(title=f"{marks[0].n} problems, {gamma} drafted tokens per round, one at a time")
     table.add_column("mode", overflow="fold")
     for heading in ("accuracy", "mean\naccepted", "tokens\nper\nround", "tokens\n/s", "×\nlossless", "×\ntarget"):
         table.add_column(heading, justify="right")
@@ -113,7 +118,7 @@ def _results(modes: Sequence[DecodingMode], rows: Sequence[ModeSummary], marks: 
     for mode, row, mark in zip(modes, rows, marks, strict=True):
         table.add_row(
             mode.label,
-            f"{100 * mark.accuracy:.1f} %",
+            f"{100 * mark.score:.1f} %",
             "" if row.mean_accepted is None else f"{row.mean_accepted:.2f}",
             "" if row.tokens_per_round is None else f"{row.tokens_per_round:.2f}",
             f"{row.tokens_per_second.median:.0f}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -16,8 +17,10 @@ from .. import enabled
 from ..acceptors import REGISTRY
 from ..config import head_type, parse
 from ..errors import LossyValueError
+from ..evaluation.modes import parse_config
+from ..tasks import Example
 from .models import ModelOptions
-from .options import RULES, DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_config, parse_mode
+from .options import RULES, DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_mode
 from .rendering import stats_table, traced_text
 
 COMMAND_OPTIONS = {"epilog": RULES}
@@ -89,7 +92,10 @@ def generate(
     # Marks are known once all is done: till then a terminal shows a preview, anything else nothing.
     live = Live(console=screen, transient=True) if show_acceptance and screen.is_terminal else None
     streamer = ConsoleStreamer(tokenizer, screen, live) if live is not None or not show_acceptance else None
-    inputs = tokenizer(prompt, return_tensors="pt").to(target.device)
+    if pair is None:
+        inputs = tokenizer(prompt, return_tensors="pt").to(target.device)
+    else:  # a question to it, and no text to continue, where it is a chat model
+        inputs = {"input_ids": torch.tensor(loaded.encode([Example(prompt, "")]), device=target.device)}
     with enabled(target), live or contextlib.nullcontext():
         output = target.generate(
             **inputs,

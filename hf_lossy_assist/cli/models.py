@@ -52,13 +52,32 @@ STORY_OPENINGS = (
 )
 """Prompts for models without a task."""
 
+DEFAULT_LENGTH = 100
+"""Of responses to them, in tokens."""
+
+
+class Openings(Task):
+    """Texts to continue, none of which has a right answer."""
+
+    name = "openings"
+    splits = ("test",)
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        return [Example(text, "") for text in self.texts[:n]]
+
+    def extract_answer(self, text: str) -> str | None:
+        return text.strip() or None
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedModels:
     """A target and a draft with their tokenizer, heads and prompts."""
 
     target: PreTrainedModel | None  # None where it is behind an API only
-    draft: PreTrainedModel | Eagle3
+    draft: PreTrainedModel | Eagle3 | None  # None where nothing is assisted
     tokenizer: PreTrainedTokenizerBase  # of both models
     # Where prompts come from, and what an answer is; None for models whose answers can't be judged.
     task: Task | None = None
@@ -69,6 +88,11 @@ class LoadedModels:
     def models(self) -> Models:
         """The models and heads, as decoding modes take them."""
         return Models(self.target, self.draft, self.heads)
+
+    @property
+    def length(self) -> int:
+        """The longest response, in tokens, where nothing else is said."""
+        return DEFAULT_LENGTH if self.task is None else self.task.max_new_tokens
 
     @property
     def by_role(self) -> dict[str, PreTrainedModel]:
@@ -86,15 +110,12 @@ class LoadedModels:
 
     def examples(self, n: int) -> list[Example]:
         """Return the first ``n`` prompts."""
-        if self.task is not None:
-            return self.task.examples("test", n)
-        return [Example(text, "") for text in self.texts[:n]]
+        return (self.task or Openings(self.texts)).examples("test", n)
 
     def encode(self, examples: Sequence[Example]) -> list[list[int]]:
-        """Return the token ids of every prompt."""
-        if self.task is not None:
-            return [self.task.encode(example, self.tokenizer) for example in examples]
-        return self.tokenizer([example.prompt for example in examples])["input_ids"]
+        """Return the token ids of every prompt, in the tokenizer's chat template if it has one."""
+        task = self.task or Openings(self.texts)
+        return [task.encode(example, self.tokenizer) for example in examples]
 
 
 @dataclass(frozen=True)
@@ -105,7 +126,8 @@ class ModelOptions:
     # Target and draft of one's own: folders or Hub ids.
     model: str | None = None
     assistant: str | None = None
-    dtype: str | None = None  # of the weights; None is float32 for a pair, and what they are stored in for others
+    # Of the weights; None is float32 for a pair with a task, and what they are stored in for others.
+    dtype: str | None = None
     # Where they go; ``"auto"`` spreads models of one's own, and None is a GPU if there is one.
     device: str | None = None
     folder: Path | None = None  # to take the models of the pair from
@@ -113,45 +135,44 @@ class ModelOptions:
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
         """Refuse what does not go together, before anything is loaded.
 
-        A pair makes ``others`` superfluous, and models of one's own need them, but for those that are ``optional``.
+        Models of one's own need ``others`` too, but for those that are ``optional``. A pair brings its own target; a
+        draft or a task beside it takes the place of the pair's.
         """
         named = {"--model": self.model, "--assistant": self.assistant, **(others or {})}
-        given = [f"`{name}`" for name, value in named.items() if value is not None]
-        if self.pair is not None and given:
-            raise LossyValueError(f"`--pair` {self.pair!r} brings its own models; leave out {', '.join(given)}")
-        missing = [f"`{name}`" for name in named if f"`{name}`" not in given and name not in optional]
+        if self.pair is not None and self.model is not None:
+            raise LossyValueError(f"`--pair` {self.pair!r} brings its own models; leave out `--model`")
+        missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
             raise LossyValueError(f"{' and '.join(missing)} has to be given, or `--pair arithmetic` instead")
         if self.pair is None and self.folder is not None:
             raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
 
-    def load(self, task: Task | None = None) -> LoadedModels:
-        """Load what the options name; ``task`` is that of models of one's own."""
+    def load(self, task: Task | None = None, *, assisted: bool = True) -> LoadedModels:
+        """Load what the options name; ``task`` takes the place of a pair's.
+
+        Where something is to be ``assisted``, a pair without a draft is refused unless the options name one.
+        """
         device = self.device or default_device()
         if self.pair is not None:
-            pair = pairs.load(
-                self.pair, dtype=getattr(torch, self.dtype or "float32", "auto"),
-                device="cpu" if device == "auto" else device, folder=self.folder,
-            )  # fmt: skip
-            if pair.draft is None:
+            one = "cpu" if device == "auto" else device
+            known = pairs.task_of(self.pair)
+            dtype = self.dtype or ("bfloat16" if known is None else "float32")
+            pair = pairs.load(self.pair, dtype=getattr(torch, dtype, "auto"), device=one, folder=self.folder)
+            draft, heads = pair.draft, pair.rule_heads
+            if self.assistant is not None:
+                draft, heads = load_draft("--assistant", self.assistant, dtype, one), {}
+            if draft is None and assisted:
                 raise LossyValueError(
-                    f"`--pair` {self.pair!r} has a target, but no draft yet; train one, and name the folder that it is "
-                    "in as 'draft' by `--folder`, or load the target alone with `hf_lossy_assist.pairs.load`"
+                    f"`--pair` {self.pair!r} has a target, but no draft yet; name one by `--assistant`, or the folder "
+                    "that it is in as 'draft' by `--folder`"
                 )
-            return LoadedModels(pair.target, pair.draft, pair.tokenizer, pair.task, pair.rule_heads)
+            return LoadedModels(pair.target, draft, pair.tokenizer, task or pair.task, heads)
         return LoadedModels(
             None if self.model is None else load_model("--model", self.model, self.dtype, device),
-            load_draft("--assistant", self.assistant, self.dtype, device),
+            None if self.assistant is None else load_draft("--assistant", self.assistant, self.dtype, device),
             pretrained("--model", self.model or self.assistant, AutoTokenizer),
             task,
         )
-
-
-def judged_pair(name: str) -> pairs.Pair:
-    """Load a pair whose answers can be told right from wrong."""
-    if pairs.task_of(name) is None:
-        raise LossyValueError(f"`--pair` {name!r} has no task that judges answers, but this command counts right ones")
-    return pairs.load(name)
 
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:

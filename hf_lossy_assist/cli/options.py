@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from ..acceptors import REGISTRY, describe
 from ..errors import LossyValueError
-from ..evaluation.modes import TARGET_ALONE, DecodingMode
+from ..tasks.lookup import SHIPPED
 
 T = TypeVar("T", int, float)
 
@@ -29,6 +28,11 @@ Device = Annotated[str, typer.Option(help="Where both models run.")]
 Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")]
 FirstSeed = Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")]
 RowsFile = Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")]
+TaskName = Annotated[
+    str | None, typer.Option(help=f"{', '.join(SHIPPED)}, or package.module:Name of your own; a pair's own by default.")
+]
+TaskData = Annotated[str | None, typer.Option(help="A file for the task to read.")]
+TaskOptions = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A setting of the task. Repeatable.")]
 RuleSettings = Annotated[
     list[str] | None,
     typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
@@ -49,28 +53,6 @@ def parse_mode(value: str) -> str | list[str]:
     return names[0] if len(names) == 1 else names
 
 
-def parse_config(items: Iterable[str], option: str = "--config") -> dict[str, Any]:
-    """Turn ``KEY=VALUE`` items into a ``lossy_config``; a value is JSON where it can be, else a string.
-
-    Examples
-    --------
-    >>> parse_config(["beta=0.2", "criterion=naive", "topk.k=2"])
-    {'beta': 0.2, 'criterion': 'naive', 'topk': {'k': 2}}
-    """
-    parsed: dict[str, Any] = {}
-    for item in items:
-        path, equals, value = item.partition("=")
-        *rule, key = path.split(".")
-        if not equals or not key or len(rule) > 1:
-            raise LossyValueError(f"`{option}` has to be KEY=VALUE or RULE.KEY=VALUE, but is {item!r}")
-        settings = parsed.setdefault(rule[0], {}) if rule else parsed
-        try:
-            settings[key] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[key] = value
-    return parsed
-
-
 def parse_task_options(items: Sequence[str]) -> dict[str, str]:
     """Read ``K=V`` settings of a task.
 
@@ -86,41 +68,3 @@ def parse_task_options(items: Sequence[str]) -> dict[str, str]:
             raise LossyValueError(f"`--task-option` has to be KEY=VALUE, but is {item!r}")
         parsed[key] = value
     return parsed
-
-
-def parse_gamma(option: str, text: str) -> int | str:
-    """Read γ: a number, or ``auto``."""
-    if text == "auto":
-        return text
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise LossyValueError(f"`{option}` has to have a γ >= 1 or 'auto', but has {text!r}")
-    return int(text)
-
-
-def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -> list[DecodingMode]:
-    """Read ``--modes``: names with commas between, each ``RULE[+RULE…][@GAMMA][:KEY=VALUE…]``.
-
-    Examples
-    --------
-    >>> [mode.label for mode in parse_modes("plain,stock,topk@8:k=3,topk+typical", 5)]
-    ['target alone', 'stock assisted', 'topk@8:k=3', 'topk+typical']
-    """
-    return [_mode(part.strip(), gamma, temperature) for part in text.split(",")]
-
-
-def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMode:
-    name, *settings = text.split(":")
-    name, at, own = name.partition("@")
-    if at:
-        gamma = parse_gamma("--modes", own)
-    if name == "plain":
-        return DecodingMode(TARGET_ALONE, temperature=temperature)
-    if name == "stock":
-        stock = DecodingMode.stock(gamma, temperature)
-        return DecodingMode.stock(gamma, temperature, f"{stock.label}@{own}") if at else stock
-    names = name.split("+")
-    for rule in names:
-        if rule not in REGISTRY:
-            raise LossyValueError(f"`--modes` has to name {['plain', 'stock', *REGISTRY]}, but one is {rule!r}")
-    rule = names[0] if len(names) == 1 else names
-    return DecodingMode(text, rule, parse_config(settings, "--modes"), gamma, temperature)

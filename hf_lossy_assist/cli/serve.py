@@ -11,8 +11,9 @@ from transformers.utils.import_utils import is_serve_available
 
 from ..config import parse
 from ..errors import LossyUnsupportedError, LossyValueError
+from ..evaluation.modes import parse_config
 from ..serving import Settings
-from .options import RULES, RuleSettings, parse_config, parse_mode
+from .options import RULES, RuleSettings, parse_mode
 
 # Everything is read by the command below, which knows the options of transformers' server.
 COMMAND_OPTIONS = {

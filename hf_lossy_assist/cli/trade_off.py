@@ -1,9 +1,9 @@
-"""``lossy-assist trade-off``: accuracy against tokens kept, over a rule's settings."""
+"""``lossy-assist trade-off``: scores against tokens kept, over a rule's settings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,71 +16,65 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from .. import tasks
 from ..acceptors import REGISTRY, Acceptor, register
 from ..config import nearest
 from ..errors import LossyValueError
-from ..evaluation import records
-from ..evaluation.comparison import texts_of
+from ..evaluation.answers import AnswerStore
+from ..evaluation.evaluate import Evaluation, score_point
 from ..evaluation.modes import DecodingMode, Models
 from ..evaluation.plots import PlotPoint, plot
-from ..evaluation.quality import judge, wilson
-from ..evaluation.requests import batches_of, run_request
+from ..evaluation.quality import ModeScore
 from ..messages import Verification
-from ..stats import joined
-from ..tasks import Example, Task
-from .console import limit_threads, progress
-from .models import judged_pair, load_heads
-from .options import Gamma, PairName, Threads
-from .rendering import number, percent, table
+from .console import limit_threads
+from .evaluate import answer_all, score_table
+from .models import ModelOptions, load_heads
+from .options import DraftSource, Gamma, PairName, TaskData, TaskName, Threads
 
 
 def trade_off(
     sweep: Annotated[str, typer.Argument(help="What is compared: judge or sprinter.")] = "judge",
     pair: PairName = "arithmetic",
+    assistant: DraftSource = None,
+    task: TaskName = None,
+    data: TaskData = None,
     head: Annotated[str | None, typer.Option(help="Another head than the pair's: a folder or a Hub id.")] = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems of the split.")] = 500,
     split: Annotated[str, typer.Option(help="Which problems.")] = "test",
     gamma: Gamma = 32,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems at a time; speeds are a user's own at 1 only.")] = 1,
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the rows (JSON lines) and the plot.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a folder of results, and the plot.")] = None,
 ) -> None:
-    """Answer a task's problems at many settings of a rule and of those it competes with, greedily."""
+    """Answer a task's problems at many settings of a rule and of those it competes with, greedily.
+
+    OUT gets a folder trade-off-SWEEP as `evaluate` writes it, which an interrupted run goes on with, and a plot.
+    """
     if sweep not in SWEEPS:
         raise LossyValueError(f"`SWEEP` has to be one of {list(SWEEPS)}, but is {sweep!r}{nearest(sweep, SWEEPS)}")
     limit_threads(threads)
     disable_progress_bar()
-    loaded = judged_pair(pair)
-    heads = {**loaded.rule_heads, **load_heads([] if head is None else [f"{sweep}={head}"], "cpu")}
+    loaded = ModelOptions(pair, assistant=assistant, device="cpu").load(
+        None if task is None else tasks.load(task, data)
+    )
+    if loaded.task is None:
+        raise LossyValueError(f"`--task` has to be given: the pair {pair!r} has none of its own")
+    heads = {**loaded.heads, **load_heads([] if head is None else [f"{sweep}={head}"], "cpu")}
     if sweep not in heads:
         raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has none for {sweep!r}")
-    points, examples = SWEEPS[sweep](), loaded.task.examples(split, problems)
-    screen, rows = Console(), []
-    origin = records.provenance("cpu", gamma=gamma, split=split, problems=problems, batch_size=batch_size)
-    with (
-        progress(screen) as bar,
-        records.written(None if out is None else out / f"trade-off-{sweep}.jsonl", origin) as write,
-    ):
-        task = bar.add_task("answering", total=len(points) * len(examples))
-        for row in measure(
-            Models(loaded.target, loaded.draft, heads), loaded.tokenizer, loaded.task, points, examples, gamma=gamma,
-            batch_size=batch_size, on_batch=lambda n: bar.advance(task, n),
-        ):  # fmt: skip
-            write(row)
-            rows.append(row)
-    columns = {
-        "rule": lambda row: f"{row.family} {row.knob}",
-        "right\n(%)": lambda row: percent(row.accuracy, 1),
-        "95 %": lambda row: f"{percent(row.low)}–{percent(row.high)}",
-        "mean\nkept": lambda row: number(row.mean_accepted),
-        "tokens/\ncall": lambda row: number(row.tokens_per_call),
-        "calls/\n100": lambda row: number(row.target_calls_per_100_tokens),
-        "mean\nrun": lambda row: number(row.mean_run or None),
-        "tokens\n/s": lambda row: f"{row.tokens / row.seconds:.0f}",
-    }
-    screen.print(table(rows, columns, f"{len(examples)} problems, greedy, γ = {gamma}"))
+    families, screen = SWEEPS[sweep](maths_tokens(loaded.tokenizer)), Console()
+    modes = [mode for points in families.values() for mode in with_gamma(points, gamma)]
+    folder = None if out is None else out / f"trade-off-{sweep}"
+    with _registered():
+        evaluation = Evaluation(
+            Models(loaded.target, loaded.draft, heads), loaded.tokenizer, loaded.task, modes, "lossless", problems,
+            split, batch_size,
+        )  # fmt: skip
+        store = AnswerStore() if folder is None else AnswerStore(folder, evaluation.plan())
+        scores = answer_all(evaluation, store, screen).modes
+    screen.print(score_table(scores.values(), "lossless"))
     if out is not None:
-        plot_trade_off(rows, out / f"trade-off-{sweep}.png")
+        plot_families(families, scores, out / f"trade-off-{sweep}.png")
 
 
 _MATHS = re.compile(r"\d|^\s*[-+*/=<>%^()x×÷·−]+\s*$")
@@ -89,18 +83,18 @@ VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 TOP_K = (2, 4, 8, 16)
 
 
-def maths_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def maths_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the ids of tokens with digits, and of those made of operators, brackets or a lone x.
 
     Examples
     --------
     >>> from hf_lossy_assist import pairs
     >>> tokenizer = pairs.load("arithmetic").tokenizer
-    >>> {tokenizer.convert_tokens_to_ids(x) for x in ("7", "+", "=")} <= maths_tokens(tokenizer)
+    >>> {tokenizer.convert_tokens_to_ids(x) for x in ("7", "+", "=")} <= {*maths_tokens(tokenizer)}
     True
     """
     texts = {i: tokenizer.decode([i]) for i in range(len(tokenizer))}
-    return frozenset(i for i, text in texts.items() if _MATHS.search(text)) | set(tokenizer.all_special_ids)
+    return tuple(sorted({i for i, text in texts.items() if _MATHS.search(text)} | set(tokenizer.all_special_ids)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ class MathsTokens(Acceptor):
         The ids of the tokens of mathematics.
     """
 
-    important: frozenset[int] = field(default=frozenset())
+    important: tuple[int, ...] = field(default=())
 
     name: ClassVar[str] = "maths"
     paper: ClassVar[str] = "Garipov et al. 2025 (appendix K)"
@@ -127,7 +121,7 @@ class MathsTokens(Acceptor):
 
     def keep(self, v: Verification) -> Tensor:
         """Return ``(B, n)`` where neither token is of mathematics, or both are the same."""
-        important = torch.tensor(sorted(self.important), device=v.tokens.device)
+        important = torch.tensor(self.important, device=v.tokens.device)
         mismatch = torch.isin(v.tokens, important) | torch.isin(v.best[:, :-1], important)
         return v.lossless | (~mismatch & v.allowed)
 
@@ -142,130 +136,50 @@ def _registered() -> Iterator[None]:
         REGISTRY.pop(MathsTokens.name, None)
 
 
-@dataclass(frozen=True)
-class SweepPoint:
-    """One setting of one family of rules."""
-
-    family: str  # points of one family are joined in a plot
-    knob: str  # what changes within the family, as text
-    rule: Any
-    settings: Mapping[str, Any]
+Families = Mapping[str, list[DecodingMode]]
+"""The settings of families of rules; those of one family are joined in a plot."""
 
 
-@dataclass(frozen=True)
-class TradeOff:
-    """The results of one :class:`SweepPoint` over all problems."""
-
-    family: str
-    knob: str
-    mode: Any
-    config: Mapping[str, Any]
-    # How many, and how many were answered right.
-    problems: int
-    correct: int
-    # 95 % interval of the accuracy (Wilson).
-    low: float
-    high: float
-    mean_accepted: float  # drafted tokens kept per round
-    tokens_per_call: float  # output tokens per forward pass of the target
-    # The same the other way round; and tokens per run ahead of the target, for SPRINTER.
-    target_calls_per_100_tokens: float
-    mean_run: float
-    tokens: int
-    accepted_by: Mapping[str, int]  # kept tokens by rule
-    flops: Mapping[str, float]  # as in :class:`~hf_lossy_assist.stats.LossyStats`, added up
-    seconds: float | None = None  # of all ``generate()`` calls; None in rows whose speeds are worth nothing
-
-    @property
-    def accuracy(self) -> float:
-        """Share of right answers."""
-        return self.correct / self.problems
+def with_gamma(modes: list[DecodingMode], gamma: int) -> list[DecodingMode]:
+    """Return modes that draft so many tokens."""
+    return [DecodingMode(mode.label, mode.rule, mode.settings, gamma) for mode in modes]
 
 
-def judge_points() -> list[SweepPoint]:
+def judge_families(maths: tuple[int, ...] = ()) -> Families:
     """Return the judge, alone and above DropMatch, beside top-K, tokens of mathematics and lossless."""
-    both = ["judge", "dropmatch"]
-    return [
-        SweepPoint("lossless", "", "lossless", {}),
-        *(SweepPoint("judge", f"τ={t}", "judge", {"threshold": t}) for t in JUDGE_THRESHOLDS),
-        *(SweepPoint("judge + dropmatch", f"τ={t}", both, {"judge": {"threshold": t}}) for t in JUDGE_THRESHOLDS),
-        SweepPoint("dropmatch", "", "dropmatch", {}),
-        *(SweepPoint("top-K", f"K={k}", "topk", {"k": k}) for k in TOP_K),
-        SweepPoint("maths", "", "maths", {}),
-        *(SweepPoint("maths and top-K", f"K={k}", {"all_of": ["maths", "topk"]}, {"topk": {"k": k}}) for k in TOP_K),
-    ]
+    both, narrow, known = ["judge", "dropmatch"], {"all_of": ["maths", "topk"]}, {"important": maths}
+    return {
+        "lossless": [DecodingMode("lossless", "lossless")],
+        "judge": [DecodingMode(f"judge τ={t}", "judge", {"threshold": t}) for t in JUDGE_THRESHOLDS],
+        "judge + dropmatch": [
+            DecodingMode(f"judge + dropmatch τ={t}", both, {"judge": {"threshold": t}}) for t in JUDGE_THRESHOLDS
+        ],
+        "dropmatch": [DecodingMode("dropmatch", "dropmatch")],
+        "top-K": [DecodingMode(f"top-K K={k}", "topk", {"k": k}) for k in TOP_K],
+        "maths": [DecodingMode("maths", "maths", known)],
+        "maths and top-K": [
+            DecodingMode(f"maths and top-K K={k}", narrow, {"maths": known, "topk": {"k": k}}) for k in TOP_K
+        ],
+    }
 
 
-def sprinter_points() -> list[SweepPoint]:
+def sprinter_families(maths: tuple[int, ...] = ()) -> Families:
     """Return SPRINTER at several thresholds, beside lossless."""
-    return [
-        SweepPoint("lossless", "", "lossless", {}),
-        *(SweepPoint("sprinter", f"{t}", "sprinter", {"threshold": t}) for t in VERIFIER_THRESHOLDS),
-    ]
+    return {
+        "lossless": [DecodingMode("lossless", "lossless")],
+        "sprinter": [DecodingMode(f"sprinter {t}", "sprinter", {"threshold": t}) for t in VERIFIER_THRESHOLDS],
+    }
 
 
-SWEEPS: Mapping[str, Callable[[], list[SweepPoint]]] = {"judge": judge_points, "sprinter": sprinter_points}
-"""Named sets of points, by the rule whose head they need."""
+SWEEPS: Mapping[str, Callable[[tuple[int, ...]], Families]] = {"judge": judge_families, "sprinter": sprinter_families}
+"""Named sets of settings, by the rule whose head they need; they are given the tokens of mathematics."""
 
 
-def measure(
-    models: Models,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    points: Sequence[SweepPoint],
-    examples: Sequence[Example],
-    *,
-    gamma: int,
-    batch_size: int = 1,
-    on_batch: Callable[[int], None] = lambda n: None,
-) -> Iterator[TradeOff]:
-    """Answer all problems at every point, greedily.
-
-    More than one problem at a time is faster, and leaves ``seconds`` without meaning for one user. ``on_batch`` is told
-    after every batch how many problems it had.
-    """
-    important = {"important": maths_tokens(tokenizer)}
-    prompts = [task.encode(example, tokenizer) for example in examples]
-    batches = batches_of(prompts, batch_size, device=models.target.device, pad=tokenizer.pad_token_id)
-    for point in points:
-        settings = dict(point.settings)
-        if point.rule == MathsTokens.name:
-            settings |= important
-        elif MathsTokens.name in DecodingMode(rule=point.rule).rules:
-            settings[MathsTokens.name] = important
-        mode = DecodingMode(point.family, point.rule, settings, gamma)
-        responses = []
-        with _registered():
-            for batch in batches:
-                responses.append(run_request(models, mode, batch, task.max_new_tokens))
-                on_batch(len(batch))
-        correct = sum(judge(tokenizer, task, examples, texts_of(responses)))
-        low, high = wilson(correct, len(examples))
-        stats = joined([row for response in responses for row in response.stats.rows])
-        yield TradeOff(
-            family=point.family,
-            knob=point.knob,
-            mode=point.rule,
-            config=dict(point.settings),
-            problems=len(examples),
-            correct=correct,
-            low=low,
-            high=high,
-            mean_accepted=stats.mean_accepted,
-            tokens_per_call=len(stats.trace) / max(1, stats.target_calls),
-            target_calls_per_100_tokens=stats.target_calls_per_100_tokens,
-            mean_run=stats.mean_run,
-            tokens=len(stats.trace),
-            accepted_by=dict(stats.accepted_by),
-            flops=dict(stats.flops),
-            seconds=sum(response.seconds for response in responses),
-        )
-
-
-def plot_trade_off(rows: Sequence[TradeOff], path: Path) -> None:
-    """Draw accuracy against drafted tokens kept, a line per family, with 95 % intervals, and save it as a PNG."""
-    families: dict[str, list[PlotPoint]] = {}
-    for row in rows:
-        accuracy = (100 * row.accuracy, 100 * row.low, 100 * row.high)
-        families.setdefault(row.family, []).append(PlotPoint((row.mean_accepted,) * 3, accuracy, row.knob))
-    plot(families, "drafted tokens kept per round", "exact answers (%)", path)
+def plot_families(families: Families, scores: Mapping[str, ModeScore], path: Path) -> None:
+    """Draw scores against drafted tokens kept, a line per family, and save it as a PNG."""
+    series: dict[str, list[PlotPoint]] = {}
+    for family, modes in families.items():
+        rows = [scores[mode.label] for mode in modes]
+        knobs = [row.label.removeprefix(family).strip() for row in rows]
+        series[family] = [score_point(row, row.mean_accepted, knob) for row, knob in zip(rows, knobs, strict=True)]
+    plot(series, "drafted tokens kept per round", "score (%; bars: 95 % interval of the difference)", path)

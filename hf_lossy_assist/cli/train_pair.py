@@ -98,7 +98,7 @@ def _evaluate(role: str, recipe: ModelRecipe, folder: Path, problems: int, scree
     with progress(screen) as bar:
         task = bar.add_task(f"{role}: answering", total=problems)
         figures = cards.measure(
-            folder, role, recipe, problems=problems, on_batch=lambda done: bar.update(task, completed=done)
+            folder, role, recipe, problems=problems, on_answer=lambda done: bar.update(task, completed=done)
         )
     if write:
         cards.write(folder, figures)

@@ -17,8 +17,8 @@ from ..evaluation.modes import DecodingMode, Models
 from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..stats import LossyStats, joined
 from .console import limit_threads, progress
-from .models import judged_pair
-from .options import RULES, PairName, RowsFile, Threads, numbers
+from .models import ModelOptions
+from .options import RULES, DraftSource, PairName, RowsFile, Threads, numbers
 from .rendering import number, table
 
 COMMAND_OPTIONS = {"epilog": RULES}
@@ -26,6 +26,7 @@ COMMAND_OPTIONS = {"epilog": RULES}
 
 def windows(
     pair: PairName = "arithmetic",
+    assistant: DraftSource = None,
     gammas: Annotated[str, typer.Option(help="Values of γ, with commas between.")] = "1,2,3,4,5,6,8,10,12,16,20,24",
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 40,
     mode: Annotated[str, typer.Option(help="The rule.")] = "lossless",
@@ -36,16 +37,15 @@ def windows(
     limit_threads(threads)
     disable_progress_bar()
     wanted = [*numbers("--gammas", gammas, int), "auto"]
-    loaded, screen = judged_pair(pair), Console()
-    prompts = [loaded.task.encode(example, loaded.tokenizer) for example in loaded.task.examples("test", problems)]
+    loaded, screen = ModelOptions(pair, assistant=assistant, device="cpu").load(), Console()
+    prompts = loaded.encode(loaded.examples(problems))
     with (
         progress(screen) as bar,
         records.written(out, records.provenance("cpu", problems=problems, mode=mode)) as write,
     ):
-        task = bar.add_task("answering", total=len(wanted) * problems)
+        task = bar.add_task("answering", total=len(wanted) * len(prompts))
         rows = measure(
-            Models(loaded.target, loaded.draft, loaded.rule_heads), wanted, batches_of(prompts),
-            loaded.task.max_new_tokens, rule=mode, on_answer=lambda: bar.advance(task),
+            loaded.models, wanted, batches_of(prompts), loaded.length, rule=mode, on_answer=lambda: bar.advance(task),
         )  # fmt: skip
         for row in rows:
             write(row)
@@ -58,7 +58,7 @@ def windows(
         "ms per token": lambda row: f"{1000 * row.seconds / row.tokens:.3f}",
         "× best": lambda row: f"{row.seconds / best:.3f}",
     }
-    screen.print(table(rows, columns, f"{problems} problems, {mode}, greedy"))
+    screen.print(table(rows, columns, f"{len(prompts)} problems, {mode}, greedy"))
 
 
 Call = tuple[str, int]

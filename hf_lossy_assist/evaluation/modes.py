@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from ..acceptors import REGISTRY
 from ..config import head_type, parse
 from ..drafting.draft_length import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
+from ..errors import LossyValueError
 from ..heads import Head
 
 TARGET_ALONE, STOCK = "target alone", "stock assisted"
@@ -32,7 +34,7 @@ class Models:
     """A target with a draft for it, and trained heads by the name of the rule that uses them."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel
+    draft: PreTrainedModel | None  # None where the target decodes alone
     heads: Mapping[str, Head] = field(default_factory=dict)
 
 
@@ -75,6 +77,12 @@ class DecodingMode:
             return {}
         rule = {} if self.rule is None else {"lossy_mode": self.rule, "lossy_config": dict(self.settings)}
         return {**rule, "num_assistant_tokens": self.gamma}
+
+    def check_heads(self, heads: Mapping[str, Head]) -> None:
+        """Refuse a rule that needs a head where there is none for it."""
+        for rule in self.rules:
+            if head_type(REGISTRY[rule]) is not None and rule not in heads:
+                raise LossyValueError(f"`--modes` has {self.label!r}, which needs a head; add `--head {rule}=SOURCE`")
 
     def prepared(self, models: Models) -> AbstractContextManager[Any]:
         """Make ``generate()`` understand :meth:`keywords` inside a block, and leave the models as they were."""
@@ -140,3 +148,63 @@ def _stock_draft_length(draft: PreTrainedModel, gamma: int) -> Iterator[None]:
         yield
     finally:
         config.__dict__.update(before)
+
+
+def parse_config(items: Iterable[str], option: str = "--config") -> dict[str, Any]:
+    """Turn ``KEY=VALUE`` items into a ``lossy_config``; a value is JSON where it can be, else a string.
+
+    Examples
+    --------
+    >>> parse_config(["beta=0.2", "criterion=naive", "topk.k=2"])
+    {'beta': 0.2, 'criterion': 'naive', 'topk': {'k': 2}}
+    """
+    parsed: dict[str, Any] = {}
+    for item in items:
+        path, equals, value = item.partition("=")
+        *rule, key = path.split(".")
+        if not equals or not key or len(rule) > 1:
+            raise LossyValueError(f"`{option}` has to be KEY=VALUE or RULE.KEY=VALUE, but is {item!r}")
+        settings = parsed.setdefault(rule[0], {}) if rule else parsed
+        try:
+            settings[key] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[key] = value
+    return parsed
+
+
+def parse_gamma(option: str, text: str) -> int | str:
+    """Read γ: a number, or ``auto``."""
+    if text == "auto":
+        return text
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise LossyValueError(f"`{option}` has to have a γ >= 1 or 'auto', but has {text!r}")
+    return int(text)
+
+
+def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -> list[DecodingMode]:
+    """Read ``--modes``: names with commas between, each ``RULE[+RULE…][@GAMMA][:KEY=VALUE…]``.
+
+    Examples
+    --------
+    >>> [mode.label for mode in parse_modes("plain,stock,topk@8:k=3,topk+typical", 5)]
+    ['target alone', 'stock assisted', 'topk@8:k=3', 'topk+typical']
+    """
+    return [_mode(part.strip(), gamma, temperature) for part in text.split(",")]
+
+
+def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMode:
+    name, *settings = text.split(":")
+    name, at, own = name.partition("@")
+    if at:
+        gamma = parse_gamma("--modes", own)
+    if name == "plain":
+        return DecodingMode(TARGET_ALONE, temperature=temperature)
+    if name == "stock":
+        stock = DecodingMode.stock(gamma, temperature)
+        return DecodingMode.stock(gamma, temperature, f"{stock.label}@{own}") if at else stock
+    names = name.split("+")
+    for rule in names:
+        if rule not in REGISTRY:
+            raise LossyValueError(f"`--modes` has to name {['plain', 'stock', *REGISTRY]}, but one is {rule!r}")
+    rule = names[0] if len(names) == 1 else names
+    return DecodingMode(text, rule, parse_config(settings, "--modes"), gamma, temperature)

@@ -1,124 +1,90 @@
-"""Accuracies of answers, with their intervals."""
+"""Scores of decoding modes on the same problems, and how well their differences are known."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from ..tasks import Example, Task
-from .modes import DecodingMode, Models
-from .requests import batches_of, run_request
+from ..errors import LossyValueError
+from .answers import Answer
 
 
-def wilson(correct: int, problems: int) -> tuple[float, float]:
-    """Return the 95 % interval of an accuracy.
+def paired_interval(
+    scores: Sequence[float], reference: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """Return by how much scores on the same problems are higher on average than others, and an interval of that.
+
+    It is scipy's interval of the paired t-test, after two problems more: one that only the first solves, and one that
+    only the second does. For right and wrong answers that is the adjusted interval of Bonett and Price (2012), which
+    keeps its confidence where the plain one, the bootstrap included, is too short: few answers differ, or none. For
+    other scores between 0 and 1 these two are the most that could have been missed. So no interval has the width 0,
+    and without any difference on n problems it is about ± 2.8 / n.
+
+    Raises
+    ------
+    LossyValueError
+        When a score is not between 0 and 1.
 
     Examples
     --------
-    >>> [round(bound, 3) for bound in wilson(9, 10)]
-    [0.596, 0.982]
+    >>> paired_interval([1, 1, 0.5, 1], [1, 0.5, 0.5, 1])[0]
+    0.125
+    >>> [round(value, 3) for value in paired_interval([1.0] * 1000, [1.0] * 1000)]
+    [0.0, -0.003, 0.003]
     """
-    from scipy.stats import binomtest
+    from scipy.stats import ttest_rel
 
-    interval = binomtest(correct, problems).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
+    outside = [score for score in (*scores, *reference) if not 0 <= score <= 1]
+    if outside:
+        raise LossyValueError(f"a score has to be a number from 0 to 1, but one is {outside[0]!r}")
+    difference = (sum(scores) - sum(reference)) / len(scores)
+    interval = ttest_rel([*scores, 1.0, 0.0], [*reference, 0.0, 1.0]).confidence_interval(confidence)
+    return difference, max(-1.0, float(interval.low)), min(1.0, float(interval.high))
 
 
 @dataclass(frozen=True)
-class Quality:
-    """The accuracy of one mode."""
+class ModeScore:
+    """The results of one mode on all problems that it has answered."""
 
     label: str
-    # How many problems were put, and how many answered right.
-    problems: int
-    correct: int
-    # 95 % interval of the accuracy (Wilson).
+    score: float  # the mean
+    n: int  # problems
+    # Score less that of the reference on the same problems, and its 95 % interval; nothing but 0 of the reference
+    # itself.
+    difference: float
     low: float
     high: float
-    # Accuracy less that of the reference, and half the width of its 95 % interval, from the differences problem by
-    # problem; None of the reference itself.
-    difference: float | None = None
-    margin: float | None = None
-    reference: str | None = None  # with which mode it is compared
+    mean_accepted: float  # drafted tokens kept per round
+    tokens_per_round: float
+    tokens_per_second: float
 
     @property
-    def accuracy(self) -> float:
-        """Share of right answers."""
-        return self.correct / self.problems
+    def target_calls_per_100_tokens(self) -> float:
+        """Calls of the target per 100 tokens of a text: one a round."""
+        return 100 / self.tokens_per_round
 
 
-def judge(
-    tokenizer: PreTrainedTokenizerBase, task: Task, examples: Sequence[Example], texts: Sequence[list[int]]
-) -> list[bool]:
-    """Tell which responses, as token ids, answer their example right."""
-    responses = tokenizer.batch_decode(texts, skip_special_tokens=True)
-    return [task.correct(example, response) for example, response in zip(examples, responses, strict=True)]
+def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
+    """Sum up how every mode did, in the order of the answers, compared with the mode labelled ``reference``.
 
-
-def qualities(right: Mapping[str, Sequence[bool]], reference: str | None = None) -> list[Quality]:
-    """Sum up how often each mode was right on the same problems, and compare all with the mode ``reference``.
-
-    Examples
-    --------
-    >>> lossless, other = qualities({"lossless": [True, True, False, True], "other": [True] * 4}, "lossless")
-    >>> lossless.accuracy, other.difference
-    (0.75, 0.25)
+    Two modes are compared on the problems that both have answered.
     """
-    result = []
-    for label, marks in right.items():
-        compared: tuple = ()
-        if reference in right and label != reference:
-            apart = [a - b for a, b in zip(marks, right[reference], strict=True)]
-            difference = sum(apart) / len(apart)
-            variance = sum((x - difference) ** 2 for x in apart) / max(1, len(apart) - 1)
-            compared = (difference, 1.96 * math.sqrt(variance / len(apart)), reference)
-        result.append(Quality(label, len(marks), sum(marks), *wilson(sum(marks), len(marks)), *compared))
-    return result
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """The accuracy of one model on its own."""
-
-    # How many problems were put, and how many were answered right.
-    problems: int
-    correct: int
-    unanswered: int  # how many responses stated no answer at all
-
-    @property
-    def accuracy(self) -> float:
-        """Share of right answers."""
-        return self.correct / self.problems if self.problems else 0.0
-
-
-def evaluate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    n: int = 1000,
-    *,
-    split: str = "test",
-    batch_size: int = 50,
-    on_batch: Callable[[int], None] = lambda done: None,
-) -> Accuracy:
-    """Measure the exact-answer accuracy of a model on its own, greedily.
-
-    ``on_batch`` is called with the number of finished problems.
-    """
-    # Prompts of one length stand together, so that little is padding.
-    examples = sorted(task.examples(split, n), key=lambda example: len(example.prompt))
-    prompts = [task.encode(example, tokenizer) for example in examples]
-    correct = unanswered = done = 0
-    for batch in batches_of(prompts, batch_size, device=model.device, pad=tokenizer.pad_token_id):
-        rows = run_request(Models(model, model), DecodingMode(), batch, task.max_new_tokens).rows
-        responses = tokenizer.batch_decode(rows, skip_special_tokens=True)
-        for example, response in zip(examples[done : done + len(batch)], responses, strict=True):
-            answer = task.answer(example, response)
-            correct += task.equivalent(answer, example.answer)
-            unanswered += answer is None
-        done += len(batch)
-        on_batch(done)
-    return Accuracy(len(examples), correct, unanswered)
+    by_mode: dict[str, dict[int, Answer]] = {}
+    for answer in answers:
+        by_mode.setdefault(answer.mode, {})[answer.id] = answer
+    compared_with = by_mode.get(reference, {})
+    rows = []
+    for label, own in by_mode.items():
+        both = sorted(own.keys() & compared_with.keys())
+        apart = (0.0, 0.0, 0.0)
+        if label != reference and both:
+            apart = paired_interval([own[i].score for i in both], [compared_with[i].score for i in both])
+        tokens, rounds, accepted, seconds = (
+            sum(getattr(answer, name) for answer in own.values())
+            for name in ("tokens", "rounds", "accepted", "seconds")
+        )
+        # SPRINTER may finish a text without asking the target once.
+        kept = accepted / max(1, rounds), tokens / max(1, rounds)
+        score = sum(answer.score for answer in own.values()) / len(own)
+        rows.append(ModeScore(label, score, len(own), *apart, *kept, tokens / seconds))
+    return rows

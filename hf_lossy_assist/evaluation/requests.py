@@ -95,6 +95,7 @@ class Response:
     rows: Sequence[Tensor]  # what was generated for every prompt ``(n,)``, EOS included
     seconds: float  # how long the call took
     stats: LossyStats | None  # the run's statistics, where it has any: of all rows together
+    target_calls: int = 0  # where there are none
     joules: float | None = None  # what the GPU used, where something counts it
     # Of a metered call: the passes of ``"target"`` and ``"draft"``, where its time went, and the most memory it used,
     # in bytes.
@@ -106,6 +107,18 @@ class Response:
     def tokens(self) -> int:
         """Generated tokens of all rows."""
         return sum(len(row) for row in self.rows)
+
+    @property
+    def work(self) -> list[tuple[int, int]]:
+        """How many rounds every row took, and how many drafted tokens it kept.
+
+        Transformers' own loops don't count. Every call of the target is a round there, in which every token but one was
+        drafted; a row of a batch, which only the target alone answers there, takes as many as it has tokens.
+        """
+        if self.stats is not None:
+            return [(row.rounds, row.accepted) for row in self.stats.rows]
+        rounds = [min(self.target_calls, len(row)) for row in self.rows]
+        return [(n, len(row) - n) for n, row in zip(rounds, self.rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -159,6 +172,10 @@ def run_request(
             )
             forwards, memory = {"target": target, "draft": draft}, peak_memory(device)
             memory.reset()
+        calls: list[None] = []
+        if mode.rule is None:
+            counted = models.target.register_forward_pre_hook(lambda module, args: calls.append(None))
+            stack.callback(counted.remove)
         torch.manual_seed(batch.seed)
         synchronize()
         joules = energy() if energy else 0.0
@@ -176,6 +193,7 @@ def run_request(
         rows=[until_end(row[width:], models.target) for row in output.sequences],
         seconds=seconds,
         stats=stats,
+        target_calls=len(calls),
         joules=joules,
         forwards=forwards,
         split=forwards and _split(**forwards, started=started, seconds=seconds, deciding=deciding),

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from .. import __version__
 from ..compat import versions_of
-from ..evaluation.quality import evaluate
+from ..evaluation.evaluate import Evaluation
+from ..evaluation.modes import TARGET_ALONE, DecodingMode, Models
 from .pair import load_model, task_of
 from .pretraining import write_figures
 from .recipe import RECIPES, Cycle, ModelRecipe
@@ -29,23 +30,30 @@ def measure(
     *,
     pair: str = "arithmetic",
     problems: int = 1000,
-    on_batch: Callable[[int], None] = lambda done: None,
+    on_answer: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
     """Return the figures of a stored model, for :func:`write`: measured as users get it, upcast to float32.
 
-    ``on_batch`` is called with the number of finished problems.
+    ``on_answer`` is called with the number of finished problems.
     """
     model = load_model(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    evaluation = evaluate(model, tokenizer, task_of(pair), problems, split="test", on_batch=on_batch)
+    alone, task = [DecodingMode()], task_of(pair)
+    evaluation = Evaluation(Models(model, None), tokenizer, task, alone, TARGET_ALONE, problems, batch_size=50)
+    answers = []
+    for answer in evaluation.run():
+        answers.append(answer[TARGET_ALONE])
+        on_answer(len(answers))
+    correct = sum(answer.score == 1 for answer in answers)
+    said = zip(evaluation.examples, answers, strict=True)
     return {
         "pair": pair,
         "role": role,
-        "accuracy": evaluation.accuracy,
-        "correct": evaluation.correct,
-        "problems": evaluation.problems,
-        "unanswered": evaluation.unanswered,
-        "split": "test",
+        "accuracy": correct / len(answers),
+        "correct": correct,
+        "problems": len(answers),
+        "unanswered": sum(task.answer(example, answer.text) is None for example, answer in said),
+        "split": evaluation.split,
         "parameters": model.num_parameters(),
         "vocabulary": len(tokenizer),
         "recipe": asdict(recipe),

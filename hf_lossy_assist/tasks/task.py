@@ -120,3 +120,10 @@ class Task(ABC):
     def correct(self, example: Example, response: str) -> bool:
         """Tell whether ``response`` gives the reference answer."""
         return self.equivalent(self.answer(example, response), example.answer)
+
+    def score(self, example: Example, response: str, own: str) -> float:
+        """Return how good a response is, from 0 to 1: by default 1 if it is correct, else 0.
+
+        ``own`` is what the mode that all others are compared with responded, usually the target alone.
+        """
+        return float(self.correct(example, response))

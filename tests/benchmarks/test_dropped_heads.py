@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import dropped_heads
 from hf_lossy_assist.acceptors import DropMatch
-from hf_lossy_assist.evaluation.quality import evaluate
+from hf_lossy_assist.evaluation.evaluate import evaluate
 from hf_lossy_assist.sampling import Randomness
 from tests.small_pair import PROBLEMS
 
@@ -28,8 +28,8 @@ def test_batched_responses_are_those_of_single_prompts(pair, responses):
 
 
 def test_undropped_paths_answer_like_the_plain_model_and_dropped_ones_differ(pair):
-    plain = evaluate(pair.target, pair.tokenizer, pair.task, PROBLEMS)
-    assert plain.accuracy == 0.5
+    plain = evaluate(pair.target, tokenizer=pair.tokenizer, task=pair.task, modes="plain", limit=PROBLEMS)
+    assert plain.modes["plain"].score == 0.5
     rows = list(dropped_heads.path_accuracies(pair, [0.0, 0.5], num_paths=2, problems=PROBLEMS))
     assert [(row.dropout, row.path) for row in rows] == [(0.0, 1), (0.0, 1), (0.0, 2), (0.5, 1), (0.5, 2)]
     assert [row.accuracy for row in rows[:3]] == [0.5] * 3

@@ -85,7 +85,7 @@ def test_everything_is_measured_and_written(tiny, tmp_path):
     }  # fmt: skip
     assert rows[LABELS[4]]["config"]["lossy_mode"] == ["topk", "dropmatch"]
 
-    assert [(q["label"], q["problems"]) for q in tables["Quality"]] == [(label, 2) for label in LABELS]
+    assert [(q["label"], q["n"]) for q in tables["ModeScore"]] == [(label, 2) for label in LABELS]
     assert tables["Roofline"][0]["target_rates"]["bandwidth"] > 0
     assert (out / "bench.png").read_bytes().startswith(b"\x89PNG")
     assert "outside both models' forwards, per round: stock" in printed
@@ -100,8 +100,10 @@ def test_more_answers_are_judged_than_timed(tiny, tmp_path):
         "--accuracy-problems", "3", "--batch", "2", "--out", str(tmp_path),
     )  # fmt: skip
     _, tables = read(tmp_path)
-    assert [q["problems"] for q in tables["Quality"]] == [3, 3]
-    assert tables["Quality"][0]["difference"] is None or tables["Quality"][1]["difference"] is None
+    plain, lossless = tables["ModeScore"]
+    assert (plain["n"], lossless["n"]) == (3, 3)
+    assert plain["low"] < 0 < plain["high"]
+    assert lossless["low"] == lossless["high"] == 0
     assert "Roofline" not in tables
 
 
@@ -131,7 +133,7 @@ def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
     assert labels[:3] == ["target alone", "stock assisted", "lossless"]
     assert "dropmatch" in labels
     assert "ears" not in labels
-    assert "Quality" not in tables
+    assert "ModeScore" not in tables
     assert (tmp_path / "bench.png").exists()
     run(*models, "--prompts", "1", "--max-new-tokens", "2", "--repeats", "1", "--no-roofline", "--modes", "plain,stock")
 
@@ -165,7 +167,7 @@ def test_a_batch_of_the_modes_that_can(tiny, tmp_path):
         (("--model", "x"), "`--assistant` has to be given, or `--pair arithmetic` instead"),
         (
             ("--model", "x", "--assistant", "y", "--pair", "arithmetic"),
-            "`--pair` 'arithmetic' brings its own models; leave out `--model`, `--assistant`",
+            "`--pair` 'arithmetic' brings its own models; leave out `--model`",
         ),
         (("--model", "x", "--assistant", "y", "--folder", "z"), "`--folder` 'z' has the models of a `--pair`"),
         (("--pair", "arithmetics"), "did you mean 'arithmetic'"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.cli.options import parse_config, parse_mode, parse_modes
+from hf_lossy_assist.cli.options import parse_mode
+from hf_lossy_assist.evaluation.modes import parse_config, parse_modes
 
 
 def test_modes_to_compare():

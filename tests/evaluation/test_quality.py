@@ -1,49 +1,85 @@
-"""Right answers, and how well their share is known."""
+"""Scores, and how well their differences are known."""
 
 from __future__ import annotations
+
+from math import comb
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from hf_lossy_assist.evaluation.comparison import texts_of
-from hf_lossy_assist.evaluation.modes import DecodingMode, Models
-from hf_lossy_assist.evaluation.quality import evaluate, judge, qualities
-from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.evaluation.answers import Answer
+from hf_lossy_assist.evaluation.quality import mode_scores, paired_interval
 
 
-def test_intervals_and_paired_differences():
+def interval_of_counts(n: int, better: int, worse: int) -> tuple[float, float]:
+    own = [1.0] * better + [0.0] * worse + [1.0] * (n - better - worse)
+    other = [0.0] * better + [1.0] * worse + [1.0] * (n - better - worse)
+    _, low, high = paired_interval(own, other)
+    return low, high
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0.0, 0.01), (0.02, 0.02), (0.0, 0.1), (0.05, 0.2), (0.1, 0.1)])
+def test_the_interval_of_right_and_wrong_answers_covers_the_truth(better, worse):
+    """Exactly, by enumeration: how probable are the counts whose interval has the true difference in it?"""
+    n, covered = 40, 0.0
+    for a in range(n + 1):
+        for b in range(n + 1 - a):
+            low, high = interval_of_counts(n, a, b)
+            if low <= better - worse <= high:
+                rest = (1 - better - worse) ** (n - a - b)
+                covered += comb(n, a) * comb(n - a, b) * better**a * worse**b * rest
+    assert covered >= 0.94
+    assert covered < 1 or worse <= 0.01
+
+
+def test_the_interval_of_bounded_scores_covers_the_truth():
+    """500 repeats at 95 %: fewer than 93 % covered would have a probability of 2 %. The losses are rare and large."""
     rng = np.random.default_rng(0)
-    reference = (rng.random(400) < 0.9).tolist()
-    # Of the right ones 5 % go wrong; a paired interval sees that, two separate ones would not.
-    other = [right and rng.random() > 0.05 for right in reference]
-    alone, lossy = qualities({"lossless": reference, "lossy": other}, "lossless")
-    n, k = 400, sum(reference)
-    z = stats.norm.ppf(0.975)
-    centre, half = (k + z**2 / 2) / (n + z**2), z * np.sqrt(k * (n - k) / n + z**2 / 4) / (n + z**2)
-    assert (alone.low, alone.high) == (pytest.approx(centre - half), pytest.approx(centre + half))
-    assert (alone.difference, alone.margin, alone.reference) == (None, None, None)
-    changed = sum(a != b for a, b in zip(reference, other, strict=True))
-    assert lossy.difference == pytest.approx(-changed / n)
-    assert lossy.margin == pytest.approx(1.96 * np.sqrt(changed / n * (1 - changed / n) / (n - 1)))
-    assert lossy.difference + lossy.margin < 0 < lossy.high - alone.low
-    assert [q.difference for q in qualities({"a": [True], "b": [False]}, "not there")] == [None, None]
+    covered = 0
+    for _ in range(500):
+        other = rng.uniform(0.5, 1.0, 60)
+        own = np.where(rng.random(60) < 0.1, other - rng.uniform(0.3, 0.5, 60), other)
+        _, low, high = paired_interval(own.tolist(), other.tolist())
+        covered += low <= -0.04 <= high
+    assert covered >= 465
 
 
-def test_responses_are_judged_by_the_task(pair):
-    models, examples = Models(pair.target, pair.draft), pair.task.examples("test", 6)
-    batches = batches_of([pair.task.encode(example, pair.tokenizer) for example in examples], 4)
-    said = texts_of(run_request(models, DecodingMode(), batch, pair.task.max_new_tokens) for batch in batches)
-    assert judge(pair.tokenizer, pair.task, examples, said) == [False, True] * 3
+def test_the_interval_is_that_of_bonett_and_price():
+    n, better, worse = 200, 4, 11
+    p, q = (better + 1) / (n + 2), (worse + 1) / (n + 2)
+    low, high = interval_of_counts(n, better, worse)
+    # Theirs has the normal quantile and the variance of a population.
+    half = stats.t.ppf(0.975, n + 1) * np.sqrt((p + q - (p - q) ** 2) / (n + 1))
+    assert (low, high) == (pytest.approx(p - q - half), pytest.approx(p - q + half))
 
 
-def test_right_wrong_and_missing_answers_are_counted(pair, monkeypatch):
-    """Of six answers of the target three are right, and one of the others is taken to be none at all."""
-    wrong = pair.task.examples("test", 6)[0].answer
-    monkeypatch.setattr(pair.task, "extract_answer", lambda text: None if text.startswith(wrong) else text)
-    done = []
-    result = evaluate(pair.target, pair.tokenizer, pair.task, 6, batch_size=4, on_batch=done.append)
-    assert (result.problems, result.correct, result.unanswered) == (6, 3, 1)
-    assert result.accuracy == 0.5
-    assert done == [4, 6]
-    assert evaluate(pair.target, pair.tokenizer, pair.task, 6, batch_size=1) == result
+def test_nothing_seen_is_not_certain():
+    for n in (1, 5, 1000):
+        difference, low, high = paired_interval([1.0] * n, [1.0] * n)
+        assert difference == 0
+        assert -low == pytest.approx(high)
+        assert 2 / n < high or n == 1
+    assert paired_interval([1.0], [0.0])[2] == 1
+    with pytest.raises(LossyValueError, match=r"score .* from 0 to 1, but one is 1\.5"):
+        paired_interval([0.5], [1.5])
+
+
+def answer(mode: str, id: int, score: float, tokens: int = 10, rounds: int = 4, accepted: int = 6) -> Answer:
+    return Answer(mode, id, score, tokens, rounds, accepted, 0.5, "text")
+
+
+def test_modes_are_summed_up_and_compared_problem_by_problem():
+    own, other = [1.0, 0.5, 0.0], [0.5, 0.5, 0.0]
+    answers = [answer("a", i, score) for i, score in enumerate(own)]
+    answers += [answer("b", i, score, 20, 5, 15) for i, score in enumerate(other)]
+    answers += [answer("c", 2, 1.0, 5, 0, 5)]
+    a, b, c = mode_scores(answers, "b")
+    assert (b.difference, b.low, b.high) == (0, 0, 0)
+    assert (a.difference, a.low, a.high) == paired_interval(own, other)
+    assert (a.score, a.n, b.score) == (0.5, 3, pytest.approx(1 / 3))
+    assert (b.mean_accepted, b.tokens_per_round, b.tokens_per_second) == (3, 4, 40)
+    assert b.target_calls_per_100_tokens == 25
+    assert (c.n, c.difference) == (1, 1.0), "only on the problems that both have answered"
+    assert c.tokens_per_round == 5, "of a text for which the target was never asked"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from hf_lossy_assist.evaluation import records
-from hf_lossy_assist.evaluation.quality import qualities
+from hf_lossy_assist.evaluation.plots import PlotPoint
 
 
 def test_rows_are_written_with_their_origin(tmp_path):
-    rows = qualities({"a": [True], "b": [False, True], "c": [True]})
+    rows = [PlotPoint((x, x, x), (0, 0, 0), label) for x, label in ((1, "a"), (2, "b"), (1, "c"))]
     file = tmp_path / "deep" / "rows.jsonl"
     with records.written(file, records.provenance("cpu", gamma=4)) as write:
         for count, row in enumerate(rows, 2):
@@ -21,6 +21,6 @@ def test_rows_are_written_with_their_origin(tmp_path):
     assert origin["table"] == "provenance"
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
     assert (origin["device"], origin["gamma"]) == ("cpu", 4)
-    assert [(row["table"], row["label"], row["problems"]) for row in read] == [
-        ("Quality", "a", 1), ("Quality", "b", 2), ("Quality", "c", 1),
+    assert [(row["table"], row["label"], row["x"][0]) for row in read] == [
+        ("PlotPoint", "a", 1), ("PlotPoint", "b", 2), ("PlotPoint", "c", 1),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError, pairs
-from hf_lossy_assist.evaluation.quality import evaluate
+from hf_lossy_assist.evaluation.evaluate import evaluate
 from hf_lossy_assist.pairs import cards
 from hf_lossy_assist.pairs.pair import bundled_folder
 
@@ -61,6 +61,7 @@ def test_the_bundled_figures_and_cards_belong_to_the_weights(role):
     model = getattr(pair, role)
     assert model.num_parameters() == figures["parameters"]
     # 100 of the 1,000 problems: three standard deviations of a binomial either way.
-    accuracy = evaluate(model, pair.tokenizer, pair.task, 100).accuracy
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 100, "batch_size": 50}
+    accuracy = evaluate(model, modes="plain", **options).modes["plain"].score
     spread = (figures["accuracy"] * (1 - figures["accuracy"]) / 100) ** 0.5
     assert abs(accuracy - figures["accuracy"]) <= 3 * spread + 0.02

@@ -91,12 +91,56 @@ def test_without_a_draft_the_pair_is_a_target_and_commands_say_what_is_missing(t
     assert pair.draft is None
     assert pair.task is None
     assert pair.target.dtype == torch.float32
-    with pytest.raises(LossyValueError, match="`--pair` 'smollm2' has a target, but no draft yet; train one"):
+    with pytest.raises(
+        LossyValueError, match="`--pair` 'smollm2' has a target, but no draft yet; name one by `--assistant`"
+    ):
         ModelOptions(pair="smollm2").load()
-    for command in ("windows", "trade-off"):
-        result = CliRunner().invoke(app, [command, "--pair", "smollm2"])
-        assert result.exit_code != 0
-        assert "`--pair` 'smollm2' has no task that judges answers" in " ".join(result.output.split())
+    options = ModelOptions(pair="smollm2")
+    assert options.load(assisted=False).target.dtype == torch.bfloat16
+    for command, message in (
+        (["evaluate", "--modes", "plain"], "`--task` has to be given: the pair 'smollm2' has none of its own"),
+        (["windows"], "no draft yet"),
+        (["trade-off"], "no draft yet"),
+        (["bench"], "no draft yet"),
+    ):
+        result = CliRunner().invoke(app, [*command, "--pair", "smollm2"], env={"COLUMNS": "200"})
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
+CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+
+
+def test_prompts_are_put_in_the_chat_template(tiny_target, tiny_pair_folder):
+    draft = str(tiny_pair_folder / "draft")
+    loaded = ModelOptions(pair="smollm2", assistant=draft).load()
+    assert loaded.draft.dtype == torch.bfloat16
+    examples = loaded.examples(2)
+    assert loaded.encode(examples) == loaded.tokenizer([example.prompt for example in examples])["input_ids"]
+    loaded.tokenizer.chat_template = CHAT
+    first = loaded.tokenizer(f"<|user|>{examples[0].prompt}<|assistant|>", add_special_tokens=False)["input_ids"]
+    assert loaded.encode(examples)[0] == first
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate --task arithmetic --modes plain,lossless --limit 2 --max-new-tokens 4",
+        "bench --prompts 1 --repeats 1 --max-new-tokens 3 --no-roofline --modes plain,lossless",
+        "acceptance --count 1 --max-new-tokens 3 --temperature 0",
+        "windows --gammas 2 --problems 1",
+        "generate --max-new-tokens 3",
+        "trade-off judge --head nowhere --task arithmetic --problems 1",
+    ],
+)
+def test_every_command_takes_the_pair(tiny_target, tiny_pair_folder, command):
+    name, *rest = command.split()
+    options = [*rest, "--pair", "smollm2", "--assistant", str(tiny_pair_folder / "draft")]
+    result = CliRunner().invoke(app, [name, *options], env={"COLUMNS": "160"})
+    if name == "trade-off":
+        assert "nowhere" in result.stderr, "only its head is missing"
+    else:
+        assert result.exit_code == 0, result.output
 
 
 def test_a_draft_is_taken_from_a_folder(tiny_target, tiny_pair_folder):

@@ -1,0 +1,129 @@
+"""``lossy-assist evaluate``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.evaluation import evaluate as module
+from hf_lossy_assist.tasks import Arithmetic
+
+MODES = "plain,lossless,topk:k=2"
+SMALL = ("--limit", "3", "--max-new-tokens", "6", "--gamma", "3")
+
+
+def run(*arguments: str, status: int = 0):
+    result = CliRunner().invoke(app, ["evaluate", *arguments], env={"COLUMNS": "160"})
+    assert result.exit_code == status, result.output
+    return result
+
+
+def read(folder: Path):
+    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return json.loads((folder / "summary.json").read_text()), [json.loads(line) for line in lines]
+
+
+def test_modes_are_scored_and_compared(bundled, tmp_path):
+    printed = run("--pair", "arithmetic", "--modes", MODES, *SMALL, "--batch-size", "2", "--out", str(tmp_path)).stdout
+    summary, rows = read(tmp_path)
+    assert list(summary) == MODES.split(",")
+    assert {(row["mode"], row["id"]) for row in rows} == {(mode, i) for mode in summary for i in range(3)}
+    assert "points against" in printed
+    assert all(mode in printed for mode in summary)
+    run("--pair", "arithmetic", "--modes", "lossless,typical", *SMALL, "--batch-size", "2", "--reference", "plain",
+        "--out", str(tmp_path), status=2)  # fmt: skip
+    run("--pair", "arithmetic", "--modes", f"{MODES},typical", *SMALL, "--batch-size", "2", "--out", str(tmp_path))
+    summary, again = read(tmp_path)
+    assert again[: len(rows)] == rows
+    assert list(summary)[-1] == "typical"
+
+
+def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
+    problems = tmp_path / "test.jsonl"
+    problems.write_text('{"question": "What are 2 dozen?", "answer": "#### 24"}\n' * 2)
+    models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
+    task = ("--task", "gsm8k", "--data", str(problems))
+    printed = run(*models, *task, "--modes", "plain,lossless,ears", *SMALL, "--sample", "--temperature", "1.2").stdout
+    assert "ears" in printed
+    plain = run(*models[:2], *task, "--modes", "plain", *SMALL, "--dtype", "float32").stdout
+    assert "plain" in plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--modes", "plain,topl"), "'topl'"),
+        (("--modes", "plain", "--reference", "lossless"), "`reference` has to be one of the modes ['plain']"),
+        (("--modes", "plain,plain"), "every mode once"),
+        (("--modes", "plain,judge"), "add `--head judge=SOURCE`"),
+        (("--model", "x"), "`--pair` 'arithmetic' brings its own models"),
+        (("--task", "nothing"), "`spec` has to be one of"),
+        (("--split", "none"), "`split` has to be one of"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_errors_are_one_line(bundled, arguments, message):
+    *_, last = run("--pair", "arithmetic", *arguments, *SMALL, status=2).stderr.splitlines()
+    assert last.startswith("error: ")
+    assert message in last
+
+
+def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
+    asked, answer = [], module.run_request
+
+    def interrupted(*arguments):
+        asked.append(arguments)
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+        return answer(*arguments)
+
+    monkeypatch.setattr(module, "run_request", interrupted)
+    arguments = ("--pair", "arithmetic", "--modes", MODES, *SMALL, "--out", str(tmp_path))
+    printed = run(*arguments, status=130).stdout
+    assert "stopped after 1 problems; the same command goes on from what is in" in printed
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
+    run(*arguments)
+    assert len(asked) == 10
+    assert len(read(tmp_path)[1]) == 9
+
+
+def command(folder: Path, pair: Path, *arguments: str) -> list[str]:
+    models = ("--model", str(pair / "target"), "--assistant", str(pair / "draft"), "--task", "arithmetic")
+    limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--device", "cpu")
+    return [sys.executable, "-m", "hf_lossy_assist", "evaluate", *models, *limits, "--out", str(folder), *arguments]
+
+
+def test_a_process_that_was_killed_is_taken_up_by_two(tiny_pair_folder, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.Popen(command(tmp_path, tiny_pair_folder), env=environment, stdout=subprocess.DEVNULL)
+    results, deadline = tmp_path / "results.jsonl", time.monotonic() + 120
+    while not (results.exists() and results.read_text().count("\n") >= 5) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(60)
+    before = results.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    both = [
+        subprocess.Popen(
+            command(tmp_path, tiny_pair_folder), stdout=subprocess.PIPE, text=True,
+            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert any("points against" in output for output in outputs), "whoever is last prints the table"
+    assert results.read_bytes().startswith(before)
+    summary, rows = read(tmp_path)
+    assert len(rows) == len({(row["mode"], row["id"]) for row in rows}) == 12 * 3
+    assert all(entry["n"] == 12 for entry in summary.values())
+    assert {row["id"] for row in rows} == set(range(len(Arithmetic().examples("test", 12))))

@@ -1,0 +1,105 @@
+"""Answers in a folder: what is there is kept, and nothing of other settings is added to it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+
+import pytest
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.evaluation.answers import MANIFEST, RESULTS, Answer, AnswerStore, load_answers
+
+PLAN = {"task": "t", "seed": 0, "modes": {"a": {"k": 1}}, "problems": [7, 8], "runs": [{"date": "today"}]}
+
+
+def answer(mode: str, id: int) -> Answer:
+    return Answer(mode, id, 1.0, 5, 2, 3, 0.5, f"naïve «{id}»\nline")
+
+
+def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
+    store = AnswerStore(tmp_path / "deep" / "out", PLAN)
+    store.add([answer("a", 0), answer("a", 1)])
+    lines = [json.loads(line) for line in (store.folder / RESULTS).read_text(encoding="utf-8").splitlines()]
+    assert [list(line) for line in lines] == [
+        ["mode", "id", "score", "tokens", "rounds", "accepted", "seconds", "text"]
+    ] * 2
+    assert AnswerStore(store.folder, PLAN).known == {("a", 0): answer("a", 0), ("a", 1): answer("a", 1)}
+    manifest, answers = load_answers(store.folder)
+    assert answers == [answer("a", 0), answer("a", 1)]
+    assert len(manifest["runs"]) == 2
+
+
+@pytest.mark.parametrize("torn", [1, 20, 60])
+def test_a_line_that_was_cut_off_is_dropped_and_written_anew(tmp_path, torn):
+    store = AnswerStore(tmp_path, PLAN)
+    store.add([answer("a", 0), answer("a", 1)])
+    path = tmp_path / RESULTS
+    path.write_bytes(path.read_bytes()[:-torn])
+    again = AnswerStore(tmp_path, PLAN)
+    assert list(again.known) == [("a", 0)]
+    again.add([answer("a", 1)])
+    assert load_answers(tmp_path)[1] == [answer("a", 0), answer("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "`seed` was 0 and is 1"),
+        ({"extra": 1}, "`extra` was None and is 1"),
+        ({"modes": {"a": {"k": 2}}}, "`a` was {'k': 1} and is {'k': 2}"),
+        ({"problems": [7, 9]}, "the problems are other ones"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path, change, message):
+    AnswerStore(tmp_path, PLAN)
+    before = (tmp_path / MANIFEST).read_bytes()
+    with pytest.raises(LossyValueError) as error:
+        AnswerStore(tmp_path, PLAN | change)
+    assert message in str(error.value)
+    assert (tmp_path / MANIFEST).read_bytes() == before
+
+
+def test_modes_and_problems_may_be_added(tmp_path):
+    AnswerStore(tmp_path, PLAN)
+    AnswerStore(tmp_path, PLAN | {"modes": {"b": {}}, "problems": [7, 8, 9]})
+    AnswerStore(tmp_path, PLAN | {"problems": [7]})
+    manifest, _ = load_answers(tmp_path)
+    assert manifest["modes"] == {"a": {"k": 1}, "b": {}}
+    assert manifest["problems"] == [7, 8, 9]
+
+
+def test_what_is_no_folder_of_answers_is_refused(tmp_path):
+    with pytest.raises(LossyValueError, match="has to be of an evaluation"):
+        load_answers(tmp_path)
+    (tmp_path / RESULTS).write_text("{}\n")
+    with pytest.raises(LossyValueError, match=r"new folder, but .* has a results\.jsonl"):
+        AnswerStore(tmp_path, PLAN)
+    (tmp_path / MANIFEST).write_text(json.dumps(PLAN))
+    with pytest.raises(LossyValueError, match=r"line 1 of .* has not"):
+        AnswerStore(tmp_path, PLAN)
+    (tmp_path / MANIFEST).write_text("[]")
+    with pytest.raises(LossyValueError, match="has to be of an evaluation"):
+        AnswerStore(tmp_path, PLAN)
+    (tmp_path / "file").touch()
+    with pytest.raises(LossyValueError, match="`out` has to be a folder that can be written to"):
+        AnswerStore(tmp_path / "file", PLAN)
+
+
+def _write(folder, number: int) -> None:
+    store = AnswerStore(folder, PLAN)
+    for i in range(30):
+        store.add([answer(f"p{number}", i)])
+
+
+def test_processes_write_whole_lines_side_by_side(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_write, args=(tmp_path, number)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    manifest, answers = load_answers(tmp_path)
+    assert sorted((a.mode, a.id) for a in answers) == [(f"p{n}", i) for n in range(3) for i in range(30)]
+    assert len(manifest["runs"]) == 3

@@ -1,0 +1,183 @@
+"""Evaluations: all modes answer the same problems, and what was answered before is not answered again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+import hf_lossy_assist
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.evaluation import evaluate as module
+from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answers
+from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes, reference_of
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from hf_lossy_assist.evaluation.quality import mode_scores
+from hf_lossy_assist.mining.mining_run import Process
+from tests.small_pair import PROBLEMS
+
+MODES = "plain,stock,lossless,topk:k=3"
+
+
+@pytest.fixture(scope="module")
+def evaluation(pair):
+    modes = named_modes(MODES, 3)
+    return Evaluation(Models(pair.target, pair.draft), pair.tokenizer, pair.task, modes, "plain", PROBLEMS)
+
+
+def answered(evaluation, store=None, **options):
+    return list(evaluation.run(store, **options))
+
+
+def untimed(answers):
+    return [replace(answer, seconds=0.0) for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def whole(evaluation):
+    store = AnswerStore()
+    answered(evaluation, store)
+    return evaluation.result(store)
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """Labels of the modes that answer, in order, and how many prompts."""
+    asked, run = [], module.run_request
+
+    def noted(models, mode, batch, length):
+        asked.append((mode.label, len(batch)))
+        return run(models, mode, batch, length)
+
+    monkeypatch.setattr(module, "run_request", noted)
+    return asked
+
+
+def test_scores_are_the_task_s_and_work_is_counted(whole, pair):
+    assert list(whole.modes) == MODES.split(",")
+    assert [(a.mode, a.id) for a in whole.answers] == [(m, i) for m in MODES.split(",") for i in range(PROBLEMS)]
+    plain, stock, lossless, _ = ([a for a in whole.answers if a.mode == label] for label in MODES.split(","))
+    assert [a.score for a in plain] == [0, 1] * 3
+    assert [a.text for a in plain] == [a.text for a in lossless] == [a.text for a in stock]
+    assert all((a.rounds, a.accepted) == (a.tokens, 0) for a in plain)
+    assert all(a.rounds + a.accepted == a.tokens for a in stock)
+    assert all(a.tokens - 1 <= a.rounds + a.accepted <= a.tokens for a in lossless)
+    assert whole.modes["plain"].tokens_per_round == 1
+    assert 1 < whole.modes["stock"].tokens_per_round == pytest.approx(whole.modes["lossless"].tokens_per_round, rel=0.2)
+    assert list(whole.modes.values()) == mode_scores(whole.answers, "plain")
+    assert all(a.seconds > 0 for a in whole.answers)
+
+
+def test_batches_and_processes_answer_the_same(evaluation, whole):
+    modes = [mode for mode in evaluation.modes if mode.label != "stock"]
+    store = AnswerStore()
+    shares = []
+    for number in range(2):
+        share = replace(evaluation, modes=modes, batch_size=2, process=Process(number, 2))
+        shares.append(answered(share, store))
+    assert [len(share) for share in shares] == [4, 2]
+    result = replace(evaluation, modes=modes).result(store)
+    assert untimed(result.answers) == untimed(a for a in whole.answers if a.mode != "stock")
+
+
+def test_whoever_has_seen_enough_stops_asking(evaluation, requests):
+    first = next(evaluation.run())
+    assert list(first) == MODES.split(",")
+    assert requests == [("plain", 1), ("stock", 1), ("lossless", 1), ("topk:k=3", 1)]
+    requests.clear()
+    problems = answered(evaluation, wanted=lambda label: label == "lossless" and len(requests) < 4)
+    assert [list(answers) for answers in problems] == [["plain", "lossless"]] * 2 + [["plain"]] * (PROBLEMS - 2)
+    assert len(requests) == PROBLEMS + 2
+
+
+def test_every_mode_but_the_reference_goes_first_in_turn(evaluation, requests):
+    answered(replace(evaluation, reference="lossless", limit=3))
+    firsts = [[label for label, _ in requests[i : i + 4]] for i in range(0, 12, 4)]
+    assert [labels[0] for labels in firsts] == ["lossless"] * 3
+    assert sorted(labels[1] for labels in firsts) == ["plain", "stock", "topk:k=3"]
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_run_that_was_killed_goes_on(evaluation, requests, tmp_path, size):
+    modes = [mode for mode in evaluation.modes if mode.label != "stock"]
+    evaluation = replace(evaluation, modes=modes, batch_size=size)
+    whole = AnswerStore()
+    answered(evaluation, whole)
+    store = AnswerStore(tmp_path, evaluation.plan())
+    next(evaluation.run(store))
+    path = tmp_path / RESULTS
+    path.write_bytes(path.read_bytes()[:-9])  # the last answer lacks its end
+    requests.clear()
+    again = AnswerStore(tmp_path, evaluation.plan())
+    answered(evaluation, again)
+    # Only the batch of the lost answer is answered again, and only by that mode.
+    assert len(requests) == 3 * len(evaluation.batches) - 2
+    answers = load_answers(tmp_path)[1]
+    assert len({(a.mode, a.id) for a in answers}) == len(answers) == 3 * PROBLEMS
+    assert untimed(evaluation.result(again).answers) == untimed(evaluation.result(whole).answers)
+    more = replace(evaluation, modes=[*modes, DecodingMode("typical", "typical", gamma=3)])
+    requests.clear()
+    answered(more, AnswerStore(tmp_path, more.plan()))
+    assert {label for label, _ in requests} == {"typical"}
+
+
+def test_draws_depend_on_the_seed_alone(evaluation):
+    modes = named_modes("plain,lossless", 3, 1.3)
+    one, two = (replace(evaluation, modes=modes, seed=seed, limit=2) for seed in (0, 1))
+    first, again, other = ([a["lossless"].text for a in answered(e)] for e in (one, one, two))
+    assert first == again
+    assert first[1] != first[0]
+    assert other != first
+
+
+def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "gamma": 3, "limit": PROBLEMS, "out": tmp_path}
+    result = hf_lossy_assist.evaluate(pair.target, pair.draft, modes=MODES, **options)
+    assert untimed(result.answers) == untimed(whole.answers)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert list(summary) == MODES.split(",")
+    for label, entry in summary.items():
+        assert list(entry) == [
+            "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
+        ]  # fmt: skip
+        assert {"label": label, **entry} == asdict(result.modes[label])
+        assert (entry["low"] < entry["high"]) is (label != "plain")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    for change in ({"batch_size": 2}, {"gamma": 4}, {"max_new_tokens": 7}, {"reference": "lossless"}, {"seed": 3}):
+        with pytest.raises(LossyValueError, match="hold answers of the same settings"):
+            hf_lossy_assist.evaluate(pair.target, pair.draft, **{"modes": MODES, **options, **change})
+    with pytest.raises(LossyValueError, match="`target` was"):
+        hf_lossy_assist.evaluate(pair.draft, pair.draft, modes=MODES, **options)
+
+
+def test_the_target_alone_needs_no_draft(pair):
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 2}
+    assert hf_lossy_assist.evaluate(pair.target, modes="plain", **options).modes["plain"].score == 0.5
+    with pytest.raises(LossyValueError, match="assistant has to be given for the mode 'lossless'"):
+        hf_lossy_assist.evaluate(pair.target, **options)
+
+
+def test_what_modes_are_compared_with():
+    assert reference_of(named_modes("topk,plain,lossless")) == "plain"
+    assert reference_of(named_modes("topk,lossless@9")) == "lossless@9"
+    assert reference_of(named_modes("topk,ears")) == "topk"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"modes": named_modes("plain,plain")}, "every mode once"),
+        ({"reference": "judge"}, "`reference` has to be one of"),
+        ({"modes": named_modes("plain,judge")}, "needs a head"),
+        ({"limit": 0}, "`split` has to be one with problems"),
+    ],
+)
+def test_what_can_t_be_evaluated_is_refused_first(evaluation, change, message):
+    with pytest.raises(LossyValueError, match=message):
+        replace(evaluation, **change)
+
+
+def test_a_mode_that_can_t_run_is_refused_before_any_answer(evaluation):
+    with pytest.raises(LossyValueError, match="one that can't run here, topk:k=-1"):
+        answered(replace(evaluation, modes=named_modes("topk:k=-1"), reference="topk:k=-1"))
