@@ -53,6 +53,27 @@ class Forwards(ABC):
             The forward's own output.
         """
 
+    def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
+        """Run the model over all of ``text`` ``(B, L)`` that it has not seen, where nodes of trees are at its end.
+
+        Parameters
+        ----------
+        text, keep
+            As for :meth:`run`.
+        ancestors
+            ``(B, m, M)`` which of the last M tokens each of the last m sees, which are sent.
+        depths
+            ``(B, M)`` how many tokens from the text on each one's path has.
+
+        Raises
+        ------
+        LossyUnsupportedError
+            Where the forwards can't branch.
+        """
+        raise LossyUnsupportedError(
+            f"{type(self).__name__} can't read a tree; draft a chain, or use a cache that grows"
+        )
+
     @abstractmethod
     def read(self, tokens: Tensor) -> Any:
         """Run a draft model over ``tokens`` ``(B, k)``, which follow those it has seen; logits of the last are wanted.
