@@ -28,6 +28,8 @@ class Tree:
         ``(B, N)`` the node that each node follows, -1 where that is the newest committed token.
     levels
         No node is deeper.
+    rooms
+        How deep the nodes are that each row has room for; the others only fill up. None where all have room for all.
 
     Examples
     --------
@@ -37,6 +39,7 @@ class Tree:
 
     parents: Tensor
     levels: int
+    rooms: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return self.parents.shape[1]
@@ -119,6 +122,13 @@ class TreeVerification(Verification):
         super().__init__(tokens=tokens, logits=own_logits, **others)
         vars(self).update(tree=tree, own_logits=own_logits)
         del vars(self)["logits"]  # worked out where a rule asks
+
+    @cached_property
+    def drafted(self) -> Tensor | None:  # type: ignore[override]
+        """``(B, N)`` whether a row has room for a node, or None where all have."""
+        if self.tree.rooms is None:
+            return None
+        return self.tree.depths <= torch.tensor(self.tree.rooms, device=self.tokens.device)[:, None]
 
     @cached_property
     def logits(self) -> Tensor:  # type: ignore[override]

@@ -28,6 +28,8 @@ def decide_tree(acceptor: Acceptor, v: TreeVerification, positions: LosslessPosi
         keep = torch.where(strict, v.lossless, keep)
         credits = {rule: mask & ~strict for rule, mask in credits.items()}
         credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
+    if v.drafted is not None:
+        keep = keep & v.drafted
     tree = v.tree
     if v.do_sample:
         end = _drawn_end(v, keep)
@@ -36,6 +38,8 @@ def decide_tree(acceptor: Acceptor, v: TreeVerification, positions: LosslessPosi
     on_path = torch.nn.functional.pad(tree.ancestors, (0, 0, 1, 0))[tree.rows[:, 0], end]
     n_accepted = on_path.sum(-1)
     children = tree.parents + 1 == end[:, None]
+    if v.drafted is not None:
+        children = children & v.drafted
     used_up = ~children.any(-1)
     path = tree.columns(on_path)
     if strict is None and not v.do_sample and type(acceptor).correction is Acceptor.correction:

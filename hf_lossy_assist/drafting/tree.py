@@ -58,7 +58,8 @@ class TreeDrafter(ModelDrafter):
             text.append(growing.tokens)
             growing.add(self._best_of(ids, self.read_nodes(text.ids, growing), growing))
         self.forwards.rewind(length)
-        tokens, tree = growing.finish(self.draft_length.size)
+        deep_enough = tuple(min(depth, max(room - 1, 0)) for room in rooms)
+        tokens, tree = growing.finish(self.draft_length.size, None if set(deep_enough) == {depth} else deep_enough)
         self._drafted = len(tree)
         self._marks.append(self._watch.mark())
         return Draft(tokens, tree=tree, cost=DraftCost(self.calls - before[0], self.tokens - before[1]))
@@ -165,7 +166,7 @@ class _GrowingTree:
         columns = self.ancestors.long().sort(dim=-1, descending=True, stable=True).indices[..., : self.levels]
         return every[_rows(every)[..., None], columns]
 
-    def finish(self, nodes: int) -> tuple[Tensor, Tree]:
+    def finish(self, nodes: int, rooms: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
         """Return the likeliest ``nodes`` ``(B, N)`` of all, each after its parent, and their shape.
 
         No node is likelier than its parent, and of equally likely ones the parent comes first: it is there too.
@@ -176,7 +177,7 @@ class _GrowingTree:
         number_of = torch.zeros_like(tokens).scatter_(-1, kept, numbers)
         old = parents.gather(-1, kept)
         new = torch.where(old < 0, -1, number_of.gather(-1, old.clamp(min=0)))
-        return tokens.gather(-1, kept), Tree(new, min(len(self._tokens), kept.shape[1]))
+        return tokens.gather(-1, kept), Tree(new, min(len(self._tokens), kept.shape[1]), rooms)
 
 
 def _rows(values: Tensor) -> Tensor:
