@@ -255,17 +255,18 @@ class TreeDecision(Decision):
     def fetch(self, tokens: Tensor) -> list[RowDecision]:
         """Bring over all that the host needs of the path, with its ``tokens`` ``(B, levels)``, in one transfer."""
         masks = {id(mask): mask for mask in (self.lossless, *self.kept_by.values())}
-        numbers = [x[:, None] for x in (self.n_accepted, self.next_token, self.used_up.long())]
-        on_path = [mask.gather(-1, self.path).long() for mask in masks.values()]
+        numbers = [x.unsqueeze(-1) for x in (self.n_accepted, self.next_token, self.used_up)]
+        on_path = [mask.gather(-1, self.path) for mask in masks.values()]
         packed = torch.cat([*numbers, tokens, *on_path], dim=-1).tolist()
-        levels, places = tokens.shape[1], {key: i for i, key in enumerate(masks)}
+        levels = tokens.shape[1]
+        columns = {key: slice(3 + i * levels, 3 + (i + 1) * levels) for i, key in enumerate(masks, 1)}
+        lossless = columns[id(self.lossless)]
+        kept_by = {rule: columns[id(mask)] for rule, mask in self.kept_by.items()}
         decisions = []
-        for n_accepted, next_token, used_up, *rest in packed:
-            lines = [rest[i * levels : (i + 1) * levels] for i in range(len(masks) + 1)]
-            mask_of = {key: list(map(bool, lines[i + 1])) for key, i in places.items()}
-            kept_by = {rule: mask_of[id(mask)] for rule, mask in self.kept_by.items()}
-            kept = [*lines[0][:n_accepted], next_token]
-            decisions.append(PathDecision(0, n_accepted, kept, mask_of[id(self.lossless)], kept_by, bool(used_up)))
+        for row in packed:
+            tokens_kept = [*row[3 : 3 + row[0]], row[1]]
+            by_rule = {rule: row[at] for rule, at in kept_by.items()}
+            decisions.append(PathDecision(0, row[0], tokens_kept, row[lossless], by_rule, bool(row[2])))
         return decisions
 
 

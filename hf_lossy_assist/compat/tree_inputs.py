@@ -39,13 +39,7 @@ class TreeInputs:
         self._layer_of = {kind: kinds.index(kind) for kind in set(kinds)}
 
     def of_tree(
-        self,
-        carried: Mapping[str, Any],
-        width: int,
-        seen: int,
-        ancestors: Tensor,
-        depths: Tensor,
-        last: int | None = None,
+        self, carried: Mapping[str, Any], width: int, seen: int, ancestors: Tensor, depths: Tensor
     ) -> dict[str, Any]:
         """Return the inputs of one forward over what is not seen of texts, and nodes after them.
 
@@ -61,8 +55,6 @@ class TreeInputs:
             ``(B, m, M)`` which of all nodes each of the last ``m`` sees; these are sent.
         depths
             ``(B, M)`` how many tokens stand between the texts and what follows each node.
-        last
-            The last position that there is.
         """
         rows, nodes, slots = ancestors.shape
         device, unread = ancestors.device, max(0, width - seen)
@@ -77,7 +69,7 @@ class TreeInputs:
         queries = torch.cat([keys[:, width - unread : width], keys[:, keys.shape[1] - nodes :]], dim=1)
         return {
             "attention_mask": self._masks(sees, queries, keys, carried["past_key_values"]),
-            "position_ids": self._positions(carried, width, unread, depths[:, slots - nodes :], last),
+            "position_ids": self._positions(carried, width, unread, depths[:, slots - nodes :]),
         }
 
     def _masks(self, sees: Tensor, queries: Tensor, keys: Tensor, cache: Cache) -> Tensor | dict[str, Tensor]:
@@ -93,7 +85,7 @@ class TreeInputs:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     @staticmethod
-    def _positions(carried: Mapping[str, Any], width: int, unread: int, depths: Tensor, last: int | None) -> Tensor:
+    def _positions(carried: Mapping[str, Any], width: int, unread: int, depths: Tensor) -> Tensor:
         positions, mask = carried.get("position_ids"), carried.get("attention_mask")
         if positions is None and mask is not None:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -105,8 +97,7 @@ class TreeInputs:
             positions = torch.cat([positions, positions[:, -1:] + more], dim=1)
         newest = positions[:, width - 1 : width] + depths
         unread_text = positions[:, width - unread : width].expand(len(depths), -1)
-        positions = torch.cat([unread_text, newest], dim=1)
-        return positions if last is None else positions.clamp(max=last)
+        return torch.cat([unread_text, newest], dim=1)
 
 
 def layer_kinds(model: PreTrainedModel) -> list[str]:

@@ -51,12 +51,12 @@ class TreeDrafter(ModelDrafter):
             self._drafted = 0
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
-        growing = _GrowingTree(self._best_of(ids, self.read(self.vocabulary.context(ids)), None))
-        length, text = self.forwards.seen, self._hold(ids)
+        self.text.begin(ids)
+        growing = _GrowingTree(self._best_of(ids, self.read(), None))
+        length = self.forwards.seen
         for _ in range(1, depth):
             growing.choose(self.shape.top_k)
-            text.append(growing.tokens)
-            growing.add(self._best_of(ids, self.read_nodes(text.ids, growing), growing))
+            growing.add(self._best_of(ids, self.read_nodes(ids, growing), growing))
         self.forwards.rewind(length)
         deep_enough = tuple(min(depth, max(room - 1, 0)) for room in rooms)
         tokens, tree = growing.finish(self.draft_length.size, None if set(deep_enough) == {depth} else deep_enough)
@@ -64,14 +64,13 @@ class TreeDrafter(ModelDrafter):
         self._marks.append(self._watch.mark())
         return Draft(tokens, tree=tree, cost=DraftCost(self.calls - before[0], self.tokens - before[1]))
 
-    def read_nodes(self, text: Tensor, growing: _GrowingTree) -> Tensor:
-        """Run the model over the newest nodes, at the end of ``text`` ``(B, L)``; return their logits ``(B, k, V)``."""
-        k = growing.tokens.shape[1]
-        read = self.vocabulary.context(text).to(self.device)
-        logits = self.forwards.run_tree(read, k, growing.ancestors, growing.depths).logits[:, -k:]
+    def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
+        """Run the model over the nodes chosen last after ``ids`` ``(B, L)``; return their logits ``(B, k, V)``."""
+        tokens = self.vocabulary.context(growing.tokens).to(self.device)
+        logits = self.forwards.read_nodes(tokens, ids.shape[1], growing.ancestors, growing.depths).logits
         self.calls += 1
         self.tokens += self.forwards.sent
-        return logits.to(device=text.device, dtype=torch.float32)
+        return logits[:, -tokens.shape[1] :].to(device=ids.device, dtype=torch.float32)
 
     def _best_of(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> tuple[Tensor, Tensor]:
         """Return the likeliest tokens ``(B, k, top_k)`` after nodes, and their log q, of the draft model's logits."""
@@ -98,11 +97,11 @@ _NEVER = -1e6
 class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
     """The same with an EAGLE-3 head, whose nodes take their parent's output in the place of the target's states."""
 
-    def read_nodes(self, text: Tensor, growing: _GrowingTree) -> Tensor:
+    def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
         logits = self.forwards.run_nodes(growing.tokens, growing.came_from, growing.ancestors, growing.levels)
         self.calls += 1
         self.tokens += self.forwards.sent
-        return logits.to(device=text.device, dtype=torch.float32)
+        return logits.to(device=ids.device, dtype=torch.float32)
 
 
 class _GrowingTree:

@@ -77,11 +77,17 @@ class GrowingForwards(Forwards):
         return self._outputs
 
     def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
+        return self.run(text, keep, self._of_tree(text.shape[1] - depths.shape[1], ancestors, depths))
+
+    def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
+        rows, count = tokens.shape
+        inputs = self.inputs.of_tokens(tokens, self.carried, self.seen + count - self._covered, count)
+        return self._forward(inputs | self._of_tree(width, ancestors, depths), rows, self.seen + count)
+
+    def _of_tree(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
         if self._tree_inputs is None:
             self._tree_inputs = TreeInputs(self.model)
-        width = text.shape[1] - depths.shape[1]
-        inputs = self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths, self.last_position)
-        return self.run(text, keep, inputs)
+        return self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths)
 
     def rewind(self, length: int) -> None:
         # Layers that record what they have seen are told of every round, also where nothing is to be forgotten.
