@@ -12,6 +12,7 @@ import torch
 
 from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf, settings_of
 from .decoding.limits import Limits
+from .drafting.tree_config import TreeConfig
 from .errors import LossyValueError
 from .heads import Head, load_head
 
@@ -40,6 +41,8 @@ class RunConfig:
         is off unless asked for.
     compile
         Decode on static caches in compiled forwards; None where ``generate()`` itself would.
+    tree
+        How trees are drafted; None for chains.
     """
 
     acceptor: Acceptor
@@ -48,6 +51,7 @@ class RunConfig:
     limits: Limits = field(default_factory=Limits)
     break_even: bool = True
     compile: bool | None = None
+    tree: TreeConfig | None = None
 
     def is_lossless(self, do_sample: bool) -> bool:
         """Tell whether the run, as configured, leaves the output's law as it is."""
@@ -88,6 +92,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
         raise LossyValueError(f"`seed` in `lossy_config` has to be an int >= 0 and < 2**63, but is {seed!r}")
     break_even = _switch(settings, "break_even", seed is None)
     compiled = _switch(settings, "compile", None)
+    tree = _tree(settings.pop("tree", None))
     bounds = {key: settings.pop(key, None) for key in _LIMITS}
     limits = Limits(**{key: value for key, value in bounds.items() if value is not None})
     per_rule = {names[0]: settings} if compose is None else settings
@@ -105,7 +110,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if compose is AnyOf:
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
     acceptor = rules[0] if compose is None else compose(tuple(rules))
-    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled)
+    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, tree)
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
@@ -200,6 +205,17 @@ def _switch(settings: dict[str, Any], key: str, default: bool | None) -> bool | 
     if value is not None and not isinstance(value, bool):
         raise LossyValueError(f"`{key}` in `lossy_config` has to be a bool, but is {value!r}")
     return default if value is None else value
+
+
+def _tree(value: Any) -> TreeConfig | None:
+    if value is None:
+        return None
+    settings, keys = _as_dict("lossy_config['tree']", value), [x.name for x in fields(TreeConfig)]
+    if unknown := sorted(settings.keys() - {*keys}, key=str):
+        raise LossyValueError(
+            f"`tree` in `lossy_config` has the keys {keys}, but not {unknown[0]!r}{nearest(unknown[0], keys)}"
+        )
+    return TreeConfig(**settings)
 
 
 def _as_dict(argument: str, value: Any) -> dict[str, Any]:

@@ -97,6 +97,10 @@ class LossyVerification(LogitsProcessor):
             raise LossyUnsupportedError(
                 "`compile` is set, but stock's loop can't decode on a static cache; use enable() and `lossy_config`"
             )
+        if self.config.tree is not None:
+            raise LossyUnsupportedError(
+                "`tree` is set, but stock's loop verifies chains alone; use enable() and `lossy_config`"
+            )
         if acceptor.run_ahead is not None:
             raise LossyUnsupportedError(
                 f"the rule {acceptor.name!r} commits tokens without the target, which stock's loop can't do; use "

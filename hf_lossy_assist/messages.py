@@ -17,7 +17,7 @@ from torch import Tensor
 from .sampling import Randomness, point_mass, residual
 
 if TYPE_CHECKING:
-    from .decoding.batch_layout import RowShift
+    from .trees import Tree
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class Draft:
         ``(B, n, d)`` the draft model's states that predicted the tokens, when a rule asked for them.
     lengths
         How many of the tokens each row was given, or None where all rows have n; the others only fill up.
-    parents
-        ``(B, n)`` the column of the token that each token follows, -1 for the newest committed one; None for a chain,
-        in which each follows the one before it.
+    tree
+        Which token follows which, of trees; None for a chain, in which each follows the one before it.
     trusted
         How many tokens at the front of each row are committed without the target, or None for none. The target decides
         one token after them, if the row has any.
@@ -59,7 +58,7 @@ class Draft:
     logits: Tensor | None = None
     hidden: Tensor | None = None
     lengths: tuple[int, ...] | None = None
-    parents: Tensor | None = None
+    tree: Tree | None = None
     trusted: tuple[int, ...] | None = None
     bonus: bool = True
     cost: DraftCost = DraftCost()
@@ -203,6 +202,21 @@ class Verification:
         """``(B, n)`` p(x) / q(x)."""
         return self.p_x / self.q_x.clamp(min=1e-10)
 
+    @property
+    def p_left(self) -> Tensor:
+        """``(B, n)`` p(x), of what is left of p where other drafts of the same position have been tried before."""
+        return self.p_x
+
+    @property
+    def states_before(self) -> Tensor | None:
+        """``(B, n, d)`` the target's states that predicted the drafted tokens, where a rule asked for states."""
+        return None if self.hidden is None else self.hidden[:, :-1]
+
+    @property
+    def states_after(self) -> Tensor | None:
+        """``(B, n, d)`` its states that have read them."""
+        return None if self.hidden is None else self.hidden[:, 1:]
+
     @cached_property
     def u(self) -> Tensor:
         """``(B, n)`` draws from U[0, 1): one per position, shared by all rules of a round."""
@@ -242,6 +256,17 @@ class Verification:
             return self.target_distribution(at)
         rows = torch.arange(len(at), device=at.device)
         return residual(self.p[rows, at], self.q[rows, at])
+
+    def proposed(self, at: Tensor) -> Tensor:
+        """Return ``(B, V)`` 1 at the token that was drafted at one position per row, and 0 at all others."""
+        return point_mass(self.tokens.gather(-1, at[:, None]).squeeze(-1), self.logits)
+
+    def followed(self, match: Tensor, count: int) -> Tensor:
+        """Return ``(B, n)`` whether the ``count`` drafted tokens after each are there and ``match`` ``(B, n)``."""
+        followed = torch.zeros_like(match)
+        if len(self) > count:
+            followed[:, : len(self) - count] = match.unfold(1, count + 1, 1)[..., 1:].all(-1)
+        return followed
 
     def choose(self, distribution: Tensor) -> Tensor:
         """Pick one token per row of a distribution of shape ``(..., V)``: a draw when sampling, else the maximum."""
@@ -289,6 +314,8 @@ class Decision:
         ``(B, n)`` which tokens the lossless rule would have kept.
     kept_by
         For every rule, ``(B, n)`` the tokens credited to it.
+    path
+        ``(B, k)`` the columns of a tree that stay, ``n_accepted`` of them, in their order; None for a chain.
     """
 
     keep: Tensor
@@ -296,6 +323,7 @@ class Decision:
     next_token: Tensor
     lossless: Tensor
     kept_by: Mapping[str, Tensor]
+    path: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -317,6 +345,10 @@ class RowDecision:
     tokens: list[int]
     lossless: list[int]
     kept_by: dict[str, list[int]]
+
+    def used_up(self, undecided: int) -> bool:
+        """Tell whether all of ``undecided`` drafted tokens were kept."""
+        return self.n_accepted == undecided
 
     @classmethod
     def fetch(cls, draft: Draft, decision: Decision) -> list[RowDecision]:
@@ -347,53 +379,3 @@ class RowDecision:
         if draft.bonus or n_accepted < undecided:
             kept.append(packed[1])
         return cls(trusted, n_accepted, kept, packed[lossless], {rule: packed[at] for rule, at in kept_by.items()})
-
-
-@dataclass(frozen=True, eq=False)
-class Commit:
-    """Commit → target and drafter: what a round has added to the texts.
-
-    Attributes
-    ----------
-    ids
-        ``(B, W + n + 1)`` the texts with the whole round.
-    start
-        W, the texts' width before.
-    drafted
-        n.
-    accepted
-        Drafted tokens that each row kept, those committed without the target included.
-    counts
-        Tokens that each row's text has grown by.
-    rows
-        The rows' numbers in the batch.
-    padding
-        Columns of padding before each row's text.
-    verification
-        What the target said, or None where it was not asked.
-    shift
-        How the rows move into the next round's rectangle; None where they stay where they are.
-    path
-        ``(B, k)`` the columns of a tree that the texts go on with, in their order; shorter paths end with any columns.
-        None for a chain, of which a prefix stays.
-    """
-
-    ids: Tensor
-    start: int
-    drafted: int
-    accepted: tuple[int, ...]
-    counts: tuple[int, ...]
-    rows: tuple[int, ...]
-    padding: tuple[int, ...]
-    verification: Verification | None
-    shift: RowShift | None = None
-    path: Tensor | None = None
-
-    @property
-    def width(self) -> int:
-        """The texts' width after it, where rows stay where they are."""
-        return self.start + max(self.counts)
-
-    def text(self, i: int) -> Tensor:
-        """``(1, L)`` the text of the i-th row after it."""
-        return self.ids[i : i + 1, self.padding[i] : self.start + self.counts[i]]

@@ -114,7 +114,7 @@ def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor) -> Ten
     if not processors or logits.shape[1] == 0:
         return logits
     batch, positions, vocabulary = logits.shape
-    if _prefix_free(processors):
+    if not reads_text(processors):
         flat = logits.reshape(batch * positions, vocabulary)
         return processors(ids[:, -1:].expand(batch, positions).reshape(-1, 1), flat).view_as(logits)
     ids = ids.clone()  # a processor may keep what it is shown, and the text's memory is written to again
@@ -135,10 +135,11 @@ def process_paths(processors: LogitsProcessorList, ids: Tensor, logits: Tensor) 
     if not processors:
         return logits
     logits = logits.float()
-    if _prefix_free(processors):
+    if not reads_text(processors):
         return process(processors, ids, logits.flatten(1, 2)).view_as(logits)
     return torch.stack([process(processors, ids, path) for path in logits.unbind(1)], dim=1)
 
 
-def _prefix_free(processors: LogitsProcessorList) -> bool:
-    return all(type(processor) in PREFIX_FREE_PROCESSORS for processor in processors)
+def reads_text(processors: LogitsProcessorList) -> bool:
+    """Tell whether a processor may look at the text before what it processes."""
+    return any(type(processor) not in PREFIX_FREE_PROCESSORS for processor in processors)

@@ -125,6 +125,18 @@ def test_a_round_waits_once(monkeypatch: pytest.MonkeyPatch, row: Row, do_sample
     assert more.waits == {"tolist": more.rounds}
 
 
+ON_TREES = [row for row in ROWS if not {"draft_probs", "draft_hidden"} & row.rule(TARGET).needs]
+
+
+@INPUTS
+@DRAWN
+@pytest.mark.parametrize("row", ON_TREES, ids=row_id)
+def test_a_round_over_trees_waits_once_too(monkeypatch: pytest.MonkeyPatch, row: Row, do_sample: bool, inputs: dict):
+    config = {**row.config, "tree": {"depth": 3, "top_k": 2, "nodes": 6}}
+    more = of_longer_text(monkeypatch, replace(row, config=config), inputs, do_sample=do_sample)
+    assert more.waits == {"tolist": more.rounds}
+
+
 @INPUTS
 @DRAWN
 def test_a_rule_that_runs_ahead_waits_once_for_each_drafted_token_too(

@@ -59,8 +59,4 @@ class Fly(Acceptor):
         entropy = torch.special.entr(top.softmax(-1)).sum(-1)
         unsure = entropy >= self.theta * math.log(max(2, top.shape[-1]))
         match = v.lossless & v.allowed
-        followed = torch.zeros_like(match)
-        if len(v) >= self.window:
-            # Every full window of W positions: do all but the first match?
-            followed[:, : len(v) - self.window + 1] = match.unfold(1, self.window, 1)[..., 1:].all(-1)
-        return match | (unsure & followed & v.allowed)
+        return match | (unsure & v.followed(match, self.window - 1) & v.allowed)

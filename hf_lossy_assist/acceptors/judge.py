@@ -66,7 +66,7 @@ class Judge(HeadRule):
     def keep_by_head(self, v: Verification) -> Tensor:
         states = {}
         if v.hidden is not None:
-            states |= {"target_previous": v.hidden[:, :-1], "target_draft": v.hidden[:, 1:]}
+            states |= {"target_previous": v.states_before, "target_draft": v.states_after}
         if v.draft_hidden is not None:
             after_last = torch.full_like(v.draft_hidden[:, :1], torch.nan)  # the draft has not read its last token
             states |= {

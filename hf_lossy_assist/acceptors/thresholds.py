@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..messages import Verification
-from ..sampling import point_mass, residual
+from ..sampling import residual
 from .base import Acceptor
 from .registry import register, setting
 
@@ -50,12 +50,11 @@ class Thresholds(Acceptor):
         return self.threshold_single == 1 and (not do_sample or self.threshold_acc == 1)
 
     def keep(self, v: Verification) -> Tensor:
-        drawn = self.threshold_acc * v.u <= v.p_x if v.do_sample else v.lossless
+        drawn = self.threshold_acc * v.u <= v.p_left if v.do_sample else v.lossless
         return (drawn | (v.p_x >= self.threshold_single)) & v.allowed
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:
             return v.target_distribution(at)
         p = v.target_distribution(at)
-        x = v.tokens.gather(-1, at[:, None]).squeeze(-1)
-        return residual(p, point_mass(x, p))
+        return residual(p, v.proposed(at))

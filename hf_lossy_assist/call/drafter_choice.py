@@ -23,6 +23,7 @@ from ..drafting.draft_length import (
     check_num_tokens,
     check_schedule,
     draft_length_of,
+    node_count_of,
 )
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_drafter import Eagle3Drafter
@@ -31,6 +32,8 @@ from ..drafting.encoder_decoder import EncoderDecoderDrafter, check_encoder_deco
 from ..drafting.model import ModelDrafter, check_decoder, check_draft_model, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter
 from ..drafting.run_ahead import RunAheadDrafter
+from ..drafting.tree import Eagle3TreeDrafter, TreeDrafter
+from ..drafting.tree_config import TreeConfig
 from ..drafting.vocabulary import check_vocabularies, same_tokenizer, vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..forwards import Forwards
@@ -160,6 +163,30 @@ class DrafterChoice:
                 "`candidate_generator`"
             )
 
+    def check_tree(self, acceptor: Acceptor) -> None:
+        """Raise where no trees can be drafted for the rule."""
+        name, without = acceptor.name, "leave out `tree` in `lossy_config`"
+        if not self.drafts_with_model and not self.drafts_with_eagle3:
+            raise LossyUnsupportedError(
+                "`tree` in `lossy_config` is for an `assistant_model` that drafts in the target's tokens by itself, or "
+                f"an EAGLE-3 head; {without} with other drafters"
+            )
+        if acceptor.run_ahead is not None:
+            raise LossyUnsupportedError(
+                f"the rule {name!r} lets the draft run along one text without the target, so it has no trees; {without}"
+            )
+        for need, what in (("draft_probs", "distribution"), ("draft_hidden", "states")):
+            if need in acceptor.needs:
+                raise LossyUnsupportedError(
+                    f"the rule {name!r} reads the draft's {what}, which nodes of a tree don't have; {without}, or use "
+                    "a rule that reads the target alone"
+                )
+        if self.confidence is not None or self.schedule != "constant":
+            raise LossyUnsupportedError(
+                "`assistant_confidence_threshold` and `num_assistant_tokens_schedule` are about chains, but `tree` in "
+                "`lossy_config` asks for trees; leave out either"
+            )
+
     def check_batch(self, rows: int) -> None:
         """Raise where there is one drafter for several rows."""
         if _is_drafter(self.candidate_generator):
@@ -211,8 +238,11 @@ class DrafterChoice:
         randomness: Randomness,
         progress: Progress,
         forwards: Callable[[], Forwards] | None = None,
+        tree: TreeConfig | None = None,
     ) -> Drafter:
         """Return the call's drafter; ``forwards`` makes those of a draft model, where they are no usual ones."""
+        if tree is not None:
+            return self._tree_drafter(tree, acceptor, call, processors, randomness)
         if self.drafts_with_model:
             settings = self._settings(call, processors, randomness)
             settings["vocabulary"] = vocabulary_of(self.target, self.assistant_model)
@@ -235,6 +265,21 @@ class DrafterChoice:
                 f"sequence, but the batch has {call.batch} rows; call generate() for one prompt at a time"
             )
         return drafter
+
+    def _tree_drafter(
+        self,
+        tree: TreeConfig,
+        acceptor: Acceptor,
+        call: Prepared,
+        processors: LogitsProcessorList,
+        randomness: Randomness,
+    ) -> Drafter:
+        length = node_count_of(tree, self.assistant_model, acceptor.name)
+        settings = self._settings(call, processors, randomness) | {"shape": tree}
+        if self.drafts_with_eagle3:
+            return Eagle3TreeDrafter(self.assistant_model, self.target, length, **settings)
+        vocabulary = vocabulary_of(self.target, self.assistant_model)
+        return TreeDrafter(self.assistant_model, length, vocabulary=vocabulary, **settings)
 
     def _settings(self, call: Prepared, processors: LogitsProcessorList, randomness: Randomness) -> dict[str, Any]:
         shared = compat.shared_decisions(self.target)

@@ -17,15 +17,17 @@ from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress, Stopping
 from ..decoding.recorders import StatsRecorder
 from ..decoding.row_by_row import RowByRow
+from ..decoding.tree_loop import TreeDecoding
 from ..drafting import Drafter
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..sampling import Randomness
 from ..stats import LossyStats
 from ..verification.target import Target, Verifier
+from ..verification.tree_target import TreeTarget, TreeVerifier
 from .drafter_choice import DrafterChoice
 from .forwards_choice import choose_forwards
 from .prepared import Prepared
-from .refusals import check_mode, check_prepared, check_row_by_row, check_together
+from .refusals import check_mode, check_prepared, check_row_by_row, check_together, check_tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,8 @@ class LossyCall:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
         choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"))
         choice.check(config.acceptor)
+        if config.tree is not None:
+            choice.check_tree(config.acceptor)
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)
         return cls(model, config, choice, main if model.config.is_encoder_decoder else None)
 
@@ -120,6 +124,8 @@ class LossyCall:
         )
         check_prepared(self.model, self.config.acceptor, call)
         check_mode(self.config, generation_config.do_sample)
+        if self.config.tree is not None:
+            check_tree(self.model, self.choice.assistant_model, self.config, call)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
         randomness = Randomness(self._seed())
         if call.batch == 1:
@@ -142,10 +148,12 @@ class LossyCall:
         stats = StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch)
         progress = Progress(stopping, self.config.limits.bind(call.tokenizer), stats, call.streamer, row)
         keep_raw = "logits" in outputs.wanted
-        verifier = Verifier(self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
-        drafter = self.choice.drafter(acceptor, call, processors, randomness, progress, forwards.draft)
+        tree = self.config.tree
+        kinds = (Verifier, Target, Decoding) if tree is None else (TreeVerifier, TreeTarget, TreeDecoding)
+        verifier = kinds[0](self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
+        drafter = self.choice.drafter(acceptor, call, processors, randomness, progress, forwards.draft, tree)
         run = Run(
-            target=Target(forwards.target, verifier),
+            target=kinds[1](forwards.target, verifier),
             drafter=drafter,
             acceptor=acceptor,
             progress=progress,
@@ -153,7 +161,7 @@ class LossyCall:
             break_even=self._break_even(drafter, call),
             synced=call.synced_gpus,
         )
-        return Decoding(run, call.ids, layout)
+        return kinds[2](run, call.ids, layout)
 
     def _seed(self) -> int | None:
         """Return the run's seed; processes that compute a model together have to draw alike, also without one."""

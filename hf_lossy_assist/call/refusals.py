@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from torch import nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import StaticCache
 
 from .. import compat
 from ..acceptors import Acceptor
@@ -40,6 +42,24 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
         raise LossyValueError(
             f"`streamer` can only show a batch of 1, but the batch has {call.batch} rows (prompts × "
             "`num_return_sequences`); leave it out"
+        )
+
+
+def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call: Prepared) -> None:
+    """Refuse trees where a model can't run over them."""
+    cache = call.inputs["past_key_values"]
+    obstacle = compat.obstacle_to_trees(model, call.inputs)
+    if obstacle is None and (config.compile or isinstance(cache, StaticCache)):
+        obstacle = "a static cache, on which forwards are compiled, can't keep one path of a tree"
+    if obstacle is None and not movable(cache):
+        kinds = sorted({type(layer).__name__ for layer in cache.layers})
+        obstacle = f"one path of a tree can't be kept in layers of {kinds}"
+    if obstacle is None and isinstance(draft, PreTrainedModel):
+        obstacle = compat.obstacle_to_trees(draft, {})
+    if obstacle is not None:
+        raise LossyUnsupportedError(
+            f"`tree` in `lossy_config` can't be had with `lossy_mode` {config.acceptor.name!r} here: {obstacle}; leave "
+            "it out to draft chains"
         )
 
 

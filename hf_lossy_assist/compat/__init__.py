@@ -50,6 +50,7 @@ from .models import (
 )
 from .parallel import is_sharded, shared_clock, shared_decisions
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
+from .tree_inputs import TreeInputs, obstacle_to_trees
 from .versions import versions_of
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "DraftForwardInputs",
     "ForwardInputs",
     "PlainForwardInputs",
+    "TreeInputs",
     "attention_of",
     "belongs_to_user",
     "compiles_by_itself",
@@ -79,6 +81,7 @@ __all__ = [
     "mark_user_cache",
     "new_cache",
     "new_cross_cache",
+    "obstacle_to_trees",
     "origin_of",
     "padding_token",
     "processes_rows_alike",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..errors import LossyValueError
+
+if TYPE_CHECKING:
+    from ..trees import Tree
 
 MARKERS = {"thinking": ("<think>", "</think>")}
 """Named scopes and the texts that open and close them."""
@@ -40,13 +43,33 @@ class LosslessPositions:
         if self.allowance is None:
             return self.positions
         lossy = keep & ~lossless & ~self.positions
-        return self.positions | (lossy & (lossy.cumsum(-1) > self.allowance))
+        return self.positions | (lossy & (self._upto(lossy) > self.allowance))
+
+    def _upto(self, lossy: Tensor) -> Tensor:
+        """Return ``(B, n)`` how many tokens of a mask there are up to each, itself included."""
+        return lossy.cumsum(-1)
 
     def after(self, trusted: Tensor) -> LosslessPositions:
         """Return the same about one column of each row, ``trusted`` ``(B,)``: those before it are kept lossily."""
         column = trusted[:, None]
         allowance = None if self.allowance is None else self.allowance.gather(1, column) - column
         return LosslessPositions(self.positions.gather(1, column), allowance)
+
+
+@dataclass(frozen=True, eq=False)
+class LosslessNodes(LosslessPositions):
+    """The same of a round of trees, whose paths count alone.
+
+    Attributes
+    ----------
+    tree
+        The trees.
+    """
+
+    tree: Tree | None = None
+
+    def _upto(self, lossy: Tensor) -> Tensor:
+        return (self.tree.ancestors & lossy[:, None]).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -179,19 +202,43 @@ class BoundLimits:
         """
         if drafted == 0:
             return None
-        device = candidate.device
-        # Number of the output's token that each drafted position would be, from 1.
-        number = torch.tensor(generated, device=device)[:, None] + torch.arange(1, drafted + 1, device=device)
-        positions = number <= self.limits.strict_first_n
+        numbers = torch.arange(1, drafted + 1, device=candidate.device)
+        scope = None
         if self.scope is not None:
             inside = self.scope.inside(candidate)
-            positions = positions | ~(inside[:, -drafted - 1 : -1] & inside[:, -drafted:])
-        allowance = None
-        if self.limits.budget is not None:
-            # An hair of slack, so that 0.1 of 10 tokens is 1.
-            allowed = (number * self.limits.budget + 1e-6).floor().long()
-            allowance = allowed - torch.tensor(lossy, device=device)[:, None]
-        return LosslessPositions(positions, allowance)
+            scope = inside[:, -drafted - 1 : -1] & inside[:, -drafted:]
+        return LosslessPositions(*self._of(numbers, scope, generated, lossy))
+
+    def lossless_nodes(
+        self, candidate: Tensor, tree: Tree, generated: Sequence[int], lossy: Sequence[int]
+    ) -> LosslessPositions:
+        """Say the same of trees, whose nodes are the last tokens of ``candidate``: each of its own path."""
+        n, scope = len(tree), None
+        if self.scope is not None:
+            text, nodes = candidate[:, :-n], candidate[:, -n:]
+            paths = nodes[tree.rows[..., None], tree.paths]
+            texts = torch.cat([text[:, None].expand(-1, n, -1), paths], dim=-1)
+            inside = self.scope.inside(texts.flatten(0, 1)).view(texts.shape)
+            end = text.shape[1] + tree.depths[..., None]
+            scope = (inside.gather(-1, end - 2) & inside.gather(-1, end - 1))[..., 0]
+        return LosslessNodes(*self._of(tree.depths, scope, generated, lossy), tree)
+
+    def _of(
+        self, ahead: Tensor, scope: Tensor | None, generated: Sequence[int], lossy: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return which drafted tokens have to be lossless, and how many up to each may not be.
+
+        ``ahead`` says how many tokens after the text each is, and ``scope`` whether it is inside, where there is one.
+        """
+        number = torch.tensor(generated, device=ahead.device)[:, None] + ahead  # of the output's tokens, from 1
+        positions = number <= self.limits.strict_first_n
+        if scope is not None:
+            positions = positions | ~scope
+        if self.limits.budget is None:
+            return positions, None
+        # An hair of slack, so that 0.1 of 10 tokens is 1.
+        allowed = (number * self.limits.budget + 1e-6).floor().long()
+        return positions, allowed - torch.tensor(lossy, device=ahead.device)[:, None]
 
 
 def _is_marker(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..acceptors import Acceptor, decide
+from ..commit import Commit
 from ..compat import unfinished
 from ..drafting import Drafter
-from ..messages import Commit, Decision, Draft, RowDecision, Verification
+from ..messages import Decision, Draft, RowDecision, Verification
 from ..stats import LossyStats
 from ..verification.target import Target
 from .batch_layout import BatchLayout
@@ -143,7 +144,7 @@ class Decoding:
         padding, width = tuple(self.layout.left_padding), self.text.length
         decisions, extended = self._fetch(draft, decision)
         if outputs.wanted:  # which no rule that trusts tokens can have
-            outputs.record(rows, verification, [len(x.tokens) for x in decisions], len(draft))
+            self._record(verification, decision, [len(x.tokens) for x in decisions], len(draft))
         progress.commit(rows, [x.tokens[x.trusted :] for x in decisions], outputs.scores_upto)
         counts = self._count(draft, decisions, rows)
         ended = [progress.ended(row) for row in rows]
@@ -158,6 +159,7 @@ class Decoding:
             padding=padding,
             verification=verification,
             shift=self.layout.grow(extended, counts, ended),
+            path=None if decision is None else decision.path,
         )
         self._follow(commit)
         if self.run.break_even.observe(sum(counts) / len(counts)):
@@ -187,6 +189,12 @@ class Decoding:
             decisions = RowDecision.fetch(draft, decision)
         kept = [x.trusted + x.n_accepted for x in decisions]
         return decisions, self.text.with_next(len(draft), kept, decision.next_token)
+
+    def _record(
+        self, verification: Verification, decision: Decision | None, counts: Sequence[int], drafted: int
+    ) -> None:
+        """Take what the caller wants to see of the first ``counts`` tokens of each row."""
+        self.run.outputs.record(self.layout.rows, verification, counts, drafted)
 
     def _count(self, draft: Draft, decisions: list[RowDecision], rows: tuple[int, ...]) -> tuple[int, ...]:
         """Take the round into the statistics; return by how many tokens each text has grown."""

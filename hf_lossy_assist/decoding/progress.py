@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from transformers import (
 from .buffers import ROOM
 from .limits import BoundLimits, LosslessPositions
 from .recorders import StatsRecorder
+
+if TYPE_CHECKING:
+    from ..trees import Tree
 
 _STATELESS = (StopStringCriteria, MaxTimeCriteria)
 """Criteria that can be asked about one row at a time: what they say of it depends on nothing else."""
@@ -207,6 +210,14 @@ class Progress:
         counted = [self.stats.rows[row] for row in rows]
         generated, lossy = [row.generated for row in counted], [row.lossy for row in counted]
         return self.limits.lossless_positions(candidate, drafted, generated, lossy)
+
+    def lossless_nodes(self, candidate: Tensor, tree: Tree, rows: Sequence[int]) -> LosslessPositions | None:
+        """Say the same of trees, whose nodes are the last tokens of ``candidate`` ``(B, L)``."""
+        if self.limits is None:
+            return None
+        counted = [self.stats.rows[row] for row in rows]
+        generated, lossy = [row.generated for row in counted], [row.lossy for row in counted]
+        return self.limits.lossless_nodes(candidate, tree, generated, lossy)
 
     def may_be_trusted(self, candidate: Tensor, drafted: int, rows: Sequence[int]) -> Tensor | None:
         """Return ``(B,)`` whether the newest token of ``candidate`` may be lossy, if the drafted ones before it are."""

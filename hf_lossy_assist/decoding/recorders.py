@@ -91,7 +91,7 @@ class RowRecorder:
                     credits[i] = rule
         self._credits += [trusting] * trusted + credits
         if committed > trusted + kept:
-            self.trace.append("corrected" if decision.n_accepted < undecided else "bonus")
+            self.trace.append("bonus" if decision.used_up(undecided) else "corrected")
             self._credits.append(None)
         self._rounds.append((start, start + trusted, kept, undecided))
         self._runs_ahead = self._runs_ahead or trusting is not None

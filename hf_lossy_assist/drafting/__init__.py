@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..messages import Commit, Draft
+from ..commit import Commit
+from ..messages import Draft
 
 if TYPE_CHECKING:
     from ..decoding.batch_layout import BatchLayout

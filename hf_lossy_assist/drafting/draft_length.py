@@ -17,6 +17,7 @@ from torch import nn
 
 from ..errors import LossyValueError
 from ..theory import best_gamma
+from .tree_config import TreeConfig
 
 Agree = Callable[[float], float]
 """From a process's own measurement to the one that all processes go by."""
@@ -180,6 +181,11 @@ def draft_length_of(
     if num_tokens == "auto":
         return AutoLength() if draft is None else _learned.setdefault(draft, {}).setdefault(rule, AutoLength())
     return HeuristicLength(num_tokens) if schedule.startswith("heuristic") else ConstantLength(num_tokens)
+
+
+def node_count_of(tree: TreeConfig, draft: nn.Module, rule: str = "") -> DraftLength:
+    """Return what says how many nodes trees have."""
+    return ConstantLength(tree.nodes)
 
 
 def check_schedule(value: Any) -> None:

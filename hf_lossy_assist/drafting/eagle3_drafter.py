@@ -14,11 +14,13 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
+from ..commit import Commit
 from ..compat import rollback
 from ..errors import LossyUnsupportedError
 from ..forwards import Forwards
 from ..forwards.cache_rows import move_cache
-from ..messages import Commit, Draft
+from ..messages import Draft
+from ..trees import along_path
 from .draft_length import DraftLength
 from .eagle3 import Eagle3
 from .model import ModelDrafter
@@ -108,6 +110,7 @@ class Eagle3Forwards(Forwards):
         self._cache = head.new_cache()
         self._mask = None if mask is None else mask.bool().to(head.device)
         self._state: Tensor | None = None
+        self._nodes: Tensor | None = None
 
     def read_states(self, commit: Commit, states: Tensor) -> None:
         """Go over what a round has committed, given all states ``(B, S, …)`` of its verification.
@@ -116,6 +119,8 @@ class Eagle3Forwards(Forwards):
         """
         self.rewind(commit.start - 1)
         begin = commit.start + commit.drafted - states.shape[1]
+        if commit.path is not None:
+            states = along_path(states, commit.path, commit.drafted)
         if not self.seen:  # a cache of the caller's may hold the beginning, whose states nobody knows
             self.seen = self._first = begin
         longest = max(commit.counts)
@@ -137,6 +142,33 @@ class Eagle3Forwards(Forwards):
             self._state = self._forward(tokens, self._state)
         return CausalLMOutput(logits=self.model.logits(self._state))
 
+    def run_nodes(self, tokens: Tensor, came_from: Tensor, ancestors: Tensor, levels: int) -> Tensor:
+        """Run the head over the newest nodes of trees after what has been read; return their logits ``(B, k, V)``.
+
+        Parameters
+        ----------
+        tokens
+            ``(B, k)``.
+        came_from
+            ``(B, k)`` which of the nodes before each follows, whose output it takes; any, where ``levels`` is 1.
+        ancestors
+            ``(B, k, M)`` which of all nodes so far each sees.
+        levels
+            How deep the nodes are.
+        """
+        rows, k, slots = ancestors.shape
+        before, read = self._state if levels == 1 else self._nodes, self.seen - (slots - k)
+        device = before.device
+        if self._mask is None:
+            newest, text = torch.full((rows, 1), read, device=device), torch.ones(1, read - self._first, device=device)
+        else:
+            there = self._covering(read + 1)[:, self._first :]
+            newest, text = there.sum(-1, keepdim=True) - 1, there[:, :-1]
+        sees = torch.cat([text.bool()[:, None].expand(rows, k, -1), ancestors.to(device)], dim=-1)
+        states = before[torch.arange(rows, device=device)[:, None], came_from.to(device)]
+        self._nodes = self._run(tokens, states, (newest + levels - 1).expand(-1, k), sees[:, None])
+        return self.model.logits(self._nodes)
+
     def rewind(self, length: int) -> None:
         if length < self.seen:
             rollback(self._cache, self.seen - length)
@@ -157,10 +189,8 @@ class Eagle3Forwards(Forwards):
 
     def _forward(self, ids: Tensor, states: Tensor) -> Tensor:
         """Run the head over the next slots, with ``ids`` ``(B, n)`` the tokens after those of the slots."""
-        head, start, end = self.model, self.seen, self.seen + ids.shape[1]
-        ids = ids.to(self.embeddings.device)
-        embeds = embedding(ids.masked_fill(ids >= len(self.embeddings), 0), self.embeddings)
-        slots = torch.arange(self._first, end, device=head.device)
+        start, end = self.seen, self.seen + ids.shape[1]
+        slots = torch.arange(self._first, end, device=self.model.device)
         queries, mask = slots[start - self._first :, None], None
         positions = queries.T
         if self._mask is not None:
@@ -170,8 +200,13 @@ class Eagle3Forwards(Forwards):
             mask = ((slots <= queries) & there[:, None] | (slots == queries))[:, None]
         elif len(queries) > 1:
             mask = (slots <= queries)[None, None]
+        return self._run(ids, states, positions, mask)
+
+    def _run(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+        head, ids = self.model, ids.to(self.embeddings.device)
+        embeds = embedding(ids.masked_fill(ids >= len(self.embeddings), 0), self.embeddings)
         output = head(embeds.to(head.device), states, positions, mask, self._cache)
-        self.seen, self.sent = end, ids.numel()
+        self.seen, self.sent = self.seen + ids.shape[1], ids.numel()
         return output
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from ..commit import Commit
 from ..compat import (
     CandidateGenerator,
     DraftForwardInputs,
@@ -23,7 +24,7 @@ from ..decoding.buffers import DraftedText
 from ..errors import LossyUnsupportedError
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
-from ..messages import Commit, Draft, DraftCost
+from ..messages import Draft, DraftCost
 from ..sampling import Randomness, process
 from ..verification.lm_head_hook import lm_head_hook
 from . import Drafter

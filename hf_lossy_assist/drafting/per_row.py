@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..acceptors import Acceptor
+from ..commit import Commit
 from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
 from ..errors import LossyValueError
-from ..messages import Commit, Draft, DraftCost
+from ..messages import Draft, DraftCost
 from . import Drafter
 
 if TYPE_CHECKING:

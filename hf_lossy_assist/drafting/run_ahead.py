@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..acceptors import RunAhead
+from ..commit import Commit
 from ..errors import LossyUnsupportedError
-from ..messages import Commit, Draft, DraftCost
+from ..messages import Draft, DraftCost
 from ..theory import DenseDecoder, verifier_flops
 from .model import ModelDrafter
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ..decoding.batch_layout import RowShift
 
 
+_CHAINS_ALONE = "{} can't keep one path of a tree; draft chains, or use a cache that grows"
+
+
 class Forwards(ABC):
     """Runs a model over the end of a text, of which its cache holds the beginning.
 
@@ -53,6 +56,25 @@ class Forwards(ABC):
             The forward's own output.
         """
 
+    def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
+        """Run the model over all of ``text`` ``(B, L)`` that it has not seen, where nodes of trees are at its end.
+
+        Parameters
+        ----------
+        text, keep
+            As for :meth:`run`.
+        ancestors
+            ``(B, m, M)`` which of the last M tokens each of the last m sees, which are sent.
+        depths
+            ``(B, M)`` how many tokens from the text on each one's path has.
+
+        Raises
+        ------
+        LossyUnsupportedError
+            Where the forwards can't branch.
+        """
+        raise LossyUnsupportedError(_CHAINS_ALONE.format(type(self).__name__))
+
     @abstractmethod
     def read(self, tokens: Tensor) -> Any:
         """Run a draft model over ``tokens`` ``(B, k)``, which follow those it has seen; logits of the last are wanted.
@@ -62,6 +84,13 @@ class Forwards(ABC):
         ModelOutput
             The forward's own output.
         """
+
+    def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
+        """Run a draft model over ``tokens`` ``(B, m)``, nodes that follow a text of ``width`` tokens and other nodes.
+
+        Logits of all are wanted; the rest is as for :meth:`run_tree`.
+        """
+        raise LossyUnsupportedError(_CHAINS_ALONE.format(type(self).__name__))
 
     @abstractmethod
     def rewind(self, length: int) -> None:
@@ -75,9 +104,7 @@ class Forwards(ABC):
         LossyUnsupportedError
             Where the cache can't let go of tokens in its middle.
         """
-        raise LossyUnsupportedError(
-            f"{type(self).__name__} can't keep one path of a tree; draft a chain, or use a cache that grows"
-        )
+        raise LossyUnsupportedError(_CHAINS_ALONE.format(type(self).__name__))
 
     @abstractmethod
     def move(self, shift: RowShift, ids: Tensor) -> None:

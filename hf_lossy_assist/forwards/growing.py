@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import ForwardInputs, recording, rollback
+from ..compat import ForwardInputs, TreeInputs, recording, rollback
 from . import Forwards
 from .cache_rows import keep_path, move_cache
 
@@ -51,6 +51,7 @@ class GrowingForwards(Forwards):
         self.sent = 0
         self._covered = length
         self._outputs: Any = None
+        self._tree_inputs: TreeInputs | None = None
 
     @property
     def cache(self) -> Any:
@@ -74,6 +75,19 @@ class GrowingForwards(Forwards):
         self.sent = rows * (length - self.seen)
         self.seen = length
         return self._outputs
+
+    def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
+        return self.run(text, keep, self._of_tree(text.shape[1] - depths.shape[1], ancestors, depths))
+
+    def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
+        rows, count = tokens.shape
+        inputs = self.inputs.of_tokens(tokens, self.carried, self.seen + count - self._covered, count)
+        return self._forward(inputs | self._of_tree(width, ancestors, depths), rows, self.seen + count)
+
+    def _of_tree(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
+        if self._tree_inputs is None:
+            self._tree_inputs = TreeInputs(self.model)
+        return self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths)
 
     def rewind(self, length: int) -> None:
         # Layers that record what they have seen are told of every round, also where nothing is to be forgotten.

@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..acceptors import Acceptor
+from ..commit import Commit
 from ..compat import idle_forward
 from ..forwards import Forwards
-from ..messages import Commit, Draft, Verification
+from ..messages import Draft, Verification
 from ..sampling import Randomness, process, process_paths
 from .lm_head_hook import LMHeadHook, lm_head_hook
 

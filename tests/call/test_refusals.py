@@ -6,7 +6,16 @@ import warnings
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, MambaConfig, MambaForCausalLM, MistralConfig, QuantizedCache, StaticCache
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    LogitsProcessorList,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    QuantizedCache,
+    StaticCache,
+)
 from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -14,6 +23,7 @@ import hf_lossy_assist
 from hf_lossy_assist import errors
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.heads import JudgeHead
+from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import judge_head
 from tests.models import LlamaConfig, LlamaForCausalLM, constant, noisy_copy, prompt, tiny
 
@@ -120,6 +130,39 @@ CASES = {
         {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64), "output_attentions": True},
         ["past_key_values", "static", "output_attentions"],
     ),
+    "a tree and a rule of two distributions": (
+        {"lossy_mode": "fsd", "lossy_config": {"tree": {}}},
+        ["'fsd'", "the draft's distribution", "`tree`"],
+    ),
+    "a tree and dropmatch's distance": (
+        {"lossy_mode": "dropmatch", "lossy_config": {"tree": {}}},
+        ["'dropmatch'", "the draft's distribution", "`tree`"],
+    ),
+    "a tree and one of several rules": (
+        {"lossy_mode": ["fsd", "topk"], "lossy_config": {"tree": {}}},
+        ["'fsd or topk'", "the draft's distribution", "`tree`"],
+    ),
+    "a tree and a rule that runs ahead": (
+        {"lossy_mode": "sprinter", "lossy_head": verifier_head(TARGET, DRAFT), "lossy_config": {"tree": {}}},
+        ["'sprinter'", "without the target", "`tree`"],
+    ),
+    "a tree of prompt lookup": (
+        {"assistant_model": None, "prompt_lookup_num_tokens": 3, "lossy_config": {"tree": {}}},
+        ["`tree`", "`assistant_model`", "other drafters"],
+    ),
+    "a tree and a confidence": (
+        {"assistant_confidence_threshold": 0.4, "lossy_config": {"tree": {}}},
+        ["`assistant_confidence_threshold`", "`tree`"],
+    ),
+    "a tree, compiled": ({"lossy_config": {"tree": {}, "compile": True}}, ["`tree`", "static cache"]),
+    "a tree on a static cache": (
+        {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64), "lossy_config": {"tree": {}}},
+        ["`tree`", "static cache"],
+    ),
+    "a tree in static decoding": (
+        {"cache_implementation": "static", "lossy_config": {"tree": {}}},
+        ["`tree`", "static cache"],
+    ),
     "classifier-free guidance": ({"guidance_scale": 1.5}, ["ClassifierFreeGuidance", "state"]),
     "SynthID": ({"logits_processor": LogitsProcessorList([synth_id()])}, ["SynthID", "state"]),
 }  # fmt: skip
@@ -163,6 +206,23 @@ def test_a_model_that_cannot_roll_back_is_refused():
         mamba.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", max_new_tokens=4)
     with pytest.raises(LossyError, match=r"assistant_model.*MambaForCausalLM"):
         TARGET.generate(input_ids=prompt(), assistant_model=mamba, lossy_mode="lossless", max_new_tokens=4)
+
+
+def test_models_that_can_t_run_over_trees_are_refused():
+    kwargs = {"input_ids": prompt(), "lossy_mode": "lossless", "lossy_config": {"tree": {}}, "max_new_tokens": 4}
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)).eval()
+    target, draft = tiny(), noisy_copy(TARGET)
+    for model in (target, draft, bloom):
+        model.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
+    with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no positions"):
+        bloom.generate(assistant_model=draft, **kwargs)
+    with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no positions"):
+        target.generate(assistant_model=bloom, **kwargs)
+    draft.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(LossyError, match=r"`tree`.*'flash_attention_2' attention takes no mask of ancestors"):
+        target.generate(assistant_model=draft, **kwargs)
+    with pytest.raises(LossyError, match="`tree` is set, but stock's loop"):
+        hf_lossy_assist.LossyVerification("lossless", target, tree={})
 
 
 def test_a_model_that_cannot_generate_is_refused():

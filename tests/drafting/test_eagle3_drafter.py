@@ -7,7 +7,6 @@ import itertools
 import pytest
 import torch
 from scipy import stats
-from torch.nn.functional import embedding
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration, pipeline
 
 import hf_lossy_assist
@@ -15,6 +14,7 @@ from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.config import head_type
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter, LayerStates
+from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import layer, random_head, trained_head
 from tests.models import ARCHITECTURES, VOCAB, prompt, tiny
 from tests.parity import assert_same_text
@@ -76,25 +76,6 @@ def test_rows_of_a_batch_are_plain_texts_whatever_their_padding(architecture, pa
         assert_same_text(text, plain)
 
 
-@torch.no_grad()
-def naive(target, head, text: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
-    """``(n, V_draft)`` logits of drafted tokens ``(n,)`` after a text ``(L,)``, without any cache that is kept."""
-    states = LayerStates(target, head.config.layers_of(target))
-    with states.watched():
-        target(text[None, :-1], use_cache=False)
-        read = states.take()
-    tokens = embedding(torch.cat([text, drafted])[None], head.embeddings(target))
-    length, cache = len(text) - 1, head.new_cache()
-    causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-    out = head(tokens[:, 1 : length + 1], head.fuse(read), torch.arange(length)[None], causal, cache)[:, -1:]
-    rows = [head.logits(out)]
-    for step in range(len(drafted) - 1):
-        at = length + step
-        out = head(tokens[:, at + 1 : at + 2], out, torch.tensor([[at]]), None, cache)
-        rows.append(head.logits(out))
-    return torch.cat(rows, dim=1)[0]
-
-
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_every_draft_is_what_the_head_says_about_the_text_alone(architecture, rows, pairs_of, monkeypatch):
@@ -107,7 +88,7 @@ def test_every_draft_is_what_the_head_says_about_the_text_alone(architecture, ro
             n = draft.length(i)
             if n == 0:
                 continue
-            expected = naive(target, head, ids[i, padding:], draft.tokens[i, :n])
+            expected = eagle3_logits(target, head, ids[i, padding:], draft.tokens[i, :n])
             torch.testing.assert_close(draft.logits[i, :n][:, head.target_ids], expected, atol=2e-4, rtol=2e-4)
             law = draft.logits[i, :n].softmax(-1)
             assert law[:, head.target_ids].sum(-1).allclose(torch.ones(n))

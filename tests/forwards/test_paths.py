@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyError
+from hf_lossy_assist.commit import Commit
 from hf_lossy_assist.compat import PlainForwardInputs, new_cache
 from hf_lossy_assist.decoding.batch_layout import RowShift
 from hf_lossy_assist.forwards.growing import GrowingForwards
 from hf_lossy_assist.forwards.static.cache_slot import StaticCacheSlot, new_static_cache
 from hf_lossy_assist.forwards.static.forwards import StaticForwards
-from hf_lossy_assist.messages import Commit
 from hf_lossy_assist.verification.target import Target
 from tests.models import VOCAB, tiny
 

@@ -9,10 +9,11 @@ import torch
 from transformers import DynamicCache, LogitsProcessorList, NoRepeatNGramLogitsProcessor, PreTrainedModel
 
 from hf_lossy_assist.acceptors import Acceptor, Judge, Lossless
+from hf_lossy_assist.commit import Commit
 from hf_lossy_assist.compat import PlainForwardInputs
 from hf_lossy_assist.decoding.batch_layout import BatchLayout
 from hf_lossy_assist.forwards.growing import GrowingForwards
-from hf_lossy_assist.messages import Commit, Draft, Verification
+from hf_lossy_assist.messages import Draft, Verification
 from hf_lossy_assist.sampling import Randomness
 from hf_lossy_assist.verification.target import Target, Verifier
 from tests.acceptors.table import judge_head

@@ -1,0 +1,276 @@
+"""Decoding by trees: lossless texts are plain ones, and a tree that is a chain does what the chain does."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+from scipy import stats
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+from tests.acceptors.table import ROWS, Row, row_id
+from tests.eagle3_heads import layer, random_head, trained_head
+from tests.models import ARCHITECTURES, LENGTHS, WINDOWS_ROLL_BACK, noisy_copy, padded, prompt, tiny
+from tests.parity import assert_same_rows, assert_same_text
+
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 40}
+TREE = {"depth": 4, "top_k": 3, "nodes": 12}
+
+
+def trees(target, draft, shape=TREE, mode="lossless", config=None, **kwargs):
+    """Decode by trees."""
+    settings = {"tree": shape, "break_even": False, **(config or {})}
+    return target.generate(assistant_model=draft, lossy_mode=mode, lossy_config=settings, **kwargs)
+
+
+def lengths_of(output) -> set[int]:
+    return {i for i, count in enumerate(output.lossy_stats.accepted_histogram) if count}
+
+
+@pytest.fixture(scope="module")
+def pairs_of():
+    """From an architecture to a target, and an EAGLE-3 head for it."""
+    made = {}
+
+    def of(architecture: str):
+        if architecture not in made:
+            target = tiny(architecture)
+            made[architecture] = target, trained_head(target, torch.cat([prompt(seed=seed) for seed in range(4)]))
+        return made[architecture]
+
+    return of
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_lossless_greedy_texts_are_plain_ones(architecture: str, attention: str):
+    target = tiny(architecture)
+    target.set_attn_implementation(attention)
+    lengths = set()
+    for noise, shape in itertools.product((0.003, 0.03), (TREE, {"depth": 6, "top_k": 4, "nodes": 40})):
+        draft = noisy_copy(target, noise)
+        kwargs = GREEDY | {"input_ids": prompt(), "eos_token_id": None}
+        plain, ours = target.generate(**kwargs), trees(target, draft, shape, **kwargs)
+        assert_same_text(ours.sequences, plain)
+        lengths |= lengths_of(ours)
+    assert len(lengths) > 2
+    assert 0 in lengths
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_rows_of_a_batch_are_plain_ones_and_so_is_what_is_recorded(architecture: str):
+    target = tiny(architecture)
+    target.set_attn_implementation("eager")
+    draft = noisy_copy(target, 0.01)
+    kwargs = GREEDY | {"eos_token_id": [5, 9], "repetition_penalty": 1.1, **padded()}
+    kwargs |= dict.fromkeys(("output_scores", "output_hidden_states", "output_attentions"), True)
+    plain, ours = target.generate(**kwargs), trees(target, draft, **kwargs)
+    assert_same_rows(ours.sequences, plain)
+    assert len(lengths_of(ours)) > 1
+    mask = padded()["attention_mask"]
+    for name in ("scores", "logits", "hidden_states", "attentions"):
+        for step, (a, b) in enumerate(zip(getattr(plain, name), getattr(ours, name), strict=True)):
+            for row, length in enumerate(LENGTHS):
+                if step >= len(ours.lossy_stats.rows[row].trace):
+                    continue  # the row has ended
+                if name in ("scores", "logits"):
+                    torch.testing.assert_close(a[row], b[row], atol=1e-4, rtol=1e-4)
+                    continue
+                for one, other in zip(a, b, strict=True):
+                    one, other = one[row], other[row][..., -one.shape[-1] :]
+                    if step == 0:  # what padding says and looks at is nobody's business
+                        one, other = one[..., -length:, :], other[..., -length:, :]
+                    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4, msg=f"{name} of {step}, row {row}")
+    assert mask.sum() == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_eagle3_heads_draft_trees(architecture: str, pairs_of):
+    target, head = pairs_of(architecture)
+    rounds = 0
+    for seed in range(3):
+        kwargs = GREEDY | {"input_ids": prompt(seed=seed), "eos_token_id": None}
+        plain, ours = target.generate(**kwargs), trees(target, head, {**TREE, "nodes": 30}, **kwargs)
+        assert_same_text(ours.sequences, plain)
+        chained = target.generate(assistant_model=head, lossy_mode="lossless", num_assistant_tokens=4, **kwargs)
+        rounds += chained.lossy_stats.rounds - ours.lossy_stats.rounds
+    assert rounds > 0 or architecture in ("mistral", "gemma3"), "more is kept than of chains of that depth"
+    kwargs = GREEDY | {"eos_token_id": [5, 9], **padded()}
+    assert_same_rows(trees(target, head, **kwargs).sequences, target.generate(**kwargs))
+
+
+CHAIN = {"depth": 5, "top_k": 1, "nodes": 5}
+WITHOUT_Q = [row for row in ROWS if not {"draft_probs", "draft_hidden"} & row.rule(tiny()).needs]
+
+
+@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
+@pytest.mark.parametrize("row", WITHOUT_Q, ids=row_id)
+def test_a_tree_that_is_a_chain_keeps_what_the_chain_keeps(row: Row, inputs: dict):
+    target = tiny()
+    draft = noisy_copy(target, 0.02)
+    kwargs = GREEDY | {"eos_token_id": None, **inputs}
+    ways = {"lossy_mode": row.mode, "lossy_head": row.head(target, draft), "assistant_model": draft}
+    config = {"seed": 0, **row.config}
+    one = target.generate(**ways, lossy_config=config, num_assistant_tokens=5, **kwargs)
+    other = target.generate(**ways, lossy_config=config | {"tree": CHAIN}, **kwargs)
+    assert other.sequences.equal(one.sequences)
+    for name in ("trace", "accepted_histogram", "accepted_by", "draft_calls", "target_calls", "rounds"):
+        assert getattr(other.lossy_stats, name) == getattr(one.lossy_stats, name), name
+
+
+@pytest.mark.parametrize("drafts", ["model", "eagle3"])
+def test_the_law_of_sampled_texts_is_the_target_s(drafts: str):
+    """4,000 texts of 4 tokens: chi-square at p > 1e-4."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=5, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes)
+    config.initializer_range = 0.3
+    target = LlamaForCausalLM(config).eval()
+    draft = noisy_copy(target, 0.1)
+    if drafts == "eagle3":
+        draft = random_head(layer(vocab_size=5), drafted=3, own_embeddings=False)
+    start = torch.tensor([[1, 3, 2]])
+    output = trees(
+        target, draft, {"depth": 3, "top_k": 2, "nodes": 5}, config={"seed": 0}, input_ids=start.repeat(4000, 1),
+        do_sample=True, top_k=4, temperature=1.3, max_new_tokens=4, return_dict_in_generate=True,
+    )  # fmt: skip
+    kept = torch.tensor(output.lossy_stats.accepted_histogram)
+    assert kept[1] > 1000
+    assert kept[2] > 50
+    texts = torch.tensor(list(itertools.product(range(5), repeat=4)))
+    with torch.no_grad():
+        logits = target(torch.cat([start.expand(len(texts), -1), texts], dim=1)).logits[:, 2:-1] / 1.3
+    possible = logits >= logits.topk(4).values[..., -1:]
+    law = logits.masked_fill(~possible, -torch.inf).softmax(-1).gather(-1, texts[..., None])[..., 0].prod(-1).double()
+    places = (output.sequences[:, 3:] * torch.tensor([125, 25, 5, 1])).sum(-1)
+    counts = torch.bincount(places, minlength=625).double()
+    assert counts[law == 0].sum() == 0
+    often = law * 4000 >= 8
+    observed = torch.cat([counts[often], counts[~often].sum()[None]])
+    wanted = torch.cat([law[often], law[~often].sum()[None]])
+    assert stats.chisquare(observed.numpy(), (wanted * observed.sum() / wanted.sum()).numpy()).pvalue > 1e-4
+
+
+class StopAtSum(StoppingCriteria):
+    """Stops when a function of the whole prefix says so; remembers what it was asked."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.seen.append(input_ids.tolist())
+        return (input_ids.sum(-1) % 17 == 0).to(torch.bool)
+
+
+def test_criteria_and_streamers_see_the_path_alone():
+    target, seen, shown = tiny(), [], []
+    draft = noisy_copy(target, 0.01)
+
+    class Streamer:
+        def put(self, value):
+            shown.append(value.flatten().tolist())
+
+        def end(self):
+            pass
+
+    for way in (target.generate, lambda **kwargs: trees(target, draft, streamer=Streamer(), **kwargs)):
+        criterion = StopAtSum()
+        kwargs = GREEDY | {"eos_token_id": None, "stopping_criteria": StoppingCriteriaList([criterion])}
+        seen.append((way(input_ids=prompt(), **kwargs).sequences.tolist(), criterion.seen))
+    assert seen[0] == seen[1]
+    assert list(itertools.chain(*shown)) == seen[0][0][0]
+
+
+@pytest.mark.parametrize(
+    "processing",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"prefix_allowed_tokens_fn": lambda batch_id, ids: [3 + (len(ids) * 7) % 40, 4, 5]},
+        {"bad_words_ids": [[7], [9, 11]]},
+        {"min_new_tokens": 20, "eos_token_id": list(range(3, 20))},
+    ],
+    ids=lambda processing: next(iter(processing)),
+)
+@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
+def test_processors_see_each_node_s_path_as_its_text(processing: dict, inputs: dict):
+    target = tiny()
+    kwargs = GREEDY | {"eos_token_id": None} | processing | inputs
+    ours = trees(target, noisy_copy(target, 0.01), **kwargs)
+    assert_same_rows(ours.sequences, target.generate(**kwargs))
+    assert ours.lossy_stats.mean_accepted > 1
+
+
+@pytest.mark.parametrize("limits", [{"strict_first_n": 40}, {"budget": 0.0}, {"scope": {"start": 99, "end": 98}}])
+@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
+def test_limits_hold_on_trees(limits: dict, inputs: dict):
+    target = tiny()
+    draft, kwargs = noisy_copy(target, 0.05), GREEDY | {"eos_token_id": None} | inputs
+    free = trees(target, draft, mode="topk", config={"k": 5}, **kwargs)
+    assert free.lossy_stats.accepted_lossy > 0
+    ours = trees(target, draft, mode="topk", config={"k": 5, **limits}, **kwargs)
+    assert ours.lossy_stats.accepted_lossy == 0
+    assert_same_rows(ours.sequences, target.generate(**kwargs))
+
+
+def test_a_budget_counts_the_path():
+    target = tiny()
+    ours = trees(
+        target, noisy_copy(target, 0.05), mode="topk", config={"k": 5, "budget": 0.2}, input_ids=prompt(), **GREEDY,
+        eos_token_id=None,
+    )  # fmt: skip
+    lossy = 0
+    for i, kind in enumerate(ours.lossy_stats.trace, 1):
+        lossy += kind == "accepted_lossy"
+        assert lossy <= 0.2 * i + 1e-6
+    assert lossy > 3
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3"])
+def test_a_cache_can_be_passed_in_and_used_on(architecture: str):
+    if architecture != "llama" and not WINDOWS_ROLL_BACK:
+        pytest.skip("this transformers can't roll back windows")
+    target, text = tiny(architecture), prompt(12)
+    draft, cache = noisy_copy(target, 0.01), DynamicCache(config=target.config)
+    kwargs = GREEDY | {"max_new_tokens": 10, "eos_token_id": None}
+    plain = target.generate(input_ids=text, **(kwargs | {"max_new_tokens": 30}))
+    for ours in (True, False, True):  # all on one cache
+        way = functools.partial(trees, target, draft) if ours else target.generate
+        out = way(input_ids=text, attention_mask=torch.ones_like(text), past_key_values=cache, **kwargs)
+        text, cache = out.sequences, out.past_key_values
+        assert cache.get_seq_length() == text.shape[1] - 1
+    assert text.tolist() == plain.sequences.tolist()
+    for ours_layer, plain_layer in zip(cache.layers, plain.past_key_values.layers, strict=True):
+        assert ours_layer.keys.shape == plain_layer.keys.shape
+        torch.testing.assert_close(ours_layer.keys, plain_layer.keys, atol=1e-4, rtol=1e-4)
+
+
+def test_what_it_does_is_counted():
+    target = tiny()
+    result = trees(
+        target, noisy_copy(target, 0.02), input_ids=prompt(), **GREEDY, eos_token_id=None
+    ).lossy_stats  # fmt: skip
+    assert result.accepted + result.corrected + result.bonus == 40
+    assert result.rounds == result.corrected + result.bonus == result.target_calls
+    assert result.drafted <= 12 * result.rounds
+    assert result.draft_calls <= 4 * result.rounds  # one per level
+    assert result.target_tokens <= 6 + 13 * result.rounds
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 13])
+def test_length_is_never_overshot(length: int):
+    target = tiny()
+    kwargs = GREEDY | {"max_new_tokens": length, "eos_token_id": None, "input_ids": prompt()}
+    assert_same_text(trees(target, target, **kwargs).sequences, target.generate(**kwargs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs(dtype: torch.dtype):
+    target = tiny().to(dtype)
+    for mode in ("lossless", "dropmatch"):
+        config = {"criterion": "naive"} if mode == "dropmatch" else {}
+        out = trees(target, noisy_copy(target, 0.01), mode=mode, config=config, input_ids=prompt(), **GREEDY)
+        assert out.logits[0].dtype == torch.float32
+        assert out.lossy_stats.accepted > 0

@@ -1,0 +1,125 @@
+"""What is drafted is the tree that EAGLE-2's algorithm finds, walking from text to text without any cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.config import parse
+from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
+from hf_lossy_assist.drafting.tree import Eagle3TreeDrafter, TreeDrafter
+from hf_lossy_assist.drafting.tree_config import TreeConfig
+from tests.drafting.uncached import eagle3_logits
+from tests.eagle3_heads import random_head
+from tests.models import noisy_copy, padded, tiny
+from tests.trees import path_to
+
+SHAPE = TreeConfig(depth=3, top_k=3, nodes=8)
+LENGTHS = (4, 7, 5)
+
+
+@torch.no_grad()
+def found(log_q, shape: TreeConfig) -> dict[tuple[int, ...], float]:
+    """Return the paths of the best tree and their log q; ``log_q`` gives the law after a path."""
+    every: dict[tuple[int, ...], float] = {}
+    going_on = {(): 0.0}
+    for _ in range(shape.depth):
+        level = {}
+        for path, score in going_on.items():
+            top = log_q(path).topk(shape.top_k)
+            more = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            level |= {(*path, token): score + value for token, value in more}
+        every |= level
+        going_on = dict(sorted(level.items(), key=lambda item: -item[1])[: shape.top_k])
+    return dict(sorted(every.items(), key=lambda item: -item[1])[: shape.nodes])
+
+
+def compare(monkeypatch, kind, log_q, **call) -> int:
+    """Decode, and compare every tree that is drafted with what is found; return how many were."""
+    compared, propose, width = [], kind.propose, max(LENGTHS)
+
+    def comparing(self, ids, layout, rooms):
+        draft = propose(self, ids, layout, rooms)
+        shape = TreeConfig(min(SHAPE.depth, max(rooms) - 1), SHAPE.top_k, SHAPE.nodes) if max(rooms) > 1 else None
+        for i, padding in enumerate(layout.left_padding if draft.tree else ()):
+            tokens = draft.tokens[i].tolist()
+            paths = [tuple(tokens[j] for j in path_to(draft.tree, i, node)) for node in range(len(tokens))]
+            text, more = ids[i, padding:], width - LENGTHS[layout.rows[i]]  # the prompt's own padding
+            wanted = found(lambda path, text=text, more=more: log_q(text, more, path), shape)
+            assert set(paths) == set(wanted)
+            first = [wanted[path] for path in paths if len(path) == 1]
+            assert first == sorted(first, reverse=True), "siblings stand in the order in which they are tried"
+            compared.append(len(ids))
+        return draft
+
+    monkeypatch.setattr(kind, "propose", comparing)
+    call["target"].generate(
+        **padded(LENGTHS), assistant_model=call["draft"], lossy_mode="lossless", do_sample=False, max_new_tokens=16,
+        eos_token_id=[5, 9, 11, 30], lossy_config={"tree": vars(SHAPE), "break_even": False}, **call.get("more", {}),
+    )  # fmt: skip
+    assert len(set(compared)) > 1, "rows have ended, and left"
+    return len(compared)
+
+
+@pytest.mark.parametrize("more", [{}, {"no_repeat_ngram_size": 1}], ids=["plain", "processed"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+def test_a_draft_model_s_trees(architecture, more, monkeypatch):
+    target = tiny(architecture)
+    draft = noisy_copy(target, 0.02)
+
+    def log_q(text, padding, path):
+        whole = torch.cat([text, torch.tensor(path, dtype=torch.long)])
+        logits = draft(whole[None, padding:], use_cache=False).logits[0, -1]
+        if more:
+            logits[whole] = -torch.inf
+        return logits.log_softmax(-1).clamp(min=-1e6)
+
+    assert compare(monkeypatch, TreeDrafter, log_q, target=target, draft=draft, more=more) > 5
+
+
+def test_a_head_s_trees(monkeypatch):
+    target, head = tiny(), random_head(drafted=24)
+
+    def log_q(text, padding, path):
+        logits = eagle3_logits(target, head, text[padding:], torch.tensor([*path, 0]))[-1]
+        return torch.full((64,), -1e6).index_copy(0, head.target_ids, logits.log_softmax(-1))
+
+    monkeypatch.setattr(Eagle3TreeDrafter, "propose", Eagle3Drafter.propose, raising=False)
+    assert compare(monkeypatch, Eagle3TreeDrafter, log_q, target=target, draft=head) > 5
+
+
+def test_what_is_equally_likely_has_its_parents():
+    """A draft that is sure of everything: many a child is as likely as its parent."""
+    target = tiny()
+    draft = noisy_copy(target, 0.0)
+    with torch.no_grad():
+        draft.lm_head.weight.mul_(1000)
+    output = target.generate(
+        **padded(), assistant_model=draft, lossy_mode="lossless", do_sample=False, max_new_tokens=24, eos_token_id=None,
+        lossy_config={"tree": {"depth": 5, "top_k": 4, "nodes": 7}}, return_dict_in_generate=True,
+    )  # fmt: skip
+    assert output.lossy_stats.mean_accepted > 3
+
+
+def test_the_defaults_are_written_out():
+    assert parse("lossless", {"tree": {}}).tree == TreeConfig(depth=6, top_k=8, nodes=32)
+    assert parse("lossless", {"tree": {"nodes": "auto"}}).tree == TreeConfig(nodes="auto")
+    assert parse("lossless").tree is None
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"depth": 0}, ["`depth` of `tree`", "int >= 1", "0"]),
+        ({"top_k": 1.5}, ["`top_k` of `tree`", "1.5"]),
+        ({"nodes": "many"}, ["`nodes` of `tree`", "'auto'", "'many'"]),
+        ({"nodes": True}, ["`nodes` of `tree`", "True"]),
+        ({"dept": 3}, ["'dept'", "did you mean 'depth'"]),
+        (32, ["tree", "dict", "32"]),
+    ],
+)
+def test_a_shape_that_can_t_be_is_refused(tree, words):
+    with pytest.raises(LossyValueError) as error:
+        parse("lossless", {"tree": tree})
+    assert all(word in str(error.value) for word in words)
