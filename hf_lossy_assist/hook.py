@@ -27,6 +27,11 @@ from .sampling import Randomness
 from .stats import LossyStats
 from .verification.target import Verifier
 
+_UNKNOWN_LAW = (
+    "the rule {!r} needs the draft's distribution or states, and stock's drafter is not known to draw from the law it "
+    "reports; pass `assistant_model` to LossyVerification too"
+)
+
 
 class LossyVerification(LogitsProcessor):
     """A rule as a logits processor: stock ``generate()`` keeps what the rule keeps.
@@ -103,10 +108,7 @@ class LossyVerification(LogitsProcessor):
                 f"enable() and `lossy_mode` {acceptor.name!r}"
             )
         if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
-            raise LossyValueError(
-                f"the rule {acceptor.name!r} needs the draft's distribution or states, and stock's drafter is not "
-                "known to draw from the law it reports; pass `assistant_model` to LossyVerification too"
-            )
+            raise LossyValueError(_UNKNOWN_LAW.format(acceptor.name))
         acceptor.check_models(self.target, assistant_model)
 
     @property
@@ -180,6 +182,9 @@ class LossyVerification(LogitsProcessor):
                 keep_hidden="draft_hidden" in self.config.acceptor.needs,
             )
         acceptor = self.config.acceptor
+        known = self.assistant_model is not None or isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS)
+        if "draft_or_point_mass" in acceptor.needs and not known:
+            raise LossyValueError(_UNKNOWN_LAW.format(acceptor.name))
         verifier = Verifier(self.target, others, acceptor, generation_config.do_sample, randomness)
         stats = StatsRecorder(acceptor.is_lossless(generation_config.do_sample))
         # Stock's loop ends texts and shows tokens by itself.

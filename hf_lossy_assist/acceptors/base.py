@@ -57,8 +57,10 @@ class Acceptor(ABC):
     paper
         Where the rule comes from: the paper and its section, or the system.
     needs
-        What the rule reads besides the target's logits: of ``"draft_probs"``, ``"hidden"``, ``"draft_hidden"`` and
-        ``"dropped_heads"``. A rule whose settings decide that makes it a property.
+        What the rule reads besides the target's logits: of ``"draft_probs"``, ``"draft_or_point_mass"``,
+        ``"hidden"``, ``"draft_hidden"`` and ``"dropped_heads"``. The first is for a rule that has no meaning without
+        the draft's distribution, the second for one to which a drafter that gives none was certain of its tokens. A
+        rule whose settings decide what it reads makes it a property.
     usual
         Settings to measure the rule with, where its defaults are lossless or unusual.
     lossless_at

@@ -21,6 +21,7 @@ class Ears(Acceptor):
     probability is ``min(1, p(x)/q(x) + β·(1 - max p))``. Greedy decoding has no random threshold to relax,
     so there the rule is the lossless one. A token with ``p(x) = 0``, as after top-p or a grammar, is never kept,
     although the formula would where ``u <= β·(1 - max p)``: what the user's processors forbid stays forbidden.
+    A drafter without a distribution was certain of its token: ``q(x) = 1``.
 
     Parameters
     ----------
@@ -32,7 +33,7 @@ class Ears(Acceptor):
 
     name = "ears"
     paper = "Sun et al., EARS: Efficient Adaptive Rejection Sampling, section 3.2"
-    needs = frozenset({"draft_probs"})
+    needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"beta": 0.0}
     lossless_when_sampling = True
 

@@ -91,16 +91,21 @@ def from_target(law: Law) -> Array:
     return law.p if law.do_sample else one_hot(law.p.argmax(), len(law.p))
 
 
+def ratio(law: Law) -> Array:
+    """p / q; a token that is never drafted may have any."""
+    return np.divide(law.p, law.q, out=np.ones_like(law.p), where=law.q > 0)
+
+
 def lossless(law: Law, config: dict[str, Any]) -> Array:
     if not law.do_sample:
         return one_hot(law.p.argmax(), len(law.p))
-    return np.minimum(1, law.p / law.q)
+    return np.minimum(1, ratio(law))
 
 
 def ears(law: Law, config: dict[str, Any]) -> Array:
     if not law.do_sample:
         return lossless(law, config)
-    return np.minimum(1, law.p / law.q + config["beta"] * (1 - law.p.max()))
+    return np.minimum(1, ratio(law) + config["beta"] * (1 - law.p.max()))
 
 
 def topk(law: Law, config: dict[str, Any]) -> Array:
@@ -122,7 +127,7 @@ def ensemble(law: Law, config: dict[str, Any]) -> Array:
     w = config["weight"]
     if not law.do_sample:
         return one_hot((w * law.p + (1 - w) * law.q).argmax(), len(law.p))
-    return np.minimum(1, 1 - w + w * law.p / law.q)
+    return np.minimum(1, 1 - w + w * ratio(law))
 
 
 def ensemble_correction(weight: float) -> Callable[[Law], Array]:
@@ -155,7 +160,7 @@ def near_top(law: Law, config: dict[str, Any]) -> Array:
 def lenience(law: Law, config: dict[str, Any]) -> Array:
     if not law.do_sample:
         return law.p >= config["factor"] * law.p.max()
-    return np.minimum(1, law.p / (config["factor"] * law.q))
+    return np.minimum(1, ratio(law) / config["factor"])
 
 
 def lenience_correction(factor: float) -> Callable[[Law], Array]:

@@ -208,6 +208,7 @@ def test_fields_that_are_not_declared_are_settings_without_bounds():
 
 NEEDS = {
     "draft_probs": "q",
+    "draft_or_point_mass": "q or 1",
     "hidden": "the target's states",
     "draft_hidden": "the draft's states",
     "dropped_heads": "dropped heads",
