@@ -18,11 +18,12 @@ from .compat import CandidateGenerator
 from .config import parse
 from .decoding.progress import Progress, Stopping
 from .decoding.recorders import StatsRecorder
+from .decoding.row_decision import RowDecision
 from .drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, draft_length_of
 from .drafting.model import ModelDrafter, check_draft_model, mask_of
 from .drafting.per_row import GeneratorDrafter
 from .errors import LossyUnsupportedError, LossyValueError
-from .messages import Draft, RowDecision
+from .messages import Draft
 from .sampling import Randomness
 from .stats import LossyStats
 from .verification.target import Verifier
@@ -311,7 +312,8 @@ class _RoundsOfStock(CandidateGenerator):
         with self.stats.timed("deciding"):
             clean, dropped = self.logits
             logits = clean.to(device=device, dtype=torch.float32)
-            verification = self.verifier.judge_logits(self.candidate, self.draft, logits, dropped)
+            charged = [self.stats.rows[0].charged]
+            verification = self.verifier.judge_logits(self.candidate, self.draft, logits, dropped, charged=charged)
             positions = self.progress.lossless_positions(self.candidate, len(self.draft), [0])
             decision = decide(self.verifier.acceptor, verification, positions)
             self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)

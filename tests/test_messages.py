@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from hf_lossy_assist.messages import Commit, Decision, Draft, RowDecision
+from hf_lossy_assist.decoding.row_decision import RowDecision
+from hf_lossy_assist.messages import Commit, Decision, Draft
 from tests.decoding.fixtures import between, random_tokens
 
 RULES = ("a", "b")

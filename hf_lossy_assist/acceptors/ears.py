@@ -36,20 +36,10 @@ class Ears(Acceptor):
     needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"beta": 0.0}
     lossless_when_sampling = True
+    relaxes = "sampling"
 
     def keep(self, v: Verification) -> Tensor:
         if not v.do_sample:
             return v.lossless & v.allowed
         threshold = (v.u - self.beta * (1 - v.max_p)).clamp(min=0)
         return (v.ratio >= threshold) & v.allowed
-
-    def is_lossless(self, do_sample: bool) -> bool:
-        return not do_sample or super().is_lossless(do_sample)
-
-    def check_mode(self, do_sample: bool) -> str | None:
-        if do_sample:
-            return None
-        return (
-            "`lossy_mode='ears'` relaxes a random threshold, and greedy decoding (`do_sample=False`) has none: "
-            "the run is lossless. Pass `do_sample=True`, or choose a rule that works greedily, e.g. 'dropmatch'."
-        )

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..acceptors import Acceptor, decide
 from ..compat import unfinished
 from ..drafting import Drafter
-from ..messages import Commit, Decision, Draft, RowDecision, Verification
+from ..messages import Commit, Decision, Draft, Verification
 from ..stats import LossyStats
 from ..verification.target import Target
 from .batch_layout import BatchLayout
@@ -20,6 +20,7 @@ from .break_even import AlwaysDraft, BreakEven
 from .buffers import TokenBuffer
 from .outputs import GenerateLossyOutput, OutputRecorder
 from .progress import Progress
+from .row_decision import RowDecision
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ class Decoding:
         """Run the target over the proposal at the end of ``candidate`` ``(B, W + n)``."""
         stats, rows = self.run.progress.stats, self.layout.rows
         with stats.timed("verifying"):
-            verification = self.run.target.verify(candidate, draft)
+            verification = self.run.target.verify(candidate, draft, [stats.rows[row].charged for row in rows])
             stats.target_call(verification.sent, [rows[i] for i in draft.undecided_rows], len(rows))
             return verification
 
