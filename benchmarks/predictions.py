@@ -22,13 +22,14 @@ from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import records
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, batches_of, run_request
-from hf_lossy_assist.theory import ears_acceptance, lossless_acceptance
+from hf_lossy_assist.theory import cactus_acceptance, cactus_divergence, ears_acceptance, lossless_acceptance
 
 from . import command
 
 CLOSED_FORMS: Mapping[str, Callable[..., Tensor]] = {
     "lossless": lambda p, q, **settings: lossless_acceptance(p, q),
     "ears": lambda p, q, beta=0.1, **settings: ears_acceptance(p, q, beta),
+    "cactus": lambda p, q, delta=0.1, **settings: cactus_acceptance(p, q, delta),
 }
 """The probability that a rule keeps a drafted token, of the laws p and q at its position."""
 
@@ -48,8 +49,10 @@ class Prediction:
     margin
         1.96 standard deviations of the measured share about the predicted one.
     gain, bound
-        By how much the closed form is above that of the lossless rule at the same positions, and the bound on it,
-        the mean of ``β·(1 - max p)·Q(p < q)``; 0 for lossless.
+        By how much the closed form is above that of the lossless rule at the same positions, and for EARS the bound on
+        it, the mean of ``β·(1 - max p)·Q(p < q)``; 0 for others.
+    divergence, largest
+        For Cactus, mean and largest ``KL(h ‖ p)`` of the laws that drafted tokens were verified against; 0 for others.
     """
 
     label: str
@@ -59,6 +62,8 @@ class Prediction:
     margin: float
     gain: float
     bound: float
+    divergence: float = 0.0
+    largest: float = 0.0
 
 
 def predict(
@@ -78,7 +83,7 @@ def predict(
     """
     settings = mode.settings
     kept: list[bool] = []
-    expected, lossless, bounds = [], [], []
+    expected, lossless, bounds, divergences, largest = [], [], [], [torch.zeros(1)], 0.0
     for batch in prompts:
         response = run_request(models, mode, batch, max_new_tokens)
         judged = torch.tensor([kind != "bonus" for kind in response.stats.trace])
@@ -91,6 +96,10 @@ def predict(
         lossless.append(lossless_acceptance(p, q))
         beta = _beta(mode.rule, settings)
         bounds.append(beta * (1 - p.amax(-1)) * (q * (p < q)).sum(-1))
+        if mode.rule == "cactus":
+            of_each = cactus_divergence(p.clamp(max=1), settings.get("delta", 0.1))
+            divergences.append((q * of_each).sum(-1))  # whichever token was drafted
+            largest = max(largest, of_each.max().item())
     alpha = torch.cat(expected)
     return Prediction(
         label=mode.label,
@@ -100,6 +109,8 @@ def predict(
         margin=1.96 * math.sqrt((alpha * (1 - alpha)).sum().item()) / len(kept),
         gain=(alpha - torch.cat(lossless)).mean().item(),
         bound=torch.cat(bounds).mean().item(),
+        divergence=torch.cat(divergences[1:] or divergences).mean().item(),
+        largest=largest,
     )
 
 
@@ -120,7 +131,9 @@ def main(
     folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None,
     model: TargetSource = None,
     assistant: DraftSource = None,
-    modes: Annotated[str, typer.Option(help="Rules with a closed form: lossless, ears[:beta=B].")] = "lossless,ears",
+    modes: Annotated[
+        str, typer.Option(help="Rules with a closed form: lossless, ears[:beta=B], cactus[:delta=D].")
+    ] = "lossless,ears",
     temperature: Annotated[float, typer.Option(help="Of the draws.")] = 0.9,
     gamma: Gamma = 5,
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,
@@ -141,7 +154,7 @@ def main(
     batches = batches_of(loaded.encode(loaded.examples(prompts)), device=device, seed=seed)
     origin = records.provenance(device, gamma=gamma, prompts=len(batches), temperature=temperature, seed=seed)
     table = Table(title="Acceptance per position (%), measured and predicted from p and q")
-    for name in ("mode", "positions", "kept", "closed form", "gain over lossless", "its bound"):
+    for name in ("mode", "positions", "kept", "closed form", "gain over lossless", "its bound", "KL, mean", "at most"):
         table.add_column(name, justify="left" if name == "mode" else "right")
     with progress(screen) as bar, records.written(out, origin) as write:
         for mode in bar.track(wanted, description="closed forms"):
@@ -150,7 +163,7 @@ def main(
             table.add_row(
                 row.label, str(row.positions), f"{100 * row.measured:.2f}",
                 f"{100 * row.predicted:.2f} ± {100 * row.margin:.2f}", f"{100 * row.gain:.3f}",
-                f"{100 * row.bound:.3f}",
+                f"{100 * row.bound:.3f}", f"{row.divergence:.4f}", f"{row.largest:.4f}",
             )  # fmt: skip
     screen.print(table)
 

@@ -18,14 +18,20 @@ from .compat import CandidateGenerator
 from .config import parse
 from .decoding.progress import Progress, Stopping
 from .decoding.recorders import StatsRecorder
+from .decoding.row_decision import RowDecision
 from .drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, draft_length_of
 from .drafting.model import ModelDrafter, check_draft_model, mask_of
 from .drafting.per_row import GeneratorDrafter
 from .errors import LossyUnsupportedError, LossyValueError
-from .messages import Draft, RowDecision
+from .messages import Draft
 from .sampling import Randomness
 from .stats import LossyStats
 from .verification.target import Verifier
+
+_UNKNOWN_LAW = (
+    "the rule {!r} needs the draft's distribution or states, and stock's drafter is not known to draw from the law it "
+    "reports; pass `assistant_model` to LossyVerification too"
+)
 
 
 class LossyVerification(LogitsProcessor):
@@ -107,10 +113,7 @@ class LossyVerification(LogitsProcessor):
                 f"enable() and `lossy_mode` {acceptor.name!r}"
             )
         if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
-            raise LossyValueError(
-                f"the rule {acceptor.name!r} needs the draft's distribution or states, and stock's drafter is not "
-                "known to draw from the law it reports; pass `assistant_model` to LossyVerification too"
-            )
+            raise LossyValueError(_UNKNOWN_LAW.format(acceptor.name))
         acceptor.check_models(self.target, assistant_model)
 
     @property
@@ -184,6 +187,9 @@ class LossyVerification(LogitsProcessor):
                 keep_hidden="draft_hidden" in self.config.acceptor.needs,
             )
         acceptor = self.config.acceptor
+        known = self.assistant_model is not None or isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS)
+        if "draft_or_point_mass" in acceptor.needs and not known:
+            raise LossyValueError(_UNKNOWN_LAW.format(acceptor.name))
         verifier = Verifier(self.target, others, acceptor, generation_config.do_sample, randomness)
         stats = StatsRecorder(acceptor.is_lossless(generation_config.do_sample))
         # Stock's loop ends texts and shows tokens by itself.
@@ -310,7 +316,8 @@ class _RoundsOfStock(CandidateGenerator):
         with self.stats.timed("deciding"):
             clean, dropped = self.logits
             logits = clean.to(device=device, dtype=torch.float32)
-            verification = self.verifier.judge_logits(self.candidate, self.draft, logits, dropped)
+            charged = [self.stats.rows[0].charged]
+            verification = self.verifier.judge_logits(self.candidate, self.draft, logits, dropped, charged=charged)
             positions = self.progress.lossless_positions(self.candidate, len(self.draft), [0])
             decision = decide(self.verifier.acceptor, verification, positions)
             self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)

@@ -6,7 +6,7 @@ the user's logits processors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -140,6 +140,8 @@ class Verification:
         ``(B, n, d)`` the draft model's states that predicted the drafted tokens, when a rule asked for them.
     lengths
         ``(B,)`` how many of the tokens each row was given, or None where all rows have n.
+    charged
+        What a rule with a budget over the whole text has charged each text so far; empty for nothing.
     outputs
         What the target's forward returned.
     raw_logits
@@ -158,6 +160,7 @@ class Verification:
     centroid_logits: Tensor | None = None
     draft_hidden: Tensor | None = None
     lengths: Tensor | None = None
+    charged: Sequence[float] = ()
     outputs: Any = field(default=None, repr=False)
     raw_logits: Tensor | None = field(default=None, repr=False)
     sent: int = 0
@@ -240,6 +243,22 @@ class Verification:
             return None
         return torch.arange(len(self), device=self.tokens.device) < self.lengths[:, None]
 
+    @property
+    def spent(self) -> Tensor:
+        """``(B, 1)`` what the rule has charged the texts so far."""
+        rows = self.charged or (0.0,) * len(self.tokens)
+        return torch.tensor(rows, dtype=torch.float32, device=self.tokens.device)[:, None]
+
+    @property
+    def left(self) -> Tensor:
+        """``(B, n)`` or ``(1, n)`` how many drafted tokens there are from each on, itself included."""
+        n = torch.full((1,), len(self), device=self.tokens.device) if self.lengths is None else self.lengths
+        return n[:, None] - torch.arange(len(self), device=self.tokens.device)
+
+    def so_far(self, values: Tensor) -> Tensor:
+        """Return the sums ``(B, n)`` of ``values`` over the drafted tokens up to each, itself included."""
+        return values.cumsum(-1)
+
     @cached_property
     def lossless(self) -> Tensor:
         """``(B, n)`` what the lossless rule would keep with the same random numbers."""
@@ -291,6 +310,7 @@ class Verification:
             dropped_logits=None if dropped is None else pick(dropped.transpose(1, 2), one).transpose(1, 2),
             centroid_logits=pick(self.centroid_logits, one),
             draft_hidden=pick(self.draft_hidden, one),
+            charged=self.charged,
             sent=self.sent,
         )
 
@@ -316,6 +336,8 @@ class Decision:
         For every rule, ``(B, n)`` the tokens credited to it.
     path
         ``(B, k)`` the columns of a tree that stay, ``n_accepted`` of them, in their order; None for a chain.
+    charge
+        ``(B,)`` what the kept tokens cost their texts, for a rule with a budget over the whole text; else None.
     """
 
     keep: Tensor
@@ -324,58 +346,4 @@ class Decision:
     lossless: Tensor
     kept_by: Mapping[str, Tensor]
     path: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class RowDecision:
-    """A round's decision about one row, on the host.
-
-    Attributes
-    ----------
-    trusted, n_accepted
-        Tokens at the front that were committed without the target, and length of the prefix kept of those after them.
-    tokens
-        All of these, and the target's own token that follows them, if any.
-    lossless, kept_by
-        As in :class:`Decision`, 0 or 1, about the tokens that the target decided.
-    """
-
-    trusted: int
-    n_accepted: int
-    tokens: list[int]
-    lossless: list[int]
-    kept_by: dict[str, list[int]]
-
-    def used_up(self, undecided: int) -> bool:
-        """Tell whether all of ``undecided`` drafted tokens were kept."""
-        return self.n_accepted == undecided
-
-    @classmethod
-    def fetch(cls, draft: Draft, decision: Decision) -> list[RowDecision]:
-        """Bring over all that the host needs, row by row, in one transfer: the round's only synchronisation."""
-        masks = {id(mask): mask for mask in (decision.lossless, *decision.kept_by.values())}  # often the same one
-        ends = decision.n_accepted.unsqueeze(-1), decision.next_token.unsqueeze(-1)
-        packed = torch.cat([*ends, draft.tokens, *masks.values()], dim=-1).tolist()
-        decided, n = decision.lossless.shape[1], 2 + draft.tokens.shape[1]
-        columns = {key: slice(n + i * decided, n + (i + 1) * decided) for i, key in enumerate(masks)}
-        lossless = columns[id(decision.lossless)]
-        kept_by = {rule: columns[id(mask)] for rule, mask in decision.kept_by.items()}
-        return [cls._unpack(draft, i, row, n, lossless, kept_by) for i, row in enumerate(packed)]
-
-    @classmethod
-    def of_trusted(cls, draft: Draft) -> list[RowDecision]:
-        """Return the same for a draft whose rows have all ended in trusted tokens."""
-        rows = zip(draft.tokens.tolist(), draft.trusted, strict=True)
-        return [cls(trusted, 0, tokens[:trusted], [], {}) for tokens, trusted in rows]
-
-    @classmethod
-    def _unpack(
-        cls, draft: Draft, row: int, packed: list[int], n: int, lossless: slice, kept_by: Mapping[str, slice]
-    ) -> RowDecision:
-        trusted, undecided, n_accepted = draft.trusted_in(row), draft.undecided_in(row), packed[0]
-        if trusted and not undecided:
-            return cls(trusted, 0, packed[2 : 2 + trusted], [], {})
-        kept = packed[2 : min(n, 2 + trusted + n_accepted)]
-        if draft.bonus or n_accepted < undecided:
-            kept.append(packed[1])
-        return cls(trusted, n_accepted, kept, packed[lossless], {rule: packed[at] for rule, at in kept_by.items()})
+    charge: Tensor | None = None

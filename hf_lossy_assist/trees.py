@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutput
 
-from .messages import Decision, RowDecision, Verification
+from .decoding.row_decision import RowDecision, charge_bits, charge_of
+from .messages import Decision, Verification
 from .sampling import residual
 
 
@@ -199,6 +200,16 @@ class TreeVerification(Verification):
     def target_distribution(self, at: Tensor) -> Tensor:
         return self.after(self.tree.parents.gather(-1, at[:, None])[:, 0] + 1)
 
+    @property
+    def left(self) -> Tensor:
+        """``(B, N)`` how many tokens a path through each node has from it on at most, itself included."""
+        rooms = self.tree.rooms or (self.tree.levels,) * len(self.tokens)
+        return torch.tensor(rooms, device=self.tokens.device)[:, None] + 1 - self.tree.depths
+
+    def so_far(self, values: Tensor) -> Tensor:
+        """Return the sums ``(B, N)`` of ``values`` over the path to each node, itself included."""
+        return (values[:, None] * self.tree.ancestors).sum(-1)
+
     def after(self, node: Tensor) -> Tensor:
         """Return p after one node per row, ``(B, V)``; 0 is the newest committed token, and i + 1 node i."""
         rows = self.tree.rows[:, 0]
@@ -257,7 +268,7 @@ class TreeDecision(Decision):
         masks = {id(mask): mask for mask in (self.lossless, *self.kept_by.values())}
         numbers = [x.unsqueeze(-1) for x in (self.n_accepted, self.next_token, self.used_up)]
         on_path = [mask.gather(-1, self.path) for mask in masks.values()]
-        packed = torch.cat([*numbers, tokens, *on_path], dim=-1).tolist()
+        packed = torch.cat([*numbers, tokens, *on_path, *charge_bits(self)], dim=-1).tolist()
         levels = tokens.shape[1]
         columns = {key: slice(3 + i * levels, 3 + (i + 1) * levels) for i, key in enumerate(masks, 1)}
         lossless = columns[id(self.lossless)]
@@ -266,7 +277,8 @@ class TreeDecision(Decision):
         for row in packed:
             tokens_kept = [*row[3 : 3 + row[0]], row[1]]
             by_rule = {rule: row[at] for rule, at in kept_by.items()}
-            decisions.append(PathDecision(0, row[0], tokens_kept, row[lossless], by_rule, bool(row[2])))
+            charge = charge_of(self, row[-1])
+            decisions.append(PathDecision(0, row[0], tokens_kept, row[lossless], by_rule, bool(row[2]), charge=charge))
         return decisions
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hf_lossy_assist.commit import Commit
-from hf_lossy_assist.messages import Decision, Draft, RowDecision
+from hf_lossy_assist.decoding.row_decision import RowDecision
+from hf_lossy_assist.messages import Decision, Draft
 from tests.decoding.fixtures import between, random_tokens
 
 RULES = ("a", "b")

@@ -32,6 +32,9 @@ from .near_top import NearTop as NearTop
 from .lenience import Lenience as Lenience
 from .fsd import Fsd as Fsd
 from .fly import Fly as Fly
+from .cactus import Cactus as Cactus
+from .margin import Margin as Margin
+from .regret import Regret as Regret
 from .judge import Judge as Judge
 from .sprinter import Sprinter as Sprinter
 # isort: on

@@ -57,14 +57,19 @@ class Acceptor(ABC):
     paper
         Where the rule comes from: the paper and its section, or the system.
     needs
-        What the rule reads besides the target's logits: of ``"draft_probs"``, ``"hidden"``, ``"draft_hidden"`` and
-        ``"dropped_heads"``. A rule whose settings decide that makes it a property.
+        What the rule reads besides the target's logits: of ``"draft_probs"``, ``"draft_or_point_mass"``,
+        ``"hidden"``, ``"draft_hidden"`` and ``"dropped_heads"``. The first is for a rule that has no meaning without
+        the draft's distribution, the second for one to which a drafter that gives none was certain of its tokens. A
+        rule whose settings decide what it reads makes it a property.
     usual
         Settings to measure the rule with, where its defaults are lossless or unusual.
     lossless_at
         Settings at which the rule is lossless; empty for a rule that always is.
     lossless_when_sampling
         Whether these are lossless for sampling too, or only for greedy decoding.
+    relaxes
+        Where the rule differs from the lossless one: ``"both"``, or only ``"sampling"`` or ``"greedy"`` decoding, of a
+        rule that relaxes something the other does not have.
     """
 
     name: ClassVar[str]
@@ -73,6 +78,7 @@ class Acceptor(ABC):
     usual: ClassVar[Mapping[str, Any]] = {}
     lossless_at: ClassVar[Mapping[str, Any]] = {}
     lossless_when_sampling: ClassVar[bool] = False
+    relaxes: ClassVar[str] = "both"
 
     def __post_init__(self) -> None:
         for each in settings_of(type(self)):
@@ -101,8 +107,14 @@ class Acceptor(ABC):
         """Raise :class:`LossyError` where a trained head of the rule does not belong to the models."""
         return
 
+    def has_effect(self, do_sample: bool) -> bool:
+        """Tell whether there is anything in this way of decoding that the rule relaxes."""
+        return self.relaxes in ("both", "sampling" if do_sample else "greedy")
+
     def is_lossless(self, do_sample: bool) -> bool:
         """Tell whether the rule, as configured, leaves the distribution of the output as it is."""
+        if not self.has_effect(do_sample):
+            return True
         values = {key: getattr(self, key) for key in self.lossless_at}
         return (self.lossless_when_sampling or not do_sample) and values == dict(self.lossless_at)
 
@@ -117,6 +129,13 @@ class Acceptor(ABC):
         """
         return v.residual_distribution(at)
 
+    def charge(self, v: Verification) -> Tensor | None:
+        """Return ``(B, n)`` what keeping each token takes from a budget over the whole text; None without a budget.
+
+        Whoever keeps a token: ``v.spent`` is what all tokens of the text so far have cost it.
+        """
+        return None
+
     def credits(self, v: Verification) -> dict[str, Tensor]:
         """Return ``(B, n)`` per rule which tokens are kept on its account; a token is credited to one rule only.
 
@@ -126,7 +145,14 @@ class Acceptor(ABC):
 
     def check_mode(self, do_sample: bool) -> str | None:
         """Return a warning for a combination of rule and mode that does nothing, or None."""
-        return None
+        if self.has_effect(do_sample):
+            return None
+        here, there = ("sampling", "False") if do_sample else ("greedy decoding", "True")
+        other = "'ears' or 'cactus'" if do_sample else "'dropmatch' or 'topk'"
+        return (
+            f"`lossy_mode` {self.name!r} changes nothing in {here} (`do_sample={do_sample}`): the run is lossless. "
+            f"Pass `do_sample={there}`, or choose a rule that has something to relax here, e.g. {other}."
+        )
 
 
 def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | None = None) -> Decision:
@@ -148,15 +174,19 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
         credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
     if v.drafted is not None:
         keep = keep & v.drafted
-    n_accepted = keep.cumprod(-1).sum(-1)
+    prefix = keep.cumprod(-1)
+    n_accepted = prefix.sum(-1)
+    charge = acceptor.charge(v)
+    if charge is not None:
+        charge = charge.where(prefix.bool(), 0.0).sum(-1)
     if strict is None and not v.do_sample and type(acceptor).correction is Acceptor.correction:
         # The lossless correction and the bonus are both the target's best token, which is known already.
         next_token = v.best.gather(-1, n_accepted.unsqueeze(-1)).squeeze(-1)
-        return Decision(keep, n_accepted, next_token, v.lossless, credits)
+        return Decision(keep, n_accepted, next_token, v.lossless, credits, charge=charge)
     at = n_accepted.clamp(max=n - 1)
     replaced = acceptor.correction(v, at)
     if strict is not None:
         replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
     last = torch.full_like(at, n) if v.lengths is None else v.lengths
     following = torch.where((n_accepted < last)[:, None], replaced, v.target_distribution(last))
-    return Decision(keep, n_accepted, v.choose(following), v.lossless, credits)
+    return Decision(keep, n_accepted, v.choose(following), v.lossless, credits, charge=charge)

@@ -56,6 +56,9 @@ class _Composed(Acceptor):
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return self.rules[-1].correction(v, at)
 
+    def charge(self, v: Verification) -> Tensor | None:
+        return next((charge for rule in self.rules if (charge := rule.charge(v)) is not None), None)
+
     def check_mode(self, do_sample: bool) -> str | None:
         return next(filter(None, (rule.check_mode(do_sample) for rule in self.rules)), None)
 
@@ -155,3 +158,6 @@ class HeadRule(Acceptor):
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.residual_distribution(at) if self.base is None else self.base.correction(v, at)
+
+    def charge(self, v: Verification) -> Tensor | None:
+        return None if self.base is None else self.base.charge(v)

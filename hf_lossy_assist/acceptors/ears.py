@@ -21,6 +21,7 @@ class Ears(Acceptor):
     probability is ``min(1, p(x)/q(x) + β·(1 - max p))``. Greedy decoding has no random threshold to relax,
     so there the rule is the lossless one. A token with ``p(x) = 0``, as after top-p or a grammar, is never kept,
     although the formula would where ``u <= β·(1 - max p)``: what the user's processors forbid stays forbidden.
+    A drafter without a distribution was certain of its token: ``q(x) = 1``.
 
     Parameters
     ----------
@@ -32,23 +33,13 @@ class Ears(Acceptor):
 
     name = "ears"
     paper = "Sun et al., EARS: Efficient Adaptive Rejection Sampling, section 3.2"
-    needs = frozenset({"draft_probs"})
+    needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"beta": 0.0}
     lossless_when_sampling = True
+    relaxes = "sampling"
 
     def keep(self, v: Verification) -> Tensor:
         if not v.do_sample:
             return v.lossless & v.allowed
         threshold = (v.u - self.beta * (1 - v.max_p)).clamp(min=0)
         return (v.ratio >= threshold) & v.allowed
-
-    def is_lossless(self, do_sample: bool) -> bool:
-        return not do_sample or super().is_lossless(do_sample)
-
-    def check_mode(self, do_sample: bool) -> str | None:
-        if do_sample:
-            return None
-        return (
-            "`lossy_mode='ears'` relaxes a random threshold, and greedy decoding (`do_sample=False`) has none: "
-            "the run is lossless. Pass `do_sample=True`, or choose a rule that works greedily, e.g. 'dropmatch'."
-        )

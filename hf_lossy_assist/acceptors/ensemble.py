@@ -20,7 +20,8 @@ class Ensemble(Acceptor):
 
     DIVERSE, and `assistant_ensemble_weight` of transformers, whose implementation this rule agrees with.
     Correction ~ ``norm([p - q]+)``; greedy, the mixture's argmax. Unlike all other rules it can keep a token
-    that the user's processors forbid, because the mixture gives it weight.
+    that the user's processors forbid, because the mixture gives it weight. A drafter without a distribution was
+    certain of its token: ``q(x) = 1``.
 
     Parameters
     ----------
@@ -32,7 +33,7 @@ class Ensemble(Acceptor):
 
     name = "ensemble"
     paper = "DIVERSE (arXiv:2604.07622); transformers' `assistant_ensemble_weight`"
-    needs = frozenset({"draft_probs"})
+    needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"weight": 1.0}
     lossless_when_sampling = True
 

@@ -22,7 +22,9 @@ class Fsd(Acceptor):
     """Keep x iff ``D(p ‖ q) <= T`` at its position, whatever x is. Correction: argmax of p, or a draw from p.
 
     Holsman et al. 2025, "Fuzzy Speculative Decoding" (section 3). D compares the distributions after all processors,
-    soft also in greedy decoding, and in nats (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1).
+    soft also in greedy decoding, and in nats (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1). With ``strict_above``, the lossless rule
+    decides where the target is sure; with ``divergence="kl"`` that is the training-free judge of Sun et al. 2026
+    (arXiv:2601.04766).
 
     Parameters
     ----------
@@ -31,10 +33,13 @@ class Fsd(Acceptor):
         accuracy; 0.4 does not.
     divergence
         ``"js"`` (the paper's choice), ``"kl"`` or ``"tv"``.
+    strict_above
+        The lossless rule decides where ``max p`` is larger; 0.9 is the judge's choice, and 1 switches it off.
     """
 
     threshold: float = setting(0.1, 0)
     divergence: str = setting("js", choices=tuple(_DIVERGENCES))
+    strict_above: float = setting(1.0, 0, 1)
 
     name = "fsd"
     paper = "Holsman et al. 2025 (Fuzzy Speculative Decoding), section 3"
@@ -43,9 +48,15 @@ class Fsd(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
+        near = _DIVERGENCES[self.divergence](v.p[:, :-1], v.q) <= self.threshold
         if self.threshold == 0:  # rounding may find no divergence where there is one
-            return torch.zeros_like(v.allowed)
-        return (_DIVERGENCES[self.divergence](v.p[:, :-1], v.q) <= self.threshold) & v.allowed
+            near = torch.zeros_like(near)
+        if self.strict_above < 1:
+            near = torch.where(v.max_p > self.strict_above, v.lossless, near)
+        return near & v.allowed
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        return v.target_distribution(at)
+        if self.strict_above == 1 or not v.do_sample:
+            return v.target_distribution(at)
+        sure = v.max_p.gather(-1, at[:, None]) > self.strict_above
+        return torch.where(sure, v.residual_distribution(at), v.target_distribution(at))

@@ -21,7 +21,8 @@ class Lenience(Acceptor):
     """Keep x iff ``u <= p(x) / (ℓ·q(x))``; greedy, iff ``p(x) >= ℓ·max p``. Correction ~ ``norm([p - ℓ·q]+)``.
 
     Leviathan et al. 2023 (appendix A.5), for both modes. No token comes out with more than ``1/ℓ`` times its
-    probability under p; drafted tokens are kept with probability ``Σ min(p/ℓ, q)``.
+    probability under p; drafted tokens are kept with probability ``Σ min(p/ℓ, q)``. A drafter without a distribution
+    was certain of its token: ``q(x) = 1``.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ class Lenience(Acceptor):
 
     name = "lenience"
     paper = "Leviathan et al. 2023, appendix A.5"
-    needs = frozenset({"draft_probs"})
+    needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"factor": 1.0}
     lossless_when_sampling = True
 

@@ -23,7 +23,7 @@ class NearTop(Acceptor):
     """Keep x iff ``p(x) >= (1 - α)·max p``, or the lossless rule keeps it. Correction: lossless.
 
     After TokenV3 of "Faster Cascades via Speculative Decoding" (Narasimhan et al. 2025, section 4), which has no
-    lossless rule to fall back on.
+    lossless rule to fall back on; to that one, a drafter without a distribution was certain of its token.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class NearTop(Acceptor):
 
     name = "near_top"
     paper = "Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding), section 4"
-    needs = frozenset({"draft_probs"})
+    needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"alpha": 0.0}
 
     def keep(self, v: Verification) -> Tensor:

@@ -42,6 +42,9 @@ def decide_tree(acceptor: Acceptor, v: TreeVerification, positions: LosslessPosi
         children = children & v.drafted
     used_up = ~children.any(-1)
     path = tree.columns(on_path)
+    charge = acceptor.charge(v)
+    if charge is not None:
+        charge = charge.where(on_path, 0.0).sum(-1)
     if strict is None and not v.do_sample and type(acceptor).correction is Acceptor.correction:
         next_token = v.own_best.gather(-1, end[:, None])[:, 0]
     else:
@@ -51,7 +54,7 @@ def decide_tree(acceptor: Acceptor, v: TreeVerification, positions: LosslessPosi
         if strict is not None:
             replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
         next_token = v.choose(torch.where(used_up[:, None], v.after(end), replaced))
-    return TreeDecision(keep, n_accepted, next_token, v.lossless, credits, path, used_up)
+    return TreeDecision(keep, n_accepted, next_token, v.lossless, credits, path, charge, used_up)
 
 
 def _reached(v: TreeVerification, keep: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ..acceptors import Acceptor, decide
 from ..commit import Commit
 from ..compat import unfinished
 from ..drafting import Drafter
-from ..messages import Decision, Draft, RowDecision, Verification
+from ..messages import Decision, Draft, Verification
 from ..stats import LossyStats
 from ..verification.target import Target
 from .batch_layout import BatchLayout
@@ -21,6 +21,7 @@ from .break_even import AlwaysDraft, BreakEven
 from .buffers import TokenBuffer
 from .outputs import GenerateLossyOutput, OutputRecorder
 from .progress import Progress
+from .row_decision import RowDecision
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ class Decoding:
         """Run the target over the proposal at the end of ``candidate`` ``(B, W + n)``."""
         stats, rows = self.run.progress.stats, self.layout.rows
         with stats.timed("verifying"):
-            verification = self.run.target.verify(candidate, draft)
+            verification = self.run.target.verify(candidate, draft, [stats.rows[row].charged for row in rows])
             stats.target_call(verification.sent, [rows[i] for i in draft.undecided_rows], len(rows))
             return verification
 

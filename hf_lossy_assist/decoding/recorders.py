@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..stats import COUNTS, WORK, LossyStats, merged
 
 if TYPE_CHECKING:
-    from ..messages import DraftCost, RowDecision
+    from ..messages import DraftCost
+    from .row_decision import RowDecision
 
 
 class StageTimer:
@@ -45,6 +46,8 @@ class RowRecorder:
         As in :class:`LossyStats`.
     lossy
         Tokens kept lossily so far.
+    charged
+        What a rule with a budget over the whole text has charged it so far.
     work
         Forward passes and tokens in them, by their names in :class:`LossyStats`.
     """
@@ -52,6 +55,7 @@ class RowRecorder:
     def __init__(self) -> None:
         self.trace: list[str] = []
         self.lossy = 0
+        self.charged = 0.0
         self.work = dict.fromkeys(WORK, 0)
         self._credits: list[str | None] = []  # per token, the rule that an accepted one is credited to
         self._rules: dict[str, int] = {}
@@ -82,6 +86,7 @@ class RowRecorder:
         kept = min(decision.n_accepted, committed - trusted)
         lossless = decision.lossless[:kept]
         self.lossy += trusted + kept - sum(lossless)
+        self.charged += decision.charge
         self.trace += ["accepted_lossy"] * trusted + ["accepted" if yes else "accepted_lossy" for yes in lossless]
         credits: list[str | None] = [None] * kept
         for rule, mask in decision.kept_by.items():

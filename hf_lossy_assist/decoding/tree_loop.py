@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..acceptors.tree_decision import decide_tree
-from ..messages import Decision, Draft, RowDecision, Verification
+from ..messages import Decision, Draft, Verification
 from .loop import Decoding
+from .row_decision import RowDecision
 
 
 class TreeDecoding(Decoding):

@@ -13,6 +13,7 @@ from ..commit import Commit
 from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
 from ..errors import LossyValueError
 from ..messages import Draft, DraftCost
+from ..sampling import point_mass
 from . import Drafter
 
 if TYPE_CHECKING:
@@ -135,9 +136,10 @@ class PerRowDrafter(Drafter):
         drafts = [x.propose(text, layout, [room]) for x, text, room in zip(drafters, texts, rooms, strict=True)]
         lengths = tuple(map(len, drafts))
         n = max(lengths)
+        known = next((x.logits for x in drafts if x.logits is not None), None)
         return Draft(
             _stacked([x.tokens for x in drafts], n, layout.pad),
-            _stacked([x.logits for x in drafts], n, 0.0),
+            None if known is None else _stacked([_law(x, known) for x in drafts], n, 0.0),
             _stacked([x.hidden for x in drafts], n, 0.0),
             None if min(lengths) == n else lengths,
             cost=DraftCost(sum(x.cost.calls for x in drafts), sum(x.cost.tokens for x in drafts)),
@@ -146,6 +148,11 @@ class PerRowDrafter(Drafter):
     def observe(self, commit: Commit) -> None:
         for i, row in enumerate(commit.rows):
             self.drafters[row].learn(commit, i)
+
+
+def _law(draft: Draft, like: Tensor) -> Tensor:
+    """Return a draft's logits; of one that has none, those that are certain of its tokens."""
+    return point_mass(draft.tokens, like).log() if draft.logits is None else draft.logits
 
 
 def _stacked(parts: Sequence[Tensor | None], n: int, fill: float) -> Tensor | None:

@@ -6,6 +6,9 @@ comes back is of the same kind (lists give tensors), and numbers give a float. W
 distribution, raises :class:`~hf_lossy_assist.LossyValueError`.
 """
 
+from .acceptance_rates import cactus_acceptance as cactus_acceptance
+from .acceptance_rates import cactus_divergence as cactus_divergence
+from .acceptance_rates import cactus_output_law as cactus_output_law
 from .acceptance_rates import ears_acceptance as ears_acceptance
 from .acceptance_rates import ears_output_law as ears_output_law
 from .acceptance_rates import ensemble_acceptance as ensemble_acceptance

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..sampling import residual
-from .arguments import distributions, number
+from .arguments import distributions, number, numbers
 
 _EPSILON = torch.finfo(torch.float32).eps
 
@@ -122,6 +122,58 @@ def lenience_output_law(p: Any, q: Any, lenience: float) -> Any:
     return back(_emitted(_lenience_kept(p, q, lenience), residual(p, lenience * q)))
 
 
+def cactus_acceptance(p: Any, q: Any, delta: float) -> Any:
+    """Return ``Σ min(q, h)``, the probability that Cactus keeps a drafted token.
+
+    Hao & Mou 2026, section 2.2: ``h = min(1, p + √(2δ·p·(1 - p)))``.
+
+    Parameters
+    ----------
+    delta
+        The divergence that h may have from p, to second order; 0 is lossless.
+
+    Examples
+    --------
+    >>> round(cactus_acceptance([0.5, 0.5], [0.75, 0.25], delta=0.02).item(), 4)
+    0.85
+    """
+    (p, q), back = distributions(p=p, q=q)
+    return back(q.minimum(_raised(p, delta)).sum(-1))
+
+
+def cactus_output_law(p: Any, q: Any, delta: float) -> Any:
+    """Return the distribution of the token that Cactus emits, whose correction depends on the token it replaces.
+
+    Examples
+    --------
+    >>> [round(x, 4) for x in cactus_output_law([0.5, 0.5], [0.75, 0.25], delta=0.02).tolist()]
+    [0.6, 0.4]
+    """
+    (p, q), back = distributions(p=p, q=q)
+    h_x = _raised(p, delta)
+    scale = ((1 - h_x) / (1 - p).clamp(min=torch.finfo(p.dtype).tiny))[..., :, None]
+    h = torch.where(
+        torch.eye(p.shape[-1], dtype=torch.bool, device=p.device), h_x[..., :, None], scale * p[..., None, :]
+    )
+    rest = residual(h, q[..., None, :].expand_as(h))
+    rejected = (q - q.minimum(h_x))[..., None]
+    return back(q.minimum(h_x) + (rejected * rest / rest.sum(-1, keepdim=True)).sum(-2))
+
+
+def cactus_divergence(p: Any, delta: float) -> Any:
+    """Return ``KL(h ‖ p)`` where the drafted token has the probability ``p``, a number: at most ``ln(1 + 2δ)``.
+
+    Examples
+    --------
+    >>> [round(cactus_divergence(p, delta=0.1), 4) for p in (0.01, 0.5, 1 / 1.2)]
+    [0.0489, 0.1036, 0.1823]
+    """
+    (p,), back = numbers(0, 1, p=p)
+    h = _raised(p, delta)
+    # Where p is 0 or 1, so is h.
+    return back((torch.special.xlogy(h, h / p) + torch.special.xlogy(1 - h, (1 - h) / (1 - p))).nan_to_num(0.0))
+
+
 def ensemble_acceptance(p: Any, q: Any, weight: float) -> Any:
     """Return ``1 - w·TV(p, q)``, the probability that the ensemble rule keeps a drafted token.
 
@@ -157,6 +209,11 @@ def ensemble_output_law(p: Any, q: Any, weight: float) -> Any:
 def _ears_kept(p: Tensor, q: Tensor, beta: float) -> Tensor:
     tolerance = number("beta", beta, 0, 1) * (1 - p.amax(-1, keepdim=True))
     return q.minimum(p + tolerance * q) * (p > 0)
+
+
+def _raised(p: Tensor, delta: float) -> Tensor:
+    """Return Cactus's h(x) for every x."""
+    return (p + (2 * number("delta", delta, 0, 100) * p * (1 - p)).clamp(min=0).sqrt()).clamp(max=1)
 
 
 def _lenience_kept(p: Tensor, q: Tensor, lenience: float) -> Tensor:

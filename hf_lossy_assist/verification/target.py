@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,16 +45,16 @@ class Target:
         """What is carried from forward to forward: the cache, and of an encoder-decoder model the encoder's outputs."""
         return self.forwards.carried
 
-    def verify(self, candidate: Tensor, draft: Draft) -> Verification:
+    def verify(self, candidate: Tensor, draft: Draft, charged: Sequence[float] = ()) -> Verification:
         """Run one forward over everything of ``candidate`` ``(B, W + n)`` that the model has not seen.
 
         Logits are computed from the first token on that the model is to decide. After trusted tokens that is one token
-        per row, and the verification is about these alone.
+        per row, and the verification is about these alone. ``charged`` is what a rule has charged the texts so far.
         """
         judged = draft.without_trusted()
         with self.verifier.watching(len(judged)):
             outputs = self.forwards.run(candidate, len(judged) + 1, draft.target_inputs)
-        verification = self.verifier.judge(candidate, judged, outputs, self.forwards.sent)
+        verification = self.verifier.judge(candidate, judged, outputs, self.forwards.sent, charged)
         if judged.trusted is None or len(judged) == 1:
             return verification
         return verification.at(judged.first_undecided)
@@ -124,7 +125,9 @@ class Verifier:
             return logits[:, -(drafted + 1) :], None
         return self.hook.split(logits, drafted)
 
-    def judge(self, candidate: Tensor, draft: Draft, outputs: Any, sent: int = 0) -> Verification:
+    def judge(
+        self, candidate: Tensor, draft: Draft, outputs: Any, sent: int = 0, charged: Sequence[float] = ()
+    ) -> Verification:
         """Process what a forward has returned into what rules read.
 
         Parameters
@@ -137,12 +140,15 @@ class Verifier:
             The forward's own output; its logits are left as they are.
         sent
             How many tokens the forward was over.
+        charged
+            What a rule has charged the texts so far.
         """
         clean, dropped = self.split(outputs.logits, len(draft))
         raw = clean.to(device=candidate.device, dtype=torch.float32)
         # Processors may overwrite what they are given, and the raw logits belong to the caller.
         logits = raw.clone() if self.keep_raw else raw
-        return self.judge_logits(candidate, draft, logits, dropped, outputs, raw if self.keep_raw else None, sent)
+        kept = raw if self.keep_raw else None
+        return self.judge_logits(candidate, draft, logits, dropped, outputs, kept, sent, charged)
 
     def judge_logits(
         self,
@@ -153,6 +159,7 @@ class Verifier:
         outputs: Any = None,
         raw: Tensor | None = None,
         sent: int = 0,
+        charged: Sequence[float] = (),
     ) -> Verification:
         """Do the same with logits that are split already; ``logits`` ``(B, n + 1, V)`` may be overwritten."""
         paths, centroid = self._process_dropped(candidate, dropped, logits.device)
@@ -167,6 +174,7 @@ class Verifier:
             centroid_logits=centroid,
             draft_hidden=draft.hidden,
             lengths=None if draft.lengths is None else torch.tensor(draft.lengths, device=logits.device),
+            charged=charged,
             outputs=outputs,
             raw_logits=raw,
             sent=sent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +28,22 @@ class TreeTarget(Target):
 
     verifier: TreeVerifier
 
-    def verify(self, candidate: Tensor, draft: Draft) -> Verification:
+    def verify(self, candidate: Tensor, draft: Draft, charged: Sequence[float] = ()) -> Verification:
         if draft.tree is None:
-            return super().verify(candidate, draft)
+            return super().verify(candidate, draft, charged)
         n, tree = len(draft), draft.tree
         with self.verifier.watching(n):
             outputs = self.forwards.run_tree(candidate, n + 1, tree.ancestors, tree.depths)
-        return self.verifier.judge_tree(candidate, draft, outputs, self.forwards.sent)
+        return self.verifier.judge_tree(candidate, draft, outputs, self.forwards.sent, charged)
 
 
 @dataclass(eq=False)
 class TreeVerifier(Verifier):
     """Says what the target thinks of trees."""
 
-    def judge_tree(self, candidate: Tensor, draft: Draft, outputs: Any, sent: int) -> TreeVerification:
+    def judge_tree(
+        self, candidate: Tensor, draft: Draft, outputs: Any, sent: int, charged: Sequence[float] = ()
+    ) -> TreeVerification:
         """Process what a forward over ``candidate`` ``(B, L + N)`` has returned into what rules read."""
         tree = draft.tree
         clean, dropped = self.split(outputs.logits, len(draft))
@@ -58,6 +61,7 @@ class TreeVerifier(Verifier):
             outputs=outputs,
             raw_logits=raw if self.keep_raw else None,
             sent=sent,
+            charged=charged,
         )
 
     def _at_parents(self, candidate: Tensor, tree: Tree, dropped: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 from hf_lossy_assist import VerifierHead
+from hf_lossy_assist.compat import CandidateGenerator
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
 from tests.acceptors.table import Law, Row, judge_head
 from tests.models import ConstantLM, constant
@@ -38,6 +39,21 @@ def generate(target, draft, tokens, rule, do_sample, gamma=4):
         max_new_tokens=tokens,
         return_dict_in_generate=True,
     )
+
+
+class Repeating(CandidateGenerator):
+    """Drafts one token over and over; reports no distribution, or that it was certain."""
+
+    def __init__(self, token: int, reports: bool = False) -> None:
+        self.token, self.reports = token, reports
+
+    def get_candidates(self, input_ids, **kwargs):
+        tokens = torch.full((1, 4), self.token)
+        logits = torch.nn.functional.one_hot(tokens, V).float().log() if self.reports else None
+        return torch.cat([input_ids, tokens], dim=1), logits
+
+    def update_candidate_strategy(self, input_ids, scores, num_matches):
+        pass
 
 
 def chi_square_p(counts: np.ndarray, law: np.ndarray) -> float:

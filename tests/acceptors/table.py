@@ -91,16 +91,21 @@ def from_target(law: Law) -> Array:
     return law.p if law.do_sample else one_hot(law.p.argmax(), len(law.p))
 
 
+def ratio(law: Law) -> Array:
+    """p / q; a token that is never drafted may have any."""
+    return np.divide(law.p, law.q, out=np.ones_like(law.p), where=law.q > 0)
+
+
 def lossless(law: Law, config: dict[str, Any]) -> Array:
     if not law.do_sample:
         return one_hot(law.p.argmax(), len(law.p))
-    return np.minimum(1, law.p / law.q)
+    return np.minimum(1, ratio(law))
 
 
 def ears(law: Law, config: dict[str, Any]) -> Array:
     if not law.do_sample:
         return lossless(law, config)
-    return np.minimum(1, law.p / law.q + config["beta"] * (1 - law.p.max()))
+    return np.minimum(1, ratio(law) + config["beta"] * (1 - law.p.max()))
 
 
 def topk(law: Law, config: dict[str, Any]) -> Array:
@@ -122,7 +127,7 @@ def ensemble(law: Law, config: dict[str, Any]) -> Array:
     w = config["weight"]
     if not law.do_sample:
         return one_hot((w * law.p + (1 - w) * law.q).argmax(), len(law.p))
-    return np.minimum(1, 1 - w + w * law.p / law.q)
+    return np.minimum(1, 1 - w + w * ratio(law))
 
 
 def ensemble_correction(weight: float) -> Callable[[Law], Array]:
@@ -155,7 +160,7 @@ def near_top(law: Law, config: dict[str, Any]) -> Array:
 def lenience(law: Law, config: dict[str, Any]) -> Array:
     if not law.do_sample:
         return law.p >= config["factor"] * law.p.max()
-    return np.minimum(1, law.p / (config["factor"] * law.q))
+    return np.minimum(1, ratio(law) / config["factor"])
 
 
 def lenience_correction(factor: float) -> Callable[[Law], Array]:
@@ -166,7 +171,50 @@ def lenience_correction(factor: float) -> Callable[[Law], Array]:
     return correction
 
 
+def cactus_law(law: Law, delta: float) -> Array:
+    """One row per drafted x: the law h that it is verified against."""
+    n = len(law.p)
+    h_x = np.minimum(1, law.p + np.sqrt(2 * delta * law.p * (1 - law.p)))
+    scaled = np.outer((1 - h_x) / (1 - law.p), law.p)
+    return np.where(np.eye(n) == 1, h_x[:, None], scaled)
+
+
+def cactus(law: Law, config: dict[str, Any]) -> Array:
+    if not law.do_sample:
+        return lossless(law, config)
+    h_x = np.diag(cactus_law(law, config["delta"]))
+    return np.minimum(1, np.divide(h_x, law.q, out=np.ones_like(h_x), where=law.q > 0))
+
+
+def cactus_correction(delta: float) -> Callable[[Law], Array]:
+    def correction(law: Law) -> Array:
+        if not law.do_sample:
+            return from_target(law)
+        h = cactus_law(law, delta)
+        rest = np.maximum(h - law.q, 0)
+        total = rest.sum(1, keepdims=True)
+        return np.where(total > 0, rest / np.where(total > 0, total, 1), h)
+
+    return correction
+
+
+def margin_gap(law: Law, config: dict[str, Any]) -> Array:
+    first, second = np.sort(law.p)[:-3:-1]
+    runner_up = (law.p == second) & (np.log(first) - np.log(second) < config["gap"])
+    return np.maximum(runner_up, lossless(law, config))
+
+
+def regret_of_one_position(law: Law, config: dict[str, Any]) -> Array:
+    """At the end of a draft, with nothing spent; see test_regret for whole texts."""
+    if law.do_sample:
+        return lossless(law, config)
+    r = np.log(law.p.max()) - np.log(law.p)
+    return (r <= min(config["local_regret"], config["total_regret"])).astype(float)
+
+
 def fsd(law: Law, config: dict[str, Any]) -> Array:
+    if law.p.max() > config.get("strict_above", 1):
+        return lossless(law, config)
     divergence = {
         "kl": (law.p * np.log(law.p / law.q)).sum(),
         "js": _js(law.p, law.q),
@@ -247,6 +295,10 @@ ROWS = [
     Row("fsd", {"divergence": "js", "threshold": 0.05}, fsd, from_target),
     Row("fsd", {"divergence": "kl", "threshold": 0.2}, fsd, from_target),
     Row("fsd", {"divergence": "tv", "threshold": 0.25}, fsd, from_target),
+    Row("fsd", {"divergence": "js", "threshold": 0.05, "strict_above": 0.3}, fsd),
+    Row("cactus", {"delta": 0.05}, cactus, cactus_correction(0.05)),
+    Row("margin", {"gap": 0.3}, margin_gap),
+    Row("regret", {"total_regret": 1e6, "local_regret": 0.4, "mismatches": 4}, regret_of_one_position),
     Row("fly", {"window": 1, "theta": 0.9, "k": 5}, fly_of_one_position),
     Row("dropmatch", {"criterion": "naive", "num_paths": 3, "dropout": 0.2}, dropmatch_naive, from_target),
     Row("dropmatch", {"criterion": "js", "num_paths": 3, "dropout": 0.2}, dropmatch_js, from_target),

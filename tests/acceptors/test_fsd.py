@@ -10,6 +10,7 @@ from scipy.stats import entropy
 
 from hf_lossy_assist.acceptors import Fsd
 from hf_lossy_assist.messages import Verification
+from hf_lossy_assist.sampling import Randomness
 
 SCIPY = {
     "kl": entropy,
@@ -41,3 +42,20 @@ def test_the_draft_of_the_target_itself_is_kept():
     for divergence in SCIPY:
         assert Fsd(threshold=1e-6, divergence=divergence).keep(v).all()
         assert not Fsd(threshold=0.0, divergence=divergence).keep(v).any()
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_the_lossless_rule_decides_where_the_target_is_sure(do_sample: bool):
+    sure, unsure = torch.tensor([[0.95, 0.04, 0.01], [0.5, 0.4, 0.1]]).log()
+    logits = torch.stack([sure, unsure, unsure]).expand(4000, 3, 3)
+    draft = torch.tensor([0.6, 0.3, 0.1]).log().expand(4000, 2, 3)
+    v = Verification(torch.ones(4000, 2, dtype=torch.long), logits, draft, do_sample, Randomness(0))
+    rule = Fsd(threshold=10.0, divergence="kl", strict_above=0.9)
+    assert torch.equal(rule.keep(v)[:, 0], v.lossless[:, 0])
+    assert rule.keep(v)[:, 1].all()
+    assert Fsd(threshold=10.0, divergence="kl").keep(v).all()
+    where = torch.arange(4000) % 2
+    corrected = rule.correction(v, where)
+    assert torch.equal(corrected[::2], v.residual_distribution(where)[::2])
+    assert torch.equal(corrected[1::2], v.target_distribution(where)[1::2])
+    assert not do_sample or not torch.equal(v.residual_distribution(where)[0], v.target_distribution(where)[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from hf_lossy_assist.acceptors import REGISTRY, decide
 from hf_lossy_assist.config import parse
 from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.sampling import Randomness
-from tests.acceptors.fixtures import P, Q, chi_square_p, generate, law_of
-from tests.acceptors.table import ROWS, Row, row_id
+from tests.acceptors.fixtures import P, Q, Repeating, chi_square_p, generate, law_of
+from tests.acceptors.table import ROWS, Law, Row, one_hot, row_id
 from tests.models import constant, noisy_copy, prompt, tiny
 
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
@@ -28,6 +29,10 @@ SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "s
 
 # It keeps tokens without the target, so these laws are not its own; see test_sprinter.
 AHEAD = {"sprinter"}
+POINT_MASS_ROWS = [
+    row for row in ROWS if row.mode == "lossless" or "draft_or_point_mass" in row.rule(constant(P)).needs
+]
+ROUNDS = 60_000
 
 
 def test_every_rule_has_a_row():
@@ -49,13 +54,48 @@ def test_acceptance_through_the_loop(row: Row, do_sample: bool):
 @SAMPLING
 @EVERY_ROW
 def test_output_law_of_one_position(row: Row, do_sample: bool):
-    """The token that leaves position 1 has the law ``q·a + (1 - Σ q·a)·correction``."""
+    randomness, q = Randomness(7), torch.tensor(Q)
+    tokens = randomness.categorical(q.expand(ROUNDS, -1)) if do_sample else torch.full((ROUNDS,), int(q.argmax()))
     law, target = law_of(do_sample)
-    rule = row.rule(target)
-    rows, randomness = 60_000, Randomness(7)
-    p, q = torch.tensor(P).log(), torch.tensor(Q).log()
-    draws = randomness.categorical(torch.tensor(Q).expand(rows, -1))[:, None]
-    tokens = draws if do_sample else torch.full((rows, 1), int(q.argmax()))
+    assert_output_law(row, law, target, tokens, randomness, q.log().expand(ROUNDS, 1, -1))
+
+
+@SAMPLING
+@pytest.mark.parametrize("x", range(len(P)))
+@pytest.mark.parametrize("row", POINT_MASS_ROWS, ids=row_id)
+def test_output_law_of_a_draft_without_a_distribution(row: Row, x: int, do_sample: bool):
+    """To the rule, the draft was certain of the token: q(x) = 1."""
+    law, target = law_of(do_sample)
+    certain = replace(law, q=one_hot(x, len(P)))
+    assert_output_law(row, certain, target, torch.full((ROUNDS,), x), Randomness(7), None)
+
+
+@SAMPLING
+@pytest.mark.parametrize("row", POINT_MASS_ROWS, ids=row_id)
+def test_acceptance_of_a_draft_without_a_distribution_through_the_loop(row: Row, do_sample: bool):
+    law, target = law_of(do_sample)
+    kept = row.acceptance(replace(law, q=one_hot(1, len(P))), row.config).astype(float)[1]
+    mode, config = row.mode, {"seed": 3, **row.config}
+    run = target.generate(
+        input_ids=torch.tensor([[1]]),
+        candidate_generator=Repeating(1),
+        lossy_mode=mode,
+        lossy_config=config,
+        do_sample=do_sample,
+        top_k=0,
+        max_new_tokens=3000,
+        return_dict_in_generate=True,
+    ).lossy_stats
+    trials = run.accepted + run.corrected
+    assert abs(run.accepted / trials - kept) <= 4.5 * math.sqrt(kept * (1 - kept) / trials) + 1e-9
+
+
+def assert_output_law(
+    row: Row, law: Law, target: Any, tokens: torch.Tensor, randomness: Randomness, draft_logits: torch.Tensor | None
+) -> None:
+    """The token that leaves position 1 has the law ``q·a + (1 - Σ q·a)·correction``."""
+    rule, rows, do_sample, tokens = row.rule(target), ROUNDS, law.do_sample, tokens[:, None]
+    p = torch.tensor(P).log()
     paths = centroid = None
     if rule.dropped_heads:
         shape = (rows, rule.num_paths, target.h.numel())
@@ -65,7 +105,7 @@ def test_output_law_of_one_position(row: Row, do_sample: bool):
     v = Verification(
         tokens=tokens,
         logits=p.expand(rows, 2, -1),
-        draft_logits=q.expand(rows, 1, -1),
+        draft_logits=draft_logits,
         do_sample=do_sample,
         randomness=randomness,
         dropped_logits=paths,
@@ -126,7 +166,7 @@ def test_lossless_setting_samples_the_target_s_law(row: Row):
 @EVERY_ROW
 def test_a_lossy_setting_is_reported_as_such(row: Row):
     rule = row.rule(constant(P))
-    assert rule.is_lossless(do_sample=True) == (row.mode == "lossless")
+    assert rule.is_lossless(do_sample=rule.relaxes != "greedy") == (row.mode == "lossless")
 
 
 @SAMPLING

@@ -16,7 +16,9 @@ from tests.models import constant, noisy_copy, prompt, tiny
 
 
 @pytest.mark.parametrize(
-    ("rule", "settings"), [("lossless", {}), ("ears", {}), ("ears", {"beta": 0.2})], ids=["lossless", "0.1", "0.2"]
+    ("rule", "settings"),
+    [("lossless", {}), ("ears", {}), ("ears", {"beta": 0.2}), ("cactus", {"delta": 0.05})],
+    ids=["lossless", "0.1", "0.2", "cactus"],
 )
 def test_what_is_kept_is_what_the_closed_form_says(rule, settings):
     """Constant laws: every position has the same p and q, so the closed form is one number. 4σ."""
@@ -29,12 +31,17 @@ def test_what_is_kept_is_what_the_closed_form_says(rule, settings):
 
     p, q = (np.array(law) ** (1 / temperature) for law in (p, q))
     p, q = p / p.sum(), q / q.sum()
-    beta = {"lossless": 0.0, "ears": settings.get("beta", 0.1)}[rule]
-    wanted = np.minimum(q, p + beta * (1 - p.max()) * q).sum()
+    beta, delta = settings.get("beta", 0.1) if rule == "ears" else 0.0, settings.get("delta", 0.0)
+    h = np.minimum(1, p + np.sqrt(2 * delta * p * (1 - p)))
+    wanted = np.minimum(q, h + beta * (1 - p.max()) * q).sum()
     assert row.predicted == pytest.approx(wanted, abs=1e-5)
     assert row.gain == pytest.approx(wanted - np.minimum(p, q).sum(), abs=1e-5)
     assert row.bound == pytest.approx(beta * (1 - p.max()) * q[p < q].sum(), abs=1e-5)
-    assert row.gain <= row.bound + 1e-9
+    assert rule == "cactus" or row.gain <= row.bound + 1e-9
+    kl = h * np.log(h / p) + (1 - h) * np.log((1 - h) / (1 - p))
+    assert row.divergence == pytest.approx((q * kl).sum(), abs=1e-5)
+    assert row.largest == pytest.approx(kl.max(), abs=1e-5)
+    assert row.largest <= np.log1p(2 * delta)
     assert row.positions > 500
     assert row.margin == pytest.approx(1.96 * np.sqrt(wanted * (1 - wanted) / row.positions), rel=1e-3)
     assert abs(row.measured - row.predicted) < 4 / 1.96 * row.margin

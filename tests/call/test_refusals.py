@@ -103,8 +103,8 @@ CASES = {
     ),
     "no drafter": ({"assistant_model": None}, ["drafter", "assistant_model", "candidate_generator", "'lossless'"]),
     "drafter without q": (
-        {"lossy_mode": "ears", "assistant_model": None, "prompt_lookup_num_tokens": 3},
-        ["'ears'", "distribution", "PromptLookupCandidateGenerator", "assistant_model"],
+        {"lossy_mode": "fsd", "assistant_model": None, "prompt_lookup_num_tokens": 3},
+        ["'fsd'", "distribution", "PromptLookupCandidateGenerator", "assistant_model"],
     ),
     "early exit": ({"assistant_model": None, "assistant_early_exit": 2}, ["assistant_early_exit", "< 2", "but is 2"]),
     "factory of something else": (
@@ -113,8 +113,8 @@ CASES = {
     ),
     "prompt as embeddings": ({"inputs_embeds": torch.zeros(1, 7, 32)}, ["input_ids", "inputs_embeds"]),
     "own drafter without q": (
-        {"lossy_mode": "ensemble", "assistant_model": None, "candidate_generator": NoDistribution()},
-        ["'ensemble'", "distribution", "NoDistribution"],
+        {"lossy_mode": "fsd", "assistant_model": None, "candidate_generator": NoDistribution()},
+        ["'fsd'", "distribution", "NoDistribution"],
     ),
     "candidate generator": ({"candidate_generator": 5}, ["candidate_generator", "5"]),
     "gamma": ({"num_assistant_tokens": 0}, ["num_assistant_tokens", "0"]),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hf_lossy_assist.decoding.recorders import RowRecorder, StatsRecorder
-from hf_lossy_assist.messages import DraftCost, RowDecision
+from hf_lossy_assist.decoding.row_decision import RowDecision
+from hf_lossy_assist.messages import DraftCost
 from hf_lossy_assist.stats import LossyStats, joined
 
 RULES = ("a", "b")

@@ -9,7 +9,8 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import LossyError, LossyVerification
-from tests.models import VOCAB, padded, prompt, tiny
+from tests.acceptors.fixtures import P, Repeating, chi_square_p
+from tests.models import VOCAB, constant, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
@@ -137,3 +138,20 @@ def test_rows_of_a_batch_are_decoded_one_by_one(drafted):
 def test_dflash_needs_its_draft():
     with pytest.raises(LossyError, match=r"speculation_type.*assistant_model"):
         tiny().generate(input_ids=prompt(), **GREEDY, speculation_type="dflash", lossy_mode="lossless")
+
+
+def test_a_row_s_law_does_not_depend_on_what_other_rows_drafters_report():
+    drafters = iter([Repeating(1, reports=True), Repeating(0)])
+    ids = torch.ones(2, 1, dtype=torch.long)
+    out = constant(P).generate(
+        ids,
+        attention_mask=ids,
+        candidate_generator=lambda **context: next(drafters),
+        lossy_mode="lossless",
+        lossy_config={"seed": 0},
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=1500,
+    )
+    for row in out[:, 1:].numpy():
+        assert chi_square_p(np.bincount(row, minlength=len(P)), np.array(P)) > 1e-5

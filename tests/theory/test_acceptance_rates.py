@@ -23,7 +23,9 @@ def simulate(
     rng = np.random.default_rng(100 + seed)
     x = rng.choice(len(q), DRAWS, p=q)
     kept = keeps(x, rng.random(DRAWS))
-    instead = rng.choice(len(p), DRAWS, p=correction / correction.sum())
+    # One law for all rejected tokens, or one for each.
+    laws = np.broadcast_to(correction / correction.sum(-1, keepdims=True), (len(p), len(p)))
+    instead = (rng.random(DRAWS)[:, None] > laws.cumsum(1)[x, :-1]).sum(1)
     return kept, np.where(kept, x, instead)
 
 
@@ -44,7 +46,15 @@ def ensemble(p, q, weight):
     return lambda x, u: u <= 1 - weight + weight * p[x] / q[x], np.maximum(p - q, 0)
 
 
+def cactus(p, q, delta):
+    h_x = np.minimum(1, p + np.sqrt(2 * delta * p * (1 - p)))
+    h = np.where(np.eye(len(p)) == 1, h_x[:, None], np.outer((1 - h_x) / (1 - p), p))
+    rest = np.maximum(h - q, 0)
+    return lambda x, u: u <= h_x[x] / q[x], np.where(rest.sum(1, keepdims=True) > 0, rest, h)
+
+
 RULES = [
+    (cactus, theory.cactus_acceptance, theory.cactus_output_law, (0.0, 0.02, 0.5)),
     (lossless, theory.lossless_acceptance, theory.lossless_output_law, (None,)),
     (ears, theory.ears_acceptance, theory.ears_output_law, (0.0, 0.1, 0.8)),
     (lenience, theory.lenience_acceptance, theory.lenience_output_law, (1.0, 0.7, 0.2)),
@@ -76,7 +86,7 @@ def test_lossless_settings_and_equal_models(rule, acceptance, law, knob):
     knobs = () if knob is None else (knob,)
     assert acceptance(p, p, *knobs) == pytest.approx(1)
     assert law(p, p, *knobs) == pytest.approx(p)
-    if knob in (None, 0.0 if rule is ears else 1.0):
+    if knob in (None, 0.0 if rule in (ears, cactus) else 1.0):
         assert acceptance(p, q, *knobs) == pytest.approx(theory.lossless_acceptance(p, q))
         assert law(p, q, *knobs) == pytest.approx(p)
     else:
@@ -167,4 +177,23 @@ def test_the_theory_is_of_the_rules_as_implemented(row: Row):
         acceptance = getattr(theory, f"{row.mode}_acceptance")(p, q, *row.config.values())
         assert acceptance == pytest.approx(kept.sum())
         output = getattr(theory, f"{row.mode}_output_law")(p, q, *row.config.values())
-        assert output == pytest.approx(kept + (1 - kept.sum()) * row.correction(law))
+        instead = np.broadcast_to(row.correction(law), (len(p), len(p)))
+        assert output == pytest.approx(kept + (q - kept) @ instead)
+
+
+@pytest.mark.parametrize("delta", [0.01, 0.1, 0.5, 1.0, 3.0])
+def test_the_divergence_of_what_cactus_verifies_against(delta: float):
+    """Second order says δ; exactly, it is at most ln(1 + 2δ), and there is a p where it is that."""
+    for seed in range(20):
+        p, _ = random_distributions(seed)
+        h_x = np.minimum(1, p + np.sqrt(2 * delta * p * (1 - p)))
+        for x in np.flatnonzero(p):
+            h = np.where(np.arange(len(p)) == x, h_x[x], p * (1 - h_x[x]) / (1 - p[x]))
+            own = sum(a * np.log(a / b) for a, b in zip(h, p, strict=True) if a > 0)
+            assert theory.cactus_divergence(p[x], delta) == pytest.approx(own, abs=1e-9)
+    grid = np.linspace(0, 1, 100_001)
+    exact = theory.cactus_divergence(grid, delta)
+    assert exact.max() <= np.log1p(2 * delta) + 1e-9
+    assert theory.cactus_divergence(1 / (1 + 2 * delta), delta) == pytest.approx(np.log1p(2 * delta), abs=1e-5)
+    if delta < 0.5:  # the bound that the paper states, with what third order adds
+        assert exact[grid <= 0.5].max() <= delta * (1 + delta)

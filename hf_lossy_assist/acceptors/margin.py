@@ -1,0 +1,47 @@
+"""Margin: where the target hardly prefers its best token, the runner-up will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..messages import Verification
+from .base import Acceptor
+from .registry import register, setting
+
+_THETA = 0.9
+
+
+@register
+@dataclass(frozen=True)
+class Margin(Acceptor):
+    """Keep x iff the lossless rule keeps it, or x is second and ``z_2 / z_1 > θ``. Correction: lossless.
+
+    Song et al. 2026, "MARS: Margin-Aware Verification"; z are the target's logits, after all processors, and ``z_1``
+    has to be positive. The ratio changes when a constant is added to all logits, which no law does: it says little
+    about a model whose logits are large or negative. ``gap`` is the sound form, ``log p_1 - log p_2 < gap``.
+
+    Parameters
+    ----------
+    theta
+        θ, as published. 1 is lossless greedy decoding.
+    gap
+        How much less likely than the best token the runner-up may be, in nats, whatever the logits' ratio.
+    """
+
+    theta: float | None = setting(None, 0, 1, unset=f"{_THETA}")
+    gap: float | None = setting(None, 0, instead_of="theta")
+
+    name = "margin"
+    paper = "Song et al. 2026 (MARS, arXiv:2601.15498)"
+    lossless_at: ClassVar = {"theta": 1.0}
+
+    def keep(self, v: Verification) -> Tensor:
+        first, second = v.logits[:, :-1].topk(2, dim=-1).values.unbind(-1)
+        if self.gap is None:
+            close = (first > 0) & (second > (_THETA if self.theta is None else self.theta) * first)
+        else:
+            close = first - second < self.gap
+        return (v.lossless | (close & (v.logit_x >= second))) & v.allowed

@@ -1,0 +1,56 @@
+"""Regret: mismatches are bought from a budget over the whole text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..messages import Verification
+from .base import Acceptor
+from .registry import register, setting
+
+
+@register
+@dataclass(frozen=True)
+class Regret(Acceptor):
+    """Keep x iff it is the argmax, or ``r <= g·(tokens left)``, at most m a round, while the text's ``Σ r <= B``.
+
+    Approximate Speculative Decoding (arXiv:2608.03447); ``r = max z - z(x)``, in nats, of the target's logits z. The
+    tokens left are those of the draft from x on: a late one saves little, and may cost little. Every text has a budget
+    of its own, which its rounds use up; what other rules of a list keep counts too. Correction: the argmax. Drawn
+    tokens have no best one to miss, so there the rule is the lossless one.
+
+    Parameters
+    ----------
+    total_regret
+        B, of one text. 0 is lossless.
+    local_regret
+        g, per drafted token that follows, x included.
+    mismatches
+        m, of one round.
+    """
+
+    total_regret: float = setting(8.0, 0)
+    local_regret: float = setting(0.25, 0)
+    mismatches: int = setting(2, 0, integer=True)
+
+    name = "regret"
+    paper = "Approximate Speculative Decoding (arXiv:2608.03447)"
+    lossless_at: ClassVar = {"total_regret": 0.0}
+    lossless_when_sampling = True
+    relaxes = "greedy"
+
+    def keep(self, v: Verification) -> Tensor:
+        charge = self.charge(v)
+        if charge is None or 0 in (self.total_regret, self.local_regret):  # a tie is a mismatch without regret
+            return v.lossless & v.allowed
+        affordable = v.spent + v.so_far(charge) <= self.total_regret
+        few = v.so_far((~v.lossless).long()) <= self.mismatches
+        return (v.lossless | (affordable & few & (charge <= self.local_regret * v.left))) & v.allowed
+
+    def charge(self, v: Verification) -> Tensor | None:
+        if v.do_sample:
+            return None
+        return (v.logits[:, :-1].amax(-1) - v.logit_x).masked_fill(v.lossless, 0.0)
