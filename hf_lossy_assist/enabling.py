@@ -176,13 +176,14 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments |= arguments.pop("kwargs", {})
         call = LossyCall.take(self, arguments)
         mark_user_cache(arguments.get("past_key_values"))
-        # None for an ordinary call, which may be made while a lossy one is being prepared: by its streamer, say.
-        token = _pending.set(call)
+        outer = _pending.get()
         try:
+            # None for an ordinary call, which may be made while a lossy one is being prepared: by its streamer, say.
+            _pending.set(call)
             with _in_use():
                 return original(self, **arguments)
         finally:
-            _pending.reset(token)
+            _pending.set(outer)
 
     return generate
 
