@@ -23,7 +23,8 @@ _SHARING = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window":
             "hidden_size_per_layer_input": 8}  # fmt: skip
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-           "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}  # fmt: skip
+           "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+           "first_k_dense_replace": 1}  # fmt: skip
 _MAMBA2 = {"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_conv": 4,
            "mamba_expand": 2, "mamba_chunk_size": 8}  # fmt: skip
 _STATES = {"state_size": 8, "n_groups": 1, "chunk_size": 8}
@@ -32,8 +33,8 @@ _DELTA = {"layer_types": ["linear_attention", "full_attention"], "linear_num_val
 _CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}
 
 _ATTENDING: Mapping[str, Mapping[str, Any]] = {
-    "llama": {}, "qwen2": {}, "qwen3": {}, "gemma": {}, "gpt_neox": {}, "phi": {}, "phi3": {}, "olmo2": {}, "cohere": {},
-    "granite": {}, "stablelm": {}, "starcoder2": {}, "smollm3": {}, "glm4": {},
+    "llama": {}, "qwen2": {}, "qwen3": {}, "gemma": {}, "gpt_neox": {}, "phi": {}, "phi3": {}, "olmo2": {},
+    "cohere": {}, "granite": {}, "stablelm": {}, "starcoder2": {}, "smollm3": {}, "glm4": {},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
     "bloom": {"n_layer": 2, "n_head": 4},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
