@@ -52,14 +52,14 @@ def interruptions(seed: int, count: int) -> Iterator[Case]:
     target = tiny()
     draft = noisy_copy(target)
     wholes: dict[str, tuple[Any, int]] = {}
-    before = state_of(target, draft)
+    before: dict[str, Any] = {}
     generator = random.Random(seed)
 
     def generate(rule: str) -> list[list[int]]:
         mode, settings = RULES[rule]
         names = [mode] if isinstance(mode, str) else mode["all_of"] if isinstance(mode, dict) else mode
         heads = {name: HEADS[name](target, draft) for name in names if name in HEADS}
-        with enabled(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return target.generate(
                 prompt(), assistant_model=draft, lossy_mode=mode,
@@ -78,9 +78,11 @@ def interruptions(seed: int, count: int) -> Iterator[Case]:
         assert state_of(target, draft) == before
         return "nothing left" if interrupted else "not interrupted"
 
-    for _ in range(count):
-        rule, share = generator.choice(sorted(RULES)), generator.random()
-        yield f"{rule} at {share:.4f}", lambda rule=rule, share=share: check(rule, share)
+    with enabled():
+        before |= state_of(target, draft)
+        for _ in range(count):
+            rule, share = generator.choice(sorted(RULES)), generator.random()
+            yield f"{rule} at {share:.4f}", lambda rule=rule, share=share: check(rule, share)
 
 
 def heads(seed: int, count: int) -> Iterator[Case]:
