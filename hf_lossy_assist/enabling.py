@@ -22,7 +22,7 @@ _lock = threading.RLock()
 _counts: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
 _everywhere = 0
 _running = 0
-_originals: dict[str, Callable[..., Any]] = {}
+_ORIGINAL = "_replaced_by_hf_lossy_assist"
 _last: weakref.WeakKeyDictionary[nn.Module, LossyStats] = weakref.WeakKeyDictionary()
 _collecting: list[tuple[nn.Module | None, CollectedStats]] = []
 # The call on its way through generate()'s preparations, in this thread.
@@ -57,8 +57,7 @@ def enable(model: nn.Module | None = None) -> None:
         else:
             target = unwrap(model)
             _counts[target] = _counts.get(target, 0) + 1
-        if not _originals:
-            _install()
+        _install()
 
 
 def disable(model: nn.Module | None = None) -> None:
@@ -131,11 +130,13 @@ def _is_enabled(model: nn.Module) -> bool:
 def _install() -> None:
     # generate() prepares inputs, cache, processors and criteria; the decoding method at its end is replaced for
     # calls that ask for it. Both stay class attributes, so copies and subclasses of a model need no patch of their own.
-    _originals["generate"] = GenerationMixin.generate
-    GenerationMixin.generate = _wrap_generate(GenerationMixin.generate)
-    for name in DECODING_METHODS:
-        _originals[name] = getattr(GenerationMixin, name)
-        setattr(GenerationMixin, name, _wrap_decoding(_originals[name]))
+    # Each knows what it replaces, so that an interruption between them leaves nothing that can't be gone on from.
+    for name, wrap in (("generate", _wrap_generate), *((name, _wrap_decoding) for name in DECODING_METHODS)):
+        current = getattr(GenerationMixin, name)
+        if not hasattr(current, _ORIGINAL):
+            wrapper = wrap(current)
+            setattr(wrapper, _ORIGINAL, current)
+            setattr(GenerationMixin, name, wrapper)
 
 
 @contextmanager
@@ -144,8 +145,7 @@ def _in_use() -> Iterator[None]:
     global _running
     with _lock:
         _running += 1
-        if not _originals:
-            _install()
+        _install()
     try:
         yield
     finally:
@@ -157,9 +157,10 @@ def _in_use() -> Iterator[None]:
 def _uninstall_unless_used() -> None:
     if _everywhere or _counts or _running:
         return
-    for name, original in _originals.items():
-        setattr(GenerationMixin, name, original)
-    _originals.clear()
+    for name in ("generate", *DECODING_METHODS):
+        original = getattr(getattr(GenerationMixin, name), _ORIGINAL, None)
+        if original is not None:
+            setattr(GenerationMixin, name, original)
 
 
 def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,13 +177,14 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments |= arguments.pop("kwargs", {})
         call = LossyCall.take(self, arguments)
         mark_user_cache(arguments.get("past_key_values"))
-        # None for an ordinary call, which may be made while a lossy one is being prepared: by its streamer, say.
-        token = _pending.set(call)
+        outer = _pending.get()
         try:
+            # None for an ordinary call, which may be made while a lossy one is being prepared: by its streamer, say.
+            _pending.set(call)
             with _in_use():
                 return original(self, **arguments)
         finally:
-            _pending.reset(token)
+            _pending.set(outer)
 
     return generate
 

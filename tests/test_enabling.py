@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist
-from hf_lossy_assist import GenerateLossyOutput, disable, enable, enabled, last_stats
+from hf_lossy_assist import GenerateLossyOutput, disable, enable, enabled, enabling, last_stats
 from hf_lossy_assist.pairs.recipe import build_tokenizer
+from tests.interrupting import InterruptAt
 from tests.models import noisy_copy, prompt, tiny
 
 ORIGINALS = {}
@@ -368,3 +369,30 @@ def test_a_drafter_used_for_another_prompt_starts_afresh():
         for seed in (0, 1):
             target.generate(prompt(seed=seed), candidate_generator=drafter, lossy_mode="lossless", **KWARGS)
             assert last_stats(target).acceptance_rate == 1
+
+
+def test_an_interruption_while_enabling_leaves_nothing_that_can_not_be_enabled():
+    """At every operation: who enables afterwards has lossy calls, and who disables has the plain method back."""
+    target = tiny()
+    fields = {**KWARGS, "assistant_model": noisy_copy(target), "lossy_mode": "topk", "return_dict_in_generate": True}
+    original, operation, interruptions = GenerationMixin.generate, 0, 0
+    while True:
+        operation += 1
+        sys.settrace(InterruptAt(enabling.__file__, operation))
+        try:
+            enable(target)
+        except KeyboardInterrupt:
+            interruptions += 1
+        finally:
+            sys.settrace(None)
+        enable(target)
+        assert len(patched()) == 3, operation
+        for _ in range(2):
+            disable(target)
+        disable()
+        assert GenerationMixin.generate is original, operation
+        if interruptions < operation:
+            break
+    assert interruptions > 50
+    with enabled(target):
+        assert isinstance(target.generate(prompt(), **fields), GenerateLossyOutput)

@@ -18,6 +18,8 @@ REGISTRY: dict[str, type[Acceptor]] = {}
 """All rules by name."""
 
 _R = TypeVar("_R", bound="type[Acceptor]")
+# What a law in float32 can tell from 0: as low as a setting goes that has to be above it.
+_LEAST_ABOVE_0 = 2**-23
 _LARGEST_INT = 2**63 - 1  # that a tensor can be compared with
 
 
@@ -68,6 +70,8 @@ class Setting:
 
     def __str__(self) -> str:
         wanted = f", {_numbers(self.low, self.high, self.integer)}" if self.low is not None else ""
+        if self.low == _LEAST_ABOVE_0:
+            wanted = wanted.replace(f">= {self.low:g}", "> 0")
         wanted += f", one of {list(self.choices)}" if self.choices else ""
         default = self.unset if self.default is None else self.default
         return f"{self.name}{wanted} (default: {default}). {self.help}".rstrip()

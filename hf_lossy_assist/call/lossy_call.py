@@ -27,7 +27,7 @@ from ..verification.tree_target import TreeTarget, TreeVerifier
 from .drafter_choice import DrafterChoice
 from .forwards_choice import choose_forwards
 from .prepared import Prepared
-from .refusals import check_mode, check_prepared, check_row_by_row, check_together, check_tree
+from .refusals import check_decoding, check_mode, check_prepared, check_row_by_row, check_together, check_tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,7 @@ class LossyCall:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
         config = parse(mode, field("lossy_config"), field("lossy_head"), device=compat.device_of(model))
-        beams = explicit("num_beams")
-        if beams is not None and not (isinstance(beams, int) and beams <= 1):
-            raise LossyValueError(f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}")
+        check_decoding(mode, explicit)
         if compat.replaces_decoding(model):
             raise LossyUnsupportedError(
                 f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of its own"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
@@ -12,6 +15,32 @@ from ..config import RunConfig
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..forwards.cache_rows import movable
 from .prepared import Prepared
+
+
+def check_decoding(mode: Any, explicit: Callable[[str], Any]) -> None:
+    """Refuse a way of decoding that is neither greedy nor sampling; ``explicit`` returns what the user set."""
+    beams = explicit("num_beams")
+    if beams is not None and not (isinstance(beams, int) and beams <= 1):
+        raise LossyValueError(
+            f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}: beam search ranks whole texts "
+            "against each other, and a rule judges the tokens of one"
+        )
+    for name, kind in _OTHER_DECODING.items():
+        value = explicit(name)
+        if value is not None and not (isinstance(value, int | float) and value <= (name == "num_beam_groups")):
+            raise LossyUnsupportedError(
+                f"`{name}` {value!r} asks for {kind}, so that no rule can judge a draft by the target's law; leave it "
+                f"out with `lossy_mode` {mode!r}"
+            )
+
+
+_OTHER_DECODING = {
+    "num_beam_groups": "group beam search, which ranks whole texts against each other",
+    "constraints": "constrained beam search, which ranks whole texts against each other",
+    "force_words_ids": "constrained beam search, which ranks whole texts against each other",
+    "penalty_alpha": "contrastive search, which chooses tokens by a comparison of hidden states",
+    "dola_layers": "DoLa, which chooses tokens by a comparison of layers",
+}
 
 
 def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -> None:

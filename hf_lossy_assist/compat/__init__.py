@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from .caches import (
+    EMPTY_LAYERS,
     REWINDING_LAYERS,
     belongs_to_user,
+    counts_tokens,
     mark_user_cache,
     new_cache,
     new_cross_cache,
@@ -56,6 +58,7 @@ from .versions import versions_of
 __all__ = [
     "DECODING_METHODS",
     "DRAFTERS_WITHOUT_LOGITS",
+    "EMPTY_LAYERS",
     "PREFIX_FREE_PROCESSORS",
     "REWINDING_LAYERS",
     "STATEFUL_PROCESSORS",
@@ -67,6 +70,7 @@ __all__ = [
     "attention_of",
     "belongs_to_user",
     "compiles_by_itself",
+    "counts_tokens",
     "device_of",
     "drafts_from_target_states",
     "encode",

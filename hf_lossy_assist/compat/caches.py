@@ -20,8 +20,10 @@ from transformers.cache_utils import (
 
 from .models import has_recurrent_state
 
-# Layers of a static cache that a position rolls back. The second kind, which holds nothing, is the newer one.
-REWINDING_LAYERS = tuple(getattr(_caches, name) for name in ("StaticLayer", "DummyLayer") if hasattr(_caches, name))
+# Layers of other layers' keys, which hold nothing; older versions make none.
+EMPTY_LAYERS = tuple(getattr(_caches, name) for name in ("DummyLayer",) if hasattr(_caches, name))
+# Layers of a static cache that a position rolls back.
+REWINDING_LAYERS = (_caches.StaticLayer, *EMPTY_LAYERS)
 
 
 _SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
@@ -41,6 +43,11 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 def _keep_everything(cache: DynamicCache) -> None:
     cache.layers = [DynamicLayer() if isinstance(x, DynamicSlidingWindowLayer) else x for x in cache.layers]
+
+
+def counts_tokens(model: PreTrainedModel) -> bool:
+    """Tell whether a new cache for ``model`` has a layer that knows how many tokens it holds."""
+    return any(isinstance(layer, DynamicLayer) for layer in new_cache(model).layers)
 
 
 def ready_for_rollback(cache: Any) -> None:

@@ -98,7 +98,8 @@ class OutputRecorder:
                     getattr(row, name).extend(values[own, j] for j in range(count))
             for name in ("hidden_states", "attentions"):
                 if name in self.wanted:
-                    layers = tuple(layer[own] for layer in _of_decoder(verification.outputs, name))
+                    layers = _of_decoder(verification.outputs, name)
+                    layers = tuple(layer.narrow(_rows_of(layer, name), i, 1) for layer in layers)
                     entries = getattr(row, name)
                     first = not entries
                     entries += _per_token(layers, count, drafted, first, square=name == "attentions")
@@ -150,16 +151,17 @@ class OutputRecorder:
             rows = [
                 [tuple(_last(layer, self.prompt + i) for layer in entry) for i, entry in enumerate(row)] for row in rows
             ]
-        return side_by_side(rows)
+        return side_by_side(rows, name)
 
 
-def side_by_side(rows: Sequence[Sequence[Any]]) -> tuple:
-    """Put rows' entries, one per token, side by side; zeros where a row has none any more."""
+def side_by_side(rows: Sequence[Sequence[Any]], name: str = "") -> tuple:
+    """Put rows' entries of one kind, one per token, side by side; zeros where a row has none any more."""
     if len(rows) == 1:
         return tuple(rows[0])
     longest = max(rows, key=len)
     return tuple(
-        _concatenated([row[i] if i < len(row) else None for row in rows], entry) for i, entry in enumerate(longest)
+        _concatenated([row[i] if i < len(row) else None for row in rows], entry, name)
+        for i, entry in enumerate(longest)
     )
 
 
@@ -186,12 +188,18 @@ def _of_decoder(outputs: Any, name: str) -> tuple[Tensor, ...]:
     return getattr(outputs, name) if states is None else states
 
 
-def _concatenated(parts: list[Any], like: Any) -> Any:
+def _rows_of(values: Tensor, name: str) -> int:
+    """Return the dimension of the rows: in some models, states have others before it."""
+    return values.dim() - 3 if name.endswith("hidden_states") else 0
+
+
+def _concatenated(parts: list[Any], like: Any, name: str) -> Any:
     if isinstance(like, tuple):
         return tuple(
-            _concatenated([None if part is None else part[i] for part in parts], like[i]) for i in range(len(like))
+            _concatenated([None if part is None else part[i] for part in parts], like[i], name)
+            for i in range(len(like))
         )
-    return torch.cat([torch.zeros_like(like) if part is None else part for part in parts])
+    return torch.cat([torch.zeros_like(like) if part is None else part for part in parts], _rows_of(like, name))
 
 
 def _last(weights: Tensor, keys: int) -> Tensor:

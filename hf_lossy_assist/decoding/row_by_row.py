@@ -72,7 +72,7 @@ class RowByRow:
         given: dict[str, Any] = {"sequences": self._padded([x.sequences for x in results])}
         for name in _PER_TOKEN:
             if first.get(name) is not None:
-                given[name] = side_by_side([x[name] for x in results])
+                given[name] = side_by_side([x[name] for x in results], name)
         for name in _PER_LAYER:
             if first.get(name) is not None:
                 given[name] = tuple(torch.cat(layers) for layers in zip(*(x[name] for x in results), strict=True))

@@ -6,8 +6,9 @@ import copy
 from collections import OrderedDict
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from ..compat import counts_tokens, has_recurrent_state
 from ..errors import LossyUnsupportedError, LossyValueError
 
 _OF_THE_ORIGINAL = ("forward", "_old_forward", "_hf_hook")
@@ -29,8 +30,11 @@ def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     LossyValueError
         When the model does not have so many layers, and one more.
     LossyUnsupportedError
-        When its layers are not to be found.
+        When its layers are not to be found, or their states can't be rolled back.
     """
+    refused = f"`assistant_early_exit` {layers!r} can't be used with {type(model).__name__}, "
+    if has_recurrent_state(model):
+        raise LossyUnsupportedError(f"{refused}which keeps a recurrent state, which can't be rolled back")
     base = model.base_model
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     if isinstance(layers, bool) or not isinstance(layers, int) or not 0 < layers < total:
@@ -40,18 +44,32 @@ def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     name = next((n for n, x in base.named_children() if isinstance(x, nn.ModuleList) and len(x) == total), None)
     if base is model or name is None:
         raise LossyUnsupportedError(
-            f"`assistant_early_exit` {layers} can't be used with {type(model).__name__}, whose layers are not one list "
-            "in its base model; pass an `assistant_model`"
+            f"{refused}whose layers are not one list in its base model; pass an `assistant_model`"
         )
+    # The base keeps its own configuration: some divide what they compute for all layers by their number.
     shallow_base, shallow = _view(base), _view(model)
-    config = copy.deepcopy(base.config)
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None) is not None:
-        config.layer_types = config.layer_types[:layers]
-    shallow_base.config = shallow.config = config
+    shallow.config = _with_caches_of(base.config, layers)
     shallow_base._modules[name] = nn.ModuleList(list(base._modules[name])[:layers])
     shallow._modules[model.base_model_prefix] = shallow_base
+    if not counts_tokens(shallow):
+        raise LossyUnsupportedError(
+            f"{refused}none of whose first {layers} layers attends to the text, so that their cache does not know its "
+            "length; raise it, or pass an `assistant_model`"
+        )
     return shallow
+
+
+def _with_caches_of(config: PretrainedConfig, layers: int) -> PretrainedConfig:
+    """Return a configuration whose cache is that of the first layers."""
+    config = copy.deepcopy(config)
+    # The last ones may read the keys of earlier ones, and have none of their own.
+    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    config.num_hidden_layers = min(layers, config.num_hidden_layers - shared)
+    if shared:
+        config.num_kv_shared_layers = 0
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    return config
 
 
 def _view(module: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from ..compat import EMPTY_LAYERS
 from ..decoding.batch_layout import RowShift
 
 MOVABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -14,30 +15,33 @@ MOVABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 
 def movable(cache: Cache) -> bool:
     """Tell whether the rows of ``cache`` can be moved."""
-    return all(type(layer) in MOVABLE_LAYERS for layer in cache.layers)
+    return all(type(layer) in (*MOVABLE_LAYERS, *EMPTY_LAYERS) for layer in cache.layers)
+
+
+def _filled(cache: Cache) -> list[DynamicLayer]:
+    """Return the layers that hold something: some use another one's keys."""
+    return [layer for layer in cache.layers if layer.is_initialized and not isinstance(layer, EMPTY_LAYERS)]
 
 
 def move_cache(cache: Cache, move: RowShift, slots: int) -> None:
     """Let ``cache`` hold the first ``slots`` slots of the new rectangle."""
     sources = move.sources(slots)
-    for layer in cache.layers:
-        if layer.is_initialized:  # some layers use another one's keys
-            _move_layer(layer, move, sources)
+    for layer in _filled(cache):
+        _move_layer(layer, move, sources)
 
 
 def keep_path(cache: Cache, start: int, columns: Tensor) -> None:
     """Of what stands after the first ``start`` slots of a cache, keep only ``columns`` ``(B, k)``, in their order."""
-    for layer in cache.layers:
-        if layer.is_initialized:
-            begin = start - _dropped(layer)
-            index = (columns + begin).to(layer.keys.device)[:, None, :, None]
-            removed = layer.keys.shape[-2] - begin - columns.shape[1]
-            for name in ("keys", "values"):
-                states = getattr(layer, name)
-                path = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
-                setattr(layer, name, torch.cat([states[:, :, :begin], path], dim=2))
-            if layer.is_sliding:
-                layer.cumulative_length -= removed
+    for layer in _filled(cache):
+        begin = start - _dropped(layer)
+        index = (columns + begin).to(layer.keys.device)[:, None, :, None]
+        removed = layer.keys.shape[-2] - begin - columns.shape[1]
+        for name in ("keys", "values"):
+            states = getattr(layer, name)
+            path = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+            setattr(layer, name, torch.cat([states[:, :, :begin], path], dim=2))
+        if layer.is_sliding:
+            layer.cumulative_length -= removed
 
 
 def _dropped(layer: DynamicLayer) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,26 +35,45 @@ class LMHeadHook:
         self.dropped = dropped
         self.randomness = randomness
         self.hidden: Tensor | None = None
+        self._drafted = self._thread = 0
 
-    @contextmanager
-    def over(self, drafted: int) -> Iterator[LMHeadHook]:
-        """Watch the head's calls of this thread inside the block, for a forward over ``drafted`` tokens."""
-        thread = threading.get_ident()
-        self.hidden = None
+    def over(self, drafted: int) -> LMHeadHook:
+        """Return a context manager: in its block, read the head's one call of this thread over ``drafted`` tokens."""
+        self._drafted = drafted
+        return self
 
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            if threading.get_ident() != thread:
-                return None
-            self.hidden = args[0][:, -(drafted + 1) :]
-            if self.dropped is None:
-                return None
-            return (torch.cat([self.hidden, self._drop(self.hidden[:, :-1])], dim=1), *args[1:])
-
-        handle = self.head.register_forward_pre_hook(hook)
+    # No generator: one that an interruption finds suspended stays so for as long as somebody keeps the traceback.
+    def __enter__(self) -> LMHeadHook:
         try:
-            yield self
+            self._leave_head()
+            self.hidden, self._thread = None, threading.get_ident()
+            self.head.register_forward_pre_hook(self)
+            return self
+        except BaseException:
+            self._leave_head()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._leave_head()
         finally:
-            handle.remove()
+            self._leave_head()  # an interruption can cut short one of them, not both
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        # Once it has read, it never acts again, even where an interruption has left it on the head.
+        if self.hidden is not None or threading.get_ident() != self._thread:
+            return None
+        self.hidden = args[0][:, -(self._drafted + 1) :]
+        if self.dropped is None:
+            return None
+        return (torch.cat([self.hidden, self._drop(self.hidden[:, :-1])], dim=1), *args[1:])
+
+    def _leave_head(self) -> None:
+        """Take this hook off the head, and those of interrupted calls; handles of hooks get lost in interruptions."""
+        hooks = self.head._forward_pre_hooks
+        for key, hook in list(hooks.items()):
+            if hook is self or (isinstance(hook, LMHeadHook) and hook.hidden is not None):
+                hooks.pop(key, None)
 
     def split(self, logits: Tensor, drafted: int) -> tuple[Tensor, Tensor | None]:
         """Split the forward's logits into clean ``(B, n+1, V)`` and dropped ``(B, K, n, V)`` ones."""

@@ -13,8 +13,9 @@ import torch
 from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_lossy_assist import LossyVerification, compat, enabling, last_stats
+from hf_lossy_assist import LossyVerification, last_stats
 from hf_lossy_assist.drafting.model import ModelDrafter
+from tests.abuse.broken_off import state_of
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import judge_head
 from tests.models import noisy_copy, prompt, tiny
@@ -106,22 +107,6 @@ def planted(place: str, fuse: Fuse, target: Any, draft: Any) -> Iterator[dict[st
         yield {"stopping_criteria": StoppingCriteriaList([after(fuse, never)])}
     else:
         yield {"logits_processor": LogitsProcessorList([after(fuse, lambda ids, scores: scores)])}
-
-
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
-
-
-def state_of(*models: Any) -> dict[str, Any]:
-    """Everything that a call could leave changed."""
-    state: dict[str, Any] = {"class": dict(vars(GenerationMixin)), "pending": enabling._pending.get()}
-    state["running"], state["intercepts"] = enabling._running, any(compat.drafters._intercepts.values())
-    for i, model in enumerate(models):
-        state[f"{i} weights"] = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
-        state[f"{i} configs"] = model.config.to_dict(), model.generation_config.to_dict()
-        state[f"{i} attributes"] = [(name, sorted(vars(module))) for name, module in model.named_modules()]
-        state[f"{i} hooks"] = [list(getattr(m, name)) for m in model.modules() for name in HOOKS if hasattr(m, name)]
-        state[f"{i} training"] = [module.training for module in model.modules()]
-    return state
 
 
 def fields_of(mode: str, target: Any, draft: Any) -> dict[str, Any]:
@@ -243,7 +228,7 @@ def test_generating_inside_a_streamer_and_disabling_there():
             inner.append(threading.get_ident())
 
     outer = target.generate(prompt(), assistant_model=draft, streamer=Nested(), return_dict_in_generate=True, **fields)
-    installed = hasattr(GenerationMixin.generate, "__wrapped__") and bool(enabling._originals)
+    installed = hasattr(GenerationMixin.generate, "__wrapped__")
     enable()  # the fixture disables once
     assert not installed
     assert outer.sequences.tolist() == inner[1].tolist() == alone.tolist()

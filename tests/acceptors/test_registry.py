@@ -248,3 +248,8 @@ def test_the_table_in_readme_says_what_the_rules_declare():
     assert [row.split("`")[1] for row in rows] == list(REGISTRY), "every rule has one row, in this order"
     for name, row in zip(REGISTRY, rows, strict=True):
         assert row.startswith(readme_row(name)), f"README's row of {name!r} has to begin with\n{readme_row(name)}"
+
+
+def test_a_bound_that_is_open_is_shown_so():
+    assert "weight, a number > 0 and <= 1 (" in describe(REGISTRY["ensemble"])
+    assert "factor, a number > 0 and <= 1 (" in describe(REGISTRY["lenience"])

@@ -120,7 +120,11 @@ CASES = {
     "gamma": ({"num_assistant_tokens": 0}, ["num_assistant_tokens", "0"]),
     "vocabularies differ": ({"assistant_model": OTHER_VOCABULARY}, ["assistant_model", "64", "9999", "tokenizer"]),
     "another tokenizer": ({"assistant_tokenizer": object()}, ["`assistant_tokenizer`", "`tokenizer`"]),
-    "beams": ({"num_beams": 3}, ["num_beams", "3"]),
+    "beams": ({"num_beams": 3}, ["num_beams", "3", "ranks whole texts"]),
+    "group beams": ({"num_beam_groups": 2}, ["num_beam_groups", "group beam search"]),
+    "constrained beams": ({"force_words_ids": [[5]]}, ["force_words_ids", "constrained beam search"]),
+    "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, ["penalty_alpha", "contrastive"]),
+    "DoLa": ({"dola_layers": "high"}, ["dola_layers", "DoLa"]),
     "no cache": ({"use_cache": False}, ["use_cache", "False"]),
     "static cache with windows": (
         {"past_key_values": StaticCache(config=MistralConfig(sliding_window=8), max_cache_len=64)},

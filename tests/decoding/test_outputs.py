@@ -177,3 +177,11 @@ def test_rows_that_have_ended_are_zero():
         [[[3, 3], [1, 1]], [[4, 4], [2, 2]]],
         [[[0, 0], [2, 2]], [[0, 0], [3, 3]]],
     ]
+
+
+def test_states_with_more_dimensions_keep_their_rows_together():
+    """Some models carry several streams of states, in a dimension before the rows."""
+    short, long = ([(torch.full((4, 1, 1, 2), x),)] * n for x, n in ((3.0, 1), (1.0, 2)))
+    together = side_by_side([short, long], "hidden_states")
+    assert [entry[0].shape for entry in together] == [(4, 2, 1, 2)] * 2
+    assert [entry[0][2, :, 0, 0].tolist() for entry in together] == [[3, 1], [0, 1]]

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
-import bz2
 import contextlib
 import copyreg
-import gzip
-import lzma
 import os
 import pickle
 import random
-import struct
-import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +14,6 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
-import torch
-from joblib.numpy_pickle import NumpyArrayWrapper
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.preprocessing import StandardScaler
 
@@ -30,12 +21,17 @@ from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads.autojudge import import_head, read_classifier
 from hf_lossy_assist.heads.inert_pickle import read, to_array
 from tests.heads.pickled import (
+    BOMBS,
     DRAFT,
+    HOSTILE,
+    PROGRAMS,
     TARGET,
     Calls,
     assert_refused_cheaply,
+    damaged,
     data,
     for_vllm,
+    hostile,
     official,
     trained,
     write_pickle,
@@ -84,35 +80,6 @@ def test_other_estimators_are_refused(path: Path):
         read_classifier(path)
 
 
-def hostile(marker: Path) -> dict[str, Any]:
-    """Return objects whose unpickling would leave ``marker`` behind."""
-    touch = f"open({str(marker)!r}, 'w')"
-    system = Calls(os.system, f"touch {marker}")
-    return {
-        "os.system": system,
-        "os.popen": Calls(os.popen, f"touch {marker}"),
-        "eval": Calls(eval, touch),
-        "exec": Calls(exec, touch),
-        "open": Calls(open, str(marker), "w"),
-        "getattr": Calls(getattr, Calls(__import__, "os"), "system"),
-        "numpy.load": Calls(np.load, str(marker), None, True),
-        "numpy.testing": Calls(np.testing._private.utils.runstring, touch, {}),
-        "numpy.memmap": Calls(np.memmap, str(marker), "uint8", "w+", 0, (1,)),
-        "numpy.ndarray.tofile": Calls(np.ndarray.tofile, np.zeros(1), str(marker)),
-        "joblib.load": Calls(joblib.load, str(marker)),
-        "torch.load": Calls(torch.load, str(marker)),
-        "nested": {"model": {"deep": [(1, Calls(OrderedDict, Calls(list, system)))]}},
-        "beside good arrays": for_vllm(trained(8)) | {"thr": system},
-        "state of an array": Calls(np._core.multiarray._reconstruct, np.ndarray, (0,), b"b", state=system),
-        "argument of an array": Calls(np._core.multiarray._reconstruct, system, (0,), b"b"),
-        "inside an object array": np.array([system], dtype=object),
-        "setattr": Calls(builtins.setattr, OrderedDict, "a", 1),
-    }
-
-
-HOSTILE = tuple(hostile(Path("/tmp/x")))
-
-
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_pickles(name: str, protocol: int, path: Path, tmp_path: Path):
@@ -141,23 +108,7 @@ def test_the_hostile_files_would_work(tmp_path: Path):
         assert marker.exists()
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        b"cos\nsystem\n(S'touch MARKER'\ntR.",  # GLOBAL
-        b"(S'touch MARKER'\nios\nsystem\n.",  # INST
-        b"(cos\nsystem\nS'touch MARKER'\no.",  # OBJ
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0ctouch MARKER\x85R.",  # STACK_GLOBAL
-        b"\x80\x04\x8c\x05numpy\x8c\x11os.path.os.system\x93\x8c\x01x\x85R.",  # a dotted name
-        b"\x80\x04\x8c\x08builtins\x8c\x11object.__class__.\x93.",
-        b"\x82\x01.",  # EXT1
-        b"Pid\n.",  # PERSID
-        b"\x80\x05\x97.",  # NEXT_BUFFER
-        b"cnumpy\nndarray\n}S'__setstate__'\nI1\nsb.",  # BUILD on a class
-        b"cnumpy\nndarray\n(N}S'__setstate__'\nI1\nstb.",  # its slots
-        b"\x80\x05\x96" + struct.pack("<Q", 1 << 62) + b".",  # BYTEARRAY8 without end
-    ],
-)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_hostile_programs(program: bytes, path: Path, tmp_path: Path):
     marker = tmp_path / "m"
     path.write_bytes(program.replace(b"MARKER", str(marker).encode()))
@@ -177,55 +128,6 @@ def test_registered_extensions_are_refused(path: Path, tmp_path: Path):
         copyreg.remove_extension(os.system.__module__, "system", 0x77)
         copyreg._extension_cache.clear()
     assert not (tmp_path / "marker").exists()
-
-
-def joblib_array(shape: Any, alignment: int | None = None) -> bytes:
-    """Return a joblib file whose ``weights`` say that they have another shape than they have."""
-    state = {"subclass": np.ndarray, "shape": shape, "order": "C", "dtype": np.dtype("f8"), "allow_mmap": True}
-    wrapper = NumpyArrayWrapper.__new__(NumpyArrayWrapper)
-    wrapper.__dict__.update(state, numpy_array_alignment_bytes=alignment)
-    return pickle.dumps({"mean": wrapper, "scale": 1, "weights": 1, "bias": 1})
-
-
-def nested(levels: int, leaf: bytes = b"K\x01", pair: bytes = b"\x86") -> bytes:
-    """Return a program for pairs of the same pair of the same pair …: 2^levels leaves in few bytes."""
-    return leaf + b"".join(b"q%ch%c" % (i, i) + pair for i in range(levels))
-
-
-def as_value(name: str, program: bytes, rest: dict[str, Any] | None = None) -> bytes:
-    """Return a pickle of a head for vLLM, in which the value of one name is what a program makes."""
-    content = for_vllm(trained(24)) if rest is None else rest
-    whole = pickle.dumps({key: value for key, value in content.items() if key != name}, 2)
-    key = b"X" + struct.pack("<I", len(name)) + name.encode()
-    return whole[:-1] + key + program + b"s."
-
-
-BOMBS = {
-    "bytes of a length": b"\x80\x05\x96" + struct.pack("<Q", 3 << 30) + b".",
-    "a memo of a length": b"\x80\x04Nr" + struct.pack("<I", (1 << 32) - 1) + b".",
-    "a frame of a length": b"\x80\x04\x95" + struct.pack("<Q", 1 << 60) + b"N.",
-    "a number of many digits": b"I" + b"9" * 100_000 + b"\n.",
-    "a number of many bytes": b"\x8b" + struct.pack("<I", 1 << 20) + b"\x7f" * (1 << 20) + b".",
-    "many instructions": b"(" + b"N" * 3_000_000 + b"l.",
-    "tuples in tuples": b")" + b"\x85" * 1_000_000 + b".",
-    "tuples in tuples as a key": b"})" + b"\x85" * 150_000 + b"Ns.",
-    "pairs of the same as a key": b"}" + nested(60) + b"Ns.",
-    "lists in lists": as_value("mean", b"]" + b"]a" * 90_000),
-    "pairs of the same": as_value("mean", nested(60)),
-    "pairs of the same as thresholds": as_value("thresholds", nested(60)),
-    "pairs of the same as a class": as_value("model", nested(60), {"scaler": 1}),
-    "gzip": lambda: gzip.compress(bytes(1 << 28), 1),
-    "zlib": lambda: zlib.compress(bytes(1 << 28), 1),
-    "bz2": lambda: bz2.compress(bytes(1 << 28)),
-    "xz": lambda: lzma.compress(bytes(1 << 28), preset=0),
-    "a dictionary of lzma": b"]\x00" + struct.pack("<IQ", (1 << 32) - 1, (1 << 64) - 1)[1:] + bytes(100),
-    "a joblib array of a length": joblib_array((1 << 40,)),
-    "a joblib array of two lengths": joblib_array((1 << 40, 0)),
-    "a joblib array of no length": joblib_array((-1,)),
-    "a joblib array of a list": joblib_array("many"),
-    "a joblib array of a huge length": joblib_array((1 << 100_000,)),
-    "a joblib array behind nothing": joblib_array((1,), 16),
-}
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -266,10 +168,7 @@ def test_damaged_files_give_one_kind_of_error(seed: int, path: Path):
             write(layout(pipeline), path)
             good = path.read_bytes()
             for _ in range(10):
-                damaged = bytearray(good)
-                for _ in range(generator.randint(1, 4)):
-                    damaged[generator.randrange(len(damaged))] = generator.randrange(256)
-                path.write_bytes(damaged)
+                path.write_bytes(damaged(good, generator))
                 with contextlib.suppress(LossyValueError):
                     assert import_head(path, TARGET, DRAFT, task="gsm8k").weight.isfinite().all()
 

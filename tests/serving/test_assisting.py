@@ -19,7 +19,7 @@ from hf_lossy_assist.serving import Settings, assist, restrict
 from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.store import Repository, StoredFile
 from tests.models import prompt, tiny
-from tests.serving.conftest import FIELDS
+from tests.serving.running import FIELDS
 from tests.tiny_pair import TINY
 
 PLAIN = {"max_new_tokens": 8, "do_sample": False}

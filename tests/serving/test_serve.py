@@ -3,86 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hf_lossy_assist import enabled, last_stats, pairs
-from tests.serving.conftest import FIELDS
-
-START_SECONDS = 120
-TOKENS = 48
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running server."""
-
-    url: str
-    model: str
-    log: Path
-
-    def open(self, path: str, body: dict | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60)
-
-    def chat(self, prompt: str, **more: Any) -> Any:
-        messages = [{"role": "user", "content": prompt}]
-        body = {"model": self.model, "messages": messages, "max_tokens": TOKENS, "temperature": 0} | more
-        return self.open("/v1/chat/completions", body)
-
-    def stats(self) -> dict[str, Any]:
-        return json.load(self.open("/lossy_stats"))[f"{self.model}@main"]
+from tests.serving.running import FIELDS, TOKENS, Server, running_server
 
 
 @pytest.fixture(scope="module")
 def server(make_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    target = make_folder(**FIELDS)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("log") / "log"
-    command = [sys.executable, "-m", "hf_lossy_assist", "serve", str(target), "--device", "cpu"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    running = Server(f"http://127.0.0.1:{port}", str(target), log)
-    try:
-        _wait(running, process)
-        yield running
-    finally:
-        # All that the process started has to go, too.
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait(server: Server, process: subprocess.Popen) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            server.open("/health").close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise RuntimeError(f"the server did not start:\n{server.log.read_text()}")
+    with running_server(make_folder(**FIELDS), tmp_path_factory.mktemp("log") / "log") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

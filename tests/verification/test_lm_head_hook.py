@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from transformers import (
@@ -17,8 +19,10 @@ from transformers import (
 from hf_lossy_assist.acceptors import DropMatch, DroppedHeads
 from hf_lossy_assist.messages import Draft
 from hf_lossy_assist.sampling import Randomness
+from hf_lossy_assist.verification import lm_head_hook
 from hf_lossy_assist.verification.lm_head_hook import LMHeadHook
 from hf_lossy_assist.verification.target import Verifier
+from tests.interrupting import InterruptAt
 from tests.models import ARCHITECTURES, prompt, tiny
 
 _SMALL = {
@@ -104,3 +108,36 @@ def test_the_tap_is_gone_after_an_exception():
     with pytest.raises(RuntimeError, match="boom"):
         fail_inside()
     assert not model.lm_head._forward_pre_hooks
+
+
+def interrupted(hook: LMHeadHook, states: torch.Tensor, operation: int) -> KeyboardInterrupt | None:
+    """Watch one call of the head, and return the interruption, or None where there are less operations."""
+    sys.settrace(InterruptAt(lm_head_hook.__file__, operation))
+    try:
+        with hook.over(2):
+            hook.head(states)
+    except KeyboardInterrupt as interruption:
+        return interruption  # its traceback keeps alive whatever was in use
+    finally:
+        sys.settrace(None)
+
+
+@torch.no_grad()
+def test_an_interruption_at_any_operation_leaves_nothing_that_acts():
+    """... and hardly ever anything at all: where something is left, the next call takes it away."""
+    head, states = tiny().lm_head, torch.randn(1, 3, 32)
+    plain, left, operation = head(states), 0, 0
+    while True:
+        operation += 1
+        hook = LMHeadHook(head, DroppedHeads(2, 0.1), Randomness(0))
+        if (interruption := interrupted(hook, states, operation)) is None:
+            break
+        left += bool(head._forward_pre_hooks)
+        assert head(states).equal(plain), f"operation {operation}"
+        assert isinstance(interruption, KeyboardInterrupt)
+        after = LMHeadHook(head, DroppedHeads(2, 0.1), Randomness(0))
+        with after.over(2):
+            assert head(states).shape[1] == 3 + 2 * 2
+        assert not head._forward_pre_hooks
+    assert operation > 100
+    assert left < operation / 10

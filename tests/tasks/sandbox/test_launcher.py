@@ -15,6 +15,7 @@ import pytest
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.tasks.sandbox import ProgramReport, Sandbox, isolation, launcher
+from tests.tasks.sandbox.programs import CHEATS, ENDLESS, assert_no_cheat
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs a Unix system"),
@@ -92,18 +93,7 @@ def test_annotations_are_what_the_program_says(sandbox):
     assert runs(sandbox, "def g(x: int): return x\nassert g.__annotations__ == {'x': int}") == PASSED
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "while True: pass",
-        "import time; time.sleep(1000)",
-        "import signal; signal.raise_signal(signal.SIGSTOP)",
-        "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: print('x' * 1000)",
-        "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return [f()]\nf()",
-        "import os\nwhile True: os.mkdir('d'); os.chdir('d')",
-        "import os\nfor i in range(10**9): open(str(i), 'w').close()",
-    ],
-)
+@pytest.mark.parametrize("program", ENDLESS)
 def test_what_has_no_end_is_ended_in_time(sandbox, program):
     started = time.monotonic()
     run = runs(replace(sandbox, cpu_seconds=1, wall_seconds=1.5), program)
@@ -141,71 +131,9 @@ assert True
     assert sandbox.run(program, "f", tests) == PASSED  # what stands within `try` is no test of its own
 
 
-WRITE_TO_ALL = """
-import os
-def write(data):
-    for descriptor in range(3, 64):
-        try: os.write(descriptor, data)
-        except OSError: pass
-"""
-CHEATS = {
-    "compiles the tests away": "import builtins\nbuiltins.compile = lambda *a, **k: (lambda: 0).__code__",
-    "executes nothing": "import builtins\nbuiltins.exec = lambda *a: None",
-    "patches what runs it": """
-import __main__
-for name in list(vars(__main__)):
-    if name != '__builtins__': setattr(__main__, name, lambda *a, **k: True)
-""",
-    "patches messages": "import json\njson.dumps = lambda message: '{\"returned\": true}'",
-    "patches writing": """
-import os
-write = os.write
-os.write = lambda descriptor, data: write(descriptor, b'{"returned": 4}\\n') and len(data)
-""",
-    "answers in advance": WRITE_TO_ALL + "write(b'{\"returned\": 4}\\n' * 9)",
-    "reports itself": WRITE_TO_ALL + "write(b'ready\\n++\\npassed')",
-    "ends well": "import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit(0)",
-    "equals everything": """
-class Equal(int):
-    __eq__ = lambda *a: True
-    __ne__ = lambda *a: False
-    __hash__ = int.__hash__
-def f(x): return Equal()
-""",
-    "is a list that equals everything": """
-class Equal(list):
-    __eq__ = lambda *a: True
-    __getitem__ = lambda *a: 4
-def f(x): return Equal([5])
-""",
-    "is an object that equals everything": "class A:\n  __eq__ = lambda *a: True\ndef f(x): return A()",
-    "looks for the tests": """
-import gc, sys
-def f(x):
-    found = [o for o in gc.get_objects() if isinstance(o, dict) and '_mark_of_a_test' in o]
-    frame = sys._getframe()
-    while frame:
-        found.append(frame.f_locals.get('failures'))
-        frame = frame.f_back
-    for thing in filter(None, found): thing.clear()
-    return 0
-""",
-    "floods": "def f(x): return 'x' * (1 << 25)",
-    "nests": WRITE_TO_ALL + "def f(x): write(b'[' * 60_000 + b'\\n')",
-    "sends nonsense": WRITE_TO_ALL
-    + """
-def f(x):
-    write(b'3\\n{"raised": 3}\\n{"returned": {"set": [[1]]}}\\n{"returned": {"no": 1}}\\n')
-""",
-}
-
-
 @pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS.keys())
 def test_no_cheat_passes(sandbox, program):
-    report = sandbox.run(f"def f(x): return 0\n{program}", "f", "assert f(2) == 4\nassert f(3) == 6\nassert f(4) == 8")
-    assert not report.passed
-    assert report.reason != "passed"
-    assert report.marks.count("+") <= 1  # one right answer may be guessed
+    assert_no_cheat(sandbox, program)
 
 
 VALUES = [

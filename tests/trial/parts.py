@@ -1,0 +1,310 @@
+"""The parts of the trial: each yields seeded cases, by the generators that the tests use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import random
+import signal
+import tempfile
+import time
+import urllib.error
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_lossy_assist import JudgeHead, LossyError, LossyValueError, VerifierHead, enabled
+from hf_lossy_assist.heads.autojudge import import_head
+from hf_lossy_assist.heads.head_loading import load_folder
+from hf_lossy_assist.mining.storage import load_mined
+from hf_lossy_assist.tasks.sandbox import Sandbox, isolation
+from tests.abuse.broken_off import Interruption, state_of
+from tests.acceptors.fixtures import HEADS
+from tests.golden.cases import RULES
+from tests.heads import pickled
+from tests.mining.parts import run, tiny_parts, workload
+from tests.models import noisy_copy, prompt, tiny
+from tests.serving.running import FIELDS, running_server, served_folder
+from tests.tasks.sandbox.programs import CHEATS, ENDLESS, assert_no_cheat
+
+from .calls import Call
+
+Case = tuple[str, Callable[[], str]]
+"""A name, and what returns the outcome or raises."""
+
+
+def calls(seed: int, count: int) -> Iterator[Case]:
+    """Calls of ``generate()``; the oracle is plain ``generate()``."""
+    for number in range(count):
+        call = Call.draw(seed, number)
+        yield f"{call!r}", call.check
+
+
+def interruptions(seed: int, count: int) -> Iterator[Case]:
+    """Ctrl-C at a random moment of a call: nothing is left that acts, and the next call is as if nothing had been."""
+    target = tiny()
+    draft = noisy_copy(target)
+    wholes: dict[str, tuple[Any, int]] = {}
+    before: dict[str, Any] = {}
+    generator = random.Random(seed)
+
+    def generate(rule: str) -> list[list[int]]:
+        mode, settings = RULES[rule]
+        names = [mode] if isinstance(mode, str) else mode["all_of"] if isinstance(mode, dict) else mode
+        heads = {name: HEADS[name](target, draft) for name in names if name in HEADS}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return target.generate(
+                prompt(), assistant_model=draft, lossy_mode=mode,
+                lossy_config=settings | {"seed": 0, "break_even": False},
+                do_sample=False, max_new_tokens=6, eos_token_id=None, **({"lossy_head": heads} if heads else {}),
+            ).tolist()  # fmt: skip
+
+    def check(rule: str, share: float) -> str:
+        if rule not in wholes:
+            counting, texts = Interruption(), []
+            counting.during(lambda: texts.append(generate(rule)))
+            wholes[rule] = texts[0], counting.moments
+        whole, moments = wholes[rule]
+        interrupted = Interruption(1 + int(share * moments)).during(lambda: generate(rule))
+        assert generate(rule) == whole
+        assert state_of(target, draft) == before
+        return "nothing left" if interrupted else "not interrupted"
+
+    with enabled():
+        before |= state_of(target, draft)
+        for _ in range(count):
+            rule, share = generator.choice(sorted(RULES)), generator.random()
+            yield f"{rule} at {share:.4f}", lambda rule=rule, share=share: check(rule, share)
+
+
+def heads(seed: int, count: int) -> Iterator[Case]:
+    """Damaged and hostile folders of heads: a head that is finite, or our error."""
+    generator = random.Random(seed)
+    target = tiny()
+    draft = noisy_copy(target)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        originals: list[dict[str, bytes]] = []
+        for kind in HEADS:
+            HEADS[kind](target, draft).save_pretrained(folder / kind)
+            originals.append({path.name: path.read_bytes() for path in (folder / kind).iterdir()})
+
+        def check(files: Mapping[str, bytes]) -> str:
+            for path, content in files.items():
+                (folder / path).write_bytes(content)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return read_head(folder)
+
+        for number in range(count):
+            files = hostile_head(generator.choice(originals), generator)
+            yield f"{seed}.{number}", lambda files=files: check(files)
+
+
+def hostile_head(files: Mapping[str, bytes], generator: random.Random) -> dict[str, bytes]:
+    """Return a head's files with something wrong, in what its configuration says or in the bytes."""
+    config = json.loads(files["config.json"])
+    if generator.random() < 0.7:
+        config.pop("weights_sha256", None)
+    changed = dict(files)
+    if (kind := generator.choice(["value", "value", "value", "bytes", "weights", "header"])) == "value":
+        places = [(config, key) for key in config]
+        places += [(inner, key) for inner in config.values() if isinstance(inner, dict) for key in inner]
+        place, key = generator.choice(places)
+        place[key] = generator.choice(STRANGE)
+    text = json.dumps(config).replace('"~deep~"', "[" * 5000 + "]" * 5000).replace('"~long~"', "1" + "0" * 400)
+    changed["config.json"] = text.encode("utf-8", "surrogatepass")
+    if kind in ("bytes", "weights"):
+        name = "config.json" if kind == "bytes" else "model.safetensors"
+        changed[name] = pickled.damaged(changed[name], generator)
+    if kind == "header":
+        weights = changed["model.safetensors"]
+        header = weights[8 : 8 + int.from_bytes(weights[:8], "little")].decode()
+        header = header.replace("F32", generator.choice(["F8_E4M3", "F4", "F64", "I64", "BOOL", "C64", "X"]))
+        header = header.replace("[", "[" * generator.choice([1, 1, 900])).encode()
+        changed["model.safetensors"] = len(header).to_bytes(8, "little") + header + weights[-200:]
+    return changed
+
+
+STRANGE = (
+    None, True, -1, 0, 2**63, 0.5, -1e300, float("nan"), float("inf"), "", "x", "\ud800", "~deep~", "~long~", [], [[]],
+    [None], {}, {"a": {"b": 1}}, "../../x", "~nosuchuser/x", "A" * 100_000, [1] * 10_000,
+)  # fmt: skip
+
+
+def read_head(folder: Path) -> str:
+    """Read a folder as a head of any kind, and say what came of it."""
+    outcomes = set()
+    for read in (load_folder, JudgeHead.from_pretrained, VerifierHead.from_pretrained):
+        try:
+            head = read(folder)
+        except LossyError:
+            outcomes.add("refused by name")
+        else:
+            assert head.weight.isfinite().all()
+            assert head.bias.isfinite()
+            outcomes.add("a head, finite")
+    return max(outcomes, key="refused by name".__lt__)
+
+
+def pickles(seed: int, count: int) -> Iterator[Case]:
+    """Foreign pickles: hostile programs, bombs and damaged files; nothing is run, and little memory is used."""
+    generator = random.Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        path, marker = Path(name) / "head.pkl", Path(name) / "marker"
+        good = [pickle.dumps(layout(pickled.trained(24))) for layout in (pickled.official, pickled.for_vllm)]
+        hostile = pickled.hostile(marker)
+        fixed = [(key, pickle.dumps(hostile[key], protocol)) for key in hostile for protocol in (0, 2, 4, 5)]
+        fixed += [("a program", one.replace(b"MARKER", str(marker).encode())) for one in pickled.PROGRAMS]
+        fixed += list(pickled.BOMBS.items())
+
+        def check(content: Any) -> str:
+            path.write_bytes(content() if callable(content) else content)
+            try:
+                head = import_head(path, pickled.TARGET, pickled.DRAFT, task="gsm8k")
+            except LossyValueError as error:
+                head, message = None, str(error)
+            assert not marker.exists()
+            if head is None:
+                assert str(path) in message
+                assert len(message) < 2000
+                return "refused by name"
+            assert head.weight.isfinite().all()
+            return "a head, finite"
+
+        for number in range(count):
+            key, content = fixed[number] if number < len(fixed) else ("damaged", generator.choice(good))
+            if number >= len(fixed):
+                content = pickled.damaged(content, generator)
+            yield f"{seed}.{number} {key}", lambda content=content: check(content)
+
+
+def kills(seed: int, count: int) -> Iterator[Case]:
+    """Mining that is killed at any moment: what was finished stays as it is, and the rest is mined once."""
+    generator = random.Random(seed)
+    parts = tiny_parts(seed=3)
+    prompts = 6
+    with tempfile.TemporaryDirectory() as name:
+        run(Path(name) / "whole", parts, workload(parts, prompts))
+        whole = _mined(Path(name) / "whole")
+
+        def check(folder: Path, seconds: list[float]) -> str:
+            killed = 0
+            for wait in seconds:
+                killed += _run_and_kill(lambda: run(folder, parts, workload(parts, prompts)), wait)
+                with contextlib.suppress(LossyValueError):  # nothing is there yet
+                    rows = _mined(folder)
+                    assert all(whole[prompt] == row for prompt, row in rows.items()), "a row has changed"
+            run(folder, parts, workload(parts, prompts))
+            assert _mined(folder) == whole
+            return "killed, whole after it" if killed else "ended first"
+
+        for number in range(count):
+            seconds = [generator.uniform(0.05, 1.5) for _ in range(generator.randint(1, 3))]
+            yield f"{seed}.{number}", lambda n=number, s=seconds: check(Path(name) / str(n), s)
+
+
+def _mined(folder: Path) -> dict[int, Any]:
+    mined = load_mined(folder)
+    labels = Counter(mined.tokens["prompt_id"])
+    assert all(labels[row["prompt_id"]] == row["mismatches"] for row in mined.prompts)
+    rows = {row["prompt_id"]: (row["status"], row["first_response"], row["last_response"]) for row in mined.prompts}
+    assert len(rows) == len(mined.prompts)
+    return rows
+
+
+def _run_and_kill(work: Callable[[], Any], seconds: float) -> bool:
+    """Run ``work`` in a process of its own, and kill that after some time; tell whether it was still at work."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            torch.set_num_threads(1)
+            work()
+        os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def sandbox(seed: int, count: int) -> Iterator[Case]:
+    """Programs that cheat or never end, isolated where that can be had, and else refused; and without, on demand."""
+    generator = random.Random(seed)
+    programs = {**CHEATS, **{f"endless: {program[:30]}": program for program in ENDLESS}}
+    limits = {"cpu_seconds": 1, "wall_seconds": 3.0, "memory_mb": 256, "disk_mb": 4}
+    user = "root" if os.geteuid() == 0 else "a user"
+
+    def check(program: str, unsafe: bool) -> str:
+        if not unsafe and isolation.unavailable() is not None:
+            try:
+                Sandbox(**limits)
+            except LossyError:
+                return f"refused: no isolation, {user}"
+            raise AssertionError("not refused")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            box = Sandbox(**limits, unsafe_no_isolation=unsafe)
+        started = time.monotonic()
+        assert_no_cheat(box, program)
+        assert time.monotonic() - started < 3 + 2 + 20, "held the caller"
+        return f"not passed, {'without isolation' if unsafe else 'isolated'}, {user}"
+
+    for number in range(count):
+        key, unsafe = generator.choice(sorted(programs)), generator.random() < 0.5
+        yield f"{seed}.{number} {key}", lambda key=key, unsafe=unsafe: check(programs[key], unsafe)
+
+
+def server(seed: int, count: int) -> Iterator[Case]:
+    """A server under load: eight requests at a time, good ones, bad ones and hostile ones."""
+    generator = random.Random(seed)
+    questions = [f"Question: {a} + {b}?\nAnswer:" for a in range(3, 7) for b in (2, 9)]
+    bad = [
+        {"lossy_mode": "judge", "lossy_head": "/etc"},
+        {"lossy_mode": "judge", "lossy_head": "~nosuch/x"},
+        {"lossy_mode": "topk", "lossy_config": {"compile": True}},
+        {"lossy_mode": "tpok"},
+        {"lossy_mode": "topk", "lossy_config": {"k": -1}},
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        target = served_folder(Path(name), **FIELDS)
+        with running_server(target, Path(name) / "log") as running, ThreadPoolExecutor(8) as pool:
+
+            def ask(question: str, fields: Mapping[str, Any] | None) -> str:
+                more = {} if fields is None else {"generation_config": json.dumps(fields)}
+                try:
+                    answer = json.load(running.chat(question, max_tokens=16, **more))
+                except urllib.error.HTTPError as error:
+                    return f"refused with {error.code}"
+                return answer["choices"][0]["message"]["content"]
+
+            alone = {question: ask(question, None) for question in questions}
+            asked = [(generator.choice(questions), generator.choice([None, None, *bad])) for _ in range(count)]
+            futures = [pool.submit(ask, *one) for one in asked]
+
+            def check(number: int) -> str:
+                question, fields = asked[number]
+                answer = futures[number].result()
+                assert answer == (alone[question] if fields is None else "refused with 400"), answer
+                return "answered as alone" if fields is None else answer
+
+            for number in range(count):
+                yield f"{seed}.{number} {asked[number]}", lambda number=number: check(number)
+
+
+PARTS: Mapping[str, tuple[Callable[[int, int], Iterator[Case]], int]] = {
+    "calls": (calls, 5000),
+    "interruptions": (interruptions, 1000),
+    "heads": (heads, 800),
+    "pickles": (pickles, 600),
+    "kills": (kills, 100),
+    "sandbox": (sandbox, 200),
+    "server": (server, 200),
+}
+"""From a part's name to its cases, and how many a whole trial has."""

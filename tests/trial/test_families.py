@@ -1,0 +1,73 @@
+"""Every architecture drafts with its first layers, drafts for another and decodes in batches, or is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_lossy_assist import LossyError
+from tests.models import padded, prompt
+from tests.parity import assert_same_rows
+from tests.trial.calls import TIE, attempt
+from tests.trial.families import ATTENDING, RECURRENT, family
+
+GREEDY = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": [5, 9, 20, 30], "pad_token_id": 0}
+# Their caches hold more than keys: rows can't be moved, and their first layer doesn't know how long the text is.
+CONVOLVING = ("lfm2", "lfm2_moe")
+OF_EXITS = ("gemma3n_text", "gemma4_text", "gemma3_text", *CONVOLVING)
+
+
+def lossless(target, rows: int, **drafting):
+    inputs = {"input_ids": prompt()} if rows == 1 else padded()
+    return attempt(lambda: target.generate(**inputs, **GREEDY, lossy_mode="lossless", **drafting), target)
+
+
+def assert_same_as_plain(target, rows: int, **drafting) -> None:
+    inputs = {"input_ids": prompt()} if rows == 1 else padded()
+    plain = target.generate(**inputs, **GREEDY, output_logits=True, return_dict_in_generate=True)
+    ours = lossless(target, rows, **drafting)
+    assert ours.error is None, ours.error
+    assert_same_rows(ours.value, plain, TIE)
+
+
+def assert_refused(target, rows: int, argument: str, **drafting) -> None:
+    ours = lossless(target, rows, **drafting)
+    assert isinstance(ours.error, LossyError), ours.error
+    assert argument in str(ours.error)
+    assert not ours.forwards
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", [name for name in OF_EXITS if name in ATTENDING])
+def test_first_layers_as_a_draft(name: str, rows: int):
+    target, _ = family(name)
+    for layers in range(1, target.config.num_hidden_layers):
+        drafting = {"assistant_early_exit": layers, "num_assistant_tokens": 3}
+        if name not in CONVOLVING or (layers > 1 and rows == 1 and not target._is_stateful):
+            assert_same_as_plain(target, rows, **drafting)
+        else:
+            assert_refused(target, rows, "assistant_", **drafting)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_models_whose_state_can_t_be_rolled_back(name: str):
+    target, draft = family(name)
+    attending, _ = family("llama")
+    assert_refused(target, 1, "assistant_early_exit", assistant_early_exit=1)
+    assert_refused(target, 1, "roll the cache back", prompt_lookup_num_tokens=3)
+    assert_refused(attending, 1, "assistant_model", assistant_model=draft)
+
+
+@pytest.mark.parametrize("name", CONVOLVING)
+def test_a_draft_whose_states_can_t_be_moved_with_rows(name: str):
+    """... which end at different times; alone it drafts, where its version lets it be rolled back."""
+    attending, (_, draft) = family("llama")[0], family(name)
+    assert_refused(attending, 4, "assistant_model", assistant_model=draft)
+    if not draft._is_stateful:
+        assert_same_as_plain(attending, 1, assistant_model=draft)
+
+
+@pytest.mark.parametrize("name", ["gemma3n_text", "gemma4_text"])
+def test_rows_of_layers_that_share_their_keys(name: str):
+    target, draft = family(name)
+    assert_same_as_plain(target, 4, assistant_model=draft)
+    assert_same_as_plain(family("llama")[0], 4, assistant_model=draft)
