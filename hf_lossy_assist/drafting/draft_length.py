@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,17 +158,86 @@ class AutoLength(DraftLength):
     def _line(self) -> tuple[float, float]:
         """Fit the rest of a round as ``base + slope · γ``, by least squares over the median of every γ."""
         points = [(size, statistics.median(times), len(times)) for size, times in self.rests.items()]
-        total = sum(weight for *_, weight in points)
-        mean_x = sum(x * w for x, _, w in points) / total
-        mean_y = sum(y * w for _, y, w in points) / total
-        spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
-        slope = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points) / spread if spread else 0.0
+        mean_x, mean_y, slope = _fitted(points)
         slope = min(max(slope, 0.0), mean_y / (mean_x + 1))  # a forward over nothing takes no negative time
         return mean_y - slope * mean_x, slope
 
 
+class AutoNodes(AutoLength):
+    """The number of nodes of trees that gives the largest expected speedup, learnt as γ is.
+
+    A tree is drafted in the same time whatever is then left of it, and kept tokens grow about as the logarithm of the
+    nodes: a line is fitted to what rounds have kept, beside that of the time of the rest of a round.
+
+    Parameters
+    ----------
+    depth
+        As many tokens are kept at most.
+    highest
+        The largest number of nodes.
+    """
+
+    _FIRST = (32, 8, 64, 16)
+    _PRIOR = ((4, 1.0), (32, 2.5))
+    _PRIOR_WEIGHT = 2.0
+
+    def __init__(self, depth: int, highest: int = 128) -> None:
+        super().__init__(highest)
+        self.depth = depth
+        self.kept_of: dict[int, tuple[float, float]] = {}  # per number of nodes: rounds and tokens kept, the last most
+        self._best = min(self._FIRST[0], highest)
+
+    @property
+    def size(self) -> int:
+        if self.rounds < len(self._FIRST):
+            return min(self._FIRST[self.rounds], self.highest)
+        if self.rounds % self._EXPLORE_EVERY == 0:
+            other = self._best // 2 if self.rounds // self._EXPLORE_EVERY % 2 else 2 * self._best
+            return min(max(1, other), self.highest)
+        return self._best
+
+    def _learn(self, last: Round) -> None:
+        self.rounds += 1
+        if last.drafted == 0:
+            return
+        self.kept_of = {n: (self._FORGET * w, self._FORGET * kept) for n, (w, kept) in self.kept_of.items()}
+        rounds, kept = self.kept_of.get(last.drafted, (0.0, 0.0))
+        self.kept_of[last.drafted] = rounds + 1, kept + last.accepted
+        if not last.first:
+            self.steps.append(last.drafting)
+            self.rests.setdefault(last.drafted, deque(maxlen=self._MEMORY)).append(last.rest)
+        if self.rounds >= len(self._FIRST) and self.steps:
+            self._best = self._choose()
+
+    def _kept_line(self) -> tuple[float, float]:
+        points = [(math.log2(n), kept / rounds, rounds) for n, (rounds, kept) in self.kept_of.items()]
+        points += [(math.log2(n), kept, self._PRIOR_WEIGHT) for n, kept in self._PRIOR]
+        mean_x, mean_y, slope = _fitted(points)
+        slope = max(slope, 0.0)
+        return mean_y - slope * mean_x, slope
+
+    def _choose(self) -> int:
+        base, slope = self._line()
+        drafting = statistics.median(self.steps)
+        if base + slope + drafting <= 0:  # a clock too coarse for such models
+            return self._best
+        start, gain = self._kept_line()
+        sizes = range(1, self.highest + 1)
+        kept = [min(max(0.0, start + gain * math.log2(n)), self.depth, n) for n in sizes]
+        return max(sizes, key=lambda n: (kept[n - 1] + 1) / (drafting + base + slope * n))
+
+
+def _fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """Return the mean of x and of y, and the slope of the line of least squares through weighted points."""
+    total = sum(weight for *_, weight in points)
+    mean_x = sum(x * w for x, _, w in points) / total
+    mean_y = sum(y * w for _, y, w in points) / total
+    spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
+    return mean_x, mean_y, sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points) / spread if spread else 0.0
+
+
 # Texts are short and requests many: what one has shown of a draft under a rule serves the next.
-_learned: weakref.WeakKeyDictionary[nn.Module, dict[str, AutoLength]] = weakref.WeakKeyDictionary()
+_learned: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, AutoLength]] = weakref.WeakKeyDictionary()
 
 
 def draft_length_of(
@@ -184,8 +254,11 @@ def draft_length_of(
 
 
 def node_count_of(tree: TreeConfig, draft: nn.Module, rule: str = "") -> DraftLength:
-    """Return what says how many nodes trees have."""
-    return ConstantLength(tree.nodes)
+    """Return what says how many nodes trees have; the automatic number is learnt of a draft model under a rule."""
+    if tree.nodes != "auto":
+        return ConstantLength(tree.nodes)
+    situation = rule, tree.depth, tree.top_k
+    return _learned.setdefault(draft, {}).setdefault(situation, AutoNodes(tree.depth, min(tree.candidates, 128)))
 
 
 def check_schedule(value: Any) -> None:
