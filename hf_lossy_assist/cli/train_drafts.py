@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
 from ..errors import LossyValueError
+from ..heads import ModelIdentity
 from ..tasks import load as load_task
 from .console import limit_threads
 from .models import default_device, load_model, pretrained
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from ..training.drafts.text_writing import TextSettings
 
 _REPORT_EVERY = 10
+# Where checkpoints and the log are, in OUT.
+_TRAINING = "training"
 
 Out = Annotated[Path, typer.Option(help="Folder for the draft, its checkpoints, and what it is trained from.")]
 Model = Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")]
@@ -99,13 +102,15 @@ class DraftSources:
             raise LossyValueError("`--prompts` and `--task` can't both be given")
 
     def load(self, accelerator: Accelerator) -> DraftTarget:
-        """Load the target; in bfloat16, but for a pair's on a CPU without it."""
+        """Load the target: a pair's in bfloat16, another as it is stored."""
         device = self.device or (str(accelerator.device) if accelerator.num_processes > 1 else default_device())
         if self.pair is not None:
             pair = pairs.load(self.pair, dtype=torch.bfloat16, device=device)
-            return DraftTarget(pair.target, pair.tokenizer, self.name or pair.target.config.name_or_path)
-        tokenizer = pretrained("--model", self.model, AutoTokenizer)
-        return DraftTarget(load_model("--model", self.model, None, device), tokenizer, self.name or self.model)
+            target, tokenizer = pair.target, pair.tokenizer
+        else:
+            tokenizer = pretrained("--model", self.model, AutoTokenizer)
+            target = load_model("--model", self.model, None, device)
+        return DraftTarget(target, tokenizer, self.name or ModelIdentity.of(target).name)
 
     def write(
         self, target: DraftTarget, settings: TextSettings, accelerator: Accelerator, screen: Console, stopped: Callable
@@ -157,6 +162,12 @@ def _stopping() -> Iterator[Callable[[], bool]]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _command() -> str:
+    """Return the command line; of paths that only this machine has, the last part."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return "lossy-assist " + shlex.join(words)
 
 
 def _report(screen: Console, steps: int) -> dict[str, Callable]:
@@ -250,7 +261,7 @@ class DraftRun:
             torch.manual_seed(self.writing.seed)
             objective = kind.objective(target, data).to(accelerator.device)
             run = {"draft": kind.name, "batch_tokens": self.batch_tokens, "processes": data.processes, **kind.values}
-            training = DraftTraining(objective, data, self.settings, self.sources.out, run, accelerator)
+            training = DraftTraining(objective, data, self.settings, self.sources.out / _TRAINING, run, accelerator)
             if training.resume():
                 screen.print(f"continuing after step {training.state.step}")
             held_out = training.train(
@@ -259,8 +270,7 @@ class DraftRun:
             )  # fmt: skip
             if accelerator.is_main_process:
                 said = {**store.manifest()["settings"], "answer_tokens": store.answer_tokens()}
-                command = "lossy-assist " + shlex.join(sys.argv[1:])
-                record = TrainingRecord(said, training.state.step, training.state.tokens_seen, held_out, command)
+                record = TrainingRecord(said, training.state.step, training.state.tokens_seen, held_out, _command())
                 kind.save(objective, target, self.sources.out, record)
                 screen.print(f"saved in {self.sources.out}")
 
@@ -280,7 +290,10 @@ def eagle3(
     greedy_share: GreedyShare = 0.5,
     state_gib: StateGib = 10.0,
     vocabulary: Annotated[int, typer.Option(min=1, help="Tokens that the head can draft, the most frequent.")] = 6144,
-    unrolled: Annotated[int, typer.Option(min=1, help="Steps of its own that it is trained on.")] = 3,
+    unrolled: Annotated[int, typer.Option(min=1, help="Drafted tokens in a row that it is trained on.")] = 3,
+    single: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the steps, at the beginning, that train on one of them only.")
+    ] = 0.5,
     steps: Steps = 2000,
     batch_tokens: BatchTokens = 8192,
     learning_rate: LearningRate = 1e-3,
@@ -310,12 +323,13 @@ def eagle3(
     limit_threads(threads)
     kind = DraftKind(
         "eagle3",
-        {"vocabulary": vocabulary, "unrolled": unrolled},
+        {"vocabulary": vocabulary, "unrolled": unrolled, "single": single},
         usual_layers,
         lambda target, data: Eagle3Objective(
             new_eagle3(target.model, data.frequent(vocabulary, target.model), data.some_states(), target.name),
             target.model,
             unrolled,
+            single=single,
         ),
         lambda objective, target, folder, record: save_eagle3(objective.head, folder, record, license),
     )

@@ -31,16 +31,18 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_draft_is_trained_from_the_target_s_own_prompts_and_drafts_for_it(tmp_path, kind):
+def test_a_draft_is_trained_from_the_target_s_own_prompts_and_drafts_for_it(tmp_path, monkeypatch, kind):
     model, out = write_model(tmp_path / "target"), tmp_path / "draft"
     command = (kind, "--model", str(model), "--out", str(out), *SMALL, *KINDS[kind], "--license", "mit")
+    monkeypatch.setattr(sys, "argv", ["lossy-assist", "train", *command])
     result = run(*command, "--steps", "12")
     assert result.exit_code == 0, result.output
     assert "step 10 of 12" in result.output
     assert "held out after step 12" in result.output
     card = (out / "README.md").read_text()
-    for piece in ("license: mit", "| steps | 12 |", "written by the target itself", f"train {kind}"):
+    for piece in ("license: mit", "| steps | 12 |", "written by the target itself", f"train {kind} --model target"):
         assert piece in card
+    assert str(tmp_path) not in card
     target = AutoModelForCausalLM.from_pretrained(model).eval()
     draft = (Eagle3 if kind == "eagle3" else AutoModelForCausalLM).from_pretrained(out)
     assert draft.dtype == torch.bfloat16
@@ -101,7 +103,7 @@ def test_a_terminated_run_leaves_a_checkpoint_and_goes_on(tmp_path):
     rest = victim.stdout.read()
     assert victim.wait() == 0
     assert "held out after step" in rest
-    assert (out / "checkpoint.safetensors").is_file()
+    assert (out / "training" / "checkpoint.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def test_folders_that_are_no_heads(tmp_path: Path, signed_in: LoopbackHub):
 def test_eagle3_heads_are_published(tmp_path: Path, signed_in: LoopbackHub):
     head = random_head()
     head.save_pretrained(tmp_path / "draft")
-    (tmp_path / "draft" / "checkpoint.safetensors").write_bytes(b"not for the Hub")
+    (tmp_path / "draft" / "training").mkdir()
+    (tmp_path / "draft" / "training" / "checkpoint.safetensors").write_bytes(b"not for the Hub")
     result = run(str(tmp_path / "draft"), ID)
     assert result.exit_code == 0, result.output
     assert sorted(stored(signed_in)) == ["README.md", "config.json", "model.safetensors"]
@@ -115,12 +116,12 @@ def test_eagle3_heads_are_published(tmp_path: Path, signed_in: LoopbackHub):
 def test_assistants_are_published_with_their_tokenizer(tmp_path: Path, signed_in: LoopbackHub):
     folder = write_model(tmp_path / "draft")
     (folder / "README.md").write_text("# An assistant\n")
-    (folder / "checkpoint.safetensors").write_bytes(b"not for the Hub")
+    (folder / "notes.txt").write_text("not for the Hub")
     result = run(str(folder), ID)
     assert result.exit_code == 0, result.output
     files = stored(signed_in)
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
-    assert "checkpoint.safetensors" not in files
+    assert "notes.txt" not in files
     (folder / "model.safetensors").write_bytes(b"")
     result = run(str(folder), ID)
     assert result.exit_code == 2

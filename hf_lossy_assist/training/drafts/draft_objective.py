@@ -32,6 +32,9 @@ class DraftObjective(nn.Module, ABC):
         """The model that the draft is for."""
         return self._target[0]
 
+    def begin(self, done: float) -> None:
+        """Prepare for a step, of a training of which the share ``done`` is over."""
+
     @abstractmethod
     def forward(self, batch: DraftBatch) -> Tensor:
         """Return the loss of a batch, the mean over what is predicted."""

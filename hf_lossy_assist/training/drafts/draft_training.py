@@ -217,6 +217,7 @@ class DraftTraining:
             for group in self._optimizer.param_groups:
                 group["lr"] = settings.learning_rate_at(state.step)
             batch = batch.to(self.accelerator.device)
+            self.objective.begin(state.step / settings.steps)
             with self._autocast():
                 loss = model(batch)
             self.accelerator.backward(loss)
@@ -243,6 +244,7 @@ class DraftTraining:
     @torch.no_grad()
     def measure(self, batches: Sequence[tuple[DraftBatch, Tensor]]) -> HeldOut:
         """Measure the draft on held-out batches; with each it is said which of its texts are greedy."""
+        self.objective.begin(1.0)
         rounds = kept = texts = 0
         right, places = torch.zeros(2, self.settings.gamma)
         loss = 0.0

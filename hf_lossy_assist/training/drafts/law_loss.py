@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ROWS = 256
+_ROWS = 1024
 
 
 class _LawLoss(torch.autograd.Function):

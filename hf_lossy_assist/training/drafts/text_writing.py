@@ -65,7 +65,7 @@ class TextSettings:
 
 
 @dataclass(eq=False)
-class _Row:
+class _WrittenRow:
     """A text that is being written. Of its tokens, those that the model has not read yet are fed to it one by one."""
 
     ids: list[int]
@@ -111,7 +111,7 @@ def write_texts(
     random = Randomness(settings.seed * 1_000_003 + batch)
     greedy = round(settings.greedy_share * len(openings))
     rows = [
-        _Row([*o.ids], len(o.ids), o.turn_end, i < greedy, None if o.turn_end else len(o.ids))
+        _WrittenRow([*o.ids], len(o.ids), o.turn_end, i < greedy, None if o.turn_end else len(o.ids))
         for i, o in enumerate(openings)
     ]
     position = min(len(row.ids) for row in rows)
@@ -144,7 +144,7 @@ def write_texts(
 
 
 def _choose(
-    logits: Tensor, rows: list[_Row], writing: list[int], settings: TextSettings, random: Randomness
+    logits: Tensor, rows: list[_WrittenRow], writing: list[int], settings: TextSettings, random: Randomness
 ) -> list[int]:
     """Return the next token of the rows that are writing."""
     chosen = dict.fromkeys(writing, 0)
@@ -162,7 +162,7 @@ def _choose(
 
 
 def _extend(
-    row: _Row, token: int, settings: TextSettings, ends: frozenset[int], known: set[tuple[int, ...]]
+    row: _WrittenRow, token: int, settings: TextSettings, ends: frozenset[int], known: set[tuple[int, ...]]
 ) -> list[Text] | None:
     """Add a token to a row; return the text where that ends it, nothing where it is given up, None where it goes on."""
     row.ids.append(token)
