@@ -294,6 +294,7 @@ def eagle3(
     single: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the steps, at the beginning, that train on one of them only.")
     ] = 0.5,
+    dropout: Annotated[float, typer.Option(min=0, max=0.9, help="Of what it reads, against learning by heart.")] = 0.1,
     steps: Steps = 2000,
     batch_tokens: BatchTokens = 8192,
     learning_rate: LearningRate = 1e-3,
@@ -323,13 +324,14 @@ def eagle3(
     limit_threads(threads)
     kind = DraftKind(
         "eagle3",
-        {"vocabulary": vocabulary, "unrolled": unrolled, "single": single},
+        {"vocabulary": vocabulary, "unrolled": unrolled, "single": single, "dropout": dropout},
         usual_layers,
         lambda target, data: Eagle3Objective(
             new_eagle3(target.model, data.frequent(vocabulary, target.model), data.some_states(), target.name),
             target.model,
             unrolled,
             single=single,
+            dropout=dropout,
         ),
         lambda objective, target, folder, record: save_eagle3(objective.head, folder, record, license),
     )

@@ -208,6 +208,7 @@ class DraftTraining:
         settings, state = self.settings, self.state
         model = self.accelerator.prepare(self.objective)
         parameters = list(self.objective.parameters())
+        model.train()
         held_out = [(batch, self._greedy(batch)) for batch in self.data.held_out(held_out_texts)]
         saved = begun = time.monotonic()
         tokens = 0
@@ -218,6 +219,8 @@ class DraftTraining:
                 group["lr"] = settings.learning_rate_at(state.step)
             batch = batch.to(self.accelerator.device)
             self.objective.begin(state.step / settings.steps)
+            # A run that goes on drops what it would have dropped.
+            torch.manual_seed(state.step * self.data.processes + self.data.process)
             with self._autocast():
                 loss = model(batch)
             self.accelerator.backward(loss)
@@ -245,6 +248,7 @@ class DraftTraining:
     def measure(self, batches: Sequence[tuple[DraftBatch, Tensor]]) -> HeldOut:
         """Measure the draft on held-out batches; with each it is said which of its texts are greedy."""
         self.objective.begin(1.0)
+        self.objective.eval()
         rounds = kept = texts = 0
         right, places = torch.zeros(2, self.settings.gamma)
         loss = 0.0
@@ -262,6 +266,7 @@ class DraftTraining:
                     texts += 1
                     n, k = rounds_of(known)
                     rounds, kept = rounds + n, kept + k
+        self.objective.train()
         accuracies = tuple((right / places.clamp(min=1)).tolist())
         return HeldOut(kept / max(1, rounds), accuracies, loss, texts)
 

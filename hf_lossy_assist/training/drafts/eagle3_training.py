@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import dropout, embedding, pad
 from transformers import LlamaConfig, PreTrainedModel
 
 from ...drafting.eagle3 import Eagle3
@@ -142,14 +142,23 @@ class Eagle3Objective(DraftObjective):
     single
         Share of the training, at its beginning, in which it is not unrolled: what the first step needs, the others
         need too, and a step alone is three times as fast as three.
+    dropout
+        Of embeddings, of what is fused, and of what enters the LM head, while it is trained: a head learns some hundred
+        thousand tokens by heart in a few epochs.
     """
 
     def __init__(
-        self, head: Eagle3, target: PreTrainedModel, steps: int = 3, decay: float = 0.9, single: float = 0.0
+        self,
+        head: Eagle3,
+        target: PreTrainedModel,
+        steps: int = 3,
+        decay: float = 0.9,
+        single: float = 0.0,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__(target)
         self.head = head
-        self.steps, self.decay, self.single = steps, decay, single
+        self.steps, self.decay, self.single, self.dropout = steps, decay, single, dropout
         self._now = steps
 
     def begin(self, done: float) -> None:
@@ -165,7 +174,7 @@ class Eagle3Objective(DraftObjective):
             places = kept.nonzero()
             normed = states if self.head.config.norm_output else self.head.norm(states)
             found = laws[places[:, 0], places[:, 1] + step + 1]
-            loss = law_loss(normed[kept], self.head.lm_head.weight, found.__getitem__)
+            loss = law_loss(self._dropped(normed[kept]), self.head.lm_head.weight, found.__getitem__)
             weight = self.decay**step
             total, count = total + weight * loss, count + weight * len(places)
         return total / max(count, 1.0)
@@ -179,6 +188,9 @@ class Eagle3Objective(DraftObjective):
             found[:, 1:, step] = right & self._wanted(batch, step)
         return found
 
+    def _dropped(self, x: Tensor) -> Tensor:
+        return dropout(x, self.dropout, self.training)
+
     def _wanted(self, batch: DraftBatch, step: int) -> Tensor:
         """Return ``(B, L - 1)`` at which slots a step drafts a token of the answer."""
         return pad(batch.answers, (0, step + 1))[:, step + 2 :]
@@ -191,12 +203,12 @@ class Eagle3Objective(DraftObjective):
         """
         head, slots = self.head, batch.ids.shape[1] - 1
         embeds = embedding(batch.ids, head.embeddings(self.target).detach())
-        embeds = pad(embeds, (0, 0, 0, steps))
+        embeds = pad(self._dropped(embeds), (0, 0, 0, steps))
         cache, device = head.new_cache(), batch.ids.device
         positions = torch.arange(slots, device=device)[None]
         mask = torch.ones(slots, slots, dtype=torch.bool, device=device).tril()
         own = torch.eye(slots, dtype=torch.bool, device=device)
-        states = head.fuse(batch.states[:, :-1])
+        states = self._dropped(head.fuse(batch.states[:, :-1]))
         for step in range(steps):
             seen = None if step == 0 else torch.cat([mask, *[own] * step], dim=-1)[None, None]
             states = head(embeds[:, step + 1 : step + 1 + slots], states, positions + step, seen, cache)
