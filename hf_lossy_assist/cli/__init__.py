@@ -22,11 +22,11 @@ COMMANDS = {
     "trade-off": ("trade_off:trade_off", "Answer a task's problems at many settings of a rule and of its rivals."),
     "windows": ("windows:windows", 'Compare `num_assistant_tokens="auto"` with fixed numbers of drafted tokens.'),
     "mine": ("mine:mine", "Find out which tokens of a draft change the answer, and store them with states."),
-    "train": ("train:app", "Train heads from mined or annotated data."),
+    "train": ("train:app", "Train heads from labelled data, and drafts for a target."),
     "train-pair": ("train_pair:train_pair", "Train the bundled pair from its seed, measure it, and write it."),
     "evaluate-pair": ("train_pair:evaluate_pair", "Measure the accuracy of each model of a pair alone."),
     "theory": ("theory:theory", "Tabulate and plot SPRINTER's expected run length, and expected speedups."),
-    "publish": ("publish:publish", "Upload a head, or the custom generation method, to the Hugging Face Hub."),
+    "publish": ("publish:publish", "Upload a head, a draft, or the custom generation method, to the Hugging Face Hub."),
     "serve": ("serve:serve", "Run transformers' server (OpenAI-compatible) with an assistant and lossy rules."),
     "import-autojudge": ("import_autojudge:import_autojudge", "Import a head in AutoJudge's published layout."),
 }

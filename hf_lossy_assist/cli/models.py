@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -198,7 +199,7 @@ def pretrained(option: str, source: str, loader: Any, **kwargs: Any) -> Any:
     """Load a model, tokenizer or configuration that an option names."""
     try:
         return loader.from_pretrained(source, **kwargs)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
         raise LossyValueError(
             f"`{option}` has to be a causal language model in a folder or on the Hub, but is {source!r}: {reason}"

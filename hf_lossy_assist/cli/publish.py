@@ -1,4 +1,4 @@
-"""``lossy-assist publish``: send a head or the custom generation method to the Hub."""
+"""``lossy-assist publish``: send a head, a draft or the custom generation method to the Hub."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..drafting.eagle3 import Eagle3
+from ..drafting.eagle3_config import Eagle3Config
 from ..heads.head_loading import load_folder
 from ..heads.hub import Publication, upload
-from ..heads.repository import publication
+from ..heads.repository import existing_folder, publication, read_config
+from .models import load_model
 
 _CUSTOM_GENERATE = Path(__file__).parents[1] / "hub_cards" / "lossy-assist-generate"
 
@@ -22,25 +25,28 @@ def _custom_generate() -> Publication:
     return Publication("custom generation method", {name: _CUSTOM_GENERATE / name for name in names})
 
 
+_MODEL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
 # What is published under a name instead of from a folder.
 NAMED: Mapping[str, Callable[[], Publication]] = {"custom-generate": _custom_generate}
 
 
 def publish(
-    source: Annotated[str, typer.Argument(metavar="WHAT", help="A head's folder, or `custom-generate`.")],
+    source: Annotated[str, typer.Argument(metavar="WHAT", help="Folder of a head or a draft, or `custom-generate`.")],
     repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, created if need be.")],
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, created if need be; main by default.")] = None,
 ) -> None:
-    """Upload a head, or the `custom_generate` repository, to the Hugging Face Hub.
+    """Upload a head, a draft, or the `custom_generate` repository, to the Hugging Face Hub.
 
-    A head's folder is checked first, and only what belongs to the head is sent. `custom-generate` is the repository
+    A folder is checked first, and only what belongs to the head or to the draft is sent: an EAGLE-3 head, or the model
+    with its tokenizer that `lossy-assist train assistant` writes. `custom-generate` is the repository
     that `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import.
 
     Needs a token that may write: `hf auth login`, or the environment variable HF_TOKEN.
     """
-    files = NAMED[source]() if source in NAMED else _head(Path(source))
+    files = NAMED[source]() if source in NAMED else _of_folder(Path(source))
     screen = Console()
     screen.print(_listing(files, repo_id))
     if dry_run:
@@ -51,7 +57,16 @@ def publish(
     screen.print(f"Published: {address}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _head(folder: Path) -> Publication:
+def _of_folder(folder: Path) -> Publication:
+    found = existing_folder(folder)
+    values = read_config(found) if found is not None else {}
+    values = values if isinstance(values, dict) else {}
+    if Eagle3Config.describes(values):
+        Eagle3.from_pretrained(folder)
+        return publication(folder, "EAGLE-3 head")
+    if "model_type" in values:
+        load_model("WHAT", str(folder), None, "cpu")
+        return publication(folder, "assistant", more=_MODEL_FILES)
     return publication(folder, f"{load_folder(folder).config.kind} head")
 
 

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from .. import pairs
 from ..errors import LossyValueError
 from ..heads.judge_head import MODELS
+from . import train_drafts
 from .console import limit_threads, progress
 from .models import ModelOptions, identity_of
 from .options import Threads
@@ -33,7 +34,10 @@ COMPARISON = "comparison.json"
 _ENOUGH = 100
 
 app = typer.Typer(
-    name="train", add_completion=False, help="Train heads from mined or annotated data.", no_args_is_help=True
+    name="train",
+    add_completion=False,
+    help="Train heads from labelled data, and drafts for a target.",
+    no_args_is_help=True,
 )
 
 Out = Annotated[Path, typer.Option(help="Folder for the head.")]
@@ -312,3 +316,7 @@ def verifier(
     screen.print(
         f"TPR {metrics['tpr']:.3f}, FPR {metrics['fpr']:.3f} at {threshold:g}; reads {config.reads}; saved in {out}"
     )
+
+
+app.command("eagle3")(train_drafts.eagle3)
+app.command("assistant")(train_drafts.assistant)

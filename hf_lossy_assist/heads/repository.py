@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,13 @@ def finite(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     return converted
 
 
-def publication(folder: Path, title: str) -> Publication:
-    """Return the files of a head's folder that belong on the Hub: configuration, weights, card and figures."""
-    names = [CONFIG, WEIGHTS, CARD, *sorted(path.name for path in folder.glob("*.png"))]
+def publication(folder: Path, title: str, more: Sequence[str] = ()) -> Publication:
+    """Return the files of a folder that belong on the Hub: configuration, weights, card and figures.
+
+    Of ``more``, those that are there belong to them too.
+    """
+    besides = [name for name in more if (folder / name).is_file()]
+    names = [CONFIG, WEIGHTS, CARD, *besides, *sorted(path.name for path in folder.glob("*.png"))]
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise LossyValueError(f"{str(folder)!r} lacks {missing}; save the head again with `save_pretrained`")
     return Publication(title, {name: folder / name for name in names})

@@ -10,11 +10,13 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from hf_lossy_assist import JudgeHead
+from hf_lossy_assist import Eagle3, JudgeHead
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli import publish as command
 from hf_lossy_assist.heads.hub import Publication
+from tests.eagle3_heads import random_head
 from tests.hub.server import LoopbackHub
+from tests.training.drafts.fixtures import write_model
 
 ID = "org/judge"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -97,6 +99,33 @@ def test_folders_that_are_no_heads(tmp_path: Path, signed_in: LoopbackHub):
     assert "is not a folder" in run(str(tmp_path / "nothing"), ID).stderr
     assert "has no config.json" in run(str(tmp_path), ID).stderr
     assert not signed_in.requests
+
+
+def test_eagle3_heads_are_published(tmp_path: Path, signed_in: LoopbackHub):
+    head = random_head()
+    head.save_pretrained(tmp_path / "draft")
+    (tmp_path / "draft" / "training").mkdir()
+    (tmp_path / "draft" / "training" / "checkpoint.safetensors").write_bytes(b"not for the Hub")
+    result = run(str(tmp_path / "draft"), ID)
+    assert result.exit_code == 0, result.output
+    assert sorted(stored(signed_in)) == ["README.md", "config.json", "model.safetensors"]
+    loaded = Eagle3.from_pretrained(ID)
+    assert torch.equal(loaded.fc.weight, head.fc.weight)
+
+
+def test_assistants_are_published_with_their_tokenizer(tmp_path: Path, signed_in: LoopbackHub):
+    folder = write_model(tmp_path / "draft")
+    (folder / "README.md").write_text("# An assistant\n")
+    (folder / "notes.txt").write_text("not for the Hub")
+    result = run(str(folder), ID)
+    assert result.exit_code == 0, result.output
+    files = stored(signed_in)
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(files)
+    assert "notes.txt" not in files
+    (folder / "model.safetensors").write_bytes(b"")
+    result = run(str(folder), ID)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
 
 
 def test_without_a_token(folder: Path, loopback_hub: LoopbackHub):

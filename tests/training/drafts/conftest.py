@@ -1,0 +1,3 @@
+"""Texts that the tests of drafts share."""
+
+from tests.training.drafts.fixtures import texts  # noqa: F401
