@@ -50,8 +50,10 @@ class Target:
         per row, and the verification is about these alone.
         """
         judged = draft.without_trusted()
-        with self.verifier.watching(len(judged)):
-            outputs = self.forwards.run(candidate, len(judged) + 1, draft.target_inputs)
+        known = candidate.shape[1] - len(judged) - self.forwards.seen
+        room = self.verifier.room(self.carried.get("attention_mask"), len(candidate), known)
+        with self.verifier.watching(len(judged), room):
+            outputs = self.forwards.run(candidate, len(judged) + room, draft.target_inputs)
         verification = self.verifier.judge(candidate, judged, outputs, self.forwards.sent)
         if judged.trusted is None or len(judged) == 1:
             return verification
@@ -113,9 +115,13 @@ class Verifier:
         if self.acceptor.needs & {"hidden", "dropped_heads"}:
             self.hook = lm_head_hook(self.model, self.randomness, self.acceptor.dropped_heads)
 
-    def watching(self, drafted: int) -> AbstractContextManager[Any]:
+    def room(self, mask: Tensor | None, rows: int, known: int) -> int:
+        """Return at how many of the ``known`` positions before a draft the LM head is to be called: mostly the last."""
+        return 1 if self.hook is None else self.hook.room(mask, rows, known)
+
+    def watching(self, drafted: int, room: int = 1) -> AbstractContextManager[Any]:
         """Inside the block, read the LM head's input in a forward over ``drafted`` tokens, if the rule wants to."""
-        return nullcontext() if self.hook is None else self.hook.over(drafted)
+        return nullcontext() if self.hook is None else self.hook.over(drafted, room)
 
     def split(self, logits: Tensor, drafted: int) -> tuple[Tensor, Tensor | None]:
         """Split a forward's logits into clean ``(B, n+1, V)`` and dropped ``(B, K, n, V)`` ones, or None."""
