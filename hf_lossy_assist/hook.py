@@ -202,10 +202,14 @@ class LossyVerification(LogitsProcessor):
         )
         return self._rounds
 
-    def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        if self._rounds is not None and threading.get_ident() == self._thread:
-            ids = kwargs.get("input_ids")
-            self._rounds.enter_forward(0 if ids is None else ids.shape[1])
+    def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self._rounds is None or threading.get_ident() != self._thread:
+            return None
+        ids = kwargs.get("input_ids")
+        room = self._rounds.enter_forward(0 if ids is None else ids.shape[1], kwargs.get("attention_mask"))
+        if room == 1 or "logits_to_keep" not in kwargs:
+            return None
+        return args, {**kwargs, "logits_to_keep": kwargs["logits_to_keep"] + room - 1}
 
     def _after(self, module: Any, args: Any, outputs: Any) -> None:
         if self._rounds is not None and threading.get_ident() == self._thread:
@@ -254,12 +258,20 @@ class _RoundsOfStock(CandidateGenerator):
         # Everything is drawn here: without q, stock compares its selection with the candidate and draws nothing.
         return self.candidate, None
 
-    def enter_forward(self, tokens: int) -> None:
-        """Read the LM head's input in the target's forward over the draft, if the rule wants to."""
+    def enter_forward(self, tokens: int, mask: Tensor | None) -> int:
+        """Read the LM head's input in the target's forward over the draft, if the rule wants to.
+
+        Returns at how many positions before the draft's the head is to be called.
+        """
         self.sent = tokens
-        if self.draft is not None and self.logits is None:
-            self._forward.enter_context(self.stats.timed("verifying"))
-            self._forward.enter_context(self.verifier.watching(len(self.draft)))
+        if self.draft is None or self.logits is not None:
+            return 1
+        drafted = len(self.draft)
+        padding = None if mask is None or mask.dim() != 2 else mask[:, : mask.shape[1] - drafted]
+        room = self.verifier.room(padding, 1, max(1, tokens - drafted))
+        self._forward.enter_context(self.stats.timed("verifying"))
+        self._forward.enter_context(self.verifier.watching(drafted, room))
+        return room
 
     def leave_forward(self, outputs: Any) -> None:
         """Take the forward's logits, and leave stock those that it expects."""

@@ -20,12 +20,19 @@ if TYPE_CHECKING:
     from ..heads.verifier_head import VerifierHead
 
 
+AUTO = "auto"
+"""The dropout that is chosen by its effect on a call's own prompt."""
+
+
 @dataclass(frozen=True)
 class DroppedHeads:
-    """A request for ``num_paths`` passes of the LM head over inputs dropped with probability ``dropout``."""
+    """A request for ``num_paths`` passes of the LM head over inputs dropped with probability ``dropout``.
+
+    :data:`AUTO` leaves the probability to what it does to the head at hand.
+    """
 
     num_paths: int
-    dropout: float
+    dropout: float | str
 
 
 @dataclass(frozen=True)

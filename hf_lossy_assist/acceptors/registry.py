@@ -51,17 +51,18 @@ class Setting:
     choices: tuple[str, ...] = ()
     instead_of: str | None = None
     unset: str = "none"
+    word: str | None = None
     help: str = ""
 
     def check(self, rule: Acceptor) -> None:
         """Raise :class:`LossyValueError` where the rule's value can't work."""
         value = getattr(rule, self.name)
-        if value is None and self.default is None:
+        if (value is None and self.default is None) or (self.word is not None and value == self.word):
             return
         if self.choices:
             check_choice(rule.name, self.name, value, self.choices)
         if self.low is not None:
-            check_number(rule.name, self.name, value, self.low, self.high, integer=self.integer)
+            check_number(rule.name, self.name, value, self.low, self.high, integer=self.integer, word=self.word)
         if self.instead_of is not None and (other := getattr(rule, self.instead_of)) is not None:
             raise LossyValueError(
                 f"`{self.instead_of}` and `{self.name}` of the rule {rule.name!r} exclude each other: give one of "
@@ -69,7 +70,7 @@ class Setting:
             )
 
     def __str__(self) -> str:
-        wanted = f", {_numbers(self.low, self.high, self.integer)}" if self.low is not None else ""
+        wanted = f", {_numbers(self.low, self.high, self.integer, self.word)}" if self.low is not None else ""
         if self.low == _LEAST_ABOVE_0:
             wanted = wanted.replace(f">= {self.low:g}", "> 0")
         wanted += f", one of {list(self.choices)}" if self.choices else ""
@@ -88,7 +89,8 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
         The bounds of a number, both included. Without them, the rule itself checks the value.
     more
         ``integer=True`` for whole numbers only; ``choices``, the strings that the value may be; ``instead_of``, the
-        setting that can't be given together with this one; ``unset``, what counts where the value is None, in words.
+        setting that can't be given together with this one; ``unset``, what counts where the value is None, in words;
+        ``word``, a text that the value may be instead of a number.
 
     Examples
     --------
@@ -144,20 +146,27 @@ def _parameters(rule: type[Acceptor]) -> Mapping[str, str]:
 
 
 def check_number(
-    rule: str, name: str, value: Any, low: float, high: float = float("inf"), *, integer: bool = False
+    rule: str,
+    name: str,
+    value: Any,
+    low: float,
+    high: float = float("inf"),
+    *,
+    integer: bool = False,
+    word: str | None = None,
 ) -> None:
     """Raise :class:`LossyValueError` unless a rule's setting is a number in ``[low, high]``."""
     high = min(high, _LARGEST_INT) if isinstance(value, int) else high
     wanted = int if integer else int | float
     if isinstance(value, bool) or not isinstance(value, wanted) or not low <= value <= high:
         raise LossyValueError(
-            f"`{name}` of the rule {rule!r} has to be {_numbers(low, high, integer)}, but is {value!r}"
+            f"`{name}` of the rule {rule!r} has to be {_numbers(low, high, integer, word)}, but is {value!r}"
         )
 
 
-def _numbers(low: float, high: float, integer: bool) -> str:
+def _numbers(low: float, high: float, integer: bool, word: str | None = None) -> str:
     most = f" and <= {high:g}" if high != float("inf") else ""
-    return f"{'an int' if integer else 'a number'} >= {low:g}{most}"
+    return f"{'an int' if integer else 'a number'} >= {low:g}{most}" + (f" or {word!r}" if word else "")
 
 
 def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> None:

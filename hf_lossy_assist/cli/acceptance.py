@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,14 +12,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from ..errors import LossyUnsupportedError
 from ..evaluation import records
+from ..evaluation.measures import score_text
 from ..evaluation.modes import DecodingMode, Models, usual_modes
 from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..heads import VerifierHead
 from ..stats import joined
+from ..tasks.overlap import rouge
 from .console import limit_threads, progress
 from .models import ModelOptions
 from .options import Device, DraftSource, FirstSeed, Gamma, PairInstead, RowsFile, TargetSource, Threads
@@ -166,7 +166,7 @@ def measure(
             log_likelihood=log_p.double().mean().item(),
             likeliest=torch.cat([likeliest for _, likeliest in scored]).double().mean().item(),
             greedy_prefix=sum(common_prefix(text.to(own.device), own) / len(own) for text, own in texts) / len(texts),
-            rouge=decode and rouge_l([(decode(text), decode(own)) for text, own in texts]),
+            rouge=decode and sum(rouge(decode(text), [decode(own)]) for text, own in texts) / len(texts),
             target_calls_per_100_tokens=stats and stats.target_calls_per_100_tokens,
             tokens_per_second=len(log_p) / sum(response.seconds for response in responses),
             mean_run=stats.mean_run if stats and stats.runs else None,
@@ -178,40 +178,7 @@ def measure(
         yield from (row(mode) for mode in modes if mode.temperature == temperature)
 
 
-@torch.inference_mode()
-def score_text(target: PreTrainedModel, prompt: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(n,)`` the target's log p of each generated token, and whether it is the likeliest one."""
-    ids = torch.cat([prompt, tokens]).to(target.device)
-    logits = target(input_ids=ids[None, :-1], use_cache=False).logits[0, len(prompt) - 1 :].float()
-    tokens = ids[len(prompt) :]
-    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], logits.argmax(-1) == tokens
-
-
 def common_prefix(a: Tensor, b: Tensor) -> int:
     """Return how many tokens two texts share from the beginning."""
     n = min(len(a), len(b))
     return int((a[:n] == b[:n]).long().cumprod(0).sum())
-
-
-def rouge_l(texts: Iterable[tuple[str, str]]) -> float:
-    """Return the mean ROUGE-L F-measure of pairs of a text and its reference.
-
-    Raises
-    ------
-    LossyUnsupportedError
-        Without the package ``rouge-score``.
-
-    Examples
-    --------
-    >>> rouge_l([("the cat sat", "the cat sat"), ("a b", "c d")])
-    0.5
-    """
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise LossyUnsupportedError(
-            "ROUGE needs the package rouge-score; install it with `pip install 'hf-lossy-assist[bench]'`"
-        ) from error
-    scorer = RougeScorer(["rougeL"])
-    scores = [scorer.score(reference, text)["rougeL"].fmeasure for text, reference in texts]
-    return sum(scores) / len(scores)

@@ -60,6 +60,12 @@ def evaluate(
     head: Annotated[
         list[str] | None, typer.Option(metavar="RULE=SOURCE", help="A trained head, e.g. judge=FOLDER. Repeatable.")
     ] = None,
+    measure: Annotated[
+        str,
+        typer.Option(
+            help="task: its score; rouge: ROUGE-L to the reference's text; likelihood: the target's p per token."
+        ),
+    ] = "task",
     limit: Annotated[int, typer.Option(min=1, help="How many problems; a repeated command may ask for more.")] = 100,
     split: Annotated[str, typer.Option(help="Which problems of the task.")] = "test",
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are answered together.")] = 1,
@@ -95,7 +101,7 @@ def evaluate(
     models = replace(loaded, heads={**loaded.heads, **load_heads(head or (), loaded.target.device)}).models
     evaluation = Evaluation(
         models, loaded.tokenizer, loaded.task, listed, reference or reference_of(listed), limit, split, batch_size,
-        max_new_tokens, seed, this_process(),
+        max_new_tokens, seed, this_process(), measure,
     )  # fmt: skip
     screen = Console()
     result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import tasks
@@ -18,6 +19,7 @@ from ..mining.mining_run import Process, this_process
 from ..tasks import Example, Task
 from .answers import Answer, AnswerStore
 from .comparison import rotated, warm_up
+from .measures import MEASURES, Measurable
 from .modes import DecodingMode, Models, parse_modes
 from .plots import PlotPoint, plot
 from .quality import ModeScore, mode_scores
@@ -46,6 +48,7 @@ class Evaluation:
     max_new_tokens: int | None = None  # as many as the task's answers need by default
     seed: int = 0  # of the first problem; the next has the next one
     process: Process = field(default_factory=Process)  # which of the batches are this process's
+    measure: str = "task"  # what a score is: one of :data:`~hf_lossy_assist.evaluation.measures.MEASURES`
 
     def __post_init__(self) -> None:
         labels = [mode.label for mode in self.modes]
@@ -58,6 +61,8 @@ class Evaluation:
             raise LossyValueError(f"an assistant has to be given for the mode {missing[0]!r}; there is no draft")
         for mode in self.modes:
             mode.check_heads(self.models.heads)
+        if self.measure not in MEASURES:
+            raise LossyValueError(f"`measure` has to be one of {list(MEASURES)}, but is {self.measure!r}")
         if not self.examples:
             raise LossyValueError(f"`split` has to be one with problems, but {self.split!r} has none")
 
@@ -135,16 +140,21 @@ class Evaluation:
         answers = []
         for i, text, tokens, (rounds, accepted) in zip(ids, texts, response.rows, response.work, strict=True):
             own = text if mode.label == self.reference else store.known[self.reference, i].text
-            score = self.task.score(self.examples[i], text, own)
+            score = MEASURES[self.measure](
+                Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
+            )
             seconds = response.seconds / len(ids)
             answers.append(Answer(mode.label, i, score, len(tokens), rounds, accepted, seconds, text))
         return answers
 
     def _problems(self) -> list[int]:
         """Return a number for each problem that tells its rendered prompt and its answer from others."""
-        prompts = [row[mask.bool()].tolist() for b in self.batches for row, mask in zip(b.ids, b.mask, strict=True)]
-        pairs = zip(prompts, self.examples, strict=True)
-        return [zlib.crc32(f"{prompt}\0{example.answer}".encode()) for prompt, example in pairs]
+        texts = (f"{self._prompt(i).tolist()}\0{example.answer}" for i, example in enumerate(self.examples))
+        return [zlib.crc32(text.encode()) for text in texts]
+
+    def _prompt(self, i: int) -> Tensor:
+        batch, row = self.batches[i // self.batch_size], i % self.batch_size
+        return batch.ids[row][batch.mask[row].bool()]
 
     def plan(self) -> dict[str, Any]:
         """Return what the answers depend on, for an :class:`AnswerStore`."""
@@ -152,6 +162,7 @@ class Evaluation:
         return {
             "task": self.task.name,
             "split": self.split,
+            "measure": self.measure,
             "reference": self.reference,
             "batch_size": self.batch_size,
             "max_new_tokens": self.length,
@@ -232,6 +243,7 @@ def evaluate(
     temperature: float | None = None,
     max_new_tokens: int | None = None,
     seed: int = 0,
+    measure: str = "task",
     out: str | Path | None = None,
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores problem by problem.
@@ -258,6 +270,9 @@ def evaluate(
         The longest response; as long as the task's answers need by default.
     seed
         Of the first problem's draws; the next problem has the next one.
+    measure
+        What a score is: the task's; "rouge", ROUGE-L against the reference's text; or "likelihood", the geometric mean
+        of the tokens' p under the target. The last two suit open-ended prompts.
     out
         A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``. A run that was interrupted goes on there.
 
@@ -281,6 +296,7 @@ def evaluate(
     evaluation = Evaluation(
         Models(target, draft, heads or {}), tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
+        measure,
     )  # fmt: skip
     store = AnswerStore() if out is None else AnswerStore(Path(out), evaluation.plan())
     for _ in evaluation.run(store):

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..errors import LossyValueError
+from .few_shot import FewShot
 from .numbers import final_number
 from .task import Example, Task
 from .task_data import Row, from_hub, read_jsonl, share
@@ -24,7 +25,7 @@ _CHAT = (
 )
 
 
-class GSM8K(Task):
+class GSM8K(FewShot):
     """Word problems whose answer is one number: the task that AutoJudge is mined on (its section 4.1).
 
     A problem belongs to the validation split if a hash of its question says so, one in twenty of the training file;
@@ -71,34 +72,22 @@ class GSM8K(Task):
 
     def examples(self, split: str, n: int) -> list[Example]:
         self.check_split(split)
-        return [self._with_shots(example) for example in islice(self._split(split), n)]
+        return [self.with_shots(example) for example in islice(self._split(split), n)]
 
     def extract_answer(self, text: str) -> str | None:
         # A model that was not trained to stop goes on with a question of its own, whose numbers do not count.
         return final_number(text.split(_NEXT_QUESTION)[0])
 
-    def user_turn(self, example: Example) -> str:
-        return _asked(example.prompt.removeprefix(self._preamble))
+    def asked(self, prompt: str) -> str:
+        return _CHAT.format(question=prompt.removeprefix("Question: ").removesuffix("\nAnswer:"))
 
-    def turns(self, example: Example) -> list[dict[str, str]]:
-        """Return the worked problems, each as a question and its answer, and then the question."""
-        turns = []
-        for shot in self._worked:
-            solution = f"{shot.solution.strip()}\n{_END.format(shot.answer)}"
-            turns.append({"role": "user", "content": _asked(shot.prompt)})
-            turns.append({"role": "assistant", "content": solution})
-        return turns + super().turns(example)
+    def answered(self, example: Example) -> str:
+        return f"{example.solution.strip()}\n{_END.format(example.answer)}"
 
     @cached_property
-    def _worked(self) -> list[Example]:
+    def worked(self) -> list[Example]:
+        """The first problems of the training file."""
         return self._read("train")[: self.shots] if self.shots else []
-
-    @property
-    def _preamble(self) -> str:
-        return "".join(f"{shot.prompt}{shot.solution}\n\n" for shot in self._worked)
-
-    def _with_shots(self, example: Example) -> Example:
-        return Example(self._preamble + example.prompt, example.answer, example.solution)
 
     def _split(self, split: str) -> list[Example]:
         if split == "test":
@@ -113,10 +102,6 @@ class GSM8K(Task):
             rows = from_hub("openai/gsm8k", "main", source) if path is None else read_jsonl(path, _FIELDS)
             self._loaded[source] = [_example(row) for row in rows]
         return self._loaded[source]
-
-
-def _asked(prompt: str) -> str:
-    return _CHAT.format(question=prompt.removeprefix("Question: ").removesuffix("\nAnswer:"))
 
 
 def _example(row: Row) -> Example:

@@ -17,9 +17,12 @@ from .task import Task
 SHIPPED = {
     "arithmetic": f"{__package__}.arithmetic:Arithmetic",
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
+    "choices": f"{__package__}.choices:Choices",
     "code": f"{__package__}.code:Code",
+    "ifeval": f"{__package__}.ifeval:IFEval",
     "preference": f"{__package__}.preference:Preference",
     "prompts": f"{__package__}.plain_prompts:Prompts",
+    "summaries": f"{__package__}.summaries:Summaries",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

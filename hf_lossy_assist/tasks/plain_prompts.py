@@ -5,19 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import LossyValueError
+from .overlap import rouge
 from .task import Example, Task
-from .task_data import share
+from .task_data import prompt_of, read_rows, share
 
 
 class Prompts(Task):
     """Any texts to continue, one a line: for labels that need no answer, such as SPRINTER's.
 
-    The "answer" of a response is the response. One prompt in ten, by a hash of it, is validation; one is the test.
+    The "answer" of a response is the response, and its score ROUGE-L against what it is compared with. One prompt in
+    ten, by a hash of it, is validation; one is the test.
 
     Parameters
     ----------
     data
-        A text file with one prompt per line.
+        A text file with one prompt per line, or a JSONL file whose rows have a ``prompt``, ``question`` or ``turns``.
+    split
+        The split that all prompts belong to, instead of by their hashes.
+    category
+        Of a JSONL file, only rows of this ``category``.
 
     Raises
     ------
@@ -36,18 +42,15 @@ class Prompts(Task):
 
     name = "prompts"
 
-    def __init__(self, data: str) -> None:
-        path = Path(data)
-        if not path.is_file():
-            raise LossyValueError(f"`data` has to be a text file with one prompt per line, but is {data!r}")
-        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        if not texts:
-            raise LossyValueError(f"`data` has to hold one prompt per line, but {data!r} has none")
-        self._by_split: dict[str, list[Example]] = {split: [] for split in self.splits}
-        for text in dict.fromkeys(texts):
+    def __init__(self, data: str, split: str | None = None, category: str | None = None) -> None:
+        if split is not None:
+            self.check_split(split)
+            self.splits = (split,)
+        self._by_split: dict[str, list[Example]] = {name: [] for name in self.splits}
+        for text in dict.fromkeys(_texts(data, category)):
             place = share(text)
-            split = "test" if place < 0.1 else "validation" if place < 0.2 else "train"
-            self._by_split[split].append(Example(text, ""))
+            by_hash = "test" if place < 0.1 else "validation" if place < 0.2 else "train"
+            self._by_split[split or by_hash].append(Example(text, ""))
 
     def examples(self, split: str, n: int) -> list[Example]:
         self.check_split(split)
@@ -55,3 +58,20 @@ class Prompts(Task):
 
     def extract_answer(self, text: str) -> str | None:
         return text.strip() or None
+
+    def score(self, example: Example, response: str, own: str) -> float:
+        """Return how much of the wording is that of ``own``: ROUGE-L."""
+        return 1.0 if response == own else rouge(response, [own])
+
+
+def _texts(data: str, category: str | None) -> list[str]:
+    path = Path(data)
+    if not path.is_file():
+        raise LossyValueError(f"`data` has to be a text file with one prompt per line, but is {data!r}")
+    if path.suffix == ".jsonl":
+        texts = [prompt_of(row) for row in read_rows(data, category=category)]
+    else:
+        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise LossyValueError(f"`data` has to hold one prompt per line, but {data!r} has a line without, or none")
+    return texts

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
 from .chat import ChatEndpoint
 from .task import Example, Task
-from .task_data import Row, read_jsonl, share
+from .task_data import Row, first, prompt_of, read_jsonl, share
 
 _SYSTEM = """\
 You are an impartial judge. You are shown a user's prompt and the responses of two assistants, A and B. Compare how \
@@ -122,20 +123,38 @@ class Preference(Task):
 
     def keeps_answer(self, example: Example, current_response: str, new_response: str) -> bool:
         """Tell whether the judge finds ``new_response`` at least as good as ``current_response``."""
-        current, new = current_response.strip(), new_response.strip()
+
+        def is_clear(lead: int, left: int) -> bool:
+            return lead > left or lead + left <= 0
+
+        return self._lead(example, current_response, new_response, is_clear) <= 0
+
+    def score(self, example: Example, response: str, own: str) -> float:
+        """Return 1 if the judge finds a response better than ``own``, 0.5 for as good and 0 for worse.
+
+        The mean is the win rate, in which a tie is half a win. Without a reference of its own that an example may have,
+        this is what there is to compare with.
+        """
+        if example.answer:
+            return float(self.correct(example, response))
+        lead = self._lead(example, own, response, lambda lead, left: abs(lead) > left)
+        return 0.5 if lead == 0 else float(lead < 0)
+
+    def _lead(self, example: Example, current: str, new: str, is_clear: Callable[[int, int], bool]) -> int:
+        """Return the votes for the current response less those for the new one, until it is clear how that ends."""
+        current, new = current.strip(), new.strip()
         if current == new:
-            return True
+            return 0
         swapped = zlib.crc32(f"{example.prompt}\0{current}\0{new}".encode()) % 2
-        lead = 0  # votes for the current response less votes for the new one
+        lead = 0
         for vote in range(self.votes):
             if (vote + swapped) % 2:
                 lead -= self._vote(example, new, current)
             else:
                 lead += self._vote(example, current, new)
-            left = self.votes - vote - 1
-            if lead > left or lead + left <= 0:
+            if is_clear(lead, self.votes - vote - 1):
                 break
-        return lead <= 0
+        return lead
 
     def correct(self, example: Example, response: str) -> bool:
         """Tell whether the judge finds ``response`` at least as good as the reference.
@@ -176,15 +195,11 @@ def _split(example: Example) -> str:
 
 
 def _example(row: Row, number: int) -> Example:
-    prompt = next((_first(row[name]) for name in ("prompt", "question", "turns") if row.get(name)), None)
+    prompt = prompt_of(row)
     if not isinstance(prompt, str):
         raise LossyValueError(
             f"row {number} of `data` needs a text as `prompt` or `question`, or a list of them as `turns`; "
             f"it has {sorted(row)}"
         )
-    reference = _first(row.get("reference") or "")
+    reference = first(row.get("reference") or "")
     return Example(prompt, reference, reference)
-
-
-def _first(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value

@@ -54,6 +54,32 @@ def _row(line: str, fields: tuple[str, ...], where: str) -> Row:
     return row
 
 
+def read_rows(data: str, config: str | None = None, split: str = "test", category: str | None = None) -> list[Row]:
+    """Return the rows of a JSONL file, or of a data set on the Hub where there is no such file.
+
+    With a ``category``, only those rows that have it as their ``category`` or ``subject``.
+    """
+    if Path(data).is_file() or data.endswith((".jsonl", ".gz")) or data.count("/") != 1:
+        rows = read_jsonl(data, ())
+    else:
+        rows = list(from_hub(data, config, split))
+    if category is not None:
+        rows = [row for row in rows if category in (row.get("category"), row.get("subject"))]
+    if not rows:
+        raise LossyValueError(f"`data` ({data}) has no rows of the category {category!r}")
+    return rows
+
+
+def prompt_of(row: Row) -> Any:
+    """Return what a row asks: its ``prompt`` or ``question``, or the first of its ``turns``; None if it has none."""
+    return next((first(row[name]) for name in ("prompt", "question", "turns") if row.get(name)), None)
+
+
+def first(value: Any) -> Any:
+    """Return the first of a list, and anything else as it is."""
+    return value[0] if isinstance(value, list) and value else value
+
+
 def from_hub(dataset: str, config: str | None, split: str) -> Iterable[Row]:
     """Return the rows of one split of a data set on the Hub, downloaded once by ``datasets``."""
     from datasets import load_dataset

@@ -10,8 +10,58 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..acceptors import DroppedHeads
+from ..acceptors.base import AUTO
 from ..errors import LossyUnsupportedError
 from ..sampling import Randomness
+
+DROPOUTS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
+"""What :func:`choose_dropout` chooses from."""
+
+AGREEMENT = 0.95
+_POSITIONS, _FEWEST = 64, 16
+
+
+@torch.no_grad()
+def choose_dropout(head: nn.Module, states: Tensor, paths: int) -> float:
+    """Return the largest of :data:`DROPOUTS` at which a dropped head says what the clean one says.
+
+    The noise of dropping depends on the width and on the head: what leaves one model's choices alone turns another's
+    into nonsense. So ρ is chosen by what it does, at the half of the positions where the clean head is surest: there
+    ``paths`` dropped heads have to choose its token in 95 % of all cases. Where the target is unsure, they are to
+    differ. Nothing else is drawn from than a generator of its own, so that equal prompts have equal ρ.
+
+    Parameters
+    ----------
+    head
+        The LM head.
+    states
+        ``(B, P, d)`` what enters it at positions of the prompt. Fewer than 16 say too little: the least ρ is theirs.
+    paths
+        K.
+
+    Returns
+    -------
+    float
+        ρ; 0 where even the least disturbs too much.
+    """
+    clean = head(states).flatten(0, 1).float()
+    if len(clean) < _FEWEST:
+        return DROPOUTS[0]
+    surest = clean.softmax(-1).amax(-1).topk(len(clean) // 2).indices
+    best, kept = clean.argmax(-1)[surest], states.flatten(0, 1)[surest]
+    # The same numbers for every ρ: what a smaller one drops, a larger one drops too.
+    generator = torch.Generator(kept.device).manual_seed(0)
+    uniform = torch.rand((paths, *kept.shape), device=kept.device, generator=generator)
+    low, high = -1, len(DROPOUTS)
+    while high - low > 1:
+        middle = (low + high) // 2
+        mask = (uniform >= DROPOUTS[middle]).to(kept.dtype) / (1 - DROPOUTS[middle])
+        chosen = head((kept * mask).flatten(0, 1)[None])[0].argmax(-1).unflatten(0, (paths, -1))
+        if (chosen == best).float().mean() >= AGREEMENT:
+            low = middle
+        else:
+            high = middle
+    return DROPOUTS[low] if low >= 0 else 0.0
 
 
 class LMHeadHook:
@@ -28,6 +78,11 @@ class LMHeadHook:
         How many dropped copies of every drafted position to append, if any.
     randomness
         The source of the dropout masks.
+
+    Attributes
+    ----------
+    dropout
+        ρ; None as long as it has to be chosen, by the first forward's states.
     """
 
     def __init__(self, head: nn.Module, dropped: DroppedHeads | None, randomness: Randomness) -> None:
@@ -35,11 +90,23 @@ class LMHeadHook:
         self.dropped = dropped
         self.randomness = randomness
         self.hidden: Tensor | None = None
+        self.dropout = None if dropped is None or dropped.dropout == AUTO else dropped.dropout
         self._drafted = self._thread = 0
+        self._room = 1
 
-    def over(self, drafted: int) -> LMHeadHook:
-        """Return a context manager: in its block, read the head's one call of this thread over ``drafted`` tokens."""
-        self._drafted = drafted
+    def room(self, mask: Tensor | None, rows: int, known: int) -> int:
+        """Return at how many of the ``known`` positions before a draft states are wanted: more than one only once."""
+        if self.dropped is None or self.dropout is not None:
+            return 1
+        own = known if mask is None or mask.dim() != 2 else int(mask.sum(-1).min())
+        return max(1, min(-(-_POSITIONS // rows), own, known))
+
+    def over(self, drafted: int, room: int = 1) -> LMHeadHook:
+        """Return a context manager: in its block, read the head's one call of this thread over ``drafted`` tokens.
+
+        ``room`` is at how many positions before these it is called too.
+        """
+        self._drafted, self._room = drafted, room
         return self
 
     # No generator: one that an interruption finds suspended stays so for as long as somebody keeps the traceback.
@@ -66,6 +133,9 @@ class LMHeadHook:
         self.hidden = args[0][:, -(self._drafted + 1) :]
         if self.dropped is None:
             return None
+        if self.dropout is None:
+            states = args[0][:, : args[0].shape[1] - self._drafted][:, -self._room :]
+            self.dropout = choose_dropout(module, states, self.dropped.num_paths)
         return (torch.cat([self.hidden, self._drop(self.hidden[:, :-1])], dim=1), *args[1:])
 
     def _leave_head(self) -> None:
@@ -90,7 +160,7 @@ class LMHeadHook:
     def _drop(self, hidden: Tensor) -> Tensor:
         batch, drafted, width = hidden.shape
         paths = self.dropped.num_paths
-        mask = self.randomness.keep_mask((batch, paths, drafted, width), self.dropped.dropout, hidden)
+        mask = self.randomness.keep_mask((batch, paths, drafted, width), self.dropout, hidden)
         return (hidden[:, None] * mask).flatten(1, 2)
 
 

@@ -52,12 +52,18 @@ class Target:
         per row, and the verification is about these alone. ``charged`` is what a rule has charged the texts so far.
         """
         judged = draft.without_trusted()
-        with self.verifier.watching(len(judged)):
-            outputs = self.forwards.run(candidate, len(judged) + 1, draft.target_inputs)
+        room = self.room(candidate, len(judged))
+        with self.verifier.watching(len(judged), room):
+            outputs = self.forwards.run(candidate, len(judged) + room, draft.target_inputs)
         verification = self.verifier.judge(candidate, judged, outputs, self.forwards.sent, charged)
         if judged.trusted is None or len(judged) == 1:
             return verification
         return verification.at(judged.first_undecided)
+
+    def room(self, candidate: Tensor, drafted: int) -> int:
+        """Return at how many positions before ``drafted`` tokens logits are computed: one, unless a rule wants more."""
+        known = candidate.shape[1] - drafted - self.forwards.seen
+        return self.verifier.room(self.carried.get("attention_mask"), len(candidate), known)
 
     def keep(self, commit: Commit) -> None:
         """Keep what a round has committed, where the rows now stand, and forget the rest of the draft."""
@@ -115,9 +121,13 @@ class Verifier:
         if self.acceptor.needs & {"hidden", "dropped_heads"}:
             self.hook = lm_head_hook(self.model, self.randomness, self.acceptor.dropped_heads)
 
-    def watching(self, drafted: int) -> AbstractContextManager[Any]:
+    def room(self, mask: Tensor | None, rows: int, known: int) -> int:
+        """Return at how many of the ``known`` positions before a draft the LM head is to be called: mostly the last."""
+        return 1 if self.hook is None else self.hook.room(mask, rows, known)
+
+    def watching(self, drafted: int, room: int = 1) -> AbstractContextManager[Any]:
         """Inside the block, read the LM head's input in a forward over ``drafted`` tokens, if the rule wants to."""
-        return nullcontext() if self.hook is None else self.hook.over(drafted)
+        return nullcontext() if self.hook is None else self.hook.over(drafted, room)
 
     def split(self, logits: Tensor, drafted: int) -> tuple[Tensor, Tensor | None]:
         """Split a forward's logits into clean ``(B, n+1, V)`` and dropped ``(B, K, n, V)`` ones, or None."""

@@ -32,8 +32,9 @@ class TreeTarget(Target):
         if draft.tree is None:
             return super().verify(candidate, draft, charged)
         n, tree = len(draft), draft.tree
-        with self.verifier.watching(n):
-            outputs = self.forwards.run_tree(candidate, n + 1, tree.ancestors, tree.depths)
+        room = self.room(candidate, n)
+        with self.verifier.watching(n, room):
+            outputs = self.forwards.run_tree(candidate, n + room, tree.ancestors, tree.depths)
         return self.verifier.judge_tree(candidate, draft, outputs, self.forwards.sent, charged)
 
 

@@ -25,6 +25,8 @@ def values(setting: Setting) -> st.SearchStrategy[Any]:
         own = st.floats(setting.low, 1e9) | st.just(setting.high)
     else:
         own = st.floats(setting.low, setting.high)
+    if setting.word is not None:
+        own = own | st.just(setting.word)
     return st.none() | own if setting.default is None else own
 
 

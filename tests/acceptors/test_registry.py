@@ -144,6 +144,7 @@ def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
     step = 1 if each.integer else 1e-6
     beyond = [each.low - step, *([each.high + step] if math.isfinite(each.high) else [])]
     at = [each.low, *([] if each.integer and math.isinf(each.high) else [each.high])]
+    at += [each.word] if each.word else []
     return at, [*beyond, True, "1", math.nan, *([1.5] if each.integer else []), *absent]
 
 
@@ -237,8 +238,10 @@ def readme_row(name: str) -> str:
 
 
 def readme_setting(each: Setting) -> str:
-    default = each.unset if each.default is None else f'"{each.default}"' if each.choices else f"{each.default:g}"
+    is_text = isinstance(each.default, str)
+    default = each.unset if each.default is None else f'"{each.default}"' if is_text else f"{each.default:g}"
     bounds = [f'"{choice}"' for choice in each.choices] or [f"{each.low:.2g} to {each.high:g}"]
+    bounds += [f'"{each.word}"'] if each.word else []
     return f"`{each.name}` {default} ({' or '.join(bounds)})".replace("inf", "∞")
 
 

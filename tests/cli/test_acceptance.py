@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -133,17 +132,6 @@ def test_a_rule_that_keeps_everything_says_what_the_draft_says(models):
     assert in_one_round.rows[0][:-1].tolist() == alone.rows[0][:-1].tolist()
 
 
-def test_likelihood_is_that_of_token_by_token_scoring(models):
-    tokens = run_request(models, DecodingMode("x", "topk", {"k": 8}, 5, 1.3), put(), LENGTH).rows[0]
-    log_p, likeliest = acceptance.score_text(models.target, put().ids[0], tokens)
-    text = torch.cat([put().ids[0], tokens])
-    for i, token in enumerate(tokens):
-        with torch.no_grad():
-            z = models.target(input_ids=text[None, : 6 + i]).logits[0, -1].double().numpy()
-        assert log_p[i].item() == pytest.approx(z[token] - np.log(np.exp(z).sum()), abs=1e-4)
-        assert bool(likeliest[i]) == (z.argmax() == int(token))
-
-
 def test_sampling_is_reproducible_and_differs_from_prompt_to_prompt(models):
     mode = DecodingMode("ears", "ears", {"beta": 0.1}, 4, 0.9)
     first, second = ([replace(row, tokens_per_second=0) for row in rows_of(models, mode)] for _ in range(2))
@@ -158,12 +146,6 @@ def test_sampling_is_reproducible_and_differs_from_prompt_to_prompt(models):
 )
 def test_common_prefix(a, b, shared):
     assert acceptance.common_prefix(torch.tensor(a), torch.tensor(b)) == shared
-
-
-def test_rouge_is_the_f_measure_of_the_longest_common_subsequence():
-    # 3 of 4 words in order, of texts of 4 and 6 words.
-    assert acceptance.rouge_l([("the cat sat down", "the big cat sat there quietly")]) == pytest.approx(0.6)
-    assert acceptance.rouge_l([("a", "a"), ("a", "b")]) == 0.5
 
 
 def test_sprinter_rows_show_runs(models):

@@ -20,9 +20,10 @@ ALL_OUTPUTS = {f"output_{name}": True for name in ("scores", "logits", "hidden_s
 
 RULES: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "lossless": ("lossless", {}),
-    "dropmatch": ("dropmatch", {}),
+    "dropmatch": ("dropmatch", {"dropout": 0.3}),
+    "dropmatch-auto": ("dropmatch", {}),
     "dropmatch-bold": ("dropmatch", {"dropout": 0.5, "num_paths": 8}),
-    "dropmatch-naive": ("dropmatch", {"criterion": "naive"}),
+    "dropmatch-naive": ("dropmatch", {"criterion": "naive", "dropout": 0.3}),
     "dropmatch-naive-bold": ("dropmatch", {"criterion": "naive", "dropout": 0.6}),
     "ears": ("ears", {}),
     "ears-bold": ("ears", {"beta": 0.5}),

@@ -39,3 +39,24 @@ def test_bad_files_and_splits_are_named(tmp_path):
     (tmp_path / "prompts.txt").write_text("One day\n")
     with pytest.raises(LossyValueError, match=r"`split`.*'dev'"):
         tasks.load("prompts", data=str(tmp_path / "prompts.txt")).examples("dev", 1)
+
+
+def test_rows_of_a_file_with_turns_and_categories(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"turns": ["Hi", "And?"], "category": "a"}\n{"prompt": "Bye", "category": "b"}\n')
+    task = tasks.load("prompts", data=str(path), split="test")
+    assert [example.prompt for example in task.examples("test", 9)] == ["Hi", "Bye"]
+    assert len(tasks.load("prompts", data=str(path), split="test", category="b").examples("test", 9)) == 1
+    with pytest.raises(LossyValueError, match="`split`"):
+        tasks.load("prompts", data=str(path), split="everything")
+    path.write_text('{"text": "Hi"}\n')
+    with pytest.raises(LossyValueError, match="a line without"):
+        tasks.load("prompts", data=str(path))
+
+
+def test_a_score_is_the_overlap_with_the_text_that_is_compared(tmp_path):
+    (tmp_path / "prompts.txt").write_text("One day\n")
+    task = tasks.load("prompts", data=str(tmp_path / "prompts.txt"), split="test")
+    [example] = task.examples("test", 1)
+    assert task.score(example, "a b c d", "a b c d") == 1
+    assert task.score(example, "a b x y", "a b c d") == pytest.approx(0.5)

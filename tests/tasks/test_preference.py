@@ -301,3 +301,20 @@ def test_texts_are_compared_as_they_are(make):
     assert task.extract_answer("  ") is None
     assert task.equivalent("a", "a")
     assert not task.equivalent(None, None)
+
+
+@pytest.mark.parametrize("votes", [1, 2, 3])
+def test_a_score_is_a_win_a_tie_or_a_loss(server, make, votes):
+    server.replies = [prefers("good")]
+    task = make(votes=votes)
+    scores = [task.score(EXAMPLE, text, own) for text, own in (("good", "bad"), ("bad", "good"), ("bad", "worse"))]
+    assert scores == [1, 0, 0.5]
+    asked = len(server.requests)
+    assert task.score(EXAMPLE, "same ", "same") == 0.5
+    assert len(server.requests) == asked
+
+
+def test_where_there_is_a_reference_a_score_is_against_it(server, make):
+    server.replies = [prefers("good")]
+    example = Example("Write a poem.", "good")
+    assert make().score(example, "bad", "bad") == 0

@@ -87,7 +87,7 @@ def test_dropped_heads_of_every_architecture(architecture: str):
 def test_the_head_is_called_once():
     model, calls = tiny(), []
     handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
-    verifier = Verifier(model, LogitsProcessorList(), DropMatch(), do_sample=False, randomness=Randomness(0))
+    verifier = Verifier(model, LogitsProcessorList(), DropMatch(dropout=0.3), do_sample=False, randomness=Randomness(0))
     with torch.no_grad():
         with verifier.watching(3):
             outputs = model(input_ids=prompt(), use_cache=False)

@@ -1,0 +1,50 @@
+"""Measures of an answer: what the task says, and for texts without a right answer what the target says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..tasks import Example, Task
+from ..tasks.overlap import rouge
+
+
+@dataclass(frozen=True, eq=False)
+class Measurable:
+    """An answer with everything that a measure may look at."""
+
+    task: Task
+    example: Example
+    target: PreTrainedModel
+    # The prompt's tokens and the generated ones.
+    prompt: Tensor
+    tokens: Tensor
+    text: str
+    own: str  # what the mode that all are compared with said
+
+
+def likelihood(answer: Measurable) -> float:
+    """Return the geometric mean of p over the answer's tokens, under the target without any warper."""
+    log_p, _ = score_text(answer.target, answer.prompt, answer.tokens)
+    return log_p.double().mean().exp().item()
+
+
+@torch.inference_mode()
+def score_text(target: PreTrainedModel, prompt: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``(n,)`` the target's log p of each generated token, and whether it is the likeliest one."""
+    ids = torch.cat([prompt, tokens]).to(target.device)
+    logits = target(input_ids=ids[None, :-1], use_cache=False).logits[0, len(prompt) - 1 :].float()
+    tokens = ids[len(prompt) :]
+    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0], logits.argmax(-1) == tokens
+
+
+MEASURES: Mapping[str, Callable[[Measurable], float]] = {
+    "task": lambda answer: answer.task.score(answer.example, answer.text, answer.own),
+    "rouge": lambda answer: rouge(answer.text, [answer.own]),
+    "likelihood": likelihood,
+}
+"""Measures from 0 to 1 by name: the task's, ROUGE-L against what the reference mode said, and :func:`likelihood`."""

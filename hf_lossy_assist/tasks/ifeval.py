@@ -1,0 +1,111 @@
+"""Instructions whose following can be verified (IFEval; Zhou et al., 2023)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from ..errors import LossyUnsupportedError, LossyValueError
+from .task import Example, Task
+from .task_data import Row, read_rows
+
+# The checkers of these count sentences by a tokenizer whose data nltk downloads.
+_SENTENCES = frozenset({"length_constraints:number_sentences"})
+
+
+class IFEval(Task):
+    """Prompts with instructions such as "use no commas", checked by the programs of ``if-verifiable``.
+
+    A response is correct if it follows all instructions of its prompt (prompt-level strict accuracy).
+
+    Parameters
+    ----------
+    data
+        A JSONL file, or a data set on the Hub, with the fields ``prompt``, ``instruction_id_list`` and ``kwargs``.
+    loose
+        Whether a response also counts that follows the instructions without its first or last line or its asterisks.
+    sentences
+        Whether prompts take part whose checkers count sentences; that needs data which ``nltk.download("punkt_tab")``
+        brings.
+
+    Raises
+    ------
+    LossyUnsupportedError
+        Without ``if-verifiable``, or without the data that a prompt needs.
+    LossyValueError
+        If the data are missing or malformed.
+    """
+
+    name = "ifeval"
+    splits = ("test",)
+    max_new_tokens = 1280
+
+    def __init__(self, data: str = "google/IFEval", loose: bool = False, sentences: bool = True) -> None:
+        self.loose = loose
+        self._checkers = _checkers()
+        rows = [_checked(row, number) for number, row in enumerate(read_rows(data, None, "train"), start=1)]
+        self._rows = [row for row in rows if sentences or not _SENTENCES & {*row["instruction_id_list"]}]
+        if any(_SENTENCES & {*row["instruction_id_list"]} for row in self._rows) and not _knows_sentences():
+            raise LossyUnsupportedError(
+                "counting sentences needs data of nltk: get them once by `python -m nltk.downloader punkt_tab`, or "
+                "leave these prompts out by the option `sentences=false` of the task"
+            )
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        self.check_split(split)
+        return [Example(row["prompt"], "") for row in self._rows[:n]]
+
+    def extract_answer(self, text: str) -> str | None:
+        return text.strip() or None
+
+    def correct(self, example: Example, response: str) -> bool:
+        """Tell whether a response follows all instructions of its prompt."""
+        if example.prompt not in self._by_prompt:
+            raise LossyValueError(f"`example` is no prompt of this task; it is {example.prompt[:80]!r}")
+        row = self._by_prompt[example.prompt]
+        _, scores = self._checkers("ifeval", _Sample(row), response)
+        return bool(scores.binary_loose if self.loose else scores.binary_strict)
+
+    @cached_property
+    def _by_prompt(self) -> dict[str, Row]:
+        return {row["prompt"]: row for row in self._rows}
+
+
+class _Sample:
+    """A row as the checkers read it."""
+
+    def __init__(self, row: Row) -> None:
+        self.__dict__.update(row)
+
+
+def _checkers() -> Any:
+    try:
+        from if_verifiable import evaluate_output_for_sample
+        from langdetect import DetectorFactory
+    except ImportError as error:
+        raise LossyUnsupportedError(
+            "the task 'ifeval' needs the package if-verifiable; install it with "
+            "`pip install 'hf-lossy-assist[ifeval]'` (Python >= 3.11)"
+        ) from error
+    DetectorFactory.seed = 0  # or it guesses languages anew each time
+    return evaluate_output_for_sample
+
+
+def _knows_sentences() -> bool:
+    import nltk
+
+    try:
+        return bool(nltk.data.find("tokenizers/punkt_tab"))
+    except LookupError:
+        return False
+
+
+def _checked(row: Row, number: int) -> Row:
+    names, settings = row.get("instruction_id_list"), row.get("kwargs")
+    lists = isinstance(names, list) and isinstance(settings, list) and len(names) == len(settings)
+    if not isinstance(row.get("prompt"), str) or not lists:
+        raise LossyValueError(
+            f"row {number} of `data` needs a `prompt`, an `instruction_id_list` and as many `kwargs`; it has "
+            f"{sorted(row)}"
+        )
+    return row

@@ -1,0 +1,66 @@
+"""How much of a text's wording is that of its references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from ..errors import LossyUnsupportedError
+
+
+def rouge(text: str, references: Sequence[str], kind: str = "rougeL") -> float:
+    """Return the ROUGE F-measure of a text against the reference that it is nearest to.
+
+    Raises
+    ------
+    LossyUnsupportedError
+        Without the package ``rouge-score``.
+
+    Examples
+    --------
+    >>> rouge("the cat sat", ["the cat sat down here", "no"])
+    0.75
+    """
+    return max(_scorer(kind).score(reference, text)[kind].fmeasure for reference in references)
+
+
+@cache
+def _scorer(kind: str) -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError as error:
+        raise LossyUnsupportedError(
+            "ROUGE needs the package rouge-score; install it with `pip install 'hf-lossy-assist[bench]'`"
+        ) from error
+    return RougeScorer([kind])
+
+
+def bleu(text: str, references: Sequence[str]) -> float:
+    """Return SacreBLEU's sentence BLEU of a translation, from 0 to 1."""
+    return _sacrebleu().sentence_bleu(text, list(references)).score / 100
+
+
+def chrf(text: str, references: Sequence[str]) -> float:
+    """Return SacreBLEU's sentence chrF of a translation, from 0 to 1."""
+    return _sacrebleu().sentence_chrf(text, list(references)).score / 100
+
+
+def _sacrebleu() -> Any:
+    try:
+        import sacrebleu
+    except ImportError as error:
+        raise LossyUnsupportedError(
+            "BLEU and chrF need the package sacrebleu; install it with `pip install 'hf-lossy-assist[bench]'`"
+        ) from error
+    return sacrebleu
+
+
+METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
+    "rougeL": rouge,
+    "rouge1": lambda text, references: rouge(text, references, "rouge1"),
+    "rouge2": lambda text, references: rouge(text, references, "rouge2"),
+    "bleu": bleu,
+    "chrf": chrf,
+}
+"""Measures of a text against its references, from 0 to 1, by name."""

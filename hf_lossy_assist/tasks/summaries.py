@@ -1,0 +1,98 @@
+"""Texts to sum up or to translate, scored by how near a response comes to references."""
+
+from __future__ import annotations
+
+from ..errors import LossyValueError
+from .few_shot import FewShotTest
+from .overlap import METRICS
+from .task import Example
+from .task_data import Row, prompt_of, read_rows
+
+_SOURCES = ("document", "article", "text", "source")
+_REFERENCES = ("summary", "highlights", "reference", "references", "translation", "target")
+
+
+class Summaries(FewShotTest):
+    """Summaries by ROUGE, or translations by BLEU, against references.
+
+    Parameters
+    ----------
+    data
+        A JSONL file, or a data set on the Hub. The text is in ``document``, ``article``, ``text`` or ``source``, or in
+        a ``prompt``, ``question`` or ``turns`` that asks for it itself, as in Spec-Bench; the reference, or a list of
+        them, in ``summary``, ``highlights``, ``reference``, ``references``, ``translation`` or ``target``.
+    metric
+        "rougeL", "rouge1" or "rouge2"; for translations "bleu" or "chrf", by SacreBLEU.
+    instruction
+        What a model is told to do with a text that does not ask for it itself.
+    shots
+        How many of the first texts come, with their reference, before each of the others.
+    config, hub_split
+        Of a data set on the Hub.
+    category
+        Only rows of this ``category`` or ``subject``.
+
+    Raises
+    ------
+    LossyValueError
+        If the data are missing or malformed, or the metric is unknown.
+
+    Examples
+    --------
+    >>> import json, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "texts.jsonl"
+    >>> _ = path.write_text(json.dumps({"document": "It rained all day long.", "summary": "rain all day"}))
+    >>> task = Summaries(data=str(path))
+    >>> [example] = task.examples("test", 1)
+    >>> task.score(example, "It was rain, all day", own="")
+    0.75
+    """
+
+    name = "summaries"
+    max_new_tokens = 128
+
+    def __init__(
+        self,
+        data: str = "EdinburghNLP/xsum",
+        metric: str = "rougeL",
+        instruction: str = "Summarize the following text in one sentence.",
+        shots: int = 0,
+        config: str | None = None,
+        hub_split: str = "test",
+        category: str | None = None,
+    ) -> None:
+        if metric not in METRICS:
+            raise LossyValueError(f"`metric` has to be one of {list(METRICS)}, but is {metric!r}")
+        self.metric = metric
+        self._references: dict[str, list[str]] = {}
+        rows = read_rows(data, config, hub_split, category)
+        super().__init__([self._example(row, instruction, number) for number, row in enumerate(rows, start=1)], shots)
+
+    def extract_answer(self, text: str) -> str | None:
+        return text.strip() or None
+
+    def score(self, example: Example, response: str, own: str) -> float:
+        """Return how near a response comes to the nearest reference, by the task's metric."""
+        # A model that was not trained to stop goes on with a text of its own.
+        text = response.strip().split("\n\n")[0]
+        return METRICS[self.metric](text, self._references[example.answer])
+
+    def correct(self, example: Example, response: str) -> bool:
+        """Tell whether a response is one of the references; scores say more."""
+        return response.strip() in self._references[example.answer]
+
+    def asked(self, prompt: str) -> str:
+        return prompt.removesuffix("\nAnswer:")
+
+    def _example(self, row: Row, instruction: str, number: int) -> Example:
+        source = next((row[name] for name in _SOURCES if isinstance(row.get(name), str)), None)
+        asked = prompt_of(row) if source is None else f"{instruction}\n\n{source.strip()}"
+        found = next((row[name] for name in _REFERENCES if row.get(name)), None)
+        references = [found] if isinstance(found, str) else found
+        if not isinstance(asked, str) or not isinstance(references, list) or not isinstance(references[0], str):
+            raise LossyValueError(
+                f"row {number} of `data` needs a text as one of {[*_SOURCES, 'prompt', 'question', 'turns']} and a "
+                f"text or a list of them as one of {list(_REFERENCES)}; it has {sorted(row)}"
+            )
+        self._references[references[0]] = references
+        return Example(f"{asked}\nAnswer:", references[0], f" {references[0]}")

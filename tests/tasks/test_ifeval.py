@@ -1,0 +1,69 @@
+"""Verifiable instructions; the checkers are those of the package."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.tasks import ifeval, load
+
+ROWS = [
+    {"prompt": "No commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]},
+    {
+        "prompt": "Two highlights, at least 5 words.",
+        "instruction_id_list": ["detectable_format:number_highlighted_sections", "length_constraints:number_words"],
+        "kwargs": [{"num_highlights": 2, "num_words": None}, {"relation": "at least", "num_words": 5}],
+    },
+    {
+        "prompt": "Three sentences.",
+        "instruction_id_list": ["length_constraints:number_sentences"],
+        "kwargs": [{"relation": "at least", "num_sentences": 3}],
+    },
+]
+installed = pytest.mark.skipif(find_spec("if_verifiable") is None, reason="the extra `ifeval` is not installed")
+
+
+@pytest.fixture
+def data(tmp_path) -> str:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return str(path)
+
+
+@pytest.mark.skipif(find_spec("if_verifiable") is not None, reason="it is installed")
+def test_without_the_extra_an_error_says_what_to_install(data):
+    with pytest.raises(LossyUnsupportedError, match=r"hf-lossy-assist\[ifeval\]"):
+        load("ifeval", data)
+
+
+@installed
+def test_all_instructions_have_to_be_followed(data):
+    task = load("ifeval", data, sentences="false")
+    commas, both = task.examples("test", 9)
+    assert [task.score(commas, text, "") for text in ("one two", "one, two", "")] == [1, 0, 0]
+    good = "Here are *one thing* and *another thing* for you"
+    assert task.correct(both, good)
+    assert not task.correct(both, "*one* *two*")
+    assert not task.correct(commas, "Sure, here:\nno commas here")
+    assert load("ifeval", data, sentences=False, loose=True).correct(commas, "Sure, here:\nno commas here")
+
+
+@installed
+def test_sentences_need_their_data(data, monkeypatch):
+    monkeypatch.setattr(ifeval, "_knows_sentences", lambda: False)
+    with pytest.raises(LossyUnsupportedError, match=r"punkt_tab.*sentences=false"):
+        load("ifeval", data)
+    monkeypatch.setattr(ifeval, "_knows_sentences", lambda: True)
+    assert len(load("ifeval", data).examples("test", 9)) == 3
+
+
+@installed
+@pytest.mark.parametrize("change", [{"prompt": None}, {"kwargs": []}, {"instruction_id_list": "x"}])
+def test_malformed_rows_are_named(tmp_path, change):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(json.dumps(ROWS[0] | change))
+    with pytest.raises(LossyValueError, match="row 1 of `data` needs a `prompt`"):
+        load("ifeval", str(path))
