@@ -46,6 +46,18 @@ DrafterFactory = Callable[..., CandidateGenerator]
 STOCK_OPTIONS = ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
 """Fields by which transformers' ``generate()`` chooses one of its own drafters."""
 
+DRAFTERS = ("assistant_model", "candidate_generator", "assistant_early_exit", *STOCK_OPTIONS)
+"""Keywords of ``generate()`` that say what drafts."""
+DRAFTING = (
+    *DRAFTERS,
+    "tokenizer",
+    "assistant_tokenizer",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+)
+"""These, and those that say how."""
+
 
 @dataclass(frozen=True, eq=False)
 class DrafterChoice:
@@ -158,11 +170,16 @@ class DrafterChoice:
             check_encoder_decoder_draft(self.target, self.assistant_model)
         elif self.drafts_with_model:
             check_draft_model(self.target, self.assistant_model)
-        elif self.assistant_model is None and not self.options:
+        elif self.is_empty:
             raise LossyValueError(
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
                 "`candidate_generator`"
             )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to draft."""
+        return self.assistant_model is None and self.candidate_generator is None and not self.options
 
     def check_tree(self, acceptor: Acceptor) -> None:
         """Raise where no trees can be drafted for the rule."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +21,7 @@ from ..decoding.recorders import StatsRecorder
 from ..decoding.row_by_row import RowByRow
 from ..decoding.tree_loop import TreeDecoding
 from ..drafting import Drafter
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..sampling import Randomness
 from ..stats import LossyStats
 from ..verification.target import Target, Verifier
@@ -52,12 +54,14 @@ class LossyCall:
     encoder_input: Any = None
 
     @classmethod
-    def take(cls, model: PreTrainedModel, kwargs: dict[str, Any]) -> LossyCall | None:
+    def take(
+        cls, model: PreTrainedModel, kwargs: dict[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
+    ) -> LossyCall | None:
         """Remove our keywords from ``kwargs``; return None where the call is an ordinary one.
 
-        Fields count in the order keyword, ``generation_config`` argument, the model's own configuration, and
-        for drafting the assistant's. This has to happen before transformers merges them, because afterwards
-        its defaults can't be told from the user's choice.
+        Fields count in the order keyword, ``defaults`` of an enabled model, ``generation_config`` argument, the model's
+        own configuration, and for drafting the assistant's. This has to happen before transformers merges them,
+        because afterwards its defaults can't be told from the user's choice.
         """
         given = {name: kwargs.pop(name) for name in (*FIELDS, "candidate_generator") if name in kwargs}
         configs = [kwargs.get("generation_config"), model.generation_config]
@@ -67,7 +71,7 @@ class LossyCall:
             return next((value for value in values if value is not None), None)
 
         # Where the mode comes from: settings of a lower level belong to another mode.
-        sources = [given, *map(_lossy_fields, configs)]
+        sources = [given, defaults, *map(_lossy_fields, configs)]
         level = next((i for i, source in enumerate(sources) if "lossy_mode" in source), len(sources))
 
         def field(name: str) -> Any:
@@ -88,6 +92,12 @@ class LossyCall:
         if (refusal := compat.refusal_of_adapter(model)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
         choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"))
+        if choice.is_empty and level > 1:  # saved with the model, which is used without its drafter here
+            warn_once(
+                f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are decoded "
+                "plainly; pass `assistant_model` or `prompt_lookup_num_tokens`, or enable the model with one"
+            )
+            return None
         choice.check(config.acceptor)
         if config.tree is not None:
             choice.check_tree(config.acceptor)

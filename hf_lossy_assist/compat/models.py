@@ -60,9 +60,10 @@ def compiles_by_itself(model: PreTrainedModel, model_kwargs: dict[str, Any], con
     return model._valid_auto_compile_criteria(model_kwargs, config)
 
 
-def unwrap(model: nn.Module) -> PreTrainedModel:
-    """Return the transformers model inside PEFT's and ``torch.compile``'s wrappers."""
-    inner = getattr(model, "_orig_mod", model)
+def unwrap(model: Any) -> PreTrainedModel:
+    """Return the transformers model inside a pipeline, and PEFT's and ``torch.compile``'s wrappers."""
+    inner = model if isinstance(model, nn.Module) else getattr(model, "model", model)
+    inner = getattr(inner, "_orig_mod", inner)
     if hasattr(inner, "get_base_model"):
         inner = inner.get_base_model()
     if not isinstance(inner, GenerationMixin):
