@@ -220,6 +220,11 @@ class Verification:
         """``(B, n, d)`` its states that have read them."""
         return None if self.hidden is None else self.hidden[:, 1:]
 
+    @property
+    def draft_states_after(self) -> Tensor:
+        """``(B, n, d)`` the draft model's states that have read the drafted tokens; NaN of what it has not read."""
+        return torch.cat([self.draft_hidden[:, 1:], torch.full_like(self.draft_hidden[:, :1], torch.nan)], dim=1)
+
     @cached_property
     def u(self) -> Tensor:
         """``(B, n)`` draws from U[0, 1): one per position, shared by all rules of a round."""

@@ -197,6 +197,13 @@ class TreeVerification(Verification):
         """``(B, N, d)`` the target's states that predicted the nodes, where a rule asked for states."""
         return None if self.hidden is None else self.tree.at_parents(self.hidden)
 
+    @property
+    def draft_states_after(self) -> Tensor:
+        """``(B, N, d)`` the draft model's states that predicted what was drafted after each node; NaN for nothing."""
+        children = self.tree.parents[:, None] == torch.arange(len(self), device=self.tokens.device)[:, None]
+        states = self.draft_hidden[self.tree.rows, children.long().argmax(-1)]
+        return states.masked_fill(~children.any(-1, keepdim=True), torch.nan)
+
     def target_distribution(self, at: Tensor) -> Tensor:
         return self.after(self.tree.parents.gather(-1, at[:, None])[:, 0] + 1)
 

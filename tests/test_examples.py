@@ -21,6 +21,7 @@ SAYS = {
     "06_batches": "for all 6 answers",
     "07_device_map_and_offload": "typical: ",
     "08_stock_loop": "drafted tokens kept",
+    "09_trees": "topk, trees of depth 4: ",
 }
 
 

@@ -68,11 +68,7 @@ class Judge(HeadRule):
         if v.hidden is not None:
             states |= {"target_previous": v.states_before, "target_draft": v.states_after}
         if v.draft_hidden is not None:
-            after_last = torch.full_like(v.draft_hidden[:, :1], torch.nan)  # the draft has not read its last token
-            states |= {
-                "draft_previous": v.draft_hidden,
-                "draft_draft": torch.cat([v.draft_hidden[:, 1:], after_last], dim=1),
-            }
+            states |= {"draft_previous": v.draft_hidden, "draft_draft": v.draft_states_after}
         parts = [states[name].to(self.head.weight.device).float() for name in self.head.config.columns]
         important = self.head.probability(torch.cat(parts, dim=-1)).to(v.tokens.device)
         return (important < self.threshold) & v.allowed  # never of a state that is missing

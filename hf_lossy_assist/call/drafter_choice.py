@@ -193,12 +193,11 @@ class DrafterChoice:
             raise LossyUnsupportedError(
                 f"the rule {name!r} lets the draft run along one text without the target, so it has no trees; {without}"
             )
-        for need, what in (("draft_probs", "distribution"), ("draft_hidden", "states")):
-            if need in acceptor.needs:
-                raise LossyUnsupportedError(
-                    f"the rule {name!r} reads the draft's {what}, which nodes of a tree don't have; {without}, or use "
-                    "a rule that reads the target alone"
-                )
+        if "draft_probs" in acceptor.needs:
+            raise LossyUnsupportedError(
+                f"the rule {name!r} reads the draft's distribution, which nodes of a tree don't have; {without}, or "
+                "use a rule that has a meaning without"
+            )
         if self.confidence is not None or self.schedule != "constant":
             raise LossyUnsupportedError(
                 "`assistant_confidence_threshold` and `num_assistant_tokens_schedule` are about chains, but `tree` in "
@@ -298,7 +297,8 @@ class DrafterChoice:
         randomness: Randomness,
     ) -> Drafter:
         length = node_count_of(tree, self.assistant_model, acceptor.name)
-        settings = self._settings(call, processors, randomness) | {"shape": tree}
+        settings = self._settings(call, processors, randomness)
+        settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
         if self.drafts_with_eagle3:
             return Eagle3TreeDrafter(self.assistant_model, self.target, length, **settings)
         vocabulary = vocabulary_of(self.target, self.assistant_model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,25 +53,33 @@ class TreeDrafter(ModelDrafter):
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
         self.text.begin(ids)
-        growing = _GrowingTree(self._best_of(ids, self.read(), None))
+        growing, states = _GrowingTree(self._best_of(ids, self.read(), None)), [self._state()]
         length = self.forwards.seen
         for _ in range(1, depth):
             growing.choose(self.shape.top_k)
             growing.add(self._best_of(ids, self.read_nodes(ids, growing), growing))
+            states.append(self._state())
         self.forwards.rewind(length)
         deep_enough = tuple(min(depth, max(room - 1, 0)) for room in rooms)
         tokens, tree = growing.finish(self.draft_length.size, None if set(deep_enough) == {depth} else deep_enough)
         self._drafted = len(tree)
         self._marks.append(self._watch.mark())
-        return Draft(tokens, tree=tree, cost=DraftCost(self.calls - before[0], self.tokens - before[1]))
+        hidden = None
+        if self._hook is not None:
+            hidden = torch.cat(states, dim=1)[tree.rows.to(self.device), growing.predicted_by.to(self.device)]
+        return Draft(tokens, hidden=hidden, tree=tree, cost=DraftCost(self.calls - before[0], self.tokens - before[1]))
 
     def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
         """Run the model over the nodes chosen last after ``ids`` ``(B, L)``; return their logits ``(B, k, V)``."""
         tokens = self.vocabulary.context(growing.tokens).to(self.device)
-        logits = self.forwards.read_nodes(tokens, ids.shape[1], growing.ancestors, growing.depths).logits
+        with nullcontext() if self._hook is None else self._hook.over(tokens.shape[1] - 1):
+            logits = self.forwards.read_nodes(tokens, ids.shape[1], growing.ancestors, growing.depths).logits
         self.calls += 1
         self.tokens += self.forwards.sent
         return logits[:, -tokens.shape[1] :].to(device=ids.device, dtype=torch.float32)
+
+    def _state(self) -> Tensor | None:
+        return None if self._hook is None else self._hook.hidden
 
     def _best_of(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> tuple[Tensor, Tensor]:
         """Return the likeliest tokens ``(B, k, top_k)`` after nodes, and their log q, of the draft model's logits."""
@@ -136,8 +145,7 @@ class _GrowingTree:
         """Choose the likeliest nodes of the last depth, to be gone on from."""
         scores, tokens = self._scores[-1], self._tokens[-1]
         k = min(k, scores.shape[1])
-        # Of what is equally likely, what comes first.
-        self._score, at = (x[:, :k] for x in scores.sort(dim=-1, descending=True, stable=True))
+        self._score, at = scores.topk(k, dim=-1)
         self.tokens, self._at = tokens.gather(-1, at), at + self._offset
         eye = torch.eye(k, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
         if self.levels:
@@ -171,12 +179,22 @@ class _GrowingTree:
         No node is likelier than its parent, and of equally likely ones the parent comes first: it is there too.
         """
         tokens, scores, parents = (torch.cat(x, dim=-1) for x in (self._tokens, self._scores, self._parents))
-        kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :nodes].sort(-1).values
+        self._kept = kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :nodes].sort(-1).values
         numbers = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
         number_of = torch.zeros_like(tokens).scatter_(-1, kept, numbers)
         old = parents.gather(-1, kept)
         new = torch.where(old < 0, -1, number_of.gather(-1, old.clamp(min=0)))
         return tokens.gather(-1, kept), Tree(new, min(len(self._tokens), kept.shape[1]), rooms)
+
+    @property
+    def predicted_by(self) -> Tensor:
+        """``(B, N)`` which state predicted each node of the finished tree: 0 the text's, then those of chosen nodes."""
+        places, before = [torch.zeros_like(self._tokens[0][0])], 1
+        for chosen, tokens in zip(self._chosen, self._tokens[1:], strict=True):
+            k = chosen.shape[1]
+            places.append(before + torch.arange(tokens.shape[1], device=tokens.device) // (tokens.shape[1] // k))
+            before += k
+        return torch.cat(places)[self._kept]
 
 
 def _rows(values: Tensor) -> Tensor:

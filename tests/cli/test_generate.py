@@ -90,6 +90,12 @@ def test_statistics_are_printed_on_request(bundled):
     assert "Statistics" not in run_pair()
 
 
+def test_trees_are_asked_for_like_any_setting(bundled):
+    printed = run_pair("--stats", "--config", "tree.depth=3", "--config", "tree.top_k=2", "--config", "tree.nodes=5")
+    rounds, drafted = (int(re.search(rf"\b{name}[^\d\n]+(\d+)", printed)[1]) for name in ("rounds", "drafted"))
+    assert rounds < drafted <= 5 * rounds
+
+
 def test_settings_reach_the_rule(bundled):
     # An untrained draft is hardly ever the target's first choice, but always among all its choices.
     marks = {k: run_pair("--show-acceptance", "--mode", "topk", "--config", f"k={k}").count("«") for k in (1, 9999)}

@@ -10,10 +10,13 @@ import torch
 from scipy import stats
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
 
+from hf_lossy_assist.drafting.tree import TreeDrafter
+from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.eagle3_heads import layer, random_head, trained_head
 from tests.models import ARCHITECTURES, LENGTHS, WINDOWS_ROLL_BACK, noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
+from tests.trees import path_to
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 40}
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}
@@ -102,7 +105,8 @@ def test_eagle3_heads_draft_trees(architecture: str, pairs_of):
 
 
 CHAIN = {"depth": 5, "top_k": 1, "nodes": 5}
-WITHOUT_Q = [row for row in ROWS if not {"draft_probs", "draft_hidden"} & row.rule(tiny()).needs]
+# The chain that they are compared with has a q, the tree has point masses.
+WITHOUT_Q = [row for row in ROWS if not {"draft_probs", "draft_or_point_mass"} & row.rule(tiny()).needs]
 
 
 @pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
@@ -118,6 +122,39 @@ def test_a_tree_that_is_a_chain_keeps_what_the_chain_keeps(row: Row, inputs: dic
     assert other.sequences.equal(one.sequences)
     for name in ("trace", "accepted_histogram", "accepted_by", "draft_calls", "target_calls", "rounds"):
         assert getattr(other.lossy_stats, name) == getattr(one.lossy_stats, name), name
+
+
+@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded()], ids=["one", "batch"])
+def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkeypatch):
+    target = tiny()
+    draft = noisy_copy(target, 0.02)
+    identities = {"target": ModelIdentity.of(target), "draft": ModelIdentity.of(draft)}
+    config = JudgeConfig(**identities, task="none", threshold=0.5, models="both", positions="both")
+    weight = torch.randn(config.width, generator=torch.Generator().manual_seed(0)) / 8
+    kwargs = GREEDY | {"eos_token_id": None, **inputs}
+    ways = {"lossy_mode": "judge", "lossy_head": JudgeHead(config, weight, 0.0), "assistant_model": draft}
+    one = target.generate(**ways, lossy_config={"seed": 0}, num_assistant_tokens=5, **kwargs)
+    other = target.generate(**ways, lossy_config={"seed": 0, "tree": CHAIN}, **kwargs)
+    assert one.lossy_stats.accepted_by["judge"] > 0
+    assert other.sequences.equal(one.sequences)
+    assert other.lossy_stats.trace == one.lossy_stats.trace
+
+    drafted, propose = [], TreeDrafter.propose
+
+    def compare(self, ids, layout, rooms):
+        draft = propose(self, ids, layout, rooms)
+        if draft.tree is not None and not drafted:
+            for node in range(len(draft)):
+                path = draft.tokens[0, path_to(draft.tree, 0, node)][:-1]
+                text = torch.cat([ids[0, inputs["input_ids"].shape[1] - LENGTHS[0] if len(ids) > 1 else 0 :], path])
+                state = self.model(text[None], output_hidden_states=True, use_cache=False).hidden_states[-1][0, -1]
+                torch.testing.assert_close(draft.hidden[0, node], state, atol=1e-4, rtol=1e-4)
+                drafted.append(node)
+        return draft
+
+    monkeypatch.setattr(TreeDrafter, "propose", compare)
+    trees(target, draft, mode="judge", lossy_head=ways["lossy_head"], **kwargs)
+    assert len(drafted) == 12
 
 
 @pytest.mark.parametrize("drafts", ["model", "eagle3"])
