@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from .draft_batches import DraftBatch
 from .draft_objective import DraftObjective
-from .law_loss import law_loss
+from .law_loss import CAUTION, law_loss
 
 
 def new_assistant(target: PreTrainedModel, hidden: int = 192, layers: int = 5, head_dim: int = 64) -> LlamaForCausalLM:
@@ -31,6 +31,7 @@ def new_assistant(target: PreTrainedModel, hidden: int = 192, layers: int = 5, h
         _, directions = torch.linalg.eigh(rows.T @ rows)
         with torch.no_grad():
             model.get_input_embeddings().weight.copy_(rows @ directions[:, -hidden:])
+            model.model.norm.weight.fill_(CAUTION)
     return model.float()
 
 

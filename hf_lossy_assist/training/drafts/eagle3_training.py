@@ -13,7 +13,7 @@ from ...drafting.eagle3 import Eagle3
 from ...drafting.eagle3_config import Eagle3Config
 from .draft_batches import DraftBatch
 from .draft_objective import DraftObjective
-from .law_loss import law_loss
+from .law_loss import CAUTION, law_loss
 
 
 def usual_layers(target: PreTrainedModel) -> tuple[int, ...]:
@@ -74,12 +74,9 @@ def new_eagle3(target: PreTrainedModel, ids: Tensor, states: Tensor, name: str |
         head.d2t.copy_(ids.cpu() - torch.arange(len(ids)))
         head.lm_head.weight.copy_(target.get_output_embeddings().weight[ids.to(target.device)])
         if (norm := getattr(target.get_decoder(), "norm", None)) is not None and norm.weight.shape == (width,):
-            head.norm.weight.copy_(_CAUTION * norm.weight)
+            head.norm.weight.copy_(CAUTION * norm.weight)
     return head.float()
 
-
-_CAUTION = 0.3
-"""Before it has learned anything, a head should hardly be sure of a token."""
 
 _CONSTANT = 3.0
 _LOOKS = (0, 0, 0, 1, 1, 2)

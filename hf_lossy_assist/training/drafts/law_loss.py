@@ -10,6 +10,9 @@ from torch import Tensor
 
 _ROWS = 1024
 
+CAUTION = 0.3
+"""By what a new draft's last norm is scaled: before it has learned anything, it should hardly be sure of a token."""
+
 
 class _LawLoss(torch.autograd.Function):
     """Sums the cross-entropy over rows, and computes its gradient on the way."""

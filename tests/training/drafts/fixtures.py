@@ -67,7 +67,9 @@ def training(store, folder, kind="eagle3", settings=TRAINING, run=(), **values) 
     target, wanted = tiny(), (0, 1, 2) if kind == "eagle3" else ()
     texts = data(store, folder / "states", wanted, **values)
     if kind == "eagle3":
-        objective = Eagle3Objective(new_eagle3(target, texts.frequent(48, target), texts.some_states()), target)
+        objective = Eagle3Objective(
+            new_eagle3(target, texts.frequent(48, target), texts.some_states()), target, single=0.4, dropout=0.1
+        )
     else:
         objective = AssistantObjective(new_assistant(target, 16, 2, head_dim=8), target)
     return DraftTraining(objective, texts, settings, folder, dict(run), Accelerator(cpu=True))

@@ -134,3 +134,16 @@ def test_what_a_new_head_reads_is_even_where_the_states_are_not():
         g = head.fuse(states)
     assert 0.5 < g[:, 1:].std(0).min() < g[:, 1:].std(0).max() < 2
     assert g[:, 1:].mean(0).abs().max() < 0.5 < 1 < g[:, 0].mean()
+
+
+def test_a_training_begins_with_single_steps_and_measures_without_dropout(batch):
+    ids = batch.ids[batch.answers].bincount().topk(6).indices
+    plain, trained = objective(ids, steps=3), objective(ids, steps=3)
+    trained.single, trained.dropout = 0.5, 0.3
+    single = objective(ids, steps=1)
+    trained.eval()
+    for done, expected in ((0.0, single), (0.4, single), (0.5, plain), (1.0, plain)):
+        trained.begin(done)
+        assert torch.equal(trained(batch), expected(batch))
+    trained.train()
+    assert not torch.equal(trained(batch), plain(batch))
