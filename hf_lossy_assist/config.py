@@ -6,7 +6,7 @@ import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf, settings_of
 from .decoding.limits import Limits
 from .errors import LossyValueError
 from .heads import Head, load_head
+
+if TYPE_CHECKING:
+    from .calibration.certificate import Certificate
 
 FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
@@ -40,6 +43,8 @@ class RunConfig:
         is off unless asked for.
     compile
         Decode on static caches in compiled forwards; None where ``generate()`` itself would.
+    certificate
+        Refuse to run with anything but what it certifies.
     """
 
     acceptor: Acceptor
@@ -48,6 +53,7 @@ class RunConfig:
     limits: Limits = field(default_factory=Limits)
     break_even: bool = True
     compile: bool | None = None
+    certificate: Certificate | None = None
 
     def is_lossless(self, do_sample: bool) -> bool:
         """Tell whether the run, as configured, leaves the output's law as it is."""
@@ -88,6 +94,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
         raise LossyValueError(f"`seed` in `lossy_config` has to be an int >= 0 and < 2**63, but is {seed!r}")
     break_even = _switch(settings, "break_even", seed is None)
     compiled = _switch(settings, "compile", None)
+    certificate = _certificate(settings.pop("certificate", None))
     bounds = {key: settings.pop(key, None) for key in _LIMITS}
     limits = Limits(**{key: value for key, value in bounds.items() if value is not None})
     per_rule = {names[0]: settings} if compose is None else settings
@@ -105,7 +112,17 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if compose is AnyOf:
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
     acceptor = rules[0] if compose is None else compose(tuple(rules))
-    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled)
+    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, certificate)
+
+
+def _certificate(source: Any) -> Certificate | None:
+    if source is None:
+        return None
+    from .calibration.certificate import Certificate  # which knows rules and heads
+
+    if not isinstance(source, str):
+        raise LossyValueError(f"`certificate` in `lossy_config` has to be a folder or a Hub id, but is {source!r}")
+    return Certificate.load(source)
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from ..verification.target import Target, Verifier
 from .drafter_choice import DrafterChoice
 from .forwards_choice import choose_forwards
 from .prepared import Prepared
-from .refusals import check_mode, check_prepared, check_row_by_row, check_together
+from .refusals import check_certificate, check_mode, check_prepared, check_row_by_row, check_together
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +120,7 @@ class LossyCall:
         )
         check_prepared(self.model, self.config.acceptor, call)
         check_mode(self.config, generation_config.do_sample)
+        check_certificate(self.config, self.model, self.choice, generation_config)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
         randomness = Randomness(self._seed())
         if call.batch == 1:
