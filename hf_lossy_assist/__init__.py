@@ -46,7 +46,7 @@ _PLACES = {
     "evaluate": "evaluation.evaluate",
     "last_stats": "enabling",
 }
-_SUBMODULES = ("pairs", "tasks", "theory")
+_SUBMODULES = ("calibration", "pairs", "tasks", "theory")
 
 __all__ = [*_PLACES, *_SUBMODULES]
 

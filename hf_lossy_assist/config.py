@@ -6,7 +6,7 @@ import copy
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,9 @@ from .decoding.limits import Limits
 from .drafting.tree_config import TreeConfig
 from .errors import LossyValueError
 from .heads import Head, load_head
+
+if TYPE_CHECKING:
+    from .calibration.certificate import Certificate
 
 FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
@@ -43,6 +46,8 @@ class RunConfig:
         Decode on static caches in compiled forwards; None where ``generate()`` itself would.
     tree
         How trees are drafted; None for chains.
+    certificate
+        Refuse to run with anything but what it certifies.
     """
 
     acceptor: Acceptor
@@ -52,6 +57,7 @@ class RunConfig:
     break_even: bool = True
     compile: bool | None = None
     tree: TreeConfig | None = None
+    certificate: Certificate | None = None
 
     def is_lossless(self, do_sample: bool) -> bool:
         """Tell whether the run, as configured, leaves the output's law as it is."""
@@ -93,6 +99,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     break_even = _switch(settings, "break_even", seed is None)
     compiled = _switch(settings, "compile", None)
     tree = _tree(settings.pop("tree", None))
+    certificate = _certificate(settings.pop("certificate", None))
     bounds = {key: settings.pop(key, None) for key in _LIMITS}
     limits = Limits(**{key: value for key, value in bounds.items() if value is not None})
     per_rule = {names[0]: settings} if compose is None else settings
@@ -110,7 +117,17 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if compose is AnyOf:
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
     acceptor = rules[0] if compose is None else compose(tuple(rules))
-    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, tree)
+    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, tree, certificate)
+
+
+def _certificate(source: Any) -> Certificate | None:
+    if source is None:
+        return None
+    from .calibration.certificate import Certificate  # which knows rules and heads
+
+    if not isinstance(source, str):
+        raise LossyValueError(f"`certificate` in `lossy_config` has to be a folder or a Hub id, but is {source!r}")
+    return Certificate.load(source)
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:

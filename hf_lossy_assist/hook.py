@@ -107,6 +107,11 @@ class LossyVerification(LogitsProcessor):
             raise LossyUnsupportedError(
                 "`tree` is set, but stock's loop verifies chains alone; use enable() and `lossy_config`"
             )
+        if self.config.certificate is not None:
+            raise LossyUnsupportedError(
+                "`certificate` is set, but stock's loop decides about drafts and draws by itself; use enable() and "
+                "`lossy_config`"
+            )
         if acceptor.run_ahead is not None:
             raise LossyUnsupportedError(
                 f"the rule {acceptor.name!r} commits tokens without the target, which stock's loop can't do; use "

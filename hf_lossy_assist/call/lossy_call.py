@@ -29,7 +29,15 @@ from ..verification.tree_target import TreeTarget, TreeVerifier
 from .drafter_choice import DrafterChoice
 from .forwards_choice import choose_forwards
 from .prepared import Prepared
-from .refusals import check_decoding, check_mode, check_prepared, check_row_by_row, check_together, check_tree
+from .refusals import (
+    check_certificate,
+    check_decoding,
+    check_mode,
+    check_prepared,
+    check_row_by_row,
+    check_together,
+    check_tree,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +142,7 @@ class LossyCall:
         check_mode(self.config, generation_config.do_sample)
         if self.config.tree is not None:
             check_tree(self.model, self.choice.assistant_model, self.config, call)
+        check_certificate(self.config, self.model, self.choice, generation_config)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
         randomness = Randomness(self._seed())
         if call.batch == 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from .. import compat
@@ -14,6 +14,7 @@ from ..acceptors import Acceptor
 from ..config import RunConfig
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..forwards.cache_rows import movable
+from .drafter_choice import DrafterChoice
 from .prepared import Prepared
 
 
@@ -126,3 +127,15 @@ def check_mode(config: RunConfig, do_sample: bool) -> None:
         )
     if (warning := config.acceptor.check_mode(do_sample)) is not None:
         warn_once(warning)
+
+
+def check_certificate(config: RunConfig, model: PreTrainedModel, choice: DrafterChoice, own: GenerationConfig) -> None:
+    """Refuse a run that is not the one that its certificate is about."""
+    if config.certificate is None:
+        return
+    by_model = choice.drafts_with_model or choice.drafts_with_eagle3
+    draft = choice.assistant_model if by_model else None
+    draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
+    if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
+        draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
+    config.certificate.check(config, model, draft, choice.num_assistant_tokens, draws)

@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": ("demo:demo", "Answer the same questions with every mode on the bundled pair, and compare."),
     "generate": ("generate:generate", "Continue a prompt, streaming, with a draft and an acceptance rule."),
     "evaluate": ("evaluate:evaluate", "Let every mode answer a task's problems: scores with intervals, and speed."),
+    "calibrate": ("calibrate:calibrate", "Certify the fastest setting whose loss of a task's score is bounded."),
     "bench": ("bench:bench", "Compare modes of generation: speed, where the time goes, accuracy, memory."),
     "acceptance": ("acceptance:acceptance", "Run every rule, and show what it keeps and how likely the result is."),
     "trade-off": ("trade_off:trade_off", "Answer a task's problems at many settings of a rule and of its rivals."),

@@ -10,8 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..calibration.certificate import certificate_publication
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
+from ..errors import LossyValueError
 from ..heads.head_loading import load_folder
 from ..heads.hub import Publication, upload
 from ..heads.repository import existing_folder, publication, read_config
@@ -32,21 +34,32 @@ NAMED: Mapping[str, Callable[[], Publication]] = {"custom-generate": _custom_gen
 
 
 def publish(
-    source: Annotated[str, typer.Argument(metavar="WHAT", help="Folder of a head or a draft, or `custom-generate`.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="WHAT", help="Folder of a head or a draft, `certificate FOLDER`, or `custom-generate`."),
+    ],
     repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, created if need be.")],
+    after: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
     revision: Annotated[str | None, typer.Option(help="Branch, created if need be; main by default.")] = None,
 ) -> None:
-    """Upload a head, a draft, or the `custom_generate` repository, to the Hugging Face Hub.
+    """Upload a head, a draft, a certificate, or the `custom_generate` repository, to the Hugging Face Hub.
 
-    A folder is checked first, and only what belongs to the head or to the draft is sent: an EAGLE-3 head, or the model
-    with its tokenizer that `lossy-assist train assistant` writes. `custom-generate` is the repository
-    that `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import.
+    A folder is checked first, and only what belongs to the head, the draft or the certificate is sent; a draft is an
+    EAGLE-3 head, or the model with its tokenizer that `lossy-assist train assistant` writes. `custom-generate` is the
+    repository that `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import.
 
     Needs a token that may write: `hf auth login`, or the environment variable HF_TOKEN.
     """
-    files = NAMED[source]() if source in NAMED else _of_folder(Path(source))
+    if source == "certificate":
+        if after is None:
+            raise LossyValueError("`publish certificate` has to be followed by the certificate's folder and ORG/NAME")
+        files, repo_id = certificate_publication(Path(repo_id)), after
+    elif after is not None:
+        raise LossyValueError(f"`publish` has to be told WHAT and ORG/NAME, but there is {after!r} too")
+    else:
+        files = NAMED[source]() if source in NAMED else _of_folder(Path(source))
     screen = Console()
     screen.print(_listing(files, repo_id))
     if dry_run:

@@ -1,0 +1,92 @@
+"""The card of a certificate, and the picture in it: speed against loss, with the bounds and the limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..heads.hub import CARD, PLACEHOLDER_ID
+from .certificate import PLOT, Certificate
+
+_TEMPLATE = """---
+library_name: transformers
+tags: [lossy-assist, certificate, speculative-decoding]
+---
+# {title}
+
+{statement}
+
+![Speed against loss]({plot})
+
+| setting | outcome | problems | loss (points) | at most | confidence (%) | tokens/s |
+|---|---|---|---|---|---|---|
+{rows}
+
+{use}The bound is of the *mean* loss of the task's score over problems drawn like these {problems:,} of `{task}`, split
+`{split}` (SHA-256 of their list: `{digest}`), against `{reference}`: not of any single text, not of other kinds of
+problems, and not of anything that the score does not see. Target `{target}`, draft `{draft}`.
+"""
+
+_USE = """```python
+from transformers import GenerationConfig
+
+config = GenerationConfig.from_pretrained("{id}")
+config.lossy_config["certificate"] = "{id}"  # refuses other models, heads and settings
+target.generate(**inputs, generation_config=config, assistant_model=draft)
+```
+
+"""
+
+
+def write_card(certificate: Certificate, folder: Path) -> None:
+    """Write the card and its picture beside a certificate."""
+    limit = f"{certificate.max_loss:g} point{'' if certificate.max_loss == 1 else 's'}"
+    statement = f"No setting could be certified to lose at most {limit} with {certificate.confidence:g} % confidence."
+    if certificate.chosen is not None:
+        setting = certificate.setting
+        statement = (
+            f"`{setting.mode}` loses at most **{limit}** on average ({setting.loss:.2f} measured on {setting.n:,} "
+            f"problems, at most {setting.bound:.2f}), with {certificate.confidence:g} % confidence. It is the fastest "
+            "of the settings that were certified."
+        )
+    rows = [
+        f"| `{x.mode}` | {x.outcome} | {x.n} | {_cell(x.loss, 2)} | {_cell(x.bound, 2)} | {_cell(x.confidence, 2)} | "
+        f"{_cell(x.tokens_per_second, 1)} |"
+        for x in certificate.tested
+    ]
+    draft = None if certificate.draft is None else certificate.draft["name"]
+    text = _TEMPLATE.format(
+        title=f"Certified on {certificate.task}", statement=statement, plot=PLOT, rows="\n".join(rows),
+        use="" if certificate.chosen is None else _USE.format(id=PLACEHOLDER_ID), problems=certificate.problems,
+        task=certificate.task, split=certificate.split, digest=certificate.digest[:16],
+        reference=certificate.reference, target=certificate.target["name"], draft=draft,
+    )  # fmt: skip
+    (folder / CARD).write_text(text, encoding="utf-8")
+    _draw(certificate, folder / PLOT)
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _draw(certificate: Certificate, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    shown = [x for x in certificate.tested if x.bound is not None and x.tokens_per_second is not None]
+    for outcome, colour in (("certified", "C2"), ("not certified", "C3")):
+        part = [x for x in shown if x.outcome == outcome]
+        if part:
+            losses, bounds = [x.loss for x in part], [x.bound for x in part]
+            above = [max(0.0, b - a) for a, b in zip(losses, bounds, strict=True)]
+            speeds = [x.tokens_per_second for x in part]
+            axes.errorbar(
+                speeds, losses, yerr=[[0.0] * len(part), above], fmt="o", capsize=3, color=colour, label=outcome
+            )
+        for x in part:
+            axes.annotate(x.mode, (x.tokens_per_second, x.loss), (4, -10), textcoords="offset points", fontsize=7)
+    axes.axhline(certificate.max_loss, color="black", linewidth=0.8, linestyle="--", label="limit")
+    axes.set(xlabel="tokens per second", ylabel="loss of the score (points; bars up to the bound)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=130)
