@@ -34,6 +34,7 @@ from ..drafting.run_ahead import RunAheadDrafter
 from ..drafting.vocabulary import check_vocabularies, same_tokenizer, vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..forwards import Forwards
+from ..forwards.cache_rows import movable
 from ..sampling import Randomness
 from .prepared import Prepared
 
@@ -180,8 +181,9 @@ class DrafterChoice:
     @property
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
-        others = self.candidate_generator is not None or self.translation is not None or self.row_by_row
-        return self.assistant_model is not None and not others and not self.drafts_with_eagle3
+        others = self.candidate_generator is not None or self.translation is not None or self._stock_with_model
+        own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
+        return own and not others and not self.drafts_with_eagle3
 
     @property
     def drafts_with_eagle3(self) -> bool:
@@ -195,7 +197,12 @@ class DrafterChoice:
     @property
     def row_by_row(self) -> bool:
         """Whether the rows of a batch can't be decoded together."""
-        return self.target.config.is_encoder_decoder or self._stock_with_model
+        models = (self.target, *([self.assistant_model] if self.drafts_with_model else ()))
+        return (
+            self.target.config.is_encoder_decoder
+            or self._stock_with_model
+            or not all(movable(compat.new_cache(model)) for model in models)
+        )
 
     @property
     def _stock_with_model(self) -> bool:

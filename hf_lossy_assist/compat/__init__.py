@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from .caches import (
+    CACHE_NAMES,
     REWINDING_LAYERS,
     belongs_to_user,
+    cache_name,
+    cache_of,
     mark_user_cache,
     new_cache,
     new_cross_cache,
@@ -13,6 +16,7 @@ from .caches import (
     refusal_of_cache,
     rollback,
     text_cache,
+    tokens_in,
 )
 from .drafters import (
     DRAFTERS_WITHOUT_LOGITS,
@@ -50,21 +54,27 @@ from .models import (
 )
 from .parallel import is_sharded, shared_clock, shared_decisions
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
+from .recurrent_states import CacheSnapshot, continuation_of, refusal_to_go_on
 from .versions import versions_of
 
 __all__ = [
+    "CACHE_NAMES",
     "DECODING_METHODS",
     "DRAFTERS_WITHOUT_LOGITS",
     "PREFIX_FREE_PROCESSORS",
     "REWINDING_LAYERS",
     "STATEFUL_PROCESSORS",
+    "CacheSnapshot",
     "CandidateGenerator",
     "DraftForwardInputs",
     "ForwardInputs",
     "PlainForwardInputs",
     "attention_of",
     "belongs_to_user",
+    "cache_name",
+    "cache_of",
     "compiles_by_itself",
+    "continuation_of",
     "device_of",
     "drafts_from_target_states",
     "encode",
@@ -86,6 +96,7 @@ __all__ = [
     "recording",
     "refusal_of_adapter",
     "refusal_of_cache",
+    "refusal_to_go_on",
     "replaces_decoding",
     "rollback",
     "shared_clock",
@@ -93,6 +104,7 @@ __all__ = [
     "stock_drafter",
     "supports_static_cache",
     "text_cache",
+    "tokens_in",
     "unfinished",
     "unseen_tokens",
     "unwrap",

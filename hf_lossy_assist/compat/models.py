@@ -41,8 +41,8 @@ def with_attention_of(model: PreTrainedModel, config: PretrainedConfig) -> Pretr
 
 
 def has_recurrent_state(model: PreTrainedModel) -> bool:
-    """Tell whether the model keeps a state that can't be rolled back."""
-    return model._is_stateful
+    """Tell whether the model keeps a state that can't be rolled back, be it in a kind of cache of its own."""
+    return model._is_stateful or not model._supports_default_dynamic_cache()
 
 
 def origin_of(model: PreTrainedModel) -> tuple[str, str | None]:
