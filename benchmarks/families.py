@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
+from hf_lossy_assist import enable
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.options import Gamma, Threads
 from hf_lossy_assist.compat import has_recurrent_state, refusal_to_go_on
@@ -52,6 +53,7 @@ class FamilyRow:
 def row_of(name: str, gamma: int, length: int) -> FamilyRow:
     """Decode a padded batch with a tiny random model of a family, by itself and with a noisy copy that drafts."""
     model = family(name)
+    enable(model)
     refusals = [refusal_to_go_on(model, several=several) for several in (True, False)]
     uses = [refusal is None for refusal in refusals]
     if uses[0]:

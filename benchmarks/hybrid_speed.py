@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import FalconH1Config, FalconH1ForCausalLM, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from hf_lossy_assist import enable
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.options import Device, Gamma, Threads
 from hf_lossy_assist.compat import CacheSnapshot, CandidateGenerator, new_cache
@@ -80,6 +81,7 @@ def main(
     limit_threads(threads)
     transformers.logging.set_verbosity_error()
     model, screen = hybrid(layers, chunk, device), Console()
+    enable(model)
     text = torch.randint(3, VOCAB, (1, PROMPT + max_new_tokens + gamma + 1), device=device)
     settings = {
         "input_ids": text[:, :PROMPT], "attention_mask": torch.ones_like(text[:, :PROMPT]), "do_sample": False,

@@ -47,7 +47,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Zamba": _ATTENTION
     | {
         "num_key_value_heads": 4, "mamba_d_state": 8, "num_hidden_layers": 4, "use_mamba_kernels": False,
-        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "attn_layer_period": 2, "attn_layer_offset": 1,
     },
     "Zamba2": _ATTENTION
     | {
