@@ -229,8 +229,9 @@ class DrafterChoice:
     @property
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
-        others = self.candidate_generator is not None or self.translation is not None or self.row_by_row
-        return self.assistant_model is not None and not others and not self.drafts_with_eagle3
+        others = self.candidate_generator is not None or self.translation is not None or self._stock_with_model
+        own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
+        return own and not others and not self.drafts_with_eagle3
 
     @property
     def drafts_with_eagle3(self) -> bool:
@@ -244,7 +245,12 @@ class DrafterChoice:
     @property
     def row_by_row(self) -> bool:
         """Whether the rows of a batch can't be decoded together."""
-        return self.target.config.is_encoder_decoder or self._stock_with_model
+        models = (self.target, *([self.assistant_model] if self.drafts_with_model else ()))
+        return (
+            self.target.config.is_encoder_decoder
+            or self._stock_with_model
+            or not all(movable(compat.new_cache(model)) for model in models)
+        )
 
     @property
     def _stock_with_model(self) -> bool:

@@ -15,6 +15,7 @@ from ..drafting.model import mask_of
 from ..errors import LossyUnsupportedError, warn_once
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
+from ..forwards.replaying import ReplayingForwards
 from ..forwards.static.cache_slot import POOL, StaticCacheSlot, rewinds
 from ..forwards.static.compiled_forward import forget
 from ..forwards.static.forwards import StaticForwards
@@ -70,8 +71,11 @@ def choose_forwards(
     inputs = compat.forward_inputs(model, call.ids, call.inputs)
     unseen = compat.unseen_tokens(call.ids, call.inputs, call.config)
     length = call.ids.shape[1]
-    last_position = call.config.max_length - 1 if call.batch > 1 else None
     seen = 0 if unseen is None else length - unseen
+    if compat.has_recurrent_state(model):
+        keeps_cache = belongs_to_user(compat.cache_of(call.inputs)) or bool(call.config.return_dict_in_generate)
+        return ForwardsChoice(ReplayingForwards(inputs, call.inputs, length, seen, keeps_cache=keeps_cache))
+    last_position = call.config.max_length - 1 if call.batch > 1 else None
     return ForwardsChoice(GrowingForwards(inputs, call.inputs, length, seen, last_position))
 
 
@@ -79,7 +83,7 @@ def _static(
     model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
 ) -> ForwardsChoice | None:
     """Return a call's forwards on static caches; None where these can't be, or are not wanted."""
-    cache = call.inputs["past_key_values"]
+    cache = compat.cache_of(call.inputs)
     given = isinstance(cache, StaticCache)
     if not given and not compile:
         return None
@@ -88,7 +92,7 @@ def _static(
             raise LossyUnsupportedError(
                 f"`past_key_values` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
             )
-        call.inputs["past_key_values"] = compat.new_cache(model) if given else cache
+        call.inputs[compat.cache_name(model)] = compat.new_cache(model) if given else cache
         _say(given, obstacle)
         return None
     compiling = compat.compiles_by_itself(model, call.inputs, call.config) if compile is None else compile
@@ -106,7 +110,7 @@ def _static(
 
 def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice, call: Prepared) -> str | None:
     """Say why the target's cache can't be static; None where it can."""
-    cache = call.inputs["past_key_values"]
+    cache = compat.cache_of(call.inputs)
     if acceptor.run_ahead is not None:
         return f"the rule {acceptor.name!r} sends the target as many tokens as it has not seen"
     if not (choice.drafts_with_model or choice.translation is not None or set(choice.options) == _LOOKUP):

@@ -126,7 +126,7 @@ class LossyCall:
         tokenizer = model_kwargs.pop("tokenizer", None)
         for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer"):
             model_kwargs.pop(name, None)
-        compat.ready_for_rollback(model_kwargs.get("past_key_values"))
+        compat.ready_for_rollback(compat.cache_of(model_kwargs))
         call = Prepared(
             ids=input_ids,
             processors=logits_processor,

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat import padding_token
+from ..compat import CACHE_NAMES, padding_token
 from ..decoding.batch_layout import RowProcessors
 
 
@@ -73,7 +73,7 @@ class Prepared:
         )
 
     def _of_row(self, name: str, value: Any, row: int) -> Any:
-        if name == "past_key_values":
+        if name in CACHE_NAMES:
             return copy.deepcopy(value)
         if isinstance(value, ModelOutput):
             return type(value)(**{key: self._of_row(key, part, row) for key, part in value.items()})

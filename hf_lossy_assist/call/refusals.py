@@ -65,8 +65,9 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
                 f"`lossy_mode` {mode!r} can't be used with {type(processor).__name__}, which keeps a state of its "
                 "own from token to token; leave it out"
             )
-    cache = call.inputs.get("past_key_values")
-    if (refusal := compat.refusal_of_cache(model, cache)) is not None:
+    cache = compat.cache_of(call.inputs)
+    refusal = compat.refusal_to_go_on(model, several=True) or compat.refusal_of_cache(model, cache)
+    if refusal is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
     if call.batch > 1 and call.streamer is not None:
         raise LossyValueError(
@@ -95,22 +96,32 @@ def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call
 
 def check_together(mode: str, call: Prepared) -> None:
     """Refuse what rows that are decoded together can't have."""
-    rows = f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
+    check_own_cache(mode, call)
     cache = call.inputs["past_key_values"]
-    if cache.get_seq_length() or compat.belongs_to_user(cache):
-        raise LossyUnsupportedError(
-            f"`past_key_values` can't be passed in with `lossy_mode` {mode!r} where {rows}, because rows that end "
-            "leave the cache; leave it out, and pass the prompts whole"
-        )
     if not movable(cache):
         raise LossyUnsupportedError(
-            f"`lossy_mode` {mode!r} has to move the rows of the cache where {rows}, but can't with the layers "
+            f"`lossy_mode` {mode!r} has to move the rows of the cache where {_rows(call)}, but can't with the layers "
             f"{sorted({type(layer).__name__ for layer in cache.layers})}; call generate() for one prompt at a time"
         )
 
 
+def check_own_cache(mode: str, call: Prepared) -> None:
+    """Refuse a caller's cache of several rows."""
+    cache = compat.cache_of(call.inputs)
+    if compat.belongs_to_user(cache) or compat.tokens_in(call.inputs):
+        raise LossyUnsupportedError(
+            f"`past_key_values` can't be passed in with `lossy_mode` {mode!r} where {_rows(call)}, because rows that "
+            "end leave the cache; leave it out, and pass the prompts whole"
+        )
+
+
+def _rows(call: Prepared) -> str:
+    return f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
+
+
 def check_row_by_row(mode: str, call: Prepared) -> None:
     """Refuse what rows that are decoded one by one can't have."""
+    check_own_cache(mode, call)
     if call.synced_gpus:
         raise LossyUnsupportedError(
             f"`synced_gpus` is set, but with `lossy_mode` {mode!r} and these models the {call.batch} rows of the batch "

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from .caches import (
+    CACHE_NAMES,
     EMPTY_LAYERS,
     REWINDING_LAYERS,
     belongs_to_user,
+    cache_name,
+    cache_of,
     counts_tokens,
     mark_user_cache,
     new_cache,
@@ -15,6 +18,7 @@ from .caches import (
     refusal_of_cache,
     rollback,
     text_cache,
+    tokens_in,
 )
 from .drafters import (
     DRAFTERS_WITHOUT_LOGITS,
@@ -52,16 +56,19 @@ from .models import (
 )
 from .parallel import is_sharded, shared_clock, shared_decisions
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
+from .recurrent_states import CacheSnapshot, continuation_of, refusal_to_go_on
 from .tree_inputs import TreeInputs, obstacle_to_trees
 from .versions import versions_of
 
 __all__ = [
+    "CACHE_NAMES",
     "DECODING_METHODS",
     "DRAFTERS_WITHOUT_LOGITS",
     "EMPTY_LAYERS",
     "PREFIX_FREE_PROCESSORS",
     "REWINDING_LAYERS",
     "STATEFUL_PROCESSORS",
+    "CacheSnapshot",
     "CandidateGenerator",
     "DraftForwardInputs",
     "ForwardInputs",
@@ -69,7 +76,10 @@ __all__ = [
     "TreeInputs",
     "attention_of",
     "belongs_to_user",
+    "cache_name",
+    "cache_of",
     "compiles_by_itself",
+    "continuation_of",
     "counts_tokens",
     "device_of",
     "drafts_from_target_states",
@@ -93,6 +103,7 @@ __all__ = [
     "recording",
     "refusal_of_adapter",
     "refusal_of_cache",
+    "refusal_to_go_on",
     "replaces_decoding",
     "rollback",
     "shared_clock",
@@ -100,6 +111,7 @@ __all__ = [
     "stock_drafter",
     "supports_static_cache",
     "text_cache",
+    "tokens_in",
     "unfinished",
     "unseen_tokens",
     "unwrap",

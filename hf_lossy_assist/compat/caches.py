@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,10 @@ from transformers.cache_utils import (
     StaticCache,
 )
 
-from .models import has_recurrent_state
+from .models import forward_accepts, has_recurrent_state
+
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""What models call their cache."""
 
 # Layers of other layers' keys, which hold nothing; older versions make none.
 EMPTY_LAYERS = tuple(getattr(_caches, name) for name in ("DummyLayer",) if hasattr(_caches, name))
@@ -33,16 +36,35 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
     """Return an empty cache for ``model`` that can be rolled back after any number of forwards.
 
     Layers of a sliding window keep everything: not every version can roll those back over several forwards, and
-    the attention mask sees to the window.
+    the attention mask sees to the window. Recurrent states can only be brought back, see :class:`CacheSnapshot`.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    _keep_everything(cache)
-    cache.activate_past_recording()
+    if not has_recurrent_state(model):
+        _keep_everything(cache)
+        cache.activate_past_recording()
     return cache
 
 
 def _keep_everything(cache: DynamicCache) -> None:
-    cache.layers = [DynamicLayer() if isinstance(x, DynamicSlidingWindowLayer) else x for x in cache.layers]
+    cache.layers = [DynamicLayer() if type(x) is DynamicSlidingWindowLayer else x for x in cache.layers]
+
+
+def cache_of(inputs: Mapping[str, Any]) -> Any:
+    """Return the cache among a model's inputs, whatever the model calls it; None where there is none."""
+    return next((inputs[name] for name in CACHE_NAMES if inputs.get(name) is not None), None)
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """Return what the model's forward calls its cache."""
+    return next((name for name in CACHE_NAMES if forward_accepts(model, name)), CACHE_NAMES[0])
+
+
+def tokens_in(inputs: Mapping[str, Any]) -> int:
+    """Return how many tokens the cache among a model's inputs holds; 0 where none of its layers counts them."""
+    cache = cache_of(inputs)
+    own = None if cache is None else text_cache(cache)
+    counts = own is not None and any(hasattr(layer, "get_seq_length") for layer in own.layers)
+    return int(own.get_seq_length()) if counts else 0
 
 
 def counts_tokens(model: PreTrainedModel) -> bool:
@@ -88,9 +110,7 @@ def rollback(cache: DynamicCache, tokens: int) -> None:
 
 
 def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
-    """Say why ``cache`` can't be rolled back, or None where it can."""
-    if has_recurrent_state(model):
-        return f"{type(model).__name__} keeps a recurrent state, which can't be rolled back"
+    """Say why ``cache`` can't be rolled back or, where ``model`` has a recurrent state, be brought back; else None."""
     if isinstance(cache, StaticCache):
         return None  # by position, or a dynamic one takes its place: see `compiled`
     if isinstance(cache, QuantizedCache):
@@ -99,6 +119,8 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
         return refusal_of_cache(model, cache.self_attention_cache)
     if not isinstance(cache, DynamicCache):
         return f"a {type(cache).__name__} is not a DynamicCache"
+    if has_recurrent_state(model):
+        return None
     if not _SLIDING_LAYERS_ROLL_BACK and any(isinstance(layer, DynamicSlidingWindowLayer) for layer in cache.layers):
         return "this version of transformers can't roll back a sliding window; upgrade to 5.17 or newer"
     return None

@@ -11,6 +11,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 
 from ..decoding.buffers import GrowingTensor, counting, ones
+from .caches import tokens_in
 from .models import device_of, forward_accepts
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
 
 def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
     """Return how many of ``input_ids`` a cache passed in by the user lacks; None where all are to be sent."""
-    past = int(model_kwargs["past_key_values"].get_seq_length())
+    past = tokens_in(model_kwargs)
     if not past:
         return None
     mask = model_kwargs.get("attention_mask")

@@ -176,6 +176,8 @@ class Decoding:
             progress.stats.rows[row].cut(progress.generated(row))
             outputs.cut(row, progress.generated(row))
         texts = self.layout.texts(self.text.ids, [prompt + progress.generated(row) for row in rows])
+        if self.layout.batch == 1:
+            self.run.target.forwards.settle(texts)
         progress.stats.flops = self.run.drafter.flops(self.model, texts.shape[1], progress.stats)
         stats = progress.stats.finish()
         if not outputs.as_dict:

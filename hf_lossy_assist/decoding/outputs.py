@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+from ..compat import cache_of
 from ..messages import Verification
 from ..stats import LossyStats
 
@@ -129,7 +130,7 @@ class OutputRecorder:
             "sequences": sequences,
             "scores": given["scores"],
             "logits": given["logits"],
-            "past_key_values": carried.get("past_key_values"),
+            "past_key_values": cache_of(carried),
         }
         states, weights = given["hidden_states"], given["attentions"]
         if encoder is None:

@@ -14,16 +14,21 @@ from ..commit import Commit
 from ..compat import (
     CandidateGenerator,
     DraftForwardInputs,
+    ForwardInputs,
+    cache_name,
+    continuation_of,
     device_of,
     forward_accepts,
     has_recurrent_state,
     new_cache,
     refusal_of_adapter,
+    refusal_to_go_on,
 )
 from ..decoding.buffers import DraftedText
 from ..errors import LossyUnsupportedError
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
+from ..forwards.replaying import ReplayingForwards
 from ..messages import Draft, DraftCost
 from ..sampling import Randomness, process
 from ..verification.lm_head_hook import lm_head_hook
@@ -45,10 +50,13 @@ def check_decoder(draft: PreTrainedModel) -> None:
     """Raise unless ``draft`` is a decoder that reads the text alone, and whose cache can be rolled back."""
     if (refusal := refusal_of_adapter(draft)) is not None:
         raise LossyUnsupportedError(f"`assistant_model` has {refusal}")
-    if draft.config.is_encoder_decoder or has_recurrent_state(draft):
+    if draft.config.is_encoder_decoder:
         raise LossyUnsupportedError(
-            "`assistant_model` has to be a decoder-only model whose cache can be rolled back, but is a "
-            f"{type(draft).__name__}"
+            f"`assistant_model` has to be a decoder-only model, but is a {type(draft).__name__}"
+        )
+    if (refusal := refusal_to_go_on(draft, several=False)) is not None:
+        raise LossyUnsupportedError(
+            f"`assistant_model` has to be a model whose cache can be rolled back, but {refusal}"
         )
 
 
@@ -138,7 +146,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.text = DraftedText()
 
     def _growing_forwards(self) -> Forwards:
-        carried: dict[str, Any] = {"past_key_values": new_cache(self.model), "use_cache": True}
+        carried: dict[str, Any] = {cache_name(self.model): new_cache(self.model), "use_cache": True}
         if forward_accepts(self.model, "logits_to_keep"):
             carried["logits_to_keep"] = 1
         length = 0
@@ -148,6 +156,9 @@ class ModelDrafter(Drafter, CandidateGenerator):
             carried["attention_mask"] = mask
             if forward_accepts(self.model, "position_ids"):
                 carried["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+        if has_recurrent_state(self.model):
+            several = continuation_of(self.model).several
+            return ReplayingForwards(ForwardInputs(self.model), carried, length, several=several)
         # In a batch, what only fills a row up may stand behind the last position that there can be.
         return GrowingForwards(DraftForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
 

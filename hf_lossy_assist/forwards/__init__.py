@@ -114,6 +114,10 @@ class Forwards(ABC):
         """Take note that ``length`` tokens of the text are committed."""
         return
 
+    def settle(self, text: Tensor) -> None:
+        """Let a cache that somebody uses on hold all of ``text`` ``(1, L)`` but its newest token, at a run's end."""
+        return
+
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Inside the block, let the cache be rewound; after it, the cache belongs to the caller again."""

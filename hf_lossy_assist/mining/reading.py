@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from ..compat import forward_accepts, new_cache, refusal_of_cache
+from ..compat import forward_accepts, has_recurrent_state, new_cache, refusal_of_cache
 from ..errors import LossyUnsupportedError
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
@@ -38,6 +38,8 @@ class CachedText:
 def check(model: PreTrainedModel) -> None:
     """Refuse a model whose cache can't be cut back to a prefix."""
     refusal = refusal_of_cache(model, new_cache(model))
+    if has_recurrent_state(model):
+        refusal = f"{type(model).__name__} keeps a recurrent state, which can't be cut back"
     if refusal or model.config.is_encoder_decoder:
         reason = refusal or f"{type(model).__name__} is an encoder-decoder"
         raise LossyUnsupportedError(f"mining can't use this model: {reason}")

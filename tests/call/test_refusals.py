@@ -208,8 +208,6 @@ def test_a_model_that_cannot_roll_back_is_refused():
     )
     with pytest.raises(LossyError, match="recurrent state"):
         mamba.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", max_new_tokens=4)
-    with pytest.raises(LossyError, match=r"assistant_model.*MambaForCausalLM"):
-        TARGET.generate(input_ids=prompt(), assistant_model=mamba, lossy_mode="lossless", max_new_tokens=4)
 
 
 def test_models_that_can_t_run_over_trees_are_refused():

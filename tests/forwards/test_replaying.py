@@ -1,0 +1,138 @@
+"""Targets and drafts with recurrent states: the same text as plain ``generate()``, token for token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from hf_lossy_assist import LossyUnsupportedError
+from hf_lossy_assist.compat import CacheSnapshot, continuation_of, has_recurrent_state, new_cache, refusal_to_go_on
+from hf_lossy_assist.drafting.model import ModelDrafter
+from hf_lossy_assist.forwards import replaying
+from tests.families import CONFIGS, family, has_family
+from tests.models import noisy_copy, padded, prompt, tiny
+from tests.parity import assert_same_rows, assert_same_text
+
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+FAMILIES = [name for name in CONFIGS if has_family(name)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return family(request.param)
+
+
+def draft_of(model, rows: int = 1):
+    """Return a draft that agrees with ``model`` often, but not always, whatever the family makes of noise."""
+    return noisy_copy(model, 0.003)
+
+
+def test_target_and_draft_of_every_family_in_a_padded_batch(model):
+    if refusal_to_go_on(model, several=True) is not None:
+        pytest.skip("is refused: see below")
+    inputs = padded((3, 9))
+    plain = model.generate(**inputs, max_new_tokens=14, **GREEDY)
+    ours = model.generate(
+        **inputs, max_new_tokens=14, **GREEDY, assistant_model=draft_of(model), lossy_mode="lossless",
+        num_assistant_tokens=3,
+    )  # fmt: skip
+    assert_same_rows(ours.sequences, plain)
+    assert ours.lossy_stats.accepted
+
+
+def test_drafts_are_what_the_model_itself_goes_on_with(model):
+    if refusal_to_go_on(model, several=False) is not None:
+        pytest.skip("is refused: see below")
+    drafter, text = ModelDrafter(model, 3), prompt(6)
+    for kept in (0, 2, 3):  # nothing, some and all of the draft before it
+        expected = ModelDrafter(model, 3).propose(text, None, [9]).tokens
+        tokens = drafter.propose(text, None, [9]).tokens.clone()
+        assert tokens.equal(expected)
+        text = torch.cat([text, tokens[:, :kept], (tokens[:, kept : kept + 1] if kept < 3 else text[:, :1]) + 1], 1)
+        text %= 64
+
+
+def test_families_that_do_not_go_on_from_a_state_are_refused_by_name(model):
+    refusal = refusal_to_go_on(model, several=True)
+    if refusal is None:
+        pytest.skip("goes on from a state")
+    with pytest.raises(LossyUnsupportedError, match=f"{type(model).__name__} keeps a recurrent state"):
+        model.generate(prompt(), prompt_lookup_num_tokens=3, lossy_mode="lossless")
+    if refusal_to_go_on(model, several=False) is not None:
+        with pytest.raises(LossyUnsupportedError, match=f"assistant_model.*{type(model).__name__}"):
+            tiny().generate(prompt(), assistant_model=model, lossy_mode="lossless")
+
+
+HYBRID = next(name for name in ("Qwen3Next", "FalconH1") if name in FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def hybrid():
+    return family(HYBRID)
+
+
+@pytest.mark.parametrize("longest", [0, 4, 32])
+def test_however_long_a_replay_may_be(monkeypatch, hybrid, longest):
+    monkeypatch.setattr(replaying, "LONGEST_REPLAY", longest)
+    plain = hybrid.generate(prompt(), max_new_tokens=20, **GREEDY)
+    ours = hybrid.generate(
+        prompt(), max_new_tokens=20, **GREEDY, assistant_model=noisy_copy(hybrid, 0.01), lossy_mode="lossless"
+    )
+    assert_same_text(ours.sequences, plain)
+    assert 0 < ours.lossy_stats.acceptance_rate < 1
+
+
+def test_prompt_lookup(hybrid):
+    ids = prompt(5).repeat(1, 3)
+    plain = hybrid.generate(ids, max_new_tokens=16, **GREEDY)
+    ours = hybrid.generate(ids, max_new_tokens=16, **GREEDY, prompt_lookup_num_tokens=3, lossy_mode="lossless")
+    assert_same_text(ours.sequences, plain)
+    assert ours.lossy_stats.drafted
+
+
+def test_a_cache_is_handed_on_from_turn_to_turn(hybrid):
+    text, cache = prompt(9), DynamicCache(config=hybrid.config)
+    plain = hybrid.generate(text, max_new_tokens=24, **GREEDY)
+    lossy = {"assistant_model": noisy_copy(hybrid, 0.01), "lossy_mode": "lossless"}
+    for extra in (lossy, lossy, {}):  # ours twice, then plain, all on one cache
+        out = hybrid.generate(
+            text, attention_mask=torch.ones_like(text), past_key_values=cache, max_new_tokens=8, **GREEDY, **extra
+        )
+        text = out.sequences
+        assert out.past_key_values is cache
+        assert cache.get_seq_length() == text.shape[1] - 1
+    assert text.equal(plain.sequences)
+
+
+def test_recorded_states_are_those_of_plain_generation(hybrid):
+    asked = GREEDY | {"output_hidden_states": True, "max_new_tokens": 6}
+    plain = hybrid.generate(prompt(), **asked)
+    ours = hybrid.generate(prompt(), **asked, assistant_model=noisy_copy(hybrid, 0.01), lossy_mode="lossless")
+    for expected, recorded in zip(plain.hidden_states, ours.hidden_states, strict=True):
+        for a, b in zip(expected, recorded, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_a_cache_is_brought_back_any_number_of_times(hybrid):
+    cache, ids = new_cache(hybrid), prompt(8)
+
+    def logits():
+        return hybrid(input_ids=ids[:, 5:], past_key_values=cache, use_cache=True).logits
+
+    with torch.no_grad():
+        hybrid(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+        snapshot = CacheSnapshot(cache)
+        first = logits()
+        assert not logits().equal(first)
+        for _ in range(2):
+            snapshot.restore(cache)
+            assert cache.get_seq_length() == 5
+            assert logits().equal(first)
+
+
+def test_a_model_is_asked_once(monkeypatch, hybrid):
+    assert has_recurrent_state(hybrid)
+    answer = continuation_of(hybrid)
+    monkeypatch.setattr(type(hybrid), "forward", None)
+    assert continuation_of(hybrid) is answer
