@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from ..training.drafts.text_store import TextStore
     from ..training.drafts.text_writing import TextSettings
 
-_REPORT_EVERY = 10
-# Where checkpoints and the log are, in OUT.
-_TRAINING = "training"
+_REPORT_EVERY, _TRAINING = 10, "training"  # steps between reports; where checkpoints and the log are, in OUT
 
 Out = Annotated[Path, typer.Option(help="Folder for the draft, its checkpoints, and what it is trained from.")]
 Model = Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")]
