@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .config import lossy_fields as lossy_fields
     from .decoding.outputs import GenerateLossyOutput as GenerateLossyOutput
     from .drafting.eagle3 import Eagle3 as Eagle3
     from .enabling import collect as collect
@@ -45,8 +46,9 @@ _PLACES = {
     "enabled": "enabling",
     "evaluate": "evaluation.evaluate",
     "last_stats": "enabling",
+    "lossy_fields": "config",
 }
-_SUBMODULES = ("calibration", "pairs", "tasks", "theory")
+_SUBMODULES = ("acceptors", "calibration", "pairs", "tasks", "theory")
 
 __all__ = [*_PLACES, *_SUBMODULES]
 

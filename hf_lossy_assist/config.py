@@ -23,6 +23,8 @@ FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
 
 _LIMITS = tuple(x.name for x in fields(Limits))
+RUN_KEYS = ("seed", "require_lossless", "break_even", "compile", "tree", "certificate", *_LIMITS)
+"""The keys of ``lossy_config`` that are about the run, whatever the rule."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     Parameters
     ----------
     mode
-        A rule's name, a list of names (a token is kept if any rule keeps it), or ``{"all_of": [names]}``.
+        A rule's name, a list of names (a token is kept if any rule keeps it), or ``{"all_of": [names]}``; in the place
+        of a name may stand a rule with its settings, such as ``TopK(k=3)``.
     config
         The rule's settings, or for several rules a dict of them by name; the run's own keys beside them.
     head
@@ -89,6 +92,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     >>> parse("ears", {"beta": 0.2, "seed": 0}).acceptor
     Ears(beta=0.2)
     """
+    mode, config, head = (lossy_fields(mode, config, head)[name] for name in FIELDS)
     names, compose = _names(mode)
     settings = _as_dict("lossy_config", config)
     heads = _heads(names, head)
@@ -107,7 +111,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if unknown:
         raise LossyValueError(
             f"`lossy_config` for several rules is keyed by rule, one of {names}, but has the key {unknown[0]!r}"
-            + nearest(unknown[0], names)
+            + nearest(unknown[0], [*names, *RUN_KEYS])
         )
     for name in names:
         # Settings are cheaper to check than a head is to load.
@@ -118,6 +122,62 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
     acceptor = rules[0] if compose is None else compose(tuple(rules))
     return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, tree, certificate)
+
+
+def lossy_fields(mode: Any, config: Any = None, head: Any = None) -> dict[str, Any]:
+    """Return the fields of a ``GenerationConfig`` for a mode with rules in it: their names, settings and heads.
+
+    Parameters
+    ----------
+    mode, config, head
+        As for ``generate()``.
+
+    Raises
+    ------
+    LossyValueError
+        When a rule's settings or its head are given twice.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist.acceptors import Ears, TopK
+    >>> lossy_fields(TopK(k=3), {"seed": 0})
+    {'lossy_mode': 'topk', 'lossy_config': {'k': 3, 'seed': 0}, 'lossy_head': None}
+    >>> lossy_fields([TopK(k=3), "ears"])
+    {'lossy_mode': ['topk', 'ears'], 'lossy_config': {'topk': {'k': 3}}, 'lossy_head': None}
+    """
+    if isinstance(mode, AnyOf | AllOf):
+        mode = list(mode.rules) if isinstance(mode, AnyOf) else {"all_of": list(mode.rules)}
+    members = mode.get("all_of") if isinstance(mode, dict) else mode
+    several = isinstance(members, list | tuple)
+    members = list(members) if several else [members]
+    rules = [x for x in members if isinstance(x, Acceptor)]
+    if not rules:
+        return dict(zip(FIELDS, (mode, config, head), strict=True))
+    settings, heads = _as_dict("lossy_config", config), dict(head) if isinstance(head, dict) else {}
+    for rule in rules:
+        own, keys = _own_settings(rule), [x.name for x in settings_of(type(rule))]
+        given = settings.pop(rule.name, None) if several else [key for key in keys if key in settings]
+        if given:
+            raise LossyValueError(f"`lossy_config` has {given!r}, but {rule!r} has its settings; leave them out there")
+        if own:
+            settings = {rule.name: own, **settings} if several else {**own, **settings}
+        if head_type(type(rule)) is not None:
+            if rule.name in heads or (head is not None and not isinstance(head, dict)):
+                raise LossyValueError(f"`lossy_head` is given, but the rule {rule.name!r} has a head; leave it out")
+            heads[rule.name] = rule.head
+    names = [x.name if isinstance(x, Acceptor) else x for x in members]
+    mode = {"all_of": names} if isinstance(mode, dict) else names if several else names[0]
+    return dict(zip(FIELDS, (mode, settings or None, heads or head), strict=True))
+
+
+def _own_settings(rule: Acceptor) -> dict[str, Any]:
+    """Return what a rule has in the place of its defaults."""
+    declared = settings_of(type(rule))
+    own = {x.name: value for x in declared if (value := getattr(rule, x.name)) != x.default}
+    for x in declared:
+        if x.name in own and x.instead_of is not None:
+            own.pop(x.instead_of, None)  # which follows from it
+    return own
 
 
 def _certificate(source: Any) -> Certificate | None:
@@ -137,7 +197,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
         if key not in keys:
             raise LossyValueError(
                 f"`lossy_config` key {key!r} is unknown to the rule {name!r}, which has "
-                f"{keys or 'no keys of its own'}{nearest(key, keys)}"
+                f"{keys or 'no keys of its own'}{nearest(key, [*keys, *RUN_KEYS])}"
             )
 
 
@@ -190,8 +250,9 @@ def _heads(names: list[str], head: Any) -> dict[str, Any]:
 
 def nearest(value: Any, names: Iterable[str]) -> str:
     """Return ``"; did you mean 'name'?"`` for the most similar name, or an empty string."""
-    close = difflib.get_close_matches(str(value), list(names), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    by_spelling = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(str(value).lower(), by_spelling, n=1, cutoff=0.5)
+    return f"; did you mean {by_spelling[close[0]]!r}?" if close else ""
 
 
 def _names(mode: Any) -> tuple[list[str], type[AnyOf] | type[AllOf] | None]:
@@ -207,6 +268,11 @@ def _names(mode: Any) -> tuple[list[str], type[AnyOf] | type[AllOf] | None]:
         if not isinstance(name, str):
             raise LossyValueError(
                 f"`lossy_mode` has to be a str, a list of str, or {{'all_of': [str]}}, but is {mode!r}"
+            )
+        if "," in name:
+            raise LossyValueError(
+                f"`lossy_mode` has to be a list for several rules, but is {name!r}; pass a list, "
+                f"{[x.strip() for x in name.split(',')]}"
             )
         if name not in REGISTRY:
             raise LossyValueError(
