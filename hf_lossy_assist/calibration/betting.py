@@ -86,8 +86,7 @@ def bound(losses: Any, confidence: float = 0.95) -> float:
     low, high = -1.0, 1.0
     for _ in range(40):  # the bettors' wealth grows with the mean that they bet against
         middle = (low + high) / 2
-        refuted = _mixed(_growth(values[:, None], middle).cumsum(0)).max() >= target
-        low, high = (low, middle) if refuted else (middle, high)
+        low, high = (low, middle) if _refuted(values, middle, target) else (middle, high)
     return high
 
 
@@ -143,19 +142,23 @@ def certify(
     dict
         By name, of every certified setting its bound and the confidence with which that holds.
     """
-    limit, _ = _checked(max_loss, confidence)
+    _checked(max_loss, confidence)
     certified: dict[str, list[tuple[float, float]]] = {}
     handed_on = 0.0
     for name, settings in families.items():
         risk = (1 - confidence) / len(families) + handed_on
         found = certified[name] = []
         for losses in settings:
-            upper = bound(losses, 1 - risk)
-            if upper > limit:
+            if not _refuted(_losses(losses), *_checked(max_loss, 1 - risk)):
                 break
-            found.append((upper, 1 - risk))
+            found.append((bound(losses, 1 - risk), 1 - risk))
         handed_on = risk if len(found) == len(settings) else 0.0
     return certified
+
+
+def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:
+    """Tell whether the bettors against that mean have ever had what it takes."""
+    return len(losses) > 0 and bool(_mixed(_growth(losses[:, None], mean).cumsum(0)).max() >= target)
 
 
 def _growth(losses: Any, mean: float) -> np.ndarray:

@@ -20,7 +20,7 @@ from ..errors import LossyValueError
 from ..evaluation.modes import parse_config
 from ..tasks import Example
 from .models import ModelOptions
-from .options import RULES, DraftSource, PairInstead, RuleSettings, Sample, TargetSource, parse_mode
+from .options import RULES, DraftSource, PairInstead, RuleSettings, Sample, TargetSource, certified, parse_mode
 from .rendering import stats_table, traced_text
 
 COMMAND_OPTIONS = {"epilog": RULES}
@@ -51,14 +51,18 @@ def generate(
     model: TargetSource = None,
     assistant: DraftSource = None,
     pair: PairInstead = None,
-    mode: Annotated[str, typer.Option(help="The rule; of several, with commas between, any may keep.")] = "lossless",
+    mode: Annotated[
+        str | None, typer.Option(help="The rule, lossless by default; of several, with commas between, any may keep.")
+    ] = None,
     config: RuleSettings = None,
     head: Annotated[
         str | None,
         typer.Option(help="The trained head of judge or sprinter: a Hub id or a folder; a pair's own by default."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation.")] = 160,
-    num_assistant_tokens: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 8,
+    num_assistant_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Drafted tokens per round; 8 by default.")
+    ] = None,
     sample: Sample = False,
     temperature: Annotated[float | None, typer.Option(help="Temperature; needs --sample.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of every random number.")] = None,
@@ -74,7 +78,9 @@ def generate(
     options.check({"PROMPT": prompt} if pair is None else None)
     if pair is not None:
         disable_progress_bar()
-    lossy_mode, lossy_config = parse_mode(mode), parse_config(config or ())
+    lossy_mode, lossy_config, head, num_assistant_tokens = certified(mode, config, head, num_assistant_tokens) or (
+        parse_mode(mode or "lossless"), parse_config(config or ()), head, num_assistant_tokens or 8
+    )  # fmt: skip
     if seed is not None:
         lossy_config.setdefault("seed", seed)
         set_seed(seed)

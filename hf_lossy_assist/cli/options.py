@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from transformers import GenerationConfig
 
 from ..acceptors import REGISTRY, describe
 from ..errors import LossyValueError
+from ..evaluation.modes import GENERATION_CONFIG, DecodingMode
 from ..tasks.lookup import SHIPPED
 
 T = TypeVar("T", int, float)
@@ -35,7 +37,10 @@ TaskData = Annotated[str | None, typer.Option(help="A file for the task to read.
 TaskOptions = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A setting of the task. Repeatable.")]
 RuleSettings = Annotated[
     list[str] | None,
-    typer.Option(metavar="K=V", help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable."),
+    typer.Option(
+        metavar="K=V",
+        help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable. Or a folder of `calibrate`.",
+    ),
 ]
 
 
@@ -68,3 +73,20 @@ def parse_task_options(items: Sequence[str]) -> dict[str, str]:
             raise LossyValueError(f"`--task-option` has to be KEY=VALUE, but is {item!r}")
         parsed[key] = value
     return parsed
+
+
+def certified(
+    mode: str | None, config: Sequence[str] | None, head: Any, gamma: Any = None
+) -> tuple[Any, dict[str, Any], Any, Any] | None:
+    """Return mode, settings, head and γ of the folder of ``calibrate`` that ``--config`` names, or None if it does not.
+
+    The settings name the certificate, so that no other models, heads and draws are let through.
+    """
+    if config is None or len(config) != 1 or not (Path(config[0]) / GENERATION_CONFIG).is_file():
+        return None
+    for option, value in {"--mode": mode, "--head": head, "--num-assistant-tokens": gamma}.items():
+        if value is not None:
+            raise LossyValueError(f"`{option}` is what the folder of `--config` {config[0]!r} says; leave it out")
+    setting = DecodingMode.certified(config[0])
+    found = GenerationConfig.from_pretrained(config[0])
+    return setting.rule, dict(setting.settings), getattr(found, "lossy_head", None), setting.gamma

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY
 from ..config import head_type, parse
@@ -16,6 +17,8 @@ from ..drafting.draft_length import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
 from ..errors import LossyValueError
 from ..heads import Head
+
+GENERATION_CONFIG = "generation_config.json"
 
 TARGET_ALONE, STOCK = "target alone", "stock assisted"
 """The labels of plain generation and of transformers' own assisted generation."""
@@ -63,6 +66,14 @@ class DecodingMode:
     def stock(cls, gamma: int | str, temperature: float | None = None, label: str = STOCK) -> DecodingMode:
         """Return assisted generation of transformers, which can't choose a draft length by itself."""
         return cls(label, gamma=DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature=temperature)
+
+    @classmethod
+    def certified(cls, folder: str) -> DecodingMode:
+        """Return the mode in a folder that ``calibrate`` has written, which refuses what is not certified there."""
+        config = GenerationConfig.from_pretrained(folder)
+        settings = {**(getattr(config, "lossy_config", None) or {}), "certificate": folder}
+        temperature = config.temperature if config.do_sample else None
+        return cls(folder, config.lossy_mode, settings, config.num_assistant_tokens, temperature)
 
     @property
     def rules(self) -> list[str]:
@@ -182,7 +193,7 @@ def parse_gamma(option: str, text: str) -> int | str:
 
 
 def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -> list[DecodingMode]:
-    """Read ``--modes``: names with commas between, each ``RULE[+RULE…][@GAMMA][:KEY=VALUE…]``.
+    """Read ``--modes``: names with commas between, each ``RULE[+RULE…][@GAMMA][:KEY=VALUE…]``, or a calibrated folder.
 
     Examples
     --------
@@ -193,6 +204,8 @@ def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -
 
 
 def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMode:
+    if (Path(text) / GENERATION_CONFIG).is_file():
+        return DecodingMode.certified(text)
     name, *settings = text.split(":")
     name, at, own = name.partition("@")
     if at:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
+from ..calibration.watch import Watch
 from ..config import FIELDS, parse
 from ..custom_generate import wants_rule
 from ..drafting.model import check_draft_model
@@ -46,6 +47,8 @@ class Settings:
         read, or any repository downloaded.
     allow_compile
         Whether a request may have forwards compiled, which takes minutes of the server's time.
+    num_assistant_tokens
+        Drafted tokens per round, where they are to be others than the model's.
     """
 
     assistant: str | None = None
@@ -54,6 +57,7 @@ class Settings:
     head: str | None = None
     allowed_heads: tuple[str, ...] = ()
     allow_compile: bool = False
+    num_assistant_tokens: int | str | None = None
 
     def apply(self, model: PreTrainedModel) -> None:
         """Write what is set into the generation configuration of a model that the server has loaded for itself."""
@@ -62,6 +66,8 @@ class Settings:
             model.generation_config.lossy_mode = self.mode
             model.generation_config.lossy_config = None if self.config is None else dict(self.config)
             model.generation_config.lossy_head = self.head
+        if self.num_assistant_tokens is not None:
+            model.generation_config.num_assistant_tokens = self.num_assistant_tokens
         if self.assistant is not None:
             setattr(model.generation_config, FIELD, self.assistant)
 
@@ -123,7 +129,9 @@ def assist(
     assistant: dict[str, Any] = {"assistant_model": None}
     if source is not None:
         assistant = _load_assistant(model, tokenizer, source, load_model, load_tokenizer)
-    model.generate = functools.partial(_generate, model=model, assistant=assistant)
+    certificate = _certificate_of(getattr(config, "lossy_config", None))
+    watch = None if certificate is None else Watch.of(certificate, warn=logger.warning)
+    model.generate = functools.partial(_generate, model=model, assistant=assistant, watch=watch)
     return assistant["assistant_model"]
 
 
@@ -193,6 +201,7 @@ def restrict(model: PreTrainedModel, settings: Settings) -> None:
     own = {name: getattr(model.generation_config, name, None) for name in ("lossy_config", "lossy_head")}
     allowed = [*settings.allowed_heads, *_heads_of(own["lossy_head"])]
     may_compile = settings.allow_compile or _compiles(own["lossy_config"])
+    certificate = _certificate_of(own["lossy_config"])
     generate = model.generate
 
     def restricted(*args: Any, **kwargs: Any) -> Any:
@@ -204,6 +213,11 @@ def restrict(model: PreTrainedModel, settings: Settings) -> None:
                         f"`lossy_head` of a request has to be one of those that this server allows, {allowed}, but is "
                         f"{brief(head)}"
                     )
+            if _certificate_of(asked.get("lossy_config")) not in (None, certificate):
+                raise LossyValueError(
+                    "`certificate` in a request's `lossy_config` has to be the one that this server has, if any; leave "
+                    "it out"
+                )
             if _compiles(asked.get("lossy_config")) and not may_compile:
                 raise LossyValueError(
                     "`compile` in a request's `lossy_config` is not allowed by this server; leave it out"
@@ -222,6 +236,10 @@ def _compiles(config: Any) -> bool:
     return isinstance(config, Mapping) and bool(config.get("compile"))
 
 
+def _certificate_of(config: Any) -> Any:
+    return config.get("certificate") if isinstance(config, Mapping) else None
+
+
 class _FlatStreamer(BaseStreamer):
     """A streamer of tokens in one dimension: assisted generation has ``(1, n)``, which a server counts as one token."""
 
@@ -235,7 +253,9 @@ class _FlatStreamer(BaseStreamer):
         self.streamer.end()
 
 
-def _generate(*args: Any, model: PreTrainedModel, assistant: Mapping[str, Any], **kwargs: Any) -> Any:
+def _generate(
+    *args: Any, model: PreTrainedModel, assistant: Mapping[str, Any], watch: Watch | None, **kwargs: Any
+) -> Any:
     if not wants_rule(model, kwargs):
         return type(model).generate(model, *args, **kwargs)
     if kwargs.get("assistant_model") is None:
@@ -244,6 +264,9 @@ def _generate(*args: Any, model: PreTrainedModel, assistant: Mapping[str, Any], 
         kwargs["streamer"] = _FlatStreamer(streamer)
     output = type(model).generate(model, *args, **kwargs)
     stats = last_stats(model)
+    asked = kwargs.get("generation_config") or model.generation_config
+    if watch is not None and "lossy_mode" not in kwargs and _certificate_of(getattr(asked, "lossy_config", None)):
+        watch.add(stats)
     logger.info(
         "%s: %d tokens in %.2f s, %.2f per round, %d kept only by a lossy rule %s",
         model.name_or_path,

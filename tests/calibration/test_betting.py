@@ -1,0 +1,106 @@
+"""A bound fails as seldom as it says, and takes far fewer problems than Hoeffding's; choices among settings inherit it.
+
+Repeats have fixed seeds. A rate of at most 5 % is given three standard errors.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.calibration_power import LAWS, LIMIT, answers_law, hoeffding_needed, problems_needed, wrongly_certified
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.calibration import LossTest, bound, certify, select
+
+REPEATS = 1000
+MOST = 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPEATS)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_setting_that_loses_too_much_is_seldom_certified(name: str):
+    draw, first_bad = LAWS[name]
+    assert wrongly_certified(draw, first_bad, 150, REPEATS) <= MOST
+
+
+@pytest.mark.parametrize("mean", [-0.2, 0.0, 0.3])
+def test_a_bound_is_seldom_below_the_mean_at_any_time(mean: float):
+    """Looking after every loss, and believing the least bound so far: where the mean is the limit, wealth says all."""
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(400):
+        test = LossTest(mean, 0.9)
+        for loss in np.where(rng.random(100) < (1 + mean) / 2, 1.0, -1.0):
+            test.add(loss)
+        wrong += test.certified
+    assert wrong / 400 <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 400)
+
+
+def test_a_bound_is_the_limit_at_which_the_test_says_so():
+    rng = np.random.default_rng(2)
+    losses = rng.choice([0.0, 1.0, -1.0], 300, p=[0.9, 0.05, 0.05])
+    upper = bound(losses)
+    for limit, certified in ((upper + 1e-6, True), (upper - 1e-6, False)):
+        test = LossTest(limit)
+        for loss in losses:
+            test.add(loss)
+        assert test.certified == certified
+    assert bound(losses, 0.99) > upper > losses.mean()
+    assert bound([]) == 1
+    assert bound([1.0] * 50) == 1
+    assert bound([-1.0] * 500) < -0.9
+
+
+@pytest.mark.parametrize(("mean", "differ"), [(0.0, 0.01), (0.0025, 0.01), (0.005, 0.03)])
+def test_it_takes_a_quarter_of_hoeffding_s_problems_at_most(mean: float, differ: float):
+    assert problems_needed(mean, differ, 9, most=40_000) <= hoeffding_needed(mean) / 4
+
+
+def test_settings_are_tested_in_order_up_to_the_first_that_fails():
+    fine, bad = np.zeros(1000), np.ones(1000)
+    assert select(np.stack([fine, fine, bad, fine], 1), 0.01) == 1
+    assert select(np.stack([bad, fine], 1), 0.01) is None
+    assert select(np.stack([fine], 1), 0.01) == 0
+    assert select(np.zeros((10, 2)), 0.01) is None, "too few problems"
+
+
+def test_families_share_the_risk_and_hand_it_on():
+    fine, bad = np.zeros(5000), np.ones(5000)
+    found = certify({"a": [fine, fine], "b": [fine, bad], "c": [fine]}, 0.01, 0.97)
+    assert [len(found[name]) for name in "abc"] == [2, 1, 1]
+    assert [found[name][0][1] for name in "abc"] == pytest.approx([0.99, 0.98, 0.99])
+
+
+def test_families_err_seldom_together():
+    rng, wrong = np.random.default_rng(3), 0
+    for _ in range(REPEATS):
+        both = [[answers_law(LIMIT, LIMIT)(rng, 150)[:, 0]] for _ in range(2)]
+        wrong += any(certify(dict(enumerate(both)), LIMIT).values())
+    assert wrong / REPEATS <= MOST
+
+
+def test_a_test_is_hopeless_where_no_problems_could_certify():
+    test = LossTest(0.01)
+    assert test.hopeless(100)
+    assert not test.hopeless(1000)
+    for _ in range(20):
+        test.add(1.0)
+    assert test.hopeless(1000)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bound([0.0, 1.5]), r"`losses`.*\[-1, 1\].*1.5"),
+        (lambda: bound([math.nan]), "`losses`.*nan"),
+        (lambda: bound(np.zeros((2, 2))), r"`losses`.*\(2, 2\)"),
+        (lambda: bound([0.0], 1.0), "`confidence`.*1.0"),
+        (lambda: select(np.zeros(3), 0.01), r"`losses`.*\(problems, settings\)"),
+        (lambda: select(np.zeros((3, 1)), 1), "`max_loss`.*1"),
+        (lambda: LossTest(0.01, "95"), "`confidence`.*'95'"),
+    ],
+)
+def test_what_can_t_be_tested_is_refused(call, message: str):
+    with pytest.raises(LossyValueError, match=message):
+        call()

@@ -1,0 +1,199 @@
+"""From answers to a certificate, its files, and what is let through with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
+from hf_lossy_assist.calibration import Certificate, calibrate, calibrate_from
+from hf_lossy_assist.calibration.certificate_card import write_card
+from hf_lossy_assist.cli.options import certified
+from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
+from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
+from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.tasks import Example, Task
+from tests.models import noisy_copy, prompt, tiny
+
+MODES = "plain,topk:k=2,topk:k=3,near_top:alpha=0.1"
+TARGET = tiny()
+DRAFT = noisy_copy(TARGET, 0.05)
+
+
+class Numbers(Task):
+    name = "numbers"
+    splits = ("test",)
+    max_new_tokens = 4
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        return [Example(f"{i}", f"{i}") for i in range(n)]
+
+    def encode(self, example: Example, tokenizer) -> list[int]:
+        return [3 + int(example.prompt) % 40, 5, 6]
+
+    def extract_answer(self, text: str) -> str | None:
+        return text
+
+
+class Words:
+    pad_token_id = 0
+
+    def batch_decode(self, rows, **kwargs):
+        return [" ".join(map(str, row.tolist())) for row in rows]
+
+
+def evaluation(limit: int = 400) -> Evaluation:
+    return Evaluation(Models(TARGET, DRAFT), Words(), Numbers(), named_modes(MODES), "plain", limit)
+
+
+def folder_of(path: Path, losses: dict[str, float], n: int = 400) -> Path:
+    """Write the folder of an evaluation in which each mode answers so many problems wrong, and is as fast as bold."""
+    own = evaluation(n)
+    store = AnswerStore(path, own.plan())
+    speeds = {"plain": 4.0, "topk:k=2": 2.0, "topk:k=3": 1.0, "near_top:alpha=0.1": 3.0}
+    for mode, seconds in speeds.items():
+        wrong = round(losses.get(mode, 0.0) * n)
+        store.add([Answer(mode, i, float(i >= wrong), 8, 4, 6 + i % 2, seconds, "") for i in range(n)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("answers"), {"topk:k=3": 0.2})
+
+
+@pytest.fixture
+def saved(answered: Path, tmp_path: Path) -> Path:
+    certificate = calibrate_from(answered, max_loss=3)
+    certificate.save(tmp_path)
+    write_card(certificate, tmp_path)
+    return tmp_path
+
+
+def test_the_fastest_certified_setting_is_chosen(answered: Path):
+    certificate = calibrate_from(answered, max_loss=3)
+    assert {x.mode: x.outcome for x in certificate.tested} == {
+        "topk:k=2": "certified", "topk:k=3": "not certified", "near_top:alpha=0.1": "certified",
+    }  # fmt: skip
+    assert certificate.chosen == "topk:k=2", "4 tokens a second are more than 2.67"
+    assert certificate.setting.loss == 0
+    assert 0 < certificate.setting.bound <= 3
+    assert {x.confidence for x in certificate.tested} == {97.5}, "two rules share the risk"
+    assert set(certificate.kept_per_round) == {1.5, 1.75}
+    assert calibrate_from(answered, max_loss=0.5).chosen is None
+    only = calibrate_from(answered, 3, modes=["topk:k=3", "topk:k=2"])
+    assert [x.outcome for x in only.tested] == ["not certified", "not tested"], "the order is the user's"
+    with pytest.raises(LossyValueError, match=r"`modes`.*'topk:k=9'"):
+        calibrate_from(answered, 3, modes=["topk:k=9"])
+
+
+def test_files_come_back(saved: Path):
+    certificate = Certificate.load(saved)
+    assert certificate == replace(calibrate_again(saved), tested=certificate.tested)
+    config = GenerationConfig.from_pretrained(saved)
+    assert (config.lossy_mode, config.lossy_config, config.num_assistant_tokens) == ("topk", {"k": 2}, 5)
+    card = (saved / "README.md").read_text(encoding="utf-8")
+    assert "`topk:k=2` loses at most **3 points** on average" in card
+    assert (saved / "plot.png").stat().st_size > 5000
+
+
+def calibrate_again(saved: Path) -> Certificate:
+    return Certificate(**json.loads((saved / "certificate.json").read_text(encoding="utf-8")))
+
+
+def test_problems_are_answered_until_all_is_decided():
+    """A setting that never errs is certified long before the problems are used up; the hopeless one is given up."""
+    noted: dict[str, list[tuple[int, str]]] = {}
+    store = AnswerStore()
+    certificate = calibrate(
+        evaluation(60), 30, 95, store, lambda label, n, state: noted.setdefault(label, []).append((n, state))
+    )
+    needed, state = noted["topk:k=2"][-1]
+    assert state in ("certified", "given up")
+    assert certificate.tested[0].n == needed < 60
+    assert all(state == "" for _, state in noted["topk:k=2"][:-1])
+    by_mode = {x.mode: x for x in certificate.tested}
+    assert (state == "certified") == (by_mode["topk:k=2"].outcome == "certified")
+    assert ("topk:k=3" in noted) == (state == "certified")
+
+
+def run(saved: Path, **changes):
+    keywords = {
+        "input_ids": prompt(),
+        "assistant_model": DRAFT,
+        "generation_config": GenerationConfig.from_pretrained(saved),
+    }
+    keywords["generation_config"].lossy_config["certificate"] = str(saved)
+    keywords["generation_config"].pad_token_id = 0
+    keywords |= {"max_new_tokens": 8, **changes}
+    if "lossy_config" in changes:
+        keywords["lossy_config"] = {"certificate": str(saved), **changes["lossy_config"]}
+    with enabled(TARGET):
+        return TARGET.generate(**keywords)
+
+
+def test_the_certified_run_is_let_through(saved: Path):
+    free = TARGET.generate
+    with enabled(TARGET):
+        plain = TARGET.generate(
+            prompt(), assistant_model=DRAFT, lossy_mode="topk", lossy_config={"k": 2}, max_new_tokens=8,
+            num_assistant_tokens=5, do_sample=False,
+        )  # fmt: skip
+    assert run(saved).tolist() == plain.tolist()
+    assert free == TARGET.generate
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"assistant_model": tiny("gpt2")}, "its draft differs: the architecture is GPT2LMHeadModel"),
+        ({"num_assistant_tokens": 3}, "it drafts 5 tokens a round, not 3"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 3}}, "its rule is .*'k': 2.*'k': 3"),
+        ({"lossy_mode": "typical", "lossy_config": {}}, "its rule is .*topk.*typical"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 2, "budget": 0.5}}, "'budget': None.*'budget': 0.5"),
+        ({"do_sample": True}, "its temperature is None, not"),
+        ({"assistant_model": None, "prompt_lookup_num_tokens": 5}, "one of both has no draft"),
+    ],
+)
+def test_another_run_is_refused_before_any_forward(saved: Path, changes: dict, message: str):
+    forwards = []
+    handle = TARGET.register_forward_hook(lambda *args: forwards.append(1))
+    try:
+        with pytest.raises(LossyValueError, match=f"`certificate`.*{message}"):
+            run(saved, **changes)
+    finally:
+        handle.remove()
+    assert not forwards
+
+
+def test_another_target_and_another_loop_are_refused(saved: Path):
+    other = tiny()
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(1.5)
+    config = GenerationConfig.from_pretrained(saved, pad_token_id=0)
+    config.lossy_config["certificate"] = str(saved)
+    with enabled(other), pytest.raises(LossyValueError, match="its target differs: the weights of the LM head"):
+        other.generate(prompt(), generation_config=config, assistant_model=DRAFT, max_new_tokens=4)
+    with pytest.raises(LossyUnsupportedError, match="`certificate`"):
+        LossyVerification("topk", TARGET, k=2, certificate=str(saved))
+
+
+@pytest.mark.parametrize("source", ["no such folder", 3, "/", "a/b/c"])
+def test_what_is_no_certificate_is_refused(source):
+    with enabled(TARGET), pytest.raises(LossyValueError, match="certificate"):
+        TARGET.generate(prompt(), assistant_model=DRAFT, lossy_mode="topk", lossy_config={"certificate": source})
+
+
+def test_commands_take_the_folder(saved: Path):
+    mode, config, head, gamma = certified(None, [str(saved)], None)
+    assert (mode, config, head, gamma) == ("topk", {"k": 2, "certificate": str(saved)}, None, 5)
+    assert certified("topk", ["k=3"], None) is None
+    with pytest.raises(LossyValueError, match="`--mode`"):
+        certified("topk", [str(saved)], None)
+    (named,) = parse_modes(str(saved), 8)
+    assert named.config == {"lossy_mode": "topk", "lossy_config": config, "num_assistant_tokens": 5}
