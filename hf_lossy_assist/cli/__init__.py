@@ -29,6 +29,7 @@ COMMANDS = {
     "theory": ("theory:theory", "Tabulate and plot SPRINTER's expected run length, and expected speedups."),
     "publish": ("publish:publish", "Upload a head, a draft, or the custom generation method, to the Hugging Face Hub."),
     "serve": ("serve:serve", "Run transformers' server (OpenAI-compatible) with an assistant and lossy rules."),
+    "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with models that are assisted."),
     "import-autojudge": ("import_autojudge:import_autojudge", "Import a head in AutoJudge's published layout."),
 }
 """Where each subcommand is, and what it does in a line, for ``--help``.

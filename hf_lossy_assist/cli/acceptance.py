@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..evaluation import records
 from ..evaluation.measures import score_text
-from ..evaluation.modes import DecodingMode, Models, usual_modes
+from ..evaluation.modes import DRAFT_ALONE, DecodingMode, Models, usual_modes
 from ..evaluation.requests import PromptBatch, batches_of, run_request
 from ..heads import VerifierHead
 from ..stats import joined
@@ -101,9 +101,6 @@ def acceptance_table(rows: Sequence[Acceptance], temperature: float | None) -> T
     return table(shown, columns, f"{rows[0].prompts} prompts, {title}")
 
 
-DRAFT_ALONE = "draft alone"
-
-
 @dataclass(frozen=True)
 class Acceptance:
     """The results of one mode over all prompts."""
@@ -144,10 +141,10 @@ def measure(
 
     ``decode`` turns tokens ``(n,)`` into text, for ROUGE. A batch of ``prompts`` has one prompt.
     """
-    target, alone = models.target, Models(models.draft, models.draft)
+    target = models.target
     greedy = [run_request(models, DecodingMode(), prompt, max_new_tokens).rows[0] for prompt in prompts]
 
-    def row(mode: DecodingMode, models: Models = models) -> Acceptance:
+    def row(mode: DecodingMode) -> Acceptance:
         responses = [run_request(models, mode, prompt, max_new_tokens) for prompt in prompts]
         texts = [(response.rows[0], own) for response, own in zip(responses, greedy, strict=True)]
         scored = [score_text(target, prompt.ids[0], text) for prompt, (text, _) in zip(prompts, texts, strict=True)]
@@ -174,7 +171,7 @@ def measure(
 
     for temperature in dict.fromkeys(mode.temperature for mode in modes):
         yield row(DecodingMode(temperature=temperature))
-        yield row(DecodingMode(DRAFT_ALONE, temperature=temperature), alone)
+        yield row(DecodingMode(DRAFT_ALONE, temperature=temperature, answers="draft"))
         yield from (row(mode) for mode in modes if mode.temperature == temperature)
 
 

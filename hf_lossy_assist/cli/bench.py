@@ -57,7 +57,9 @@ def bench(
     ] = None,
     modes: Annotated[
         str | None,
-        typer.Option(help="plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; all that can run by default."),
+        typer.Option(
+            help="plain,draft,stock,everything,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; all that can run by default."
+        ),
     ] = None,
     gamma: Annotated[str, typer.Option(help="Drafted tokens per round, or 'auto'.")] = "5",
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,

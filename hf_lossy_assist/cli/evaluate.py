@@ -52,7 +52,7 @@ def evaluate(
     data: TaskData = None,
     task_option: TaskOptions = None,
     modes: Annotated[
-        str, typer.Option(help="plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…")
+        str, typer.Option(help="plain,draft,stock,everything,RULE[+RULE][@GAMMA][:KEY=VALUE…],…")
     ] = "plain,lossless,topk,dropmatch",
     reference: Annotated[
         str | None, typer.Option(help="The mode that all are compared with; plain, else lossless by default.")

@@ -56,7 +56,9 @@ class Evaluation:
             raise LossyValueError(f"`modes` has to name every mode once, but is {labels}")
         if self.reference not in labels:
             raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
-        missing = [mode.label for mode in self.modes if mode.gamma is not None and self.models.draft is None]
+        missing = [
+            mode.label for mode in self.modes if self.models.draft is None and (mode.gamma or mode.answers == "draft")
+        ]
         if missing:
             raise LossyValueError(f"an assistant has to be given for the mode {missing[0]!r}; there is no draft")
         for mode in self.modes:
@@ -222,7 +224,7 @@ def named_modes(text: str, gamma: int | str = 5, temperature: float | None = Non
 
 def reference_of(modes: Sequence[DecodingMode]) -> str:
     """Return the label of the mode that others are compared with: the target alone, else lossless, else the first."""
-    alone = (mode.label for mode in modes if mode.gamma is None)
+    alone = (mode.label for mode in modes if mode.gamma is None and mode.answers == "target")
     lossless = (mode.label for mode in modes if mode.rule == "lossless")
     return next(alone, None) or next(lossless, None) or modes[0].label
 

@@ -20,8 +20,11 @@ from ..heads import Head
 
 GENERATION_CONFIG = "generation_config.json"
 
-TARGET_ALONE, STOCK = "target alone", "stock assisted"
-"""The labels of plain generation and of transformers' own assisted generation."""
+TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alone"
+"""The labels of plain generation, of transformers' own assisted generation, and of plain generation by the draft."""
+
+EVERYTHING = "everything"
+"""The name of the baseline that keeps every drafted token that may stand in the text."""
 
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "dropmatch": ({"criterion": "naive"},),
@@ -37,7 +40,7 @@ class Models:
     """A target with a draft for it, and trained heads by the name of the rule that uses them."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel | None  # None where the target decodes alone
+    draft: PreTrainedModel | None = None  # None where the target decodes alone
     heads: Mapping[str, Head] = field(default_factory=dict)
 
 
@@ -61,6 +64,7 @@ class DecodingMode:
     gamma: int | str | None = None  # ``num_assistant_tokens``, drafted tokens per round
     # Tokens are drawn at this temperature, with no other warper; None decodes greedily.
     temperature: float | None = None
+    answers: str = "target"  # which of the models generates
 
     @classmethod
     def stock(cls, gamma: int | str, temperature: float | None = None, label: str = STOCK) -> DecodingMode:
@@ -94,6 +98,10 @@ class DecodingMode:
         for rule in self.rules:
             if head_type(REGISTRY[rule]) is not None and rule not in heads:
                 raise LossyValueError(f"`--modes` has {self.label!r}, which needs a head; add `--head {rule}=SOURCE`")
+
+    def generating(self, models: Models) -> PreTrainedModel:
+        """Return the model whose ``generate()`` is called."""
+        return getattr(models, self.answers)
 
     def prepared(self, models: Models) -> AbstractContextManager[Any]:
         """Make ``generate()`` understand :meth:`keywords` inside a block, and leave the models as they were."""
@@ -195,6 +203,9 @@ def parse_gamma(option: str, text: str) -> int | str:
 def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -> list[DecodingMode]:
     """Read ``--modes``: names with commas between, each ``RULE[+RULE…][@GAMMA][:KEY=VALUE…]``, or a calibrated folder.
 
+    ``plain`` is the target alone, ``draft`` the draft alone, ``stock`` assisted generation of transformers, and
+    ``everything`` keeps every drafted token.
+
     Examples
     --------
     >>> [mode.label for mode in parse_modes("plain,stock,topk@8:k=3,topk+typical", 5)]
@@ -215,9 +226,15 @@ def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMod
     if name == "stock":
         stock = DecodingMode.stock(gamma, temperature)
         return DecodingMode.stock(gamma, temperature, f"{stock.label}@{own}") if at else stock
+    if name == "draft":
+        return DecodingMode(DRAFT_ALONE, temperature=temperature, answers="draft")
+    if name == EVERYTHING:
+        return DecodingMode(text, "thresholds", {"threshold_single": 0}, gamma, temperature)
     names = name.split("+")
     for rule in names:
         if rule not in REGISTRY:
-            raise LossyValueError(f"`--modes` has to name {['plain', 'stock', *REGISTRY]}, but one is {rule!r}")
+            raise LossyValueError(
+                f"`--modes` has to name {['plain', 'draft', 'stock', EVERYTHING, *REGISTRY]}, but one is {rule!r}"
+            )
     rule = names[0] if len(names) == 1 else names
     return DecodingMode(text, rule, parse_config(settings, "--modes"), gamma, temperature)

@@ -54,14 +54,15 @@ class ModeScore:
     difference: float
     low: float
     high: float
-    mean_accepted: float  # drafted tokens kept per round
+    # Per round; 0 where there was none, as the draft alone has none.
+    mean_accepted: float  # drafted tokens kept
     tokens_per_round: float
     tokens_per_second: float
 
     @property
     def target_calls_per_100_tokens(self) -> float:
         """Calls of the target per 100 tokens of a text: one a round."""
-        return 100 / self.tokens_per_round
+        return 100 / self.tokens_per_round if self.tokens_per_round else 0.0
 
 
 def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
@@ -83,8 +84,7 @@ def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
             sum(getattr(answer, name) for answer in own.values())
             for name in ("tokens", "rounds", "accepted", "seconds")
         )
-        # SPRINTER may finish a text without asking the target once.
-        kept = accepted / max(1, rounds), tokens / max(1, rounds)
+        kept = (accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)
         score = sum(answer.score for answer in own.values()) / len(own)
         rows.append(ModeScore(label, score, len(own), *apart, *kept, tokens / seconds))
     return rows

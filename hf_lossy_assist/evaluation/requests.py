@@ -113,7 +113,8 @@ class Response:
         """How many rounds every row took, and how many drafted tokens it kept.
 
         Transformers' own loops don't count. Every call of the target is a round there, in which every token but one was
-        drafted; a row of a batch, which only the target alone answers there, takes as many as it has tokens.
+        drafted; a row of a batch, which only the target alone answers there, takes as many as it has tokens. The
+        draft alone has none.
         """
         if self.stats is not None:
             return [(row.rounds, row.accepted) for row in self.stats.rows]
@@ -180,7 +181,7 @@ def run_request(
         synchronize()
         joules = energy() if energy else 0.0
         started = clock()
-        output = models.target.generate(**keywords)
+        output = mode.generating(models).generate(**keywords)
         synchronize()
         seconds = clock() - started
         joules = energy() - joules if energy else None

@@ -18,6 +18,12 @@ def test_modes_to_compare():
     assert {mode.temperature for mode in parse_modes("plain,stock,topk", 5, 0.7)} == {0.7}
 
 
+def test_baselines():
+    draft, everything = parse_modes("draft,everything@7", 5, 0.5)
+    assert (draft.answers, draft.gamma, draft.temperature) == ("draft", None, 0.5)
+    assert (everything.label, everything.rule, everything.gamma) == ("everything@7", "thresholds", 7)
+
+
 def test_modes_are_one_or_several():
     assert parse_mode("ears") == "ears"
     assert parse_mode("topk, dropmatch") == ["topk", "dropmatch"]

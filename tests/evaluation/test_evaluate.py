@@ -181,3 +181,16 @@ def test_what_can_t_be_evaluated_is_refused_first(evaluation, change, message):
 def test_a_mode_that_can_t_run_is_refused_before_any_answer(evaluation):
     with pytest.raises(LossyValueError, match="one that can't run here, topk:k=-1"):
         answered(replace(evaluation, modes=named_modes("topk:k=-1"), reference="topk:k=-1"))
+
+
+def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluation, pair):
+    modes = named_modes("plain,draft,everything", 20)
+    alone = replace(evaluation, models=Models(pair.draft), modes=named_modes("plain"), limit=3)
+    said = [answers["plain"].text for answers in answered(alone)]
+    for answers, text in zip(answered(replace(evaluation, modes=modes, limit=3)), said, strict=True):
+        assert answers["draft"].text == text
+        assert answers["everything"].accepted >= answers["everything"].tokens - 1
+        assert (answers["draft"].rounds, answers["draft"].accepted) == (0, answers["draft"].tokens)
+    with pytest.raises(LossyValueError, match="assistant has to be given for the mode 'draft'"):
+        replace(evaluation, models=Models(pair.target), modes=named_modes("plain,draft"))
+    assert reference_of(named_modes("draft,lossless")) == "lossless"
