@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...errors import LossyValueError
 from ...tasks.task_data import share
 from .state_shards import StateShards, cut
 from .text_store import TextStore
@@ -116,7 +117,15 @@ class DraftData:
         while True:
             if not position.shards:
                 position = replace(position, shards=tuple(self.store.batches()), taken=0)
-            yield from self._epoch(position)
+            empty = not position.taken
+            for batch, after in self._epoch(position):
+                empty = False
+                yield batch, after
+            if empty:
+                raise LossyValueError(
+                    f"{str(self.store.folder)!r} has too few texts for a batch of each of {self.processes} processes: "
+                    "let the target write more, by `--tokens`"
+                )
             position = DataPosition(position.epoch + 1)
 
     def _epoch(self, position: DataPosition) -> Iterator[tuple[DraftBatch, DataPosition]]:

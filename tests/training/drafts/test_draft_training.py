@@ -115,6 +115,11 @@ def test_batches_follow_from_their_position_and_leave_held_out_prompts_alone(tex
         assert position == where
 
 
+def test_too_few_texts_are_refused(texts, tmp_path):
+    with pytest.raises(LossyValueError, match="too few texts"):
+        next(data(texts, tmp_path, held_out_share=1.0).batches(DataPosition()))
+
+
 def test_states_are_kept_within_the_budget_and_are_the_target_s(texts, tmp_path):
     target = tiny()
     kept, computed = data(texts, tmp_path / "kept"), data(texts, tmp_path / "computed", budget=0)
