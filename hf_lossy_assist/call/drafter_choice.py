@@ -144,6 +144,11 @@ class DrafterChoice:
             raise LossyValueError(
                 f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"
             )
+        if self._stock_with_model and compat.has_recurrent_state(self.target):
+            raise LossyUnsupportedError(
+                f"drafting from the target's states is not supported with {type(self.target).__name__}, which keeps a "
+                "recurrent state and reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
+            )
         if acceptor.run_ahead is not None and not self.drafts_with_model:
             raise LossyValueError(
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
