@@ -210,12 +210,7 @@ class DrafterChoice:
             )
 
     def check_batch(self, rows: int) -> None:
-        """Raise where the drafter can't draft for several rows."""
-        if self.drafts_with_model and not movable(compat.new_cache(self.assistant_model)):
-            raise LossyUnsupportedError(
-                f"`assistant_model` {type(self.assistant_model).__name__} has layers whose states can't be moved with "
-                f"the rows of a batch, but the batch has {rows} rows; call generate() for one prompt at a time"
-            )
+        """Raise where there is one drafter for several rows."""
         if _is_drafter(self.candidate_generator):
             raise LossyUnsupportedError(
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
