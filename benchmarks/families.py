@@ -60,7 +60,7 @@ def row_of(name: str, gamma: int, length: int) -> FamilyRow:
         state = "saved, replayed" if has_recurrent_state(model) else "cropped"
     else:
         state = "saved, read one by one" if uses[1] else "-"
-    told = [("yes" if use else f"no: {refusal}") for use, refusal in zip(uses, refusals, strict=True)]
+    told = ["yes" if refusal is None else f"no: {refusal.partition(' keeps ')[2]}" for refusal in refusals]
     return FamilyRow(name, state, *told, *(_decoded(model, gamma, length) if uses[0] else ()))
 
 
@@ -69,8 +69,9 @@ def _decoded(model: PreTrainedModel, gamma: int, length: int) -> tuple[str, str,
     inputs = padded((4, 9))
     plain = model.generate(**inputs, **greedy)
     ours = model.generate(
-        **inputs, **greedy, assistant_model=noisy_copy(model, 0.003), num_assistant_tokens=gamma, lossy_mode="lossless"
-    )
+        **inputs, **greedy, assistant_model=noisy_copy(model, 0.003), num_assistant_tokens=gamma, lossy_mode="lossless",
+        lossy_config={"break_even": False},
+    )  # fmt: skip
     stats = ours.lossy_stats
     equal = "yes" if ours.sequences.equal(plain.sequences) else "no"
     return equal, f"{stats.tokens_per_round:.2f}", f"{stats.acceptance_rate:.0%}"

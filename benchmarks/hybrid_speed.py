@@ -92,7 +92,7 @@ def main(
     with progress(screen) as bar:
         for i in bar.track(range(repeats + 1), description="repeats"):
             draft = AgreeingDraft(text, gamma, agreement, seed=i)
-            lossy = {"candidate_generator": draft, "lossy_mode": "lossless"}
+            lossy = {"candidate_generator": draft, "lossy_mode": "lossless", "lossy_config": {"break_even": False}}
             times = [_seconds(lambda: model.generate(**settings))]
             times.append(_seconds(lambda lossy=lossy: stats.append(model.generate(**settings, **lossy).lossy_stats)))
             if i:  # the first does not count

@@ -144,6 +144,11 @@ class DrafterChoice:
             raise LossyValueError(
                 f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"
             )
+        if self._stock_with_model and compat.has_recurrent_state(self.target):
+            raise LossyUnsupportedError(
+                f"drafting from the target's states is not supported with {type(self.target).__name__}, which keeps a "
+                "recurrent state and reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
+            )
         if acceptor.run_ahead is not None and not self.drafts_with_model:
             raise LossyValueError(
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
@@ -205,12 +210,7 @@ class DrafterChoice:
             )
 
     def check_batch(self, rows: int) -> None:
-        """Raise where the drafter can't draft for several rows."""
-        if self.drafts_with_model and not movable(compat.new_cache(self.assistant_model)):
-            raise LossyUnsupportedError(
-                f"`assistant_model` {type(self.assistant_model).__name__} has layers whose states can't be moved with "
-                f"the rows of a batch, but the batch has {rows} rows; call generate() for one prompt at a time"
-            )
+        """Raise where there is one drafter for several rows."""
         if _is_drafter(self.candidate_generator):
             raise LossyUnsupportedError(
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "

@@ -78,12 +78,13 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
 
 def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call: Prepared) -> None:
     """Refuse trees where a model can't run over them."""
-    cache = call.inputs["past_key_values"]
+    cache = compat.cache_of(call.inputs)
     obstacle = compat.obstacle_to_trees(model, call.inputs)
     if obstacle is None and (config.compile or isinstance(cache, StaticCache)):
         obstacle = "a static cache, on which forwards are compiled, can't keep one path of a tree"
-    if obstacle is None and not movable(cache):
-        kinds = sorted({type(layer).__name__ for layer in cache.layers})
+    caches = [cache, compat.new_cache(draft)] if isinstance(draft, PreTrainedModel) else [cache]
+    if obstacle is None and not all(map(movable, caches)):
+        kinds = sorted({type(layer).__name__ for own in caches for layer in own.layers})
         obstacle = f"one path of a tree can't be kept in layers of {kinds}"
     if obstacle is None and isinstance(draft, PreTrainedModel):
         obstacle = compat.obstacle_to_trees(draft, {})

@@ -159,9 +159,9 @@ def refusal_to_go_on(model: PreTrainedModel, several: bool) -> str | None:
     """
     if not has_recurrent_state(model):
         return None
-    kept = f"{type(model).__name__} keeps a recurrent state"
     if not model._supports_default_dynamic_cache():
-        return f"{kept} in no cache of transformers, which can't be rolled back"
+        return f"{type(model).__name__} keeps a state that is in no cache of transformers, and can't be brought back"
+    kept = f"{type(model).__name__} keeps a recurrent state"
     goes_on = continuation_of(model)
     if not goes_on.one:
         return f"{kept}, which can't be brought back by its cache alone"

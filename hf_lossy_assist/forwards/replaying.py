@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..compat import CacheSnapshot, ForwardInputs, cache_of
 from ..errors import LossyUnsupportedError
+from . import Forwards
 from .growing import GrowingForwards
 
 if TYPE_CHECKING:
@@ -98,6 +99,9 @@ class ReplayingForwards(GrowingForwards):
             self._saved.pop()
         self.seen, snapshot = self._saved[-1]
         snapshot.restore(self.cache)
+
+    def keep_path(self, start: int, columns: Tensor) -> None:
+        Forwards.keep_path(self, start, columns)
 
     def move(self, shift: RowShift, ids: Tensor) -> None:
         raise LossyUnsupportedError(
