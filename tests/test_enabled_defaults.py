@@ -1,0 +1,149 @@
+"""An enabled model has defaults of its own; interruptions while enabling leave nothing half done."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from transformers import GenerationMixin, pipeline
+
+from hf_lossy_assist import (
+    GenerateLossyOutput,
+    LossyStats,
+    LossyValueError,
+    collect,
+    disable,
+    enable,
+    enabled,
+    enabling,
+    last_stats,
+)
+from hf_lossy_assist.pairs.recipe import build_tokenizer
+from tests.interrupting import InterruptAt
+from tests.models import noisy_copy, prompt, tiny
+
+KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False}
+PATCHED = ("generate", "_sample", "_assisted_decoding")
+
+
+@pytest.fixture(autouse=True)
+def _not_enabled(_enabled_and_undone):
+    """These tests enable for themselves."""
+    disable()
+    yield
+    enable()
+
+
+def patched() -> list[str]:
+    return [name for name in PATCHED if hasattr(getattr(GenerationMixin, name), "_replaced_by_hf_lossy_assist")]
+
+
+def test_an_interruption_while_enabling_leaves_nothing_that_can_not_be_enabled():
+    """At every operation: who enables afterwards has lossy calls, and who disables has the plain method back."""
+    target = tiny()
+    fields = {**KWARGS, "assistant_model": noisy_copy(target), "lossy_mode": "topk", "return_dict_in_generate": True}
+    original, operation, interruptions = GenerationMixin.generate, 0, 0
+    while True:
+        operation += 1
+        sys.settrace(InterruptAt(enabling.__file__, operation))
+        try:
+            enable(target)
+        except KeyboardInterrupt:
+            interruptions += 1
+        finally:
+            sys.settrace(None)
+        enable(target)
+        assert len(patched()) == 3, operation
+        for _ in range(2):
+            disable(target)
+        disable()
+        assert GenerationMixin.generate is original, operation
+        if interruptions < operation:
+            break
+    assert interruptions > 50
+    with enabled(target):
+        assert isinstance(target.generate(prompt(), **fields), GenerateLossyOutput)
+
+
+def stats_of(model, **fields) -> LossyStats | None:
+    """Return the statistics of a call, or None of an ordinary one."""
+    with collect(model) as collected:
+        model.generate(prompt(), **KWARGS, **fields)
+    return collected.total if len(collected) else None
+
+
+def test_defaults_of_an_enabled_model_are_those_of_its_calls():
+    """Whatever a call says itself beats them; a mode of the call's own takes none of another mode's settings."""
+    target, other = tiny(), tiny(seed=1)
+    defaults = {"assistant_model": noisy_copy(target), "lossy_mode": "topk", "lossy_config": {"k": 3}}
+    said = {**defaults, "num_assistant_tokens": 3}
+    with enabled():
+        expected = target.generate(prompt(), **KWARGS, **said)
+        with enabled(target, **said):
+            assert torch.equal(target.generate(prompt(), **KWARGS), expected)
+            assert stats_of(target).accepted_by.keys() == {"topk"}
+            assert len(stats_of(target).accepted_histogram) <= 4
+            assert len(stats_of(target, num_assistant_tokens=1).accepted_histogram) <= 2
+            assert stats_of(target, lossy_mode="ears").accepted_by.keys() == {"ears"}
+            assert stats_of(target, prompt_lookup_num_tokens=2).draft_calls == 0
+            assert stats_of(target, lossy_mode=None) is None
+            assert stats_of(other) is None
+            with enabled(target):
+                assert stats_of(target).accepted_by.keys() == {"topk"}
+            with enabled(target, lossy_mode="typical", prompt_lookup_num_tokens=2):
+                assert stats_of(target).accepted_by.keys() == {"typical"}
+            assert stats_of(target).accepted_by.keys() == {"topk"}
+        assert stats_of(target) is None
+        with enabled(target, assistant_model=noisy_copy(target)):
+            assert stats_of(target).lossless
+
+
+def test_a_pipeline_is_enabled_by_its_model():
+    target, tokenizer = tiny(), build_tokenizer(100)
+    pipe = pipeline("text-generation", model=target, tokenizer=tokenizer)
+    with enabled(pipe, assistant_model=noisy_copy(target), lossy_mode="topk"), collect(pipe) as stats:
+        pipe(["1", "2"], max_new_tokens=4, do_sample=False)
+    assert stats.accepted_by.keys() == {"topk"}
+    assert last_stats(pipe) is stats.calls[-1]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "message"),
+    [
+        ({"lossy_mod": "topk"}, "did you mean 'lossy_mode'"),
+        ({"max_new_tokens": 3}, "can't be a default"),
+        ({"lossy_mode": "topq"}, "did you mean 'topk'"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 0}}, "`k` of the rule 'topk'"),
+    ],
+)
+def test_defaults_that_can_not_work_are_refused_at_once(defaults, message):
+    target = tiny()
+    with pytest.raises(LossyValueError, match=message):
+        enable(target, **defaults)
+    assert patched() == []
+    with pytest.raises(LossyValueError, match="pass the model"):
+        enable(lossy_mode="topk")
+
+
+def test_a_copy_of_an_enabled_model_says_that_it_is_not_enabled():
+    target = tiny()
+    with enabled(target, assistant_model=noisy_copy(target)):
+        clone = copy.deepcopy(target)
+        assert stats_of(target) is not None
+        assert stats_of(clone) is None
+        with pytest.raises(LossyValueError, match="enable"):
+            clone.generate(prompt(), lossy_mode="topk", **KWARGS)
+
+
+def test_a_saved_mode_without_a_drafter_decodes_plainly_and_says_so_once():
+    target = tiny()
+    plain = target.generate(prompt(), **KWARGS)
+    target.generation_config.lossy_mode = "typical"
+    with enabled(target):
+        with pytest.warns(UserWarning, match="nothing drafts"):
+            assert torch.equal(target.generate(prompt(), **KWARGS), plain)
+        assert stats_of(target) is None
+        with pytest.raises(LossyValueError, match="needs a drafter"):
+            target.generate(prompt(), lossy_mode="topk", **KWARGS)
