@@ -64,7 +64,10 @@ HYBRID = next(name for name in ("Qwen3Next", "FalconH1") if name in FAMILIES)
 
 @pytest.fixture(scope="module")
 def hybrid():
-    return family(HYBRID)
+    model = family(HYBRID)
+    if refusal_to_go_on(model, several=True) is not None:
+        pytest.skip("this version's rows don't go on from a state alone as in a batch")
+    return model
 
 
 @pytest.mark.parametrize("longest", [0, 4, 32])
