@@ -106,7 +106,7 @@ def resampled(folder: Path, rng: np.random.Generator) -> tuple[Draw, list[str], 
 
 def main(
     repeats: Annotated[int, typer.Option(min=10, help="Simulated calibrations of each law.")] = 1000,
-    problems: Annotated[int, typer.Option(min=10, help="Problems of each, for validity.")] = 1000,
+    problems: Annotated[int, typer.Option(min=10, help="Problems of each, for validity.")] = 3000,
     answers: Annotated[
         Path | None, typer.Option(help="Also resample the answers in this folder of `evaluate`.")
     ] = None,

@@ -118,8 +118,13 @@ def select(losses: Any, max_loss: float, confidence: float = 0.95) -> int | None
     columns = np.asarray(losses, dtype=float)
     if columns.ndim != 2:
         raise LossyValueError(f"`losses` has to have the shape (problems, settings), but has {columns.shape}")
-    last = certify({"": list(columns.T)}, max_loss, confidence)[""]
-    return len(last) - 1 if last else None
+    limit, target = _checked(max_loss, confidence)
+    last = None
+    for i, column in enumerate(columns.T):
+        if not _refuted(_losses(column), limit, target):
+            break
+        last = i
+    return last
 
 
 def certify(
