@@ -138,10 +138,10 @@ class LossyCall:
             encoder_input=self.encoder_input,
             synced_gpus=synced_gpus,
         )
-        check_prepared(self.model, self.config.acceptor, call)
-        check_mode(self.config, generation_config.do_sample)
         if self.config.tree is not None:
             check_tree(self.model, self.choice.assistant_model, self.config, call)
+        check_prepared(self.model, self.config.acceptor, call)
+        check_mode(self.config, generation_config.do_sample)
         check_certificate(self.config, self.model, self.choice, generation_config)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
         randomness = Randomness(self._seed())

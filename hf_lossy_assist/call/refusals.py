@@ -83,7 +83,7 @@ def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call
     if obstacle is None and (config.compile or isinstance(cache, StaticCache)):
         obstacle = "a static cache, on which forwards are compiled, can't keep one path of a tree"
     caches = [cache, compat.new_cache(draft)] if isinstance(draft, PreTrainedModel) else [cache]
-    if obstacle is None and not all(map(movable, caches)):
+    if obstacle is None and cache is not None and not all(map(movable, caches)):
         kinds = sorted({type(layer).__name__ for own in caches for layer in own.layers})
         obstacle = f"one path of a tree can't be kept in layers of {kinds}"
     if obstacle is None and isinstance(draft, PreTrainedModel):

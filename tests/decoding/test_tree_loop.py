@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
 
+from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.drafting.tree import TreeDrafter
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.acceptors.table import ROWS, Row, row_id
@@ -17,6 +18,7 @@ from tests.eagle3_heads import layer, random_head, trained_head
 from tests.models import ARCHITECTURES, LENGTHS, WINDOWS_ROLL_BACK, noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
 from tests.trees import path_to
+from tests.trial.families import ATTENDING, RECURRENT, family
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 40}
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}
@@ -60,6 +62,22 @@ def test_lossless_greedy_texts_are_plain_ones(architecture: str, attention: str)
         lengths |= lengths_of(ours)
     assert len(lengths) > 2
     assert 0 in lengths
+
+
+REFUSED = {"bloom", "llama4_text", "lfm2", "lfm2_moe", *RECURRENT}
+
+
+@pytest.mark.parametrize("name", [*ATTENDING, *RECURRENT])
+def test_every_family_writes_plain_texts_or_is_refused_by_name(name: str):
+    target, draft = family(name)
+    kwargs = GREEDY | {"input_ids": prompt(), "eos_token_id": None, "max_new_tokens": 16}
+    if name not in REFUSED:
+        assert_same_text(trees(target, draft, **kwargs).sequences, target.generate(**kwargs))
+        return
+    handle = target.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
+    with pytest.raises(LossyUnsupportedError, match=type(target).__name__):
+        trees(target, draft, **kwargs)
+    handle.remove()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
