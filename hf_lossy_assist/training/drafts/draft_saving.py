@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...compat import versions_of
 from ...drafting.eagle3 import Eagle3
 from ...heads.hub import CARD
+from ...heads.repository import WEIGHTS
 from .draft_training import HeldOut
 
 
@@ -73,6 +74,7 @@ def save_assistant(
     """Write a small model in bfloat16 with its tokenizer and a card."""
     model.to(torch.bfloat16).save_pretrained(folder)
     model.float()
+    (folder / WEIGHTS).chmod(0o644)  # safetensors keeps it from everyone else
     tokenizer.save_pretrained(folder)
     data = ModelCardData(
         library_name="transformers", pipeline_tag="text-generation", license=license, base_model=target,
