@@ -8,6 +8,7 @@ import torch
 import hf_lossy_assist
 from hf_lossy_assist import pairs
 from hf_lossy_assist.decoding import break_even
+from hf_lossy_assist.errors import warn_once
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,12 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch):
     """No test gives drafting up for being slow, unless it means to, nor does it know what others have learnt."""
     monkeypatch.setattr(break_even, "PATIENCE", float("inf"))
     break_even.forget_speeds()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_warned():
+    """What is said once is said to every test."""
+    warn_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -94,10 +94,10 @@ def test_lossy_plain_and_stock_assisted_calls_beside_each_other():
     target = tiny()
     draft = noisy_copy(target, 0.05)
     greedy = KWARGS | {"do_sample": False}
-    lossy = {"assistant_model": draft, "lossy_mode": "dropmatch", "lossy_config": {"seed": 0}}
+    lossy = {"assistant_model": draft, "lossy_mode": "dropmatch", "lossy_config": {"seed": 0, "dropout": 0.3}}
 
     def in_stock_s_loop() -> Any:
-        with LossyVerification("dropmatch", target, assistant_model=draft, seed=0) as hook:
+        with LossyVerification("dropmatch", target, assistant_model=draft, seed=0, dropout=0.3) as hook:
             return target.generate(prompt(), assistant_model=draft, logits_processor=[hook], **greedy)
 
     jobs: list[Callable[[], Any]] = [

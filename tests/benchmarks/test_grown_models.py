@@ -105,7 +105,7 @@ def test_the_bench_of_grown_models_says_the_same_and_judges_small_ones(tiny_pair
     assert [origin["models"][role]["vocab_size"] for role in ("target", "draft")] == [900, 900]
     assert (origin["grow"], origin["grow_draft"]) == ("layers=3,hidden=96,heads=6,vocab=900", "hidden=96")
     assert [row["same_text"] for row in rows if row["table"] == "ModeSummary"] == [1.0, 1.0]
-    assert [row["problems"] for row in rows if row["table"] == "Quality"] == [3, 3]
+    assert [row["n"] for row in rows if row["table"] == "ModeScore"] == [3, 3]
     assert "(grown)" in bench("--grow", "hidden=96,vocab=900", common).stdout
 
 
