@@ -50,6 +50,11 @@ def origin_of(model: PreTrainedModel) -> tuple[str, str | None]:
     return model.config._name_or_path, getattr(model.config, "_commit_hash", None)
 
 
+def pre_hooks_of(module: nn.Module) -> dict[int, Any]:
+    """Return what runs before the module's forward, by number: who takes one out needs no handle of it."""
+    return module._forward_pre_hooks
+
+
 def is_offloaded(module: nn.Module) -> bool:
     """Tell whether accelerate brings the module's weights only for a forward."""
     return hasattr(module, "_hf_hook")

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..acceptors import DroppedHeads
 from ..acceptors.base import AUTO
+from ..compat import pre_hooks_of
 from ..errors import LossyUnsupportedError
 from ..sampling import Randomness
 
@@ -140,7 +141,7 @@ class LMHeadHook:
 
     def _leave_head(self) -> None:
         """Take this hook off the head, and those of interrupted calls; handles of hooks get lost in interruptions."""
-        hooks = self.head._forward_pre_hooks
+        hooks = pre_hooks_of(self.head)
         for key, hook in list(hooks.items()):
             if hook is self or (isinstance(hook, LMHeadHook) and hook.hidden is not None):
                 hooks.pop(key, None)

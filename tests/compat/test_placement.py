@@ -66,14 +66,19 @@ def test_offloaded_targets_and_drafts(how: str, inputs, tmp_path: Path):
 
 @pytest.mark.parametrize("how", ["cpu", "disk", "map"])
 def test_the_head_is_loaded_once_a_round_however_many_paths(how: str, tmp_path: Path):
-    target = placed(how, tmp_path)
+    """And a few times more in a call that has to choose its dropout."""
+    target, extra = placed(how, tmp_path), []
     loads = loads_of(target.lm_head)
-    out = target.generate(
-        input_ids=prompt(), **GREEDY, assistant_model=noisy_copy(tiny(), 0.05), lossy_mode="dropmatch",
-        lossy_config={"num_paths": 5, "seed": 0},
-    )  # fmt: skip
-    assert out.lossy_stats.drafted > 0
-    assert len(loads) == out.lossy_stats.target_calls
+    for dropout in (0.3, "auto"):
+        loads.clear()
+        out = target.generate(
+            input_ids=prompt(40), **GREEDY, assistant_model=noisy_copy(tiny(), 0.05), lossy_mode="dropmatch",
+            lossy_config={"num_paths": 5, "dropout": dropout, "seed": 0},
+        )  # fmt: skip
+        assert out.lossy_stats.drafted > 0
+        extra.append(len(loads) - out.lossy_stats.target_calls)
+    assert extra[0] == 0
+    assert 1 <= extra[1] <= 5
 
 
 def test_trained_heads_with_an_offloaded_target(tmp_path: Path):
