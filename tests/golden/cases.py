@@ -21,7 +21,6 @@ ALL_OUTPUTS = {f"output_{name}": True for name in ("scores", "logits", "hidden_s
 RULES: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "lossless": ("lossless", {}),
     "dropmatch": ("dropmatch", {"dropout": 0.3}),
-    "dropmatch-auto": ("dropmatch", {}),
     "dropmatch-bold": ("dropmatch", {"dropout": 0.5, "num_paths": 8}),
     "dropmatch-naive": ("dropmatch", {"criterion": "naive", "dropout": 0.3}),
     "dropmatch-naive-bold": ("dropmatch", {"criterion": "naive", "dropout": 0.6}),
@@ -54,6 +53,7 @@ RULES: Mapping[str, tuple[Any, dict[str, Any]]] = {
     "topk+lossless": (["topk", "lossless"], {"topk": {"k": 3}}),
     "sprinter+ears": (["sprinter", "ears"], {"sprinter": {"threshold": 0.7, "max_draft": 6}, "ears": {"beta": 0.2}}),
     "all-of": ({"all_of": ["topk", "typical"]}, {"topk": {"k": 4}, "typical": {"epsilon": 0.03}}),
+    "dropmatch-auto": ("dropmatch", {}),  # the last, so that the others keep their architectures
 }  # fmt: skip
 """Every rule with a usual and a bolder setting. No rule goes by a default that comes from a head."""
 
