@@ -131,11 +131,7 @@ def answer_all(evaluation: Evaluation, store: AnswerStore, screen: Console) -> E
         kept = "" if store.folder is None else f"; the same command goes on from what is in {store.folder}"
         screen.print(f"stopped after {done} problems{kept}", soft_wrap=True)
         raise typer.Exit(130) from None
-    store.refresh()
-    result = evaluation.result(store)
-    if store.folder is not None:
-        result.save(store)
-    return result
+    return evaluation.finish(store)
 
 
 def score_table(rows: Sequence[ModeScore], reference: str) -> Table:

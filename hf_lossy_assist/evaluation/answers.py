@@ -41,6 +41,7 @@ class AnswerStore:
     def __init__(self, folder: Path | None = None, plan: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self.known: dict[tuple[str, int], Answer] = {}
+        self._lock: AbstractContextManager[Any] | None = None
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,9 @@ class AnswerStore:
         """Keep other processes from writing to the folder inside a block."""
         from filelock import FileLock
 
-        return nullcontext() if self.folder is None else FileLock(self.folder / ".lock")
+        if self._lock is None:  # one, which its holder may take again
+            self._lock = nullcontext() if self.folder is None else FileLock(self.folder / ".lock")
+        return self._lock
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Take more answers in."""

@@ -177,6 +177,15 @@ class Evaluation:
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }
 
+    def finish(self, store: AnswerStore) -> EvaluationResult:
+        """Return what is in a store now, and save it where the store has a folder."""
+        with store.locked():  # or a process that has seen less could be the last to write
+            store.refresh()
+            result = self.result(store)
+            if store.folder is not None:
+                result.save(store)
+            return result
+
     def result(self, store: AnswerStore) -> EvaluationResult:
         """Return what is in a store, in the order of the modes and problems, compared with the reference."""
         order = {mode.label: m for m, mode in enumerate(self.modes)}
@@ -201,12 +210,11 @@ class EvaluationResult:
     def save(self, store: AnswerStore) -> None:
         """Write ``summary.json``, with one entry per mode, and ``plot.png``, with speed against score."""
         entries = {label: {k: v for k, v in asdict(row).items() if k != "label"} for label, row in self.modes.items()}
-        with store.locked():
-            store.write("summary.json", entries)
-            plot(
-                {label: [score_point(row, row.tokens_per_second)] for label, row in self.modes.items()},
-                "tokens per second", "score (%; bars: 95 % interval of the difference)", store.folder / "plot.png",
-            )  # fmt: skip
+        store.write("summary.json", entries)
+        plot(
+            {label: [score_point(row, row.tokens_per_second)] for label, row in self.modes.items()},
+            "tokens per second", "score (%; bars: 95 % interval of the difference)", store.folder / "plot.png",
+        )  # fmt: skip
 
 
 def score_point(row: ModeScore, x: float, label: str = "") -> PlotPoint:
@@ -303,8 +311,4 @@ def evaluate(
     store = AnswerStore() if out is None else AnswerStore(Path(out), evaluation.plan())
     for _ in evaluation.run(store):
         pass
-    store.refresh()
-    result = evaluation.result(store)
-    if out is not None:
-        result.save(store)
-    return result
+    return evaluation.finish(store)

@@ -19,7 +19,7 @@ def rouge(text: str, references: Sequence[str], kind: str = "rougeL") -> float:
 
     Examples
     --------
-    >>> rouge("the cat sat", ["the cat sat down here", "no"])
+    >>> round(rouge("the cat sat", ["the cat sat down here", "no"]), 2)
     0.75
     """
     return max(_scorer(kind).score(reference, text)[kind].fmeasure for reference in references)

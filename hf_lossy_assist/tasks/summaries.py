@@ -44,7 +44,7 @@ class Summaries(FewShotTest):
     >>> _ = path.write_text(json.dumps({"document": "It rained all day long.", "summary": "rain all day"}))
     >>> task = Summaries(data=str(path))
     >>> [example] = task.examples("test", 1)
-    >>> task.score(example, "It was rain, all day", own="")
+    >>> round(task.score(example, "It was rain, all day", own=""), 2)
     0.75
     """
 
