@@ -90,6 +90,14 @@ class Eagle3(nn.Module):
         """``(V_draft,)`` which of the target's tokens it can draft."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
+    def get_decoder(self) -> Eagle3:
+        """Return what computes states, as models do: who times forwards watches it."""
+        return self
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the head over the draft vocabulary."""
+        return self.lm_head
+
     def check(self, target: PreTrainedModel) -> None:
         """Raise unless it can draft for a target, and say what differs."""
         self.config.check(target)

@@ -55,6 +55,10 @@ class Eagle3Config:
     target_name: str | None = None
     target_architectures: tuple[str, ...] = ()
 
+    def get_text_config(self, decoder: bool = True) -> PretrainedConfig:
+        """Return the decoder layer's configuration, where a model's is asked for its sizes."""
+        return self.layer
+
     def __post_init__(self) -> None:
         kinds = getattr(self.layer, "layer_types", None) or ()
         if self.layer.model_type not in LAYER_TYPES or set(kinds) - {"full_attention"}:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..errors import LossyUnsupportedError
 from ..theory import DenseDecoder
 from .meters import Clock, synchronizer
 
@@ -45,6 +46,8 @@ class Cost:
         LossyUnsupportedError
             For mixtures of experts, and for layers that are not attention.
         """
+        if not isinstance(model, PreTrainedModel):
+            raise LossyUnsupportedError(f"a {type(model).__name__} shares its embeddings with the target")
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         looked_up = [] if embedding is head else [embedding]
         read = [p for p in model.parameters() if not any(p is other for other in looked_up)]

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation import roofline
 from hf_lossy_assist.tasks import Arithmetic
+from tests.eagle3_heads import layer, random_head
 
 MODES = "plain,stock,lossless,topk@4:k=9999,topk+dropmatch:topk.k=2:dropmatch.dropout=0.2"
 LABELS = MODES.replace("plain", "target alone").replace("stock", "stock assisted").split(",")
@@ -202,3 +204,16 @@ def test_documented_commands(tiny, tmp_path, command):
         command[command.index(option) + 1] = small[option]
     run(*tiny, *command, "--prompts", "1", "--repeats", "1", "--max-new-tokens", "3", "--out", str(tmp_path))
     assert (tmp_path / "bench.png").exists()
+
+
+def test_an_eagle3_head_is_timed_like_a_draft_model(tiny_pair_folder, tmp_path):
+    config = pairs.load("arithmetic", folder=tiny_pair_folder).target.config
+    sizes = {"target_hidden_size": config.hidden_size, "target_layers": (0, 1)}
+    random_head(layer(vocab_size=config.vocab_size), **sizes).save_pretrained(tmp_path / "head")
+    modes = "plain,lossless@3,lossless:tree.depth=2:tree.top_k=2:tree.nodes=4"
+    models = ["--pair", "arithmetic", "--folder", str(tiny_pair_folder), "--assistant", str(tmp_path / "head")]
+    run(*models, "--modes", modes, "--prompts", "2", "--repeats", "1", "--out", str(tmp_path))
+    origin, tables = read(tmp_path)
+    assert origin["models"]["draft"]["num_hidden_layers"] == 1
+    drafted = [row for row in tables["RequestRecord"] if row["split"] is not None and row["label"] != "target alone"]
+    assert all(row["split"]["drafting"] > 0 for row in drafted if row["counts"]["draft_calls"])
