@@ -33,7 +33,7 @@ PROCESSORS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
     "forced_eos_token_id": lambda r: {"forced_eos_token_id": r.randrange(VOCAB)},
     "decay": lambda r: {"exponential_decay_length_penalty": (r.randint(0, 5), 1.3), "eos_token_id": 2},
     "sequence_bias": lambda r: {"sequence_bias": [[[r.randrange(VOCAB)], 4.0], [[5, 6], -3.0]]},
-    "prefix_allowed": lambda r: {"prefix_allowed_tokens_fn": lambda row, ids: [4 + len(ids) * 7 % 50, 5, 9, 30]},
+    "prefix_allowed": lambda r: {"prefix_allowed_tokens_fn": lambda row, ids: [*range(3 + len(ids) % 5, 60)]},
     "own": lambda r: {"logits_processor": [_never_the_last]},
     "temperature": lambda r: {"temperature": r.choice([0.3, 0.9, 2.0])},
     "top_k": lambda r: {"top_k": r.randint(1, 40)},
