@@ -92,7 +92,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     >>> parse("ears", {"beta": 0.2, "seed": 0}).acceptor
     Ears(beta=0.2)
     """
-    mode, config, head = (lossy_fields(mode, config, head)[name] for name in FIELDS)
+    mode, config, head = lossy_fields(mode, config, head).values()
     names, compose = _names(mode)
     settings = _as_dict("lossy_config", config)
     heads = _heads(names, head)

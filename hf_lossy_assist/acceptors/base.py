@@ -162,6 +162,37 @@ class Acceptor(ABC):
         )
 
 
+def judge_tokens(
+    acceptor: Acceptor, v: Verification, positions: LosslessPositions | None
+) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+    """Judge every drafted token on its own.
+
+    Returns
+    -------
+    tuple
+        ``(B, n)`` which are kept; which on each rule's account; and where ``positions`` had the lossless rule decide,
+        or None for nowhere.
+    """
+    credits = acceptor.credits(v)
+    keep = reduce(torch.logical_or, credits.values())
+    strict = None if positions is None else positions.over(keep, v.lossless)
+    if strict is not None:
+        keep = torch.where(strict, v.lossless, keep)
+        credits = {rule: mask & ~strict for rule, mask in credits.items()}
+        credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
+    if v.drafted is not None:
+        keep = keep & v.drafted
+    return keep, credits, strict
+
+
+def correction_at(acceptor: Acceptor, v: Verification, at: Tensor, strict: Tensor | None) -> Tensor:
+    """Return the correction ``(B, V)`` at positions ``at`` ``(B,)``, the lossless one where ``strict`` says so."""
+    replaced = acceptor.correction(v, at)
+    if strict is not None:
+        replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
+    return replaced
+
+
 def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | None = None) -> Decision:
     """Apply a rule to one round: keep a prefix of the draft, then choose the token that follows it.
 
@@ -172,15 +203,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
         none = v.tokens.bool()
         last = torch.zeros(len(none), dtype=torch.long, device=v.logits.device)
         return Decision(none, last, v.choose(v.target_distribution(last)), none, {})
-    credits = acceptor.credits(v)
-    keep = reduce(torch.logical_or, credits.values())
-    strict = None if positions is None else positions.over(keep, v.lossless)
-    if strict is not None:
-        keep = torch.where(strict, v.lossless, keep)
-        credits = {rule: mask & ~strict for rule, mask in credits.items()}
-        credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
-    if v.drafted is not None:
-        keep = keep & v.drafted
+    keep, credits, strict = judge_tokens(acceptor, v, positions)
     prefix = keep.cumprod(-1)
     n_accepted = prefix.sum(-1)
     charge = acceptor.charge(v)
@@ -191,9 +214,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
         next_token = v.best.gather(-1, n_accepted.unsqueeze(-1)).squeeze(-1)
         return Decision(keep, n_accepted, next_token, v.lossless, credits, charge=charge)
     at = n_accepted.clamp(max=n - 1)
-    replaced = acceptor.correction(v, at)
-    if strict is not None:
-        replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
+    replaced = correction_at(acceptor, v, at, strict)
     last = torch.full_like(at, n) if v.lengths is None else v.lengths
     following = torch.where((n_accepted < last)[:, None], replaced, v.target_distribution(last))
     return Decision(keep, n_accepted, v.choose(following), v.lossless, credits, charge=charge)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..trees import TreeDecision, TreeVerification
-from .base import Acceptor
+from .base import Acceptor, correction_at, judge_tokens
 
 if TYPE_CHECKING:
     from ..decoding.limits import LosslessPositions
@@ -21,15 +20,7 @@ def decide_tree(acceptor: Acceptor, v: TreeVerification, positions: LosslessPosi
     A node is reached where the rule keeps its whole path. Greedily, the deepest node that is reached ends the path,
     and of several the likeliest by the target; where tokens are drawn, the first sibling that is kept goes on.
     """
-    credits = acceptor.credits(v)
-    keep = reduce(torch.logical_or, credits.values())
-    strict = None if positions is None else positions.over(keep, v.lossless)
-    if strict is not None:
-        keep = torch.where(strict, v.lossless, keep)
-        credits = {rule: mask & ~strict for rule, mask in credits.items()}
-        credits["lossless"] = credits.get("lossless", torch.zeros_like(strict)) | (v.lossless & strict)
-    if v.drafted is not None:
-        keep = keep & v.drafted
+    keep, credits, strict = judge_tokens(acceptor, v, positions)
     tree = v.tree
     if v.do_sample:
         end = _drawn_end(v, keep)
@@ -50,9 +41,7 @@ def decide_tree(acceptor: Acceptor, v: TreeVerification, positions: LosslessPosi
     else:
         numbers = torch.arange(len(tree), device=end.device)
         at = torch.where(children, numbers, 0).amax(-1)  # the last child: all before it have been turned down too
-        replaced = acceptor.correction(v, at)
-        if strict is not None:
-            replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
+        replaced = correction_at(acceptor, v, at, strict)
         next_token = v.choose(torch.where(used_up[:, None], v.after(end), replaced))
     return TreeDecision(keep, n_accepted, next_token, v.lossless, credits, path, charge, used_up)
 
