@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import re
@@ -46,11 +47,12 @@ def check(words: list[str]) -> None:
 
 def parse(command: typer.Typer, words: list[str]) -> None:
     """Read the words as the command does, down to the innermost subcommand."""
-    found, name, parent = typer.main.get_command(command), "", None
-    while found is not None:
-        parent = context = found.make_context(name, list(words), parent=parent)
-        words = [*getattr(context, "_protected_args", []), *context.args]
-        name, found, words = found.resolve_command(context, words) if hasattr(found, "resolve_command") else ("", None, [])
+    found = typer.main.get_command(command)
+    context = found.make_context("", list(words))
+    while hasattr(found, "resolve_command"):
+        name, found, rest = found.resolve_command(context, [*context._protected_args, *context.args])
+        context = found.make_context(name, rest, parent=context)
+        found = context.command
 
 
 def commands(example: Example) -> None:
@@ -62,7 +64,8 @@ def commands(example: Example) -> None:
 
 def inline(document: Document) -> Iterator[Region]:
     """Find the commands in the text that are whole: with options, and nothing left out."""
-    for match in re.finditer(r"(?<!`)`((?:lossy-assist|python -m benchmarks\.)[^`…]+ --(?!help)[^`…]+)`", document.text):
+    command = r"(?<!`)`((?:lossy-assist|python -m benchmarks\.)[^`…]+ --(?!help)[^`…]+)`"
+    for match in re.finditer(command, document.text):
         yield Region(match.start(), match.end(), shlex.split(match[1]), lambda example: check(example.parsed))
 
 
@@ -75,10 +78,8 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     torch.set_num_threads(1)
     with mock.patch.dict(REGISTRY):
         for example in SYBIL.parse(page).examples():
-            try:
+            with contextlib.suppress(unittest.SkipTest):
                 example.evaluate()
-            except unittest.SkipTest as reason:
-                print(f"{page.name}, line {example.line}: {reason}")
 
 
 def test_every_page_is_in_the_navigation_and_there():

@@ -42,7 +42,11 @@ FORMULAS = {
         r"\ \text{ or } x \text{ is the majority of } y_1, \dots, y_K;"
         r"\qquad \text{naive: } x \in \{y_1, \dots, y_K\}",
         r"p",
-        ({"criterion": "naive", "dropout": 0.1}, {"criterion": "naive", "dropout": 0.3}, {"criterion": "js", "dropout": 0.3}),
+        (
+            {"criterion": "naive", "dropout": 0.1},
+            {"criterion": "naive", "dropout": 0.3},
+            {"criterion": "js", "dropout": 0.3},
+        ),
         do_sample=False,
     ),
     "ears": Formula(
@@ -102,7 +106,7 @@ FORMULAS = {
     ),
     "cactus": Formula(
         r"u \le \frac{h(x)}{q(x)}, \qquad h(x) = \min\left(1,\ p(x) + \sqrt{2\delta\,p(x)\,(1 - p(x))}\right)",
-        r"\operatorname{norm}\left([h - q]_+\right), \qquad h(v) = p(v)\,\frac{1 - h(x)}{1 - p(x)} \text{ for } v \ne x",
+        r"\operatorname{norm}\left([h - q]_+\right), \quad h(v) = p(v)\,\frac{1 - h(x)}{1 - p(x)} \text{ for } v \ne x",
         ({"delta": 0.01}, {"delta": 0.1}),
     ),
     "margin": Formula(

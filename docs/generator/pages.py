@@ -78,8 +78,10 @@ def relinked(text: str, path: Path, place: Path) -> str:
 
     Examples
     --------
-    >>> relinked("[security](SECURITY.md#the-server) [code](hf_lossy_assist/stats.py)", ROOT / "README.md", Path("x.md"))
-    '[security](security.md#the-server) [code](https://github.com/hf-lossy-assist/hf-lossy-assist/blob/main/hf_lossy_assist/stats.py)'
+    >>> relinked("[security](SECURITY.md#the-server)", ROOT / "README.md", Path("index.md"))
+    '[security](security.md#the-server)'
+    >>> relinked("[code](../tests)", DOCS / "rules.md", Path("rules.md")).removeprefix(f"[code]({SOURCE}")
+    '/tree/main/tests)'
     """
     places = {source.resolve(): name for source, name in sources()}
 

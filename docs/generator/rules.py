@@ -32,4 +32,5 @@ def _display(latex: str) -> str:
 
 
 def _reference(cls: type[Acceptor]) -> str:
-    return f"::: {cls.__module__}.{cls.__name__}\n    options:\n      members: false\n      heading_level: 3"
+    options = ("members: false", "heading_level: 3", "show_root_toc_entry: false")
+    return "\n      ".join([f"::: {cls.__module__}.{cls.__name__}\n    options:", *options])
