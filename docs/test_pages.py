@@ -7,13 +7,13 @@ import doctest
 import importlib
 import re
 import shlex
+import tomllib
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
-import tomli
 import torch
 import typer
 from sybil import Document, Example, Region, Sybil
@@ -88,7 +88,7 @@ def test_every_page_is_in_the_navigation_and_there():
             for value in entry.values():
                 yield from [value] if isinstance(value, str) else linked(value)
 
-    config = tomli.loads((pages.ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    config = tomllib.loads((pages.ROOT / "zensical.toml").read_text(encoding="utf-8"))
     written = [place for path, place in pages.sources() if path.suffix == ".md"]
     written += [f"api/{name}.md" for name, _ in pages.reference()]
     assert sorted(linked(config["project"]["nav"])) == sorted(written)
