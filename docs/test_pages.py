@@ -95,6 +95,12 @@ def test_every_page_is_in_the_navigation_and_there():
     assert config["project"]["repo_url"] == pages.SOURCE
 
 
+def test_the_walks_are_through_files_that_are_there():
+    names = re.findall(r"\w[\w/]*\.py", (pages.DOCS / "how-it-works.md").read_text(encoding="utf-8"))
+    files = [path.as_posix() for path in (pages.ROOT / "hf_lossy_assist").rglob("*.py")]
+    assert not [name for name in names if not any(path.endswith(f"/{name}") for path in files)]
+
+
 def test_every_rule_has_its_formula_and_picture(tmp_path: Path):
     assert list(FORMULAS) == list(REGISTRY)
     for name in ("ears", "dropmatch"):
