@@ -92,7 +92,11 @@ def test_every_page_is_in_the_navigation_and_there():
     written = [place for path, place in pages.sources() if path.suffix == ".md"]
     written += [f"api/{name}.md" for name, _ in pages.reference()]
     assert sorted(linked(config["project"]["nav"])) == sorted(written)
-    assert config["project"]["repo_url"] == pages.SOURCE
+
+
+def test_the_repository_s_address_is_the_same_everywhere():
+    for name in ("zensical.toml", "setup.py", "pyproject.toml"):
+        assert f'"{pages.SOURCE}"' in (pages.ROOT / name).read_text(encoding="utf-8")
 
 
 def test_the_walks_are_through_files_that_are_there():
