@@ -15,7 +15,7 @@ from ..drafting.model import mask_of
 from ..errors import LossyUnsupportedError, warn_once
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
-from ..forwards.replaying import ReplayingForwards
+from ..forwards.replaying import ReplayingForwards, padding_before
 from ..forwards.static.cache_slot import POOL, StaticCacheSlot, rewinds
 from ..forwards.static.compiled_forward import forget
 from ..forwards.static.forwards import StaticForwards
@@ -74,7 +74,11 @@ def choose_forwards(
     seen = 0 if unseen is None else length - unseen
     if compat.has_recurrent_state(model):
         keeps_cache = belongs_to_user(compat.cache_of(call.inputs)) or bool(call.config.return_dict_in_generate)
-        return ForwardsChoice(ReplayingForwards(inputs, call.inputs, length, seen, keeps_cache=keeps_cache))
+        # A row by itself is read as the model reads it: then padding may be a part of the text.
+        padding = padding_before(call.inputs.get("attention_mask")) if call.of_batch else 0
+        return ForwardsChoice(
+            ReplayingForwards(inputs, call.inputs, length, seen, padding=padding, keeps_cache=keeps_cache)
+        )
     last_position = call.config.max_length - 1 if call.batch > 1 else None
     return ForwardsChoice(GrowingForwards(inputs, call.inputs, length, seen, last_position))
 

@@ -32,6 +32,8 @@ class Prepared:
         What the target's encoder reads, if it has one and the caller gave its input.
     synced_gpus
         Whether all processes have to run as many forwards as the slowest.
+    of_batch
+        Whether this is one row of a batch.
     """
 
     ids: Tensor
@@ -43,6 +45,7 @@ class Prepared:
     tokenizer: Any = None
     encoder_input: Any = None
     synced_gpus: bool = False
+    of_batch: bool = False
 
     @property
     def batch(self) -> int:
@@ -70,6 +73,7 @@ class Prepared:
             call,
             inputs={name: self._of_row(name, value, row) for name, value in self.inputs.items()},
             encoder_input=encoder[own : own + 1] if isinstance(encoder, Tensor) else encoder,
+            of_batch=True,
         )
 
     def _of_row(self, name: str, value: Any, row: int) -> Any:
