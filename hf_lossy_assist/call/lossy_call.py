@@ -148,7 +148,7 @@ class LossyCall:
         if call.batch == 1:
             return self._decoding(call, stopping, randomness).decode()
         self.choice.check_batch(call.batch)
-        if self.choice.row_by_row:
+        if self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs)):
             check_row_by_row(self.config.acceptor.name, call)
             return RowByRow(lambda i: self._decoding(call.alone(i), stopping, randomness, i), stopping, call).decode()
         return self._decoding(call, stopping, randomness).decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat import CACHE_NAMES, padding_token
+from ..compat import CACHE_NAMES, empty_copy, padding_token
 from ..decoding.batch_layout import RowProcessors
 
 
@@ -78,7 +77,7 @@ class Prepared:
 
     def _of_row(self, name: str, value: Any, row: int) -> Any:
         if name in CACHE_NAMES:
-            return copy.deepcopy(value)
+            return empty_copy(value)
         if isinstance(value, ModelOutput):
             return type(value)(**{key: self._of_row(key, part, row) for key, part in value.items()})
         if isinstance(value, tuple):  # layers

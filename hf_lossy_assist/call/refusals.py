@@ -66,6 +66,11 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
                 "own from token to token; leave it out"
             )
     cache = compat.cache_of(call.inputs)
+    if acceptor.run_ahead is not None and compat.quantises(cache):
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} sends the target as many tokens as it has not seen, but a {type(cache).__name__} "
+            "can forget but a few of them; use a dynamic cache"
+        )
     refusal = compat.refusal_to_go_on(model, several=True) or compat.refusal_of_cache(model, cache)
     if refusal is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
