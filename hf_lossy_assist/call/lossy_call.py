@@ -33,6 +33,7 @@ from .refusals import (
     check_certificate,
     check_decoding,
     check_mode,
+    check_own_cache,
     check_prepared,
     check_row_by_row,
     check_together,
@@ -148,6 +149,7 @@ class LossyCall:
         if call.batch == 1:
             return self._decoding(call, stopping, randomness).decode()
         self.choice.check_batch(call.batch)
+        check_own_cache(self.config.acceptor.name, call)
         if self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs)):
             check_row_by_row(self.config.acceptor.name, call)
             return RowByRow(lambda i: self._decoding(call.alone(i), stopping, randomness, i), stopping, call).decode()
