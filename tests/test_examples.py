@@ -22,6 +22,7 @@ SAYS = {
     "07_device_map_and_offload": "typical: ",
     "08_stock_loop": "drafted tokens kept",
     "09_trees": "topk, trees of depth 4: ",
+    "10_tensor_parallel": "1 processes, ",
 }
 
 

@@ -57,7 +57,7 @@ from .models import (
     unwrap,
     with_attention_of,
 )
-from .parallel import is_sharded, shared_clock, shared_decisions
+from .parallel import is_sharded, shared_clock, shared_decisions, shared_seed
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
 from .quantised_caches import forgettable, quantises
 from .recurrent_states import CacheSnapshot, continuation_of, refusal_to_go_on
@@ -117,6 +117,7 @@ __all__ = [
     "rollback",
     "shared_clock",
     "shared_decisions",
+    "shared_seed",
     "stock_drafter",
     "supports_static_cache",
     "text_cache",
