@@ -64,6 +64,6 @@ hf_lossy_assist.disable()
 pair = pairs.load("arithmetic")
 sharded = LlamaForCausalLM.from_pretrained(pair.target.name_or_path, distributed_config=DistributedConfig(tp_size=2))
 if sharded(prompt()).logits.shape[-1] != sharded.config.vocab_size:
-    print("tied embeddings can't be sharded in this version")
+    sys.stdout.write("tied embeddings can't be sharded in this version")
     sys.exit()
 runpy.run_path("examples/10_tensor_parallel.py", run_name="__main__")  # which ends the processes' group
