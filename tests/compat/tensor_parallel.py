@@ -66,4 +66,4 @@ sharded = LlamaForCausalLM.from_pretrained(pair.target.name_or_path, distributed
 if sharded(prompt()).logits.shape[-1] != sharded.config.vocab_size:
     sys.stdout.write("tied embeddings can't be sharded in this version")
     sys.exit()
-runpy.run_path("examples/10_tensor_parallel.py", run_name="__main__")  # which ends the processes' group
+runpy.run_path("examples/11_tensor_parallel.py", run_name="__main__")  # which ends the processes' group

@@ -1,6 +1,6 @@
 """One target on two processes, each of which has a part of its weights.
 
-torchrun --nproc-per-node 2 examples/10_tensor_parallel.py
+torchrun --nproc-per-node 2 examples/11_tensor_parallel.py
 """
 
 import os
