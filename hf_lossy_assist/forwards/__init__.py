@@ -38,6 +38,10 @@ class Forwards(ABC):
     seen: int
     sent: int
 
+    def catch_up(self, text: Tensor, keep: int) -> None:
+        """Read what :meth:`run` of the same arguments is not to be over, if anything, in a forward before it."""
+        return
+
     @abstractmethod
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """Run the model over all of ``text`` ``(B, L)`` that it has not seen.

@@ -62,6 +62,7 @@ class ReplayingForwards(GrowingForwards):
         self.padding = padding
         self.several = several
         self.keeps_cache = keeps_cache
+        self._caught_up = 0
         self._saved = [(self.seen, CacheSnapshot(self.cache))]
 
     @property
@@ -73,16 +74,19 @@ class ReplayingForwards(GrowingForwards):
         """Whether nothing has been read yet."""
         return self.seen == self.padding
 
-    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        committed, sent = text.shape[1] - keep, 0
+    def catch_up(self, text: Tensor, keep: int) -> None:
+        committed = text.shape[1] - keep
         # A caller who wants states of every token has the prompt's from one forward.
         at_once = self._at_first and any(self.carried.get(name) for name in _WHOLE_OUTPUTS)
         if committed > self.seen and not at_once and (self._at_first or committed - self.seen > LONGEST_REPLAY):
             self._send(text[:, :committed], self.seen, committed, 1)
-            sent = self.sent
+            self._caught_up = self.sent
+
+    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         self._save(last=1)
         outputs = self._send(text, self.seen, text.shape[1], keep, overrides)
-        self.sent += sent
+        self.sent += self._caught_up
+        self._caught_up = 0
         return outputs
 
     def read(self, tokens: Tensor) -> Any:

@@ -58,8 +58,10 @@ class Target:
         """
         judged = draft.without_trusted()
         room = self.room(candidate, len(judged))
+        keep = len(judged) + room
+        self.forwards.catch_up(candidate, keep)
         with self.verifier.watching(len(judged), room):
-            outputs = self.forwards.run(candidate, len(judged) + room, draft.target_inputs)
+            outputs = self.forwards.run(candidate, keep, draft.target_inputs)
         verification = self.verifier.judge(candidate, judged, outputs, self.forwards.sent, charged)
         if judged.trusted is None or len(judged) == 1:
             return verification

@@ -10,6 +10,7 @@ from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.compat import CacheSnapshot, continuation_of, has_recurrent_state, new_cache, refusal_to_go_on
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.forwards import replaying
+from tests.acceptors.table import judge_head
 from tests.families import CONFIGS, family, has_family
 from tests.models import noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
@@ -88,6 +89,24 @@ def test_however_long_a_replay_may_be(monkeypatch, hybrid, longest):
     )
     assert_same_text(ours.sequences, plain)
     assert 0 < ours.lossy_stats.acceptance_rate < 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "config"), [("dropmatch", {"dropout": 1e-9}), ("dropmatch", {}), ("judge", {"threshold": 0.0})]
+)
+@pytest.mark.parametrize("lengths", [(40,), (3, 9)], ids=["one", "batch"])
+def test_rules_that_read_what_enters_the_head(hybrid, mode, config, lengths):
+    """Of the verified tokens' forward, not of one before it; both settings are lossless or nearly so."""
+    draft = noisy_copy(hybrid, 0.01)
+    head = {"lossy_head": judge_head(hybrid, draft)} if mode == "judge" else {}
+    plain = hybrid.generate(**padded(lengths), max_new_tokens=12, **GREEDY)
+    ours = hybrid.generate(
+        **padded(lengths), max_new_tokens=12, **GREEDY, **head, assistant_model=draft, lossy_mode=mode,
+        lossy_config={"seed": 0, **config},
+    )  # fmt: skip
+    assert ours.lossy_stats.drafted
+    if config:
+        assert_same_rows(ours.sequences, plain)
 
 
 def test_prompt_lookup(hybrid):

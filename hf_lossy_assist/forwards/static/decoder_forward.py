@@ -56,6 +56,7 @@ class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
     """A decoder's last states, and everything else that a model may ask its decoder's output for."""
 
     router_logits: tuple[Tensor, ...] | None = None
+    shared_kv_states: Any = None
 
 
 class DecoderForward:
