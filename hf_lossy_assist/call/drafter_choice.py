@@ -337,6 +337,11 @@ class DrafterChoice:
                 f"the rule {acceptor.name!r} needs the draft's distribution, but {type(generator).__name__} has none; "
                 "pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
             )
+        if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(call.inputs)):
+            raise LossyUnsupportedError(
+                f"{type(generator).__name__} drafts from the target's states in every round, but a "
+                f"{type(cache).__name__} has rounds in which no drafted token could be forgotten; use a dynamic cache"
+            )
         wants_states = bool(call.config.return_dict_in_generate and call.config.output_hidden_states)
         return GeneratorDrafter(generator, acceptor, row.inputs, wants_states)
 

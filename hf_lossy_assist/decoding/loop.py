@@ -118,7 +118,8 @@ class Decoding:
         with stats.timed("drafting"):
             if self.run.break_even.plain:
                 return Draft.empty(self.text.ids)
-            draft = self.run.drafter.propose(self.text.ids, self.layout, self.run.progress.rooms(rows))
+            rooms = self.run.target.rooms(self.text.length, self.run.progress.rooms(rows))
+            draft = self.run.drafter.propose(self.text.ids, self.layout, rooms)
             stats.draft_work(draft.cost, rows)
             return draft
 

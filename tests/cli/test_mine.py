@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -171,24 +172,29 @@ def test_processes_share_the_prompts(options, tmp_path, monkeypatch):
     assert figure(ok(*options), "prompts") == "4"
 
 
-def test_accelerate_launches_two_processes(options, tmp_path):
+def test_accelerate_launches_a_process_on_each_of_two_machines(options, tmp_path):
+    """Which are this one twice, and see one folder."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
     launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.accelerate_cli",
-        "launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-    ]
-    quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    command = [*launch, *quiet, "-m", "hf_lossy_assist", "mine", *map(str, options)]
+        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_machines", "2",
+        "--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", str(port),
+        "--mixed_precision", "no", "--dynamo_backend", "no",
+    ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    both = [
+        subprocess.Popen(
+            [*launch, "--machine_rank", str(rank), "-m", "hf_lossy_assist", "mine", *map(str, options)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     assert sorted(load_mined(tmp_path / "data").prompts["prompt_id"]) == [0, 1, 2, 3]
     assert {path.name.split("-")[1] for path in (tmp_path / "data").glob("prompts-*")} == {"000", "001"}
-    assert figure(done.stdout, "prompts") == "4"
+    assert "4" in [figure(printed, "prompts") for printed, _ in outputs if "prompts" in printed]
 
 
 OUT_OF_PAIR = ["--out", "x", "--pair", "arithmetic"]

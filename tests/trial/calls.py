@@ -114,6 +114,7 @@ class Call:
             kwargs["past_key_values"] = DynamicCache(config=self.target.config)
         elif self.cache:
             kwargs["cache_implementation"] = self.cache
+            kwargs["cache_config"] = {"backend": "fp8"} if self.cache == "quantized" else None
         out = self.target.generate(**self.prompts, **kwargs)
         if self.cache != "continued":
             return out
