@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from openai import BadRequestError
 
 from hf_lossy_assist import enabled, last_stats, pairs
@@ -24,7 +25,7 @@ def server(make_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def pair() -> pairs.Pair:
-    return pairs.load("arithmetic")
+    return pairs.load("arithmetic", dtype=torch.bfloat16)  # as the server loads what is stored so
 
 
 @pytest.fixture(scope="module")
