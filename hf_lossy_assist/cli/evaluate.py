@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group
@@ -26,6 +26,7 @@ from .models import ModelOptions, load_heads
 from .options import (
     RULES,
     DraftSource,
+    Dtype,
     FirstSeed,
     PairInstead,
     Sample,
@@ -34,6 +35,7 @@ from .options import (
     TaskName,
     TaskOptions,
     Threads,
+    Where,
     parse_task_options,
 )
 from .rendering import Column, number, percent, table
@@ -74,11 +76,8 @@ def evaluate(
     sample: Sample = False,
     temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
     seed: FirstSeed = 0,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Of the weights; float32 with --pair arithmetic, else what they are stored in."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda:0, …, or auto to spread the models.")] = None,
+    dtype: Dtype = None,
+    device: Where = None,
     threads: Threads = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; the same one continues an interrupted run.")

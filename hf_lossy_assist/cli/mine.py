@@ -33,7 +33,7 @@ from ..mining.storage import Store, prompt_rows
 from ..mining.writing import ResponseLimits, Writer, eos_of
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions
-from .options import DraftSource, TargetSource, Threads, parse_task_options
+from .options import DraftSource, Dtype, TargetSource, Threads, Where, parse_task_options
 
 Labels = Literal["judge", "ratio"]
 _REPORT_EVERY = 50
@@ -260,11 +260,8 @@ def mine(
     ] = None,
     target_api_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
     target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one of its answers.")] = 120.0,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Of the weights; float32 with --pair, else what they are stored in."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda:0, …, or auto to spread the models.")] = None,
+    dtype: Dtype = None,
+    device: Where = None,
     threads: Threads = None,
 ) -> None:
     """Find out which tokens of a draft change the answer, and store them with the models' hidden states.

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.cli.generate import ConsoleStreamer
+from hf_lossy_assist.cli.rendering import ConsoleStreamer
 from tests.eagle3_heads import layer, random_head
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
@@ -68,12 +68,13 @@ def test_text_arrives_in_pieces(tiny_pair_folder):
             return super().write(text)
 
     pair = pairs.load("arithmetic", folder=tiny_pair_folder)
-    streamer = ConsoleStreamer(pair.tokenizer, Console(file=File(), width=20), None)
+    streamer = ConsoleStreamer(pair.tokenizer, Console(file=File(), width=20))
     answer = " First, Ada has 5 apples [b]and[/b] more of them. The answer is 5."
     prompt, rest = (pair.tokenizer(text, return_tensors="pt")["input_ids"] for text in (PROMPT, answer))
     streamer.put(prompt)
     assert not pieces
     streamer.put(rest[0, 1:9])
+    streamer.put_fates(["accepted"] * 8)
     assert pieces
     streamer.put(rest[0, 9:])
     streamer.end()
