@@ -42,7 +42,7 @@ def test_a_conversation(folder: Path):
     assert "mode: lossless" in shown
     first, second, third = answers_in(shown)
     assert first == third
-    assert first != second
+    assert len(second) > 12
     assert re.search(r"│ tokens +│ 24 ", shown)
     assert "never read" not in shown
     assert max(map(len, (line for line in shown.splitlines() if line[:1] in "┃│┏"))) <= 80

@@ -25,7 +25,11 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def target(tokenizer):
-    return build_model(TINY, tokenizer).eval()
+    target = build_model(TINY, tokenizer).eval()
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight *= 8  # or it says the same of everything
+    return target
 
 
 def streamer(tokenizer) -> ConsoleStreamer:
@@ -40,14 +44,16 @@ def alone(target, tokenizer, messages) -> tuple[str, int]:
 
 
 def test_answers_are_those_of_calls_on_the_whole_conversation(target, tokenizer):
-    conversation = Conversation(target, tokenizer, "Be brief.")
+    conversation, answers = Conversation(target, tokenizer, "Be brief."), set()
     for turn, text in enumerate(TURNS):
         messages = [*conversation.messages, {"role": "user", "content": text}]
         expected, length = alone(target, tokenizer, messages)
         stats = conversation.answer(text, streamer(tokenizer), 12, do_sample=False, **DRAFTING)
         assert conversation.messages == [*messages, {"role": "assistant", "content": expected}]
+        answers.add(expected)
         if turn > 0:  # all but the new message was read before
             assert stats.target_tokens < length
+    assert len(answers) == len(TURNS)
     assert conversation.messages[0] == {"role": "system", "content": "Be brief."}
     conversation.reset()
     assert len(conversation.messages) == 1
