@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 
 import pytest
 import torch
@@ -13,7 +14,10 @@ from typer.testing import CliRunner
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
+from hf_lossy_assist.pairs.pretraining import save_model
+from hf_lossy_assist.pairs.recipe import build_model, build_tokenizer
 from tests.eagle3_heads import layer, random_head
+from tests.tiny_pair import TEMPLATE, TINY
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
 
@@ -102,6 +106,37 @@ def test_settings_reach_the_rule(bundled):
     marks = {k: run_pair("--show-acceptance", "--mode", "topk", "--config", f"k={k}").count("«") for k in (1, 9999)}
     assert marks[1] == 0
     assert marks[9999] > 5
+
+
+def test_prompt_lookup_drafts_without_an_assistant(bundled, models):
+    printed = run_pair("--stats", "--prompt-lookup", "3")
+    assert printed.startswith(run_pair())
+    assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) == 0
+    result = run(*models[:2], "--prompt-lookup", "3", "--max-new-tokens", "12", PROMPT)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_prompt_may_be_put_into_the_chat_template(models, tiny_pair_folder, tmp_path):
+    target = tmp_path / "target"
+    shutil.copytree(tiny_pair_folder / "target", target)
+    arguments = ("--model", str(target), *models[2:], "--max-new-tokens", "12", "--chat", PROMPT)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "has no chat template" in result.stderr
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    prompt = f"user: {PROMPT}</s>assistant: "
+    assert result.stdout == continuation(tiny_pair_folder, prompt, torch.bfloat16) + "\n"
+
+
+def test_an_assistant_may_have_a_tokenizer_of_its_own(models, tiny_pair_folder, tmp_path):
+    draft = tmp_path / "draft"
+    save_model(build_model(TINY, other := build_tokenizer(60)), other, draft)
+    arguments = ("--assistant", str(draft), "--assistant-tokenizer", str(draft), "--max-new-tokens", "12", PROMPT)
+    result = run(*models[:2], *arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
 
 
 def test_a_seed_makes_samples_repeat(bundled):
