@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": ("demo:demo", "Answer the same questions with every mode on the bundled pair, and compare."),
     "generate": ("generate:generate", "Continue a prompt, streaming, with a draft and an acceptance rule."),
     "chat": ("chat:chat", "Chat with a model, and see which tokens a rule let through."),
+    "rules": ("rules:rules", "List the rules with their settings, sources and what they read."),
     "evaluate": ("evaluate:evaluate", "Let every mode answer a task's problems: scores with intervals, and speed."),
     "calibrate": ("calibrate:calibrate", "Certify the fastest setting whose loss of a task's score is bounded."),
     "bench": ("bench:bench", "Compare modes of generation: speed, where the time goes, accuracy, memory."),
