@@ -40,7 +40,6 @@ from .rendering import Column, number, percent, table
 
 COMMAND_OPTIONS = {"epilog": RULES}
 
-_REPORT_EVERY = 50
 
 
 def evaluate(
@@ -116,11 +115,9 @@ def answer_all(evaluation: Evaluation, store: AnswerStore, screen: Console) -> E
         with Live(bar, console=shown, transient=True, refresh_per_second=2) as live:
             for done, _ in enumerate(evaluation.run(store), 1):
                 bar.update(task, completed=-(-done // evaluation.batch_size))
-                if screen.is_terminal:
+                if shown.is_terminal:
                     running = evaluation.result(store).modes.values()
                     live.update(Group(bar, score_table(running, evaluation.reference)))
-                elif done % _REPORT_EVERY == 0:
-                    shown.print(f"{done} of {len(evaluation.examples)} problems answered")
     except KeyboardInterrupt:
         kept = "" if store.folder is None else f"; the same command goes on from what is in {store.folder}"
         screen.print(f"stopped after {done} problems{kept}", soft_wrap=True)

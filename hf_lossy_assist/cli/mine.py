@@ -36,7 +36,6 @@ from .models import LoadedModels, ModelOptions
 from .options import DraftSource, Dtype, TargetSource, Threads, Where, parse_task_options
 
 Labels = Literal["judge", "ratio"]
-_REPORT_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def make_miner(options: MiningOptions, loaded: LoadedModels) -> Miner:
 
 
 class MiningBar:
-    """A progress bar with what has been found so far; a line now and then where there is no terminal."""
+    """A progress bar with what has been found so far."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
@@ -167,10 +166,6 @@ class MiningBar:
         counts[outcome.status] += 1
         counts.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
         self._bar.update(self._task, advance=1, description=self._text())
-        if not self._screen.is_terminal and counts["prompts"] % _REPORT_EVERY == 0:
-            task = self._bar.tasks[self._task]
-            left = "" if task.time_remaining is None else f", {task.time_remaining / 60:.0f} minutes left"
-            self._screen.print(f"{self._text()}: {task.completed:.0f} of {task.total:.0f} prompts{left}")
 
     def _text(self) -> str:
         counts = self._counts
