@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Annotated, Any
@@ -115,6 +116,8 @@ def main_options(
 
 def main() -> None:
     """Run the command line."""
+    # Of whose lines warnings are is of no use to those who wrote none.
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     app()
 
 

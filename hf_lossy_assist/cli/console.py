@@ -54,8 +54,8 @@ class ProgressLines(Progress):
     EVERY = 5.0
     """Seconds."""
 
-    def __init__(self) -> None:
-        super().__init__(console=Console(stderr=True, soft_wrap=True), disable=True, auto_refresh=False)
+    def __init__(self, out: Console | None = None) -> None:
+        super().__init__(console=out or Console(stderr=True, soft_wrap=True), disable=True, auto_refresh=False)
         self._printed: float | None = None
 
     def update(self, task_id: TaskID, **changes: Any) -> None:

@@ -35,7 +35,7 @@ _GREEDY = (
     DecodingMode("dropmatch", "dropmatch"),
     DecodingMode("topk (k=2)", "topk", {"k": 2}),
     DecodingMode("typical", "typical"),
-    DecodingMode("judge", "judge", {"threshold": 0.2}),
+    DecodingMode("judge (threshold=0.2)", "judge", {"threshold": 0.2}),
 )
 _SAMPLED = tuple(
     DecodingMode(f"{rule or TARGET_ALONE} (T={TEMPERATURE})", rule, temperature=TEMPERATURE)
@@ -115,7 +115,7 @@ def _results(
     for heading in ("accuracy", "mean\naccepted", "tokens\nper\nround", "tokens\n/s", "×\nlossless", "×\ntarget"):
         table.add_column(heading, justify="right")
     by_decoding = {(mode.rule, mode.temperature): mode.label for mode in reversed(modes)}
-    for mode, row, mark in zip(modes, rows, marks, strict=True):
+    for i, (mode, row, mark) in enumerate(zip(modes, rows, marks, strict=True), 1):
         table.add_row(
             mode.label,
             f"{100 * mark.score:.1f} %",
@@ -123,6 +123,6 @@ def _results(
             "" if row.tokens_per_round is None else f"{row.tokens_per_round:.2f}",
             f"{row.tokens_per_second.median:.0f}",
             *(f"{row.ratios[by_decoding[rule, mode.temperature]]:.2f}" for rule in ("lossless", None)),
-            end_section=mode.temperature is None and modes[modes.index(mode) + 1].temperature is not None,
+            end_section=[mode.temperature] != [other.temperature for other in modes[i : i + 1]],
         )
     return table

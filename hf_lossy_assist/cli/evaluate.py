@@ -41,7 +41,6 @@ from .rendering import Column, number, percent, table
 COMMAND_OPTIONS = {"epilog": RULES}
 
 
-
 def evaluate(
     model: TargetSource = None,
     assistant: DraftSource = None,
