@@ -32,9 +32,9 @@ def test_what_is_called_directly_is_about_the_call_too():
         warnings.simplefilter("always")
         warn("one")
         warn_once("two")
-        watch = Watch([3.0, 3.1] * 50)
+        watch = Watch({"lossy_share": [0.3, 0.31] * 50})
         for _ in range(200):
-            watch.add(1.0)
+            watch.add({"lossy_share": 0.1})
     assert [str(x.message)[:3] for x in caught[:2]] == ["one", "two"]
     assert len(caught) == 3
     assert {x.filename for x in caught} == {__file__}

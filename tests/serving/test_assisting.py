@@ -275,7 +275,7 @@ def test_a_certified_setting_is_watched(tmp_path: Path, monkeypatch: pytest.Monk
         task="none", split="test", problems=100, digest="", max_loss=1.0, confidence=95.0, reference="target alone",
         chosen="topk", tested=[certificate.TestedSetting("topk", "topk", config, "certified")],
         rule=certificate.rule_in_full(parse("topk", {"k": 2})), temperature=None,
-        target=identity, draft=identity, heads={}, kept_per_round=[0.0, 0.1] * 50,
+        target=identity, draft=identity, heads={}, usual={"mean_accepted": [0.0, 0.1] * 50},
     ).save(tmp_path)  # fmt: skip
     given: list[Settings] = []
     monkeypatch.setattr("hf_lossy_assist.serving.server.run", lambda server, settings: given.append(settings))
@@ -286,4 +286,4 @@ def test_a_certified_setting_is_watched(tmp_path: Path, monkeypatch: pytest.Monk
     for seed in range(40):
         target.generate(prompt(seed=seed), **PLAIN)
     (record,) = (record for record in caplog.records if record.levelname == "WARNING")
-    assert "unlike those of the calibration" in record.getMessage()
+    assert "unlike that of the calibration" in record.getMessage()
