@@ -36,7 +36,7 @@ from .options import (
     Where,
     parse_task_options,
 )
-from .rendering import Column, number, percent, table
+from .rendering import Column, figure, number, percent, table
 
 COMMAND_OPTIONS = {"epilog": RULES}
 
@@ -134,6 +134,6 @@ def score_table(rows: Sequence[ModeScore], reference: str) -> Table:
         "mean\nkept": lambda row: number(row.mean_accepted),
         "tokens/\nround": lambda row: number(row.tokens_per_round),
         "calls/\n100": lambda row: f"{row.target_calls_per_100_tokens:.1f}",
-        "tokens\n/s": lambda row: f"{row.tokens_per_second:.4g}",
+        "tokens\n/s": lambda row: figure(row.tokens_per_second),
     }
     return table(rows, columns, "Scores; mean kept: drafted tokens per round; calls of the target per 100 tokens")

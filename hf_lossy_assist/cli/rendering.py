@@ -47,9 +47,20 @@ def percent(share: float | None, digits: int = 0) -> str:
     return "" if share is None else f"{100 * share:.{digits}f}"
 
 
+def figure(value: float) -> str:
+    """Return a number with four digits, or all of those before the point.
+
+    Examples
+    --------
+    >>> figure(3.14159), figure(11850.4)
+    ('3.142', '11850')
+    """
+    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
+
+
 def milliseconds(seconds: float | None) -> str:
     """Return a time in milliseconds; the empty string for None."""
-    return "" if seconds is None else f"{1000 * seconds:.4g}"
+    return "" if seconds is None else figure(1000 * seconds)
 
 
 def stats_table(stats: LossyStats) -> Table:
