@@ -12,7 +12,7 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from .. import __version__
-from .console import CleanGroup
+from .console import CleanCommand, CleanGroup
 
 COMMANDS = {
     "demo": ("demo:demo", "Answer the same questions with every mode on the bundled pair, and compare."),
@@ -59,7 +59,7 @@ class LazyCommand(TyperCommand):
         found = getattr(module, attribute)
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False)
-            found.command(self.name, **getattr(module, "COMMAND_OPTIONS", {}))(function)
+            found.command(self.name, cls=CleanCommand, **getattr(module, "COMMAND_OPTIONS", {}))(function)
         command = typer.main.get_command(found)
         for each in _with_subcommands(command):
             each.help, each.epilog = _plain(each.help), _plain(each.epilog)

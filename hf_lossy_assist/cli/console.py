@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -20,16 +22,38 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import LossyError
 
+OTHER_NAMES = {
+    "assistant_model": "--assistant",
+    "data": "--task-data",
+    "heads": "--head",
+    "lossy_config": "--config",
+    "lossy_head": "--head",
+    "lossy_mode": "--mode",
+    "prompt_lookup_num_tokens": "--prompt-lookup",
+    "spec": "--task",
+}
+"""By the name of an argument in the package, the option that gives it, where that has another name."""
+_NO_OPTIONS = ("seed", "dtype")  # of a `lossy_config`, or of a head
+
 
 class _CleanErrors:
-    """Prints errors of this package as one line, and exits with status 2."""
+    """Prints errors of this package as one line, in the command's own terms, and exits with status 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except LossyError as error:
-            Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
+            there = {option for parameter in self.params for option in parameter.opts}
+            message = re.sub(r"`(\w+)`", lambda name: _option(name, there), str(error))
+            Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
             raise typer.Exit(2) from None
+
+
+def _option(name: re.Match[str], there: Collection[str]) -> str:
+    """Return the option that gives an argument, in backticks, or the argument as it is where there is none."""
+    options = (OTHER_NAMES.get(name[1]), f"--{name[1].replace('_', '-')}")
+    found = next((option for option in options if option in there and name[1] not in _NO_OPTIONS), name[1])
+    return f"`{found}`"
 
 
 class CleanGroup(_CleanErrors, TyperGroup):

@@ -149,7 +149,7 @@ def test_a_seed_makes_samples_repeat(bundled):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pair", "arithmetic", "--mode", "topkk"], r"`lossy_mode` has to be one of"),
+        (["--pair", "arithmetic", "--mode", "topkk"], r"`--mode` has to be one of"),
         (["--pair", "arithmetic", "--mode", "ears", "--config", "beta=2"], r"beta"),
         (["--pair", "arithmetic", "--mode", "ears", "--config", "bta=0.1"], r"did you mean 'beta'"),
         (["--pair", "arithmetic", "--config", "beta"], r"`--config` has to be KEY=VALUE"),
