@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import AutoTokenizer, set_seed
+from transformers import set_seed
 
 from ..acceptors import REGISTRY
 from ..config import head_type, parse
+from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import parse_config
-from .models import LoadedModels, pretrained
+from .models import LoadedModels
 from .options import certified, parse_mode
 
 DRAFTED, LOOKED_UP = 8, 10
@@ -28,7 +29,6 @@ class AssistedDecoding:
     head: Any = None
     gamma: int | None = None
     lookup: int | None = None  # tokens that prompt lookup drafts, where it does
-    assistant_tokenizer: str | None = None
 
     @classmethod
     def of(
@@ -60,10 +60,6 @@ class AssistedDecoding:
             raise LossyValueError(
                 f"`--prompt-lookup` {self.lookup} drafts without a model; leave it or `--assistant` out"
             )
-        if self.assistant_tokenizer is not None and assistant is None:
-            raise LossyValueError(
-                f"`--assistant-tokenizer` {self.assistant_tokenizer!r} is of an `--assistant`, which is missing; add it"
-            )
         self.check_rule(brings_heads=brings_heads)
 
     def check_rule(self, *, brings_heads: bool) -> None:
@@ -78,7 +74,7 @@ class AssistedDecoding:
         if self.lookup is not None:
             return rule | {"prompt_lookup_num_tokens": self.lookup}
         drafting = {"assistant_model": loaded.draft, "num_assistant_tokens": self.gamma or DRAFTED}
-        if self.assistant_tokenizer is None:
+        other = loaded.draft_tokenizer
+        if other is None or same_tokenizer(loaded.tokenizer, other):
             return rule | drafting
-        other = pretrained("--assistant-tokenizer", self.assistant_tokenizer, AutoTokenizer)
         return rule | drafting | {"tokenizer": loaded.tokenizer, "assistant_tokenizer": other}

@@ -156,11 +156,16 @@ def chat(
     """
     if temperature is not None and not sample:
         raise LossyValueError(f"`--temperature` counts only with `--sample`; add it, or leave out {temperature}")
-    options = ModelOptions(pair, model, assistant, dtype, device or ("cpu" if pair is not None else "auto"))
-    options.check(optional=("--assistant",))
-    decoding = AssistedDecoding.of(
-        mode, config, head, num_assistant_tokens, seed, lookup=prompt_lookup, assistant_tokenizer=assistant_tokenizer
+    options = ModelOptions(
+        pair,
+        model,
+        assistant,
+        dtype,
+        device or ("cpu" if pair is not None else "auto"),
+        assistant_tokenizer=assistant_tokenizer,
     )
+    options.check(optional=("--assistant",))
+    decoding = AssistedDecoding.of(mode, config, head, num_assistant_tokens, seed, lookup=prompt_lookup)
     decoding.check(assistant, brings_heads=pair is not None)
     disable_progress_bar()
     loaded = options.load(assisted=False)

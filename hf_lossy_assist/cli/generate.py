@@ -68,14 +68,19 @@ def generate(
     """Continue a prompt, streaming, with a drafter and a lossy (or the lossless) acceptance rule."""
     if temperature is not None and not sample:
         raise LossyValueError(f"`--temperature` counts only with `--sample`; add it, or leave out {temperature}")
-    options = ModelOptions(pair, model, assistant, dtype, device or ("cpu" if pair is not None else "auto"))
+    options = ModelOptions(
+        pair,
+        model,
+        assistant,
+        dtype,
+        device or ("cpu" if pair is not None else "auto"),
+        assistant_tokenizer=assistant_tokenizer,
+    )
     optional = ("--assistant",) if prompt_lookup is not None else ()
     options.check({"PROMPT": prompt} if pair is None else None, optional)
     if pair is not None:
         disable_progress_bar()
-    decoding = AssistedDecoding.of(
-        mode, config, head, num_assistant_tokens, seed, lookup=prompt_lookup, assistant_tokenizer=assistant_tokenizer
-    )
+    decoding = AssistedDecoding.of(mode, config, head, num_assistant_tokens, seed, lookup=prompt_lookup)
     decoding.check(assistant, brings_heads=pair is not None)
     loaded = options.load(assisted=prompt_lookup is None)
     target, tokenizer, screen = loaded.target, loaded.tokenizer, Console()

@@ -36,7 +36,7 @@ TaskName = Annotated[
 TaskData = Annotated[str | None, typer.Option(help="A file for the task to read.")]
 TaskOptions = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A setting of the task. Repeatable.")]
 AssistantTokenizer = Annotated[
-    str | None, typer.Option(metavar="SOURCE", help="The draft's tokenizer, if another than the target's.")
+    str | None, typer.Option(metavar="SOURCE", help="The draft's tokenizer, where its own is not beside it.")
 ]
 PromptLookup = Annotated[
     int | None,

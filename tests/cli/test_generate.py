@@ -133,10 +133,14 @@ def test_a_prompt_may_be_put_into_the_chat_template(models, tiny_pair_folder, tm
 def test_an_assistant_may_have_a_tokenizer_of_its_own(models, tiny_pair_folder, tmp_path):
     draft = tmp_path / "draft"
     save_model(build_model(TINY, other := build_tokenizer(60)), other, draft)
-    arguments = ("--assistant", str(draft), "--assistant-tokenizer", str(draft), "--max-new-tokens", "12", PROMPT)
-    result = run(*models[:2], *arguments)
-    assert result.exit_code == 0, result.output
-    assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(draft / name, bare)
+    for source in (["--assistant", str(draft)], ["--assistant", str(bare), "--assistant-tokenizer", str(draft)]):
+        result = run(*models[:2], *source, "--max-new-tokens", "12", PROMPT)
+        assert result.exit_code == 0, result.output
+        assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
 
 
 def test_a_seed_makes_samples_repeat(bundled):
