@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -108,7 +109,10 @@ class ChatSession:
 
     def _answer(self, text: str) -> None:
         streamer = ConsoleStreamer(self.loaded.tokenizer, self.screen)
-        stats = self.conversation.answer(text, streamer, **self.decoding.keywords(self.loaded), **self.keywords)
+        with warnings.catch_warnings(record=True) as caught:  # or they would stand in the midst of the answer
+            stats = self.conversation.answer(text, streamer, **self.decoding.keywords(self.loaded), **self.keywords)
+        for each in caught:
+            self._say(f"warning: {each.message}")
         if stats is None:
             self._say("stopped")
             return

@@ -98,8 +98,8 @@ def check_request(asked: GenerationConfig, own: GenerationConfig, settings: Sett
     settings
         What else is.
     """
-    mode = getattr(asked, "lossy_mode", None) or getattr(own, "lossy_mode", None)
-    config, head = getattr(asked, "lossy_config", None), getattr(asked, "lossy_head", None)
+    mode, config, head = (getattr(asked, name, None) for name in FIELDS)
+    mode = getattr(own, "lossy_mode", None) if mode is None else mode
     own_config = getattr(own, "lossy_config", None)
     allowed = [*settings.allowed_heads, *_heads_of(getattr(own, "lossy_head", None))]
     for one in _heads_of(head):

@@ -70,6 +70,13 @@ def test_mistakes_are_answered_and_the_conversation_goes_on(folder: Path):
     assert len(answers_in(result.stdout)) == 1
 
 
+def test_a_warning_comes_after_the_answer(folder: Path):
+    shown = chat(folder, "Tom has 3 apples.", "And Ada?", options=("--mode", "ears")).stdout
+    warned, (first, _) = "warning: `lossy_mode` 'ears' changes nothing in greedy decoding", answers_in(shown)
+    assert first.splitlines()[-1].startswith(warned)
+    assert shown.count(warned) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

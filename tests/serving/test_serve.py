@@ -155,3 +155,13 @@ def test_an_openai_client_chooses_a_rule_and_reads_the_statistics(server: Server
         model=server.model, input=prompt, max_output_tokens=TOKENS, temperature=0, extra_body=own, stream=False
     )
     assert response.lossy_stats["rounds"] == stats.rounds
+
+
+def test_a_client_that_goes_away_ends_its_run(server: Server, prompt: str):
+    endless = {"eos_token_id": None, "num_assistant_tokens": 8, "lossy_mode": "topk", "do_sample": False}
+    before = server.totals()["requests"]
+    stream = server.chat(prompt, stream=True, max_tokens=800, generation_config=json.dumps(endless))
+    assert stream.readline().startswith(b"data: ")
+    stream.close()
+    assert json.load(server.chat(prompt))["usage"]["completion_tokens"] == TOKENS
+    assert server.totals()["requests"] == before + 1

@@ -58,6 +58,8 @@ def test_what_the_operator_allows_may_be_asked_for(settings: Settings, own: dict
         ({"lossy_mode": "tpok"}, "did you mean 'topk'"),
         ({"lossy_mode": "topk", "lossy_config": {"K": 3}}, "did you mean 'k'"),
         ({"lossy_config": {"k": 3}}, "need a `lossy_mode`"),
+        ({"lossy_mode": []}, "`lossy_mode` has to name at least one rule"),
+        ({"lossy_mode": "topk", "lossy_config": "k=3"}, "`lossy_config` has to be a dict"),
     ],
 )
 def test_what_nobody_allows_or_can_not_work_is_refused(fields: dict, message: str, body: bool):
