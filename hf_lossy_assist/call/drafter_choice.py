@@ -34,7 +34,7 @@ from ..drafting.per_row import GeneratorDrafter, PerRowDrafter
 from ..drafting.run_ahead import RunAheadDrafter
 from ..drafting.tree import Eagle3TreeDrafter, TreeDrafter
 from ..drafting.tree_config import TreeConfig
-from ..drafting.vocabulary import check_vocabularies, same_tokenizer, vocabulary_of
+from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..forwards import Forwards
 from ..forwards.cache_rows import movable
@@ -391,6 +391,7 @@ def _translation(
             raise LossyValueError(f"`{name}` has to be a tokenizer, but is {value!r}")
     if same_tokenizer(tokenizer, assistant_tokenizer):
         return None
+    check_tokenizers(target, assistant, tokenizer, assistant_tokenizer)
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
     return Translation(tokenizer, assistant_tokenizer, *sizes)
 

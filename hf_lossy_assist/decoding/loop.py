@@ -209,6 +209,7 @@ class Decoding:
             counts.append(generated - own.generated)  # below zero where a row that was ahead is cut back
             own.add(decision, draft.undecided_in(i), max(0, counts[-1]), trusting)
             own.cut(generated)
+            progress.show_fates(own.trace[generated - max(0, counts[-1]) :])
             if progress.ended(row):
                 progress.stats.end(row)
         return tuple(counts)
