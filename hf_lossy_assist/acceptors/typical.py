@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,8 +39,14 @@ class Typical(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
+        return (v.p_x > self._threshold(v)) & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"threshold": self._threshold(v)}
+
+    def _threshold(self, v: Verification) -> Tensor:
         entropy = torch.special.entr(v.p[:, :-1]).sum(-1)
-        return (v.p_x > (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)) & v.allowed
+        return (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)

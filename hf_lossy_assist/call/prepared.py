@@ -32,6 +32,8 @@ class Prepared:
         What the target's encoder reads, if it has one and the caller gave its input.
     synced_gpus
         Whether all processes have to run as many forwards as the slowest.
+    inspected
+        Whether what is recorded of each token includes what the draft said.
     """
 
     ids: Tensor
@@ -43,6 +45,7 @@ class Prepared:
     tokenizer: Any = None
     encoder_input: Any = None
     synced_gpus: bool = False
+    inspected: bool = False
 
     @property
     def batch(self) -> int:
