@@ -229,7 +229,7 @@ class LossyStats:
         if not 0 <= row < len(rows):
             raise LossyValueError(f"`row` has to be one of the {len(rows)} rows, from 0, but is {row!r}")
         own = rows[row]
-        return InspectionPage([InspectedText(" or ".join(own.accepted_by), own.records, own)], tokenizer, prompt)
+        return InspectionPage([InspectedText(" or ".join(own.accepted_by), own.records, own, own.seconds.get("total"))], tokenizer, prompt)
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -16,6 +16,7 @@ from .console import CleanGroup
 COMMANDS = {
     "demo": ("demo:demo", "Answer the same questions with every mode on the bundled pair, and compare."),
     "generate": ("generate:generate", "Continue a prompt, streaming, with a draft and an acceptance rule."),
+    "inspect": ("inspect:inspect", "Write a page that shows what became of every token, in several modes."),
     "evaluate": ("evaluate:evaluate", "Let every mode answer a task's problems: scores with intervals, and speed."),
     "calibrate": ("calibrate:calibrate", "Certify the fastest setting whose loss of a task's score is bounded."),
     "bench": ("bench:bench", "Compare modes of generation: speed, where the time goes, accuracy, memory."),
@@ -27,7 +28,7 @@ COMMANDS = {
     "train-pair": ("train_pair:train_pair", "Train the bundled pair from its seed, measure it, and write it."),
     "evaluate-pair": ("train_pair:evaluate_pair", "Measure the accuracy of each model of a pair alone."),
     "theory": ("theory:theory", "Tabulate and plot SPRINTER's expected run length, and expected speedups."),
-    "publish": ("publish:publish", "Upload a head, a draft, or the custom generation method, to the Hugging Face Hub."),
+    "publish": ("publish:publish", "Upload a head, a draft, a certificate, the custom generation method or the Space."),
     "serve": ("serve:serve", "Run transformers' server (OpenAI-compatible) with an assistant and lossy rules."),
     "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with models that are assisted."),
     "import-autojudge": ("import_autojudge:import_autojudge", "Import a head in AutoJudge's published layout."),
