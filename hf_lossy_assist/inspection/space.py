@@ -63,8 +63,8 @@ class Knob:
             return [gr.Dropdown(list(self.setting.choices), value=self.setting.default, label=name, info=about)]
         (low, high), step = self.bounds, 1 if self.setting.integer else 0.01
         begin = low if self.start is None else self.start
-        slider = gr.Slider(low, high, value=begin, step=step, label=name, info=about)
-        return [slider] if self.start is not None else [gr.Checkbox(label=f"set {name}"), slider]
+        switch = [] if self.start is not None else [gr.Checkbox(label=f"set {name}")]
+        return [*switch, gr.Slider(low, high, value=begin, step=step, label=name, info=about)]
 
     def read(self, values: Iterator[Any]) -> dict[str, Any]:
         """Take the values of its components; return the setting, unless that is as it is anyway."""
@@ -170,7 +170,7 @@ def app() -> gr.Blocks:
             temperature = gr.Slider(0, 1.5, value=0, step=0.05, label="Temperature", info="0 takes the likeliest")
             seed = gr.Number(0, label="Seed", precision=0, minimum=0)
         button = gr.Button("Generate", variant="primary")
-        texts = gr.HTML(label="Texts")
+        texts = gr.HTML(apply_default_css=False)
         inputs = [pair, prompt, tokens, temperature, seed, *(each for column in columns for each in column)]
         gr.on([button.click, prompt.submit], show, inputs, texts)
     return blocks
