@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..messages import Verification
+from ..sampling import entropy
 from .base import Acceptor
 from .registry import register, setting
 
@@ -39,14 +40,10 @@ class Typical(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
-        return (v.p_x > self._threshold(v)) & v.allowed
+        return (v.p_x > self.quantities(v)["threshold"]) & v.allowed
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        return {"threshold": self._threshold(v)}
-
-    def _threshold(self, v: Verification) -> Tensor:
-        entropy = torch.special.entr(v.p[:, :-1]).sum(-1)
-        return (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)
+        return {"threshold": (self.delta * torch.exp(-entropy(v.p[:, :-1]))).clamp(max=self.epsilon)}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)

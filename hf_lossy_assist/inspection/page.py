@@ -37,7 +37,7 @@ class InspectedText:
             figures["tokens per round"] = f"{self.stats.tokens_per_round:.2f}"
             figures["lossy"] = f"{100 * self.stats.lossy_share:.1f} %"
         if self.seconds:
-            figures["tokens per second"] = f"{len(self.records) / self.seconds:.0f}"
+            figures["tokens per second"] = f"{len(self.records) / self.seconds:.3g}"
         return figures
 
 
