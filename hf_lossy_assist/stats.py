@@ -141,7 +141,9 @@ class LossyStats:
 
         The trace and the records are left out; of the rows of a batch, the same dictionaries where ``rows`` says so.
         """
-        values = {x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("trace", "records", "rows")}
+        values = {
+            x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("trace", "records", "rows")
+        }
         values = {"tokens": self.tokens, **values, **{name: getattr(self, name) for name in _DERIVED}}
         return values | ({"rows": [row.to_dict() for row in self.rows]} if rows else {})
 
@@ -223,13 +225,14 @@ class LossyStats:
         >>> [x["fate"] for x in out.lossy_stats.show(pair.tokenizer).to_dict()["texts"][0]["tokens"][:3]]
         ['accepted', 'accepted', 'accepted']
         """
-        from .inspection.page import InspectionPage, InspectedText  # which needs a template engine
+        from .inspection.page import InspectedText, InspectionPage  # which needs a template engine
 
         rows = self.rows or (self,)
         if not 0 <= row < len(rows):
             raise LossyValueError(f"`row` has to be one of the {len(rows)} rows, from 0, but is {row!r}")
         own = rows[row]
-        return InspectionPage([InspectedText(" or ".join(own.accepted_by), own.records, own, own.seconds.get("total"))], tokenizer, prompt)
+        text = InspectedText(" or ".join(own.accepted_by), own.records, own, own.seconds.get("total"))
+        return InspectionPage([text], tokenizer, prompt)
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -34,7 +34,7 @@ def inspect(
         list[str] | None,
         typer.Option(
             metavar="MODE",
-            help="plain, or RULE[+RULE][@GAMMA][:KEY=VALUE…]; lossless by default. Repeat it to see several side by side.",
+            help="plain, or RULE[+RULE][@GAMMA][:KEY=VALUE…]; lossless by default. Repeatable: side by side.",
         ),
     ] = None,
     head: Annotated[

@@ -1,4 +1,4 @@
-"""``lossy-assist publish``: send a head, a draft, a certificate, the custom generation method or the Space to the Hub."""
+"""``lossy-assist publish``: send a head, a draft, a certificate, the generation method or the Space to the Hub."""
 
 from __future__ import annotations
 
@@ -49,17 +49,15 @@ def publish(
     after: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write what would be sent to this folder, and send nothing.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write what would be sent to this folder, and send nothing.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, created if need be; main by default.")] = None,
 ) -> None:
     """Upload a head, a draft, a certificate, the `custom_generate` repository or the Space to the Hugging Face Hub.
 
     A folder is checked first, and only what belongs to the head, the draft or the certificate is sent; a draft is an
     EAGLE-3 head, or the model with its tokenizer that `lossy-assist train assistant` writes. `custom-generate` is the
-    repository that `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import. `space`
-    is a Gradio app that puts two rules side by side.
+    repository that `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import.
+    `space` is a Gradio app that puts two rules side by side.
 
     Needs a token that may write: `hf auth login`, or the environment variable HF_TOKEN.
     """
