@@ -31,7 +31,9 @@ class Token:
 
     @property
     def record(self) -> TokenRecord:
-        return TokenRecord(self.id, "unseen" if self.trusted else self.kind, self.round, self.rule, Judgement(q=self.id))
+        return TokenRecord(
+            self.id, "unseen" if self.trusted else self.kind, self.round, self.rule, Judgement(q=self.id)
+        )
 
 
 @dataclass
@@ -241,7 +243,9 @@ def test_rounds_add_up_also_where_stopping_cuts_one_short():
 def test_runs_are_counted_by_their_lengths():
     recorder = StatsRecorder(lossless=False)
     for trusted in (3, 0, 1):
-        recorder.rows[0].add(RowDecision(trusted, 0, [7] * (trusted + 1), [False], {"b": [False]}), 1, trusted + 1, "ahead")
+        recorder.rows[0].add(
+            RowDecision(trusted, 0, [7] * (trusted + 1), [False], {"b": [False]}), 1, trusted + 1, "ahead"
+        )
     stats = recorder.finish()
     assert (stats.runs, stats.unverified, stats.mean_run) == (3, 4, pytest.approx(4 / 3))
     assert stats.run_histogram == (1, 1, 0, 1)

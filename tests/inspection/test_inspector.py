@@ -19,7 +19,9 @@ from tests.models import noisy_copy, padded, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.03)
-SPRINTER = replace(ROWS[0], mode="sprinter", config={"max_draft": 5}, head=lambda *pair: verifier_head(*pair, scale=3.0))
+SPRINTER = replace(
+    ROWS[0], mode="sprinter", config={"max_draft": 5}, head=lambda *pair: verifier_head(*pair, scale=3.0)
+)
 TEMPERATURE = 0.7
 ONE, BATCH = {"input_ids": prompt()}, padded()
 TREE = {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}
@@ -196,7 +198,9 @@ def test_sprinter_gives_its_head_s_probability():
 
 def test_the_stock_loop_is_inspected_too():
     with LossyVerification("topk", TARGET, assistant_model=DRAFT, k=3, inspect=True) as hook:
-        out = TARGET.generate(**ONE, assistant_model=DRAFT, logits_processor=[hook], max_new_tokens=12, eos_token_id=None)
+        out = TARGET.generate(
+            **ONE, assistant_model=DRAFT, logits_processor=[hook], max_new_tokens=12, eos_token_id=None
+        )
     records = hook.stats.records
     assert [record.token for record in records] == out[0, ONE["input_ids"].shape[1] :].tolist()
     p = laws(TARGET, out[0], False)
