@@ -217,13 +217,15 @@ class LossyStats:
 
         Examples
         --------
+        >>> import hf_lossy_assist
         >>> from hf_lossy_assist import pairs
         >>> pair = pairs.load("arithmetic")
         >>> inputs = pair.tokenizer("Tom has 3 apples and buys 4 more.", return_tensors="pt")
         >>> with hf_lossy_assist.enabled(pair.target, assistant_model=pair.draft):
-        ...     out = pair.target.generate(**inputs, max_new_tokens=8, return_dict_in_generate=True)
-        >>> [x["fate"] for x in out.lossy_stats.show(pair.tokenizer).to_dict()["texts"][0]["tokens"][:3]]
-        ['accepted', 'accepted', 'accepted']
+        ...     out = pair.target.generate(**inputs, max_new_tokens=3, return_dict_in_generate=True)
+        >>> page = out.lossy_stats.show(pair.tokenizer)
+        >>> page.to_dict()["texts"][0]["figures"]["tokens"]
+        '3'
         """
         from .inspection.page import InspectedText, InspectionPage  # which needs a template engine
 
