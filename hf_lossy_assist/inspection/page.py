@@ -130,13 +130,15 @@ class InspectionPage:
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the text that each token adds; of a token that ends inside a character, its name."""
-        pieces, shown = [], ""
+        pieces, start, shown = [], 0, ""
         for end, token in enumerate(ids, 1):
-            text = self.tokenizer.decode(ids[:end], skip_special_tokens=False)
+            text = self.tokenizer.decode(ids[start:end], skip_special_tokens=False)
             whole = not text.endswith("\N{REPLACEMENT CHARACTER}")
             added = text[len(shown) :] if whole else ""
             pieces.append(added or str(self.tokenizer.convert_ids_to_tokens(token)))
             shown = text if whole else shown
+            if text.endswith("\n"):  # or long texts would take long
+                start, shown = end, ""
         return pieces
 
 

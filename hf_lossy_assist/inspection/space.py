@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from .. import pairs
 from ..acceptors import REGISTRY, Setting, settings_of
 from ..config import head_type
@@ -145,8 +143,6 @@ def _encoded(prompt: str, tokenizer: Any) -> list[int]:
 def app() -> gr.Blocks:
     """Return the app, to be launched."""
     import gradio as gr
-
-    torch.set_grad_enabled(False)
 
     def show(*values: Any) -> str:
         try:
