@@ -15,7 +15,7 @@ from ..messages import Decision, Draft, Verification
 from .token_record import Judgement
 
 LIKELIEST = 5
-"""How many of the target's likeliest tokens are recorded."""
+"""How many of the target's likeliest tokens are recorded, of those that the user's processors allow."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Inspector:
         def judgement(row: int, i: int, last: bool) -> Judgement:
             replaced = (drafted[row][i], p_x[row][i], q_x[row][i]) if last and replacing[row] else None
             numbers = {} if last and replaced is None else {name: x[row][i] for name, x in compared.items()}
-            best = tuple(zip(likeliest[row][i], shares[row][i], strict=True))
+            best = tuple(x for x in zip(likeliest[row][i], shares[row][i], strict=True) if x[1] > 0)
             return Judgement(p[row][i], q[row][i], best, _finite(numbers), replaced)
 
         return [[judgement(row, i, i == end) for i in range(end + 1)] for row, end in enumerate(ends.tolist())]
