@@ -23,7 +23,7 @@ FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
 
 _LIMITS = tuple(x.name for x in fields(Limits))
-RUN_KEYS = ("seed", "require_lossless", "break_even", "compile", "tree", "certificate", *_LIMITS)
+RUN_KEYS = ("seed", "require_lossless", "break_even", "compile", "tree", "certificate", "inspect", *_LIMITS)
 """The keys of ``lossy_config`` that are about the run, whatever the rule."""
 
 
@@ -50,6 +50,8 @@ class RunConfig:
         How trees are drafted; None for chains.
     certificate
         Refuse to run with anything but what it certifies.
+    inspect
+        Record what the models and the rule said about every token.
     """
 
     acceptor: Acceptor
@@ -60,6 +62,7 @@ class RunConfig:
     compile: bool | None = None
     tree: TreeConfig | None = None
     certificate: Certificate | None = None
+    inspect: bool = False
 
     def is_lossless(self, do_sample: bool) -> bool:
         """Tell whether the run, as configured, leaves the output's law as it is."""
@@ -104,6 +107,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     compiled = _switch(settings, "compile", None)
     tree = _tree(settings.pop("tree", None))
     certificate = _certificate(settings.pop("certificate", None))
+    inspect = _switch(settings, "inspect", False)
     bounds = {key: settings.pop(key, None) for key in _LIMITS}
     limits = Limits(**{key: value for key, value in bounds.items() if value is not None})
     per_rule = {names[0]: settings} if compose is None else settings
@@ -121,7 +125,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if compose is AnyOf:
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
     acceptor = rules[0] if compose is None else compose(tuple(rules))
-    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, tree, certificate)
+    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, tree, certificate, inspect)
 
 
 def lossy_fields(mode: Any, config: Any = None, head: Any = None) -> dict[str, Any]:

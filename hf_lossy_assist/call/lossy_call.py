@@ -22,6 +22,7 @@ from ..decoding.row_by_row import RowByRow
 from ..decoding.tree_loop import TreeDecoding
 from ..drafting import Drafter
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
+from ..inspection.inspector import Inspector
 from ..sampling import Randomness
 from ..stats import LossyStats
 from ..verification.target import Target, Verifier
@@ -138,6 +139,7 @@ class LossyCall:
             tokenizer=tokenizer,
             encoder_input=self.encoder_input,
             synced_gpus=synced_gpus,
+            inspected=self.config.inspect,
         )
         if self.config.tree is not None:
             check_tree(self.model, self.choice.assistant_model, self.config, call)
@@ -178,6 +180,7 @@ class LossyCall:
             progress=progress,
             outputs=outputs,
             break_even=self._break_even(drafter, call),
+            inspector=Inspector(acceptor) if self.config.inspect else None,
             synced=call.synced_gpus,
         )
         return kinds[2](run, call.ids, layout)
