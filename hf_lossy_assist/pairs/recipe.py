@@ -1,16 +1,17 @@
-"""The recipe of the bundled arithmetic pair: sizes, schedule, tokenizer."""
+"""The recipes of the bundled pairs: sizes, schedule, tokenizer."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..tasks.arithmetic import Arithmetic
+from ..tasks.programs import Programs
+from ..tasks.task import Example
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
-VOCAB_SIZE = 1024
 MAX_LENGTH = 512
 # Batches are cut from a pool of problems sorted by length, so that little of a batch is padding.
 POOL = 8
@@ -44,6 +45,8 @@ class ModelRecipe:
     weight_decay: float = 0.01
     warmup: float = 0.06
     seed: int = 0
+    pair: str = "arithmetic"
+    bfloat16: bool = True
 
     @property
     def steps(self) -> int:
@@ -64,46 +67,93 @@ class ModelRecipe:
         return cls(**values | {"cycles": tuple(Cycle(**cycle) for cycle in values["cycles"])})
 
 
+@dataclass(frozen=True)
+class PairRecipe:
+    """What both models of a pair have in common, and the recipe of each.
+
+    ``draw`` draws training examples: of a cycle, how many, from a generator.
+    """
+
+    draw: Callable[[Cycle, int, random.Random], list[Example]]
+    vocabulary: int
+    models: Mapping[str, ModelRecipe]
+
+
 RECIPES = {
-    "target": ModelRecipe(
-        layers=4,
-        hidden=256,
-        heads=8,
-        intermediate=768,
-        cycles=(
-            Cycle(2600, interleaved=True),
-            Cycle(1200, 1e-3, number_weight=4.0, interleaved=True),
-            Cycle(400, 8e-4, number_weight=2.0),
-        ),
+    "arithmetic": PairRecipe(
+        draw=lambda cycle, n, rng: Arithmetic().draw("train", n, rng, interleaved=cycle.interleaved),
+        vocabulary=1024,
+        models={
+            "target": ModelRecipe(
+                layers=4,
+                hidden=256,
+                heads=8,
+                intermediate=768,
+                cycles=(
+                    Cycle(2600, interleaved=True),
+                    Cycle(1200, 1e-3, number_weight=4.0, interleaved=True),
+                    Cycle(400, 8e-4, number_weight=2.0),
+                ),
+            ),
+            "draft": ModelRecipe(
+                layers=2,
+                hidden=128,
+                heads=4,
+                intermediate=256,
+                cycles=(Cycle(2000, interleaved=True), Cycle(500, 1e-3)),
+                seed=1,
+            ),
+        },
     ),
-    "draft": ModelRecipe(
-        layers=2,
-        hidden=128,
-        heads=4,
-        intermediate=256,
-        cycles=(Cycle(2000, interleaved=True), Cycle(500, 1e-3)),
-        seed=1,
+    "programs": PairRecipe(
+        draw=lambda cycle, n, rng: Programs().draw("train", n, rng),
+        vocabulary=640,
+        models={
+            "target": ModelRecipe(
+                layers=4,
+                hidden=192,
+                heads=6,
+                intermediate=576,
+                cycles=(Cycle(1500, 2e-3), Cycle(900, 1.5e-3)),
+                batch=24,
+                pair="programs",
+                bfloat16=False,
+            ),
+            "draft": ModelRecipe(
+                layers=2,
+                hidden=128,
+                heads=4,
+                intermediate=256,
+                cycles=(Cycle(1000, 2e-3),),
+                batch=24,
+                seed=1,
+                pair="programs",
+                bfloat16=False,
+            ),
+        },
     ),
 }
+"""The bundled pairs by name."""
 
 
-def build_tokenizer(problems: int = 6000):
-    """Train the pair's byte-level BPE; every digit stays a token of its own."""
+def build_tokenizer(pair: str = "arithmetic", problems: int = 6000):
+    """Train a pair's byte-level BPE; every digit stays a token of its own."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
+    recipe = RECIPES[pair]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=recipe.vocabulary,
         special_tokens=[PAD, BOS, EOS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    examples = Arithmetic().draw("train", problems, random.Random("0/train"), interleaved=True)
+    examples = recipe.draw(recipe.models["target"].cycles[0], problems, random.Random("0/train"))
     tokenizer.train_from_iterator((e.prompt + e.solution for e in examples), trainer)
     bos = tokenizer.token_to_id(BOS)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -152,8 +202,7 @@ def batches(recipe: ModelRecipe, tokenizer, first_step: int) -> Iterator[tuple]:
 
 def _pool(recipe: ModelRecipe, tokenizer, pool: int) -> list[list[tuple[list[int], list[int]]]]:
     rng = random.Random(f"{recipe.seed}/{pool}")
-    interleaved = recipe.cycle_at(pool * POOL)[0].interleaved
-    examples = Arithmetic().draw("train", POOL * recipe.batch, rng, interleaved=interleaved)
+    examples = RECIPES[recipe.pair].draw(recipe.cycle_at(pool * POOL)[0], POOL * recipe.batch, rng)
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     answers = tokenizer([e.solution + EOS for e in examples], add_special_tokens=False)["input_ids"]
     rows = sorted(zip(prompts, answers, strict=True), key=lambda row: len(row[0]) + len(row[1]))
@@ -166,7 +215,7 @@ def _collate(rows: list[tuple[list[int], list[int]]], tokenizer) -> tuple:
     import torch
 
     # Few different shapes: kernels in reduced precision keep memory for each shape they have met.
-    length = -(-max(len(prompt) + len(answer) for prompt, answer in rows) // 32) * 32
+    length = -(-max(len(prompt) + len(answer) for prompt, answer in rows) // 16) * 16
     ids = torch.full((len(rows), length), tokenizer.pad_token_id)
     labels = torch.full((len(rows), length), -100)
     for row, (prompt, answer) in enumerate(rows):

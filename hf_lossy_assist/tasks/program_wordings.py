@@ -1,0 +1,117 @@
+"""Sentences, names and comments of the programs task: what a program does not depend on.
+
+Several wordings stand for every part of a description, and several pieces of Python for every part of a program.
+``{v}`` is the name of a list's element, ``{k}`` a number and ``{more}`` the number after it.
+"""
+
+FUNCTIONS = ("solve", "run", "f", "compute", "answer", "process", "work", "main")
+LISTS = ("xs", "nums", "values", "items", "data", "a", "numbers", "seq")
+ELEMENTS = ("x", "n", "v", "item", "num", "value", "e", "y")
+KEPT = ("kept", "out", "picked", "res", "b", "found", "chosen", "left")
+TOTALS = ("total", "result", "acc", "s", "r", "t", "amount", "state")
+
+SAID_PARTS = {
+    "all": ("",),
+    "skip": ("Skip the first {k} numbers.", "Leave out the first {k}.", "Start after the first {k}."),
+    "first": ("Look at the first {k} numbers.", "Use only the first {k}.", "Stop after the first {k}."),
+    "last": ("Look at the last {k} numbers.", "Use only the last {k}.", "Begin with the last {k}."),
+    "cut": ("Skip the last {k} numbers.", "Leave out the last {k}.", "Stop before the last {k}."),
+    "second": ("Look at every second number.", "Use only every second one.", "Skip every other number."),
+}
+PARTS = {
+    "all": ("{a}",),
+    "skip": ("{a}[{k}:]",),
+    "first": ("{a}[:{k}]",),
+    "last": ("{a}[-{k}:]",),
+    "cut": ("{a}[:-{k}]",),
+    "second": ("{a}[::2]",),
+}
+
+SAID_TESTS = {
+    "above": ("greater than {k}", "above {k}", "larger than {k}", "over {k}"),
+    "least": ("at least {k}", "not below {k}", "{k} or more", "no less than {k}"),
+    "below": ("less than {k}", "below {k}", "under {k}", "smaller than {k}"),
+    "most": ("at most {k}", "not above {k}", "{k} or less", "no more than {k}"),
+    "even": ("even", "divisible by two"),
+    "odd": ("odd", "not even"),
+    "multiple": ("divisible by {k}", "a multiple of {k}"),
+    "other": ("other than {k}", "not equal to {k}", "not {k}"),
+}
+TESTS = {
+    "above": ("{v} > {k}", "{v} >= {more}", "{k} < {v}", "{more} <= {v}"),
+    "least": ("{v} >= {k}", "{v} > {less}", "{k} <= {v}", "{less} < {v}"),
+    "below": ("{v} < {k}", "{v} <= {less}", "{k} > {v}", "{less} >= {v}"),
+    "most": ("{v} <= {k}", "{v} < {more}", "{k} >= {v}", "{more} > {v}"),
+    "even": ("{v} % 2 == 0", "not {v} % 2", "{v} % 2 != 1"),
+    "odd": ("{v} % 2 == 1", "{v} % 2 != 0", "{v} % 2"),
+    "multiple": ("{v} % {k} == 0", "not {v} % {k}"),
+    "other": ("{v} != {k}", "{k} != {v}"),
+}
+OPPOSITES = {"above": "most", "least": "below", "below": "least", "most": "above", "even": "odd", "odd": "even"}
+SAID_SELECTION = ("Keep those that are {tests}.", "Take what is {tests}.", "Only use numbers that are {tests}.")
+
+SAID_CHANGES = {
+    "none": ("",),
+    "add": ("Add {k} to each.", "Increase each by {k}."),
+    "subtract": ("Subtract {k} from each.", "Decrease each by {k}."),
+    "times": ("Multiply each by {k}.", "Take each {k} times."),
+    "square": ("Square each.", "Multiply each by itself."),
+    "from": ("Subtract each from {k}.", "Take {k} minus each."),
+}
+CHANGES = {
+    "none": ("{v}",),
+    "add": ("{v} + {k}", "{k} + {v}"),
+    "subtract": ("{v} - {k}",),
+    "times": ("{v} * {k}", "{k} * {v}"),
+    "square": ("{v} * {v}",),
+    "from": ("{k} - {v}",),
+}
+
+SAID_RESULTS = {
+    "sum": ("Return the sum.", "Return the total.", "Add them up."),
+    "count": ("Return how many there are.", "Count them.", "Return the number of them."),
+    "largest": ("Return the largest, or 0.", "Return the maximum, or 0 if there is none."),
+    "smallest": ("Return the smallest, or 0.", "Return the minimum, or 0 if there is none."),
+    "list": ("Return the list.", "Return them all.", "List them."),
+    "sorted": ("Return them in ascending order.", "Sort them.", "Return them sorted."),
+    "reversed": ("Return them in reverse order.", "Reverse them.", "Return them backwards."),
+    "first": ("Return the first one, or 0.", "Return the first, or 0 if there is none."),
+    "last": ("Return the last one, or 0.", "Return the last, or 0 if there is none."),
+}
+RESULTS = {
+    "sum": ("sum({b})",),
+    "count": ("len({b})",),
+    "largest": ("max({b}, default=0)", "max({b}) if {b} else 0"),
+    "smallest": ("min({b}, default=0)", "min({b}) if {b} else 0"),
+    "list": ("{b}",),
+    "sorted": ("sorted({b})",),
+    "reversed": ("{b}[::-1]",),
+    "first": ("{b}[0] if {b} else 0",),
+    "last": ("{b}[-1] if {b} else 0",),
+}
+# Of a generator, where that will do.
+DIRECT_RESULTS = {
+    "sum": ("sum({g})",),
+    "count": ("sum(1 {loop})", "len([{g}])"),
+    "largest": ("max(({g}), default=0)", "max([{g}], default=0)"),
+    "smallest": ("min(({g}), default=0)", "min([{g}], default=0)"),
+    "list": ("[{g}]",),
+    "sorted": ("sorted({g})", "sorted([{g}])"),
+    "reversed": ("[{g}][::-1]",),
+}
+# Before a loop, for each element, and after it.
+LOOPS = {
+    "sum": (("{t} = 0", "{t} += {e}", "{t}"), ("{t} = 0", "{t} = {t} + {e}", "{t}")),
+    "count": (("{t} = 0", "{t} += 1", "{t}"), ("{t} = 0", "{t} = {t} + 1", "{t}"), ("{t} = 0", "{t} = 1 + {t}", "{t}")),
+    "first": (("", "return {e}", "0"),),
+    "last": (("{t} = 0", "{t} = {e}", "{t}"),),
+}
+
+COMMENTS = (
+    "keep the numbers {test}",
+    "only what is {test}",
+    "those {test} count",
+    "take everything {test}",
+    "{test} is what we want",
+    "look for numbers {test}",
+)
