@@ -1,4 +1,4 @@
-"""Training of the bundled pair from a seed, on a CPU, resumably."""
+"""Training of a bundled pair from a seed, on a CPU, resumably."""
 
 from __future__ import annotations
 

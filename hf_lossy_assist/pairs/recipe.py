@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..tasks.arithmetic import Arithmetic
@@ -34,7 +35,11 @@ class Cycle:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """One model of the pair and its training schedule."""
+    """One model of the pair and its training schedule.
+
+    Forwards in training are in ``bfloat16`` by autocast, or in float32. With ``start``, a bundled model of the same
+    size as in ``"arithmetic/target"``, training goes on from its layers, and from its embeddings of shared tokens.
+    """
 
     layers: int
     hidden: int
@@ -47,6 +52,7 @@ class ModelRecipe:
     seed: int = 0
     pair: str = "arithmetic"
     bfloat16: bool = True
+    start: str | None = None
 
     @property
     def steps(self) -> int:
@@ -71,9 +77,10 @@ class ModelRecipe:
 class PairRecipe:
     """What both models of a pair have in common, and the recipe of each.
 
-    ``draw`` draws training examples: of a cycle, how many, from a generator.
+    ``problems`` says what they were trained on; ``draw`` draws examples of it: of a cycle, how many, from a generator.
     """
 
+    problems: str
     draw: Callable[[Cycle, int, random.Random], list[Example]]
     vocabulary: int
     models: Mapping[str, ModelRecipe]
@@ -81,6 +88,7 @@ class PairRecipe:
 
 RECIPES = {
     "arithmetic": PairRecipe(
+        problems="word problems whose answers can be checked",
         draw=lambda cycle, n, rng: Arithmetic().draw("train", n, rng, interleaved=cycle.interleaved),
         vocabulary=1024,
         models={
@@ -106,29 +114,32 @@ RECIPES = {
         },
     ),
     "programs": PairRecipe(
+        problems="descriptions of short Python functions, whose programs can be run",
         draw=lambda cycle, n, rng: Programs().draw("train", n, rng),
         vocabulary=640,
         models={
             "target": ModelRecipe(
                 layers=4,
-                hidden=192,
-                heads=6,
-                intermediate=576,
-                cycles=(Cycle(1500, 2e-3), Cycle(900, 1.5e-3)),
-                batch=24,
+                hidden=256,
+                heads=8,
+                intermediate=768,
+                cycles=(Cycle(300, 1e-3), Cycle(300, 1e-3), Cycle(400, 1e-3)),
+                batch=20,
                 pair="programs",
                 bfloat16=False,
+                start="arithmetic/target",
             ),
             "draft": ModelRecipe(
                 layers=2,
                 hidden=128,
                 heads=4,
                 intermediate=256,
-                cycles=(Cycle(1000, 2e-3),),
-                batch=24,
+                cycles=(Cycle(600, 2e-3),),
+                batch=20,
                 seed=1,
                 pair="programs",
                 bfloat16=False,
+                start="arithmetic/draft",
             ),
         },
     ),
@@ -136,7 +147,7 @@ RECIPES = {
 """The bundled pairs by name."""
 
 
-def build_tokenizer(pair: str = "arithmetic", problems: int = 6000):
+def build_tokenizer(problems: int = 6000, pair: str = "arithmetic"):
     """Train a pair's byte-level BPE; every digit stays a token of its own."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -171,7 +182,7 @@ def build_tokenizer(pair: str = "arithmetic", problems: int = 6000):
 
 
 def build_model(recipe: ModelRecipe, tokenizer):
-    """Return a freshly initialised Llama of the recipe's size."""
+    """Return a Llama of the recipe's size: freshly initialised, or with what it starts from."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -189,7 +200,27 @@ def build_model(recipe: ModelRecipe, tokenizer):
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    if recipe.start is not None:
+        _lend(Path(__file__).parent / recipe.start, model, tokenizer)
+    return model
+
+
+def _lend(folder: Path, model, tokenizer) -> None:
+    """Give a model the layers of another, and its embeddings of the tokens that both have."""
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    other = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs, ours = AutoTokenizer.from_pretrained(folder).get_vocab(), tokenizer.get_vocab()
+    shared = sorted(theirs.keys() & ours.keys())
+    embeddings = model.get_input_embeddings().weight
+    with torch.no_grad():
+        embeddings[[ours[token] for token in shared]] = other.get_input_embeddings().weight[
+            [theirs[token] for token in shared]
+        ]
+    own = {name: weight for name, weight in model.state_dict().items() if weight.shape == embeddings.shape}
+    model.load_state_dict(other.state_dict() | own)
 
 
 def batches(recipe: ModelRecipe, tokenizer, first_step: int) -> Iterator[tuple]:

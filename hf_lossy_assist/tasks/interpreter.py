@@ -152,15 +152,15 @@ class _Run:
 
     # Statements.
 
-    def on_Assign(self, node: ast.Assign) -> None:  # noqa: N802
+    def on_Assign(self, node: ast.Assign) -> None:
         value = self.visit(node.value)
         for target in node.targets:
             self.assign(target, value)
 
-    def on_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: N802
+    def on_AugAssign(self, node: ast.AugAssign) -> None:
         self.assign(node.target, self.visit(ast.BinOp(ast.Name(getattr(node.target, "id", "")), node.op, node.value)))
 
-    def on_For(self, node: ast.For) -> None:  # noqa: N802
+    def on_For(self, node: ast.For) -> None:
         for value in self.elements(node.iter):
             self.assign(node.target, value)
             try:
@@ -169,29 +169,29 @@ class _Run:
                 continue
         self.block(node.orelse)
 
-    def on_If(self, node: ast.If) -> None:  # noqa: N802
+    def on_If(self, node: ast.If) -> None:
         self.block(node.body if self.visit(node.test) else node.orelse)
 
-    def on_Return(self, node: ast.Return) -> None:  # noqa: N802
+    def on_Return(self, node: ast.Return) -> None:
         raise _Return(None if node.value is None else self.visit(node.value))
 
-    def on_Continue(self, node: ast.Continue) -> None:  # noqa: N802
+    def on_Continue(self, node: ast.Continue) -> None:
         raise _Continue
 
-    def on_Expr(self, node: ast.Expr) -> None:  # noqa: N802
+    def on_Expr(self, node: ast.Expr) -> None:
         self.visit(node.value)
 
     # Expressions.
 
-    def on_Constant(self, node: ast.Constant) -> int:  # noqa: N802
+    def on_Constant(self, node: ast.Constant) -> int:
         return self.integer(node.value)
 
-    def on_Name(self, node: ast.Name) -> Any:  # noqa: N802
+    def on_Name(self, node: ast.Name) -> Any:
         if node.id not in self.variables:
             raise ProgramError(f"there is no variable {node.id}")
         return self.variables[node.id]
 
-    def on_BinOp(self, node: ast.BinOp) -> Any:  # noqa: N802
+    def on_BinOp(self, node: ast.BinOp) -> Any:
         left, right = self.visit(node.left), self.visit(node.right)
         if type(left) is list and type(right) is list and type(node.op) is ast.Add:
             self.spend(len(left) + len(right))
@@ -200,7 +200,7 @@ class _Run:
             raise ProgramError(f"there is no {type(node.op).__name__}")
         return self.integer(_ARITHMETIC[type(node.op)](self.integer(left), self.integer(right)))
 
-    def on_UnaryOp(self, node: ast.UnaryOp) -> Any:  # noqa: N802
+    def on_UnaryOp(self, node: ast.UnaryOp) -> Any:
         value = self.visit(node.operand)
         if type(node.op) is ast.Not:
             return not value
@@ -208,14 +208,14 @@ class _Run:
             raise ProgramError(f"there is no {type(node.op).__name__}")
         return -self.integer(value)
 
-    def on_BoolOp(self, node: ast.BoolOp) -> Any:  # noqa: N802
+    def on_BoolOp(self, node: ast.BoolOp) -> Any:
         decides = type(node.op) is ast.Or
         for value in map(self.visit, node.values):
             if bool(value) is decides:
                 break
         return value
 
-    def on_Compare(self, node: ast.Compare) -> bool:  # noqa: N802
+    def on_Compare(self, node: ast.Compare) -> bool:
         left = self.visit(node.left)
         for op, comparator in zip(node.ops, node.comparators, strict=True):
             right = self.visit(comparator)
@@ -226,13 +226,13 @@ class _Run:
             left = right
         return True
 
-    def on_IfExp(self, node: ast.IfExp) -> Any:  # noqa: N802
+    def on_IfExp(self, node: ast.IfExp) -> Any:
         return self.visit(node.body if self.visit(node.test) else node.orelse)
 
-    def on_List(self, node: ast.List) -> list[int]:  # noqa: N802
+    def on_List(self, node: ast.List) -> list[int]:
         return [self.integer(self.visit(element)) for element in node.elts]
 
-    def on_ListComp(self, node: ast.ListComp) -> list[int]:  # noqa: N802
+    def on_ListComp(self, node: ast.ListComp) -> list[int]:
         if len(node.generators) != 1:
             raise ProgramError("a comprehension has one loop")
         outside = dict(self.variables)
@@ -244,14 +244,14 @@ class _Run:
         self.variables = outside
         return values
 
-    def on_Subscript(self, node: ast.Subscript) -> Any:  # noqa: N802
+    def on_Subscript(self, node: ast.Subscript) -> Any:
         values = self.elements(node.value)
         if type(node.slice) is not ast.Slice:
             return values[self.integer(self.visit(node.slice))]
         bounds = (node.slice.lower, node.slice.upper, node.slice.step)
         return values[slice(*(None if bound is None else self.integer(self.visit(bound)) for bound in bounds))]
 
-    def on_Call(self, node: ast.Call) -> Any:  # noqa: N802
+    def on_Call(self, node: ast.Call) -> Any:
         if type(node.func) is ast.Attribute:
             return self._append(node)
         name = getattr(node.func, "id", None)

@@ -12,11 +12,11 @@ TOTALS = ("total", "result", "acc", "s", "r", "t", "amount", "state")
 
 SAID_PARTS = {
     "all": ("",),
-    "skip": ("Skip the first {k} numbers.", "Leave out the first {k}.", "Start after the first {k}."),
-    "first": ("Look at the first {k} numbers.", "Use only the first {k}.", "Stop after the first {k}."),
-    "last": ("Look at the last {k} numbers.", "Use only the last {k}.", "Begin with the last {k}."),
-    "cut": ("Skip the last {k} numbers.", "Leave out the last {k}.", "Stop before the last {k}."),
-    "second": ("Look at every second number.", "Use only every second one.", "Skip every other number."),
+    "skip": ("Skip the first {k}.", "Leave out the first {k}."),
+    "first": ("Look at the first {k}.", "Use the first {k}."),
+    "last": ("Look at the last {k}.", "Use the last {k}."),
+    "cut": ("Skip the last {k}.", "Leave out the last {k}."),
+    "second": ("Look at every second one.", "Use every second one."),
 }
 PARTS = {
     "all": ("{a}",),
@@ -28,14 +28,14 @@ PARTS = {
 }
 
 SAID_TESTS = {
-    "above": ("greater than {k}", "above {k}", "larger than {k}", "over {k}"),
-    "least": ("at least {k}", "not below {k}", "{k} or more", "no less than {k}"),
-    "below": ("less than {k}", "below {k}", "under {k}", "smaller than {k}"),
-    "most": ("at most {k}", "not above {k}", "{k} or less", "no more than {k}"),
-    "even": ("even", "divisible by two"),
-    "odd": ("odd", "not even"),
+    "above": ("greater than {k}", "above {k}"),
+    "least": ("at least {k}", "{k} or more"),
+    "below": ("less than {k}", "below {k}"),
+    "most": ("at most {k}", "{k} or less"),
+    "even": ("even",),
+    "odd": ("odd",),
     "multiple": ("divisible by {k}", "a multiple of {k}"),
-    "other": ("other than {k}", "not equal to {k}", "not {k}"),
+    "other": ("other than {k}", "not {k}"),
 }
 TESTS = {
     "above": ("{v} > {k}", "{v} >= {more}", "{k} < {v}", "{more} <= {v}"),
@@ -48,7 +48,7 @@ TESTS = {
     "other": ("{v} != {k}", "{k} != {v}"),
 }
 OPPOSITES = {"above": "most", "least": "below", "below": "least", "most": "above", "even": "odd", "odd": "even"}
-SAID_SELECTION = ("Keep those that are {tests}.", "Take what is {tests}.", "Only use numbers that are {tests}.")
+SAID_SELECTION = ("Keep what is {tests}.", "Take numbers {tests}.")
 
 SAID_CHANGES = {
     "none": ("",),
@@ -68,15 +68,15 @@ CHANGES = {
 }
 
 SAID_RESULTS = {
-    "sum": ("Return the sum.", "Return the total.", "Add them up."),
-    "count": ("Return how many there are.", "Count them.", "Return the number of them."),
-    "largest": ("Return the largest, or 0.", "Return the maximum, or 0 if there is none."),
-    "smallest": ("Return the smallest, or 0.", "Return the minimum, or 0 if there is none."),
-    "list": ("Return the list.", "Return them all.", "List them."),
-    "sorted": ("Return them in ascending order.", "Sort them.", "Return them sorted."),
-    "reversed": ("Return them in reverse order.", "Reverse them.", "Return them backwards."),
-    "first": ("Return the first one, or 0.", "Return the first, or 0 if there is none."),
-    "last": ("Return the last one, or 0.", "Return the last, or 0 if there is none."),
+    "sum": ("Return the sum.", "Add them up."),
+    "count": ("Return how many.", "Count them."),
+    "largest": ("Return the largest.", "Find the maximum."),
+    "smallest": ("Return the smallest.", "Find the minimum."),
+    "list": ("Return the list.", "List them."),
+    "sorted": ("Return them sorted.", "Sort them."),
+    "reversed": ("Return them reversed.", "Reverse them."),
+    "first": ("Return the first one.", "Find the first."),
+    "last": ("Return the last one.", "Find the last."),
 }
 RESULTS = {
     "sum": ("sum({b})",),
