@@ -25,6 +25,7 @@ from ..drafting.draft_length import (
     draft_length_of,
     node_count_of,
 )
+from ..drafting.draft_stop import ConfidenceStop, DraftStop, fresh
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.early_exit import first_layers
@@ -81,6 +82,8 @@ class DrafterChoice:
         Between the tokenizers of target and draft, where they are not the same.
     early_exit
         How many of the target's own layers draft, where they do.
+    stop
+        What ends drafts early, beside ``confidence``.
     """
 
     target: PreTrainedModel
@@ -92,10 +95,16 @@ class DrafterChoice:
     options: Mapping[str, Any]
     translation: Translation | None
     early_exit: int | None = None
+    stop: DraftStop | None = None
 
     @classmethod
     def take(
-        cls, target: PreTrainedModel, kwargs: dict[str, Any], explicit: Callable[..., Any], generator: Any
+        cls,
+        target: PreTrainedModel,
+        kwargs: dict[str, Any],
+        explicit: Callable[..., Any],
+        generator: Any,
+        stop: DraftStop | None = None,
     ) -> DrafterChoice:
         """Remove the keywords about drafting from those of ``generate()``.
 
@@ -109,6 +118,8 @@ class DrafterChoice:
             From a field's name, and configurations besides the target's, to what the user set it to.
         generator
             The user's ``candidate_generator``, or None.
+        stop
+            What ``stop_drafting`` in ``lossy_config`` asks for.
         """
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
@@ -132,6 +143,7 @@ class DrafterChoice:
             options=options,
             translation=_translation(target, assistant, *tokenizers),
             early_exit=layers,
+            stop=stop,
         )
 
     def check(self, acceptor: Acceptor) -> None:
@@ -140,6 +152,8 @@ class DrafterChoice:
         check_num_tokens(self.num_assistant_tokens)
         check_schedule(self.schedule)
         check_confidence(self.confidence)
+        if self.stop is not None:
+            self._check_stop(acceptor)
         if self.options.get("speculation_type") and self.assistant_model is None:
             raise LossyValueError(
                 f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"
@@ -181,6 +195,23 @@ class DrafterChoice:
                 "`candidate_generator`"
             )
 
+    def _check_stop(self, acceptor: Acceptor) -> None:
+        if self.confidence is not None:
+            raise LossyValueError(
+                "`assistant_confidence_threshold` and `stop_drafting` in `lossy_config` both end drafts early; leave "
+                "out either"
+            )
+        if self.assistant_model is None or self.candidate_generator is not None or self._stock_with_model:
+            raise LossyUnsupportedError(
+                "`stop_drafting` in `lossy_config` reads the distribution of an `assistant_model` that this package "
+                "drafts with; leave it out with other drafters"
+            )
+        if acceptor.run_ahead is not None:
+            raise LossyUnsupportedError(
+                f"the rule {acceptor.name!r} itself says when drafting stops; leave out `stop_drafting` in "
+                "`lossy_config`"
+            )
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing is to draft."""
@@ -203,10 +234,10 @@ class DrafterChoice:
                 f"the rule {name!r} reads the draft's distribution, which nodes of a tree don't have; {without}, or "
                 "use a rule that has a meaning without"
             )
-        if self.confidence is not None or self.schedule != "constant":
+        if self.confidence is not None or self.stop is not None or self.schedule != "constant":
             raise LossyUnsupportedError(
-                "`assistant_confidence_threshold` and `num_assistant_tokens_schedule` are about chains, but `tree` in "
-                "`lossy_config` asks for trees; leave out either"
+                "`assistant_confidence_threshold`, `stop_drafting` and `num_assistant_tokens_schedule` are about "
+                "chains, but `tree` in `lossy_config` asks for trees; leave out either"
             )
 
     def check_batch(self, rows: int) -> None:
@@ -224,7 +255,7 @@ class DrafterChoice:
         model = self.early_exit if own else weakref.ref(self.assistant_model)
         generator = self.candidate_generator
         other = None if generator is None else getattr(generator, "__qualname__", type(generator).__qualname__)
-        return model, other, tuple(sorted(self.options)), self.num_assistant_tokens
+        return model, other, tuple(sorted(self.options)), self.num_assistant_tokens, repr(self.stop)
 
     @property
     def drafts_with_model(self) -> bool:
@@ -326,7 +357,7 @@ class DrafterChoice:
             # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
             "keep_logits": call.config.do_sample or bool(acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
             "keep_hidden": "draft_hidden" in acceptor.needs,
-            "confidence": self.confidence,
+            "stop": fresh(self.stop) if self.confidence is None else ConfidenceStop(self.confidence),
         }
 
     def _for_one(self, acceptor: Acceptor, row: Prepared, call: Prepared, randomness: Randomness) -> GeneratorDrafter:

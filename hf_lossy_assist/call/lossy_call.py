@@ -99,7 +99,7 @@ class LossyCall:
             )
         if (refusal := compat.refusal_of_adapter(model)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
-        choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"))
+        choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"), config.stop_drafting)
         if choice.is_empty and level > 1:  # saved with the model, which is used without its drafter here
             warn_once(
                 f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are decoded "
