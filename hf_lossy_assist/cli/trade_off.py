@@ -77,7 +77,7 @@ def trade_off(
 
 
 JUDGE_THRESHOLDS = (0.01, 0.02, 0.05, 0.2, 0.75, 0.95, 0.98)
-CUTS = (0.05, 0.1, 0.2, 0.3, 0.5)
+CUTS = (0.05, 0.1, 0.2, 0.35)
 VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 TOP_K = (2, 4, 8, 16)
 
@@ -138,9 +138,10 @@ def judge_families(lists: Lists) -> Families:
         "dropmatch": [DecodingMode("dropmatch", "dropmatch")],
         "top-K": [DecodingMode(f"top-K K={k}", "topk", {"k": k}) for k in TOP_K],
     }
+    combined = [name for name, known in lists.items() if name == known.family][-1:]
     for name, known in lists.items():
         families.setdefault(known.family, []).append(DecodingMode(name, known.rule, known.settings))
-        if name == known.family:
+        if name in combined:
             narrow = {"all_of": [known.rule, "topk"]}
             families[f"{name} and top-K"] = [
                 DecodingMode(f"{name} and top-K K={k}", narrow, {known.rule: known.settings, "topk": {"k": k}})

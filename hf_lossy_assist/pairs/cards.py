@@ -103,7 +103,7 @@ def render_card(figures: dict[str, Any]) -> str:
     recipe = ModelRecipe.from_dict(figures["recipe"])
     values = figures["recipe"] | {
         "steps": recipe.steps,
-        "cycles": "; ".join(_describe(cycle) for cycle in recipe.cycles),
+        "cycles": "; ".join(_describe(cycle, RECIPES[pair].harder) for cycle in recipe.cycles),
         "metadata": metadata.to_yaml(),
         "title": title,
         "pair": pair,
@@ -124,10 +124,10 @@ def render_card(figures: dict[str, Any]) -> str:
     return Template(_TEMPLATE.read_text()).substitute(values)
 
 
-def _describe(cycle: Cycle) -> str:
+def _describe(cycle: Cycle, harder: str) -> str:
     text = f"{cycle.steps} steps with peak {cycle.peak_lr:g}"
     if cycle.number_weight != 1:
         text += f", numbers counting {cycle.number_weight:g} times"
-    if cycle.interleaved:
-        text += ", the events of two people interleaved (harder than the task)"
+    if cycle.harder:
+        text += f", {harder} (harder than the task)"
     return text

@@ -23,14 +23,14 @@ class Cycle:
     """One warm-up and cool-down of the learning rate.
 
     Positions inside or right before a number count ``number_weight`` times in the loss. That depends on the token
-    before a position only, so the distribution to be learned stays the same. ``interleaved`` trains on the harder order
-    of questions about two people, in which only names tell whose event is whose.
+    before a position only, so the distribution to be learned stays the same. ``harder`` trains on what is harder than
+    the task, as the pair's recipe says.
     """
 
     steps: int
     peak_lr: float = 1.5e-3
     number_weight: float = 1.0
-    interleaved: bool = False
+    harder: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,11 @@ class ModelRecipe:
 class PairRecipe:
     """What both models of a pair have in common, and the recipe of each.
 
-    ``problems`` says what they were trained on; ``draw`` draws examples of it: of a cycle, how many, from a generator.
+    ``problems`` says what they were trained on, ``harder`` what was harder in cycles that say so; ``draw`` draws examples of it: of a cycle, how many, from a generator.
     """
 
     problems: str
+    harder: str
     draw: Callable[[Cycle, int, random.Random], list[Example]]
     vocabulary: int
     models: Mapping[str, ModelRecipe]
@@ -89,7 +90,8 @@ class PairRecipe:
 RECIPES = {
     "arithmetic": PairRecipe(
         problems="word problems whose answers can be checked",
-        draw=lambda cycle, n, rng: Arithmetic().draw("train", n, rng, interleaved=cycle.interleaved),
+        harder="the events of two people interleaved",
+        draw=lambda cycle, n, rng: Arithmetic().draw("train", n, rng, interleaved=cycle.harder),
         vocabulary=1024,
         models={
             "target": ModelRecipe(
@@ -98,8 +100,8 @@ RECIPES = {
                 heads=8,
                 intermediate=768,
                 cycles=(
-                    Cycle(2600, interleaved=True),
-                    Cycle(1200, 1e-3, number_weight=4.0, interleaved=True),
+                    Cycle(2600, harder=True),
+                    Cycle(1200, 1e-3, number_weight=4.0, harder=True),
                     Cycle(400, 8e-4, number_weight=2.0),
                 ),
             ),
@@ -108,14 +110,15 @@ RECIPES = {
                 hidden=128,
                 heads=4,
                 intermediate=256,
-                cycles=(Cycle(2000, interleaved=True), Cycle(500, 1e-3)),
+                cycles=(Cycle(2000, harder=True), Cycle(500, 1e-3)),
                 seed=1,
             ),
         },
     ),
     "programs": PairRecipe(
         problems="descriptions of short Python functions, whose programs can be run",
-        draw=lambda cycle, n, rng: Programs().draw("train", n, rng),
+        harder="bounds also written by their neighbours",
+        draw=lambda cycle, n, rng: Programs().draw("train", n, rng, harder=cycle.harder),
         vocabulary=640,
         models={
             "target": ModelRecipe(
@@ -123,7 +126,12 @@ RECIPES = {
                 hidden=256,
                 heads=8,
                 intermediate=768,
-                cycles=(Cycle(300, 1e-3), Cycle(300, 1e-3), Cycle(400, 1e-3)),
+                cycles=(
+                    Cycle(300, 1e-3, harder=True),
+                    Cycle(300, 1e-3, harder=True),
+                    Cycle(400, 1e-3, harder=True),
+                    Cycle(300, 1.5e-3),
+                ),
                 batch=20,
                 pair="programs",
                 bfloat16=False,
@@ -134,7 +142,7 @@ RECIPES = {
                 hidden=128,
                 heads=4,
                 intermediate=256,
-                cycles=(Cycle(300, 2e-3), Cycle(300, 2e-3), Cycle(300, 2e-3)),
+                cycles=(Cycle(300, 2e-3, harder=True),) * 3,
                 batch=20,
                 seed=1,
                 pair="programs",

@@ -135,11 +135,12 @@ def describe(problem: Problem, rng: random.Random) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def write_program(problem: Problem, rng: random.Random) -> str:
-    """Return one of a problem's many programs."""
+def write_program(problem: Problem, rng: random.Random, *, harder: bool = False) -> str:
+    """Return one of a problem's many programs; ``harder`` ones also test ``x >= 5`` where ``x > 4`` is asked for."""
+    written = w.HARDER_TESTS if harder else w.TESTS
     name, a, v = rng.choice(w.FUNCTIONS), rng.choice(w.LISTS), rng.choice(w.ELEMENTS)
     change, part = problem.change.said(w.CHANGES, rng, v=v), problem.part.said(w.PARTS, rng, a=a)
-    tests = [test.said(w.TESTS, rng, v=v) for test in rng.sample(problem.tests, len(problem.tests))]
+    tests = [test.said(written, rng, v=v) for test in rng.sample(problem.tests, len(problem.tests))]
     kind = problem.result.kind
     lines = []
     if rng.random() < 0.4:
@@ -153,22 +154,30 @@ def write_program(problem: Problem, rng: random.Random) -> str:
         t = rng.choice(w.TOTALS)
         before, each, after = (line.format(t=t, e=change) for line in rng.choice(w.LOOPS[kind]))
         lines += [before] if before else []
-        lines += [*_loop(v, part, tests, each, problem, rng), f"return {after}"]
+        lines += [*_loop(v, part, tests, each, problem, written, rng), f"return {after}"]
     else:
         b = rng.choice(w.KEPT)
         if form in ("loop", "append"):
-            lines += [f"{b} = []", *_loop(v, part, tests, f"{b}.append({change})", problem, rng)]
+            lines += [f"{b} = []", *_loop(v, part, tests, f"{b}.append({change})", problem, written, rng)]
         else:
             lines.append(f"{b} = [{change} for {v} in {part} if {' and '.join(tests)}]")
         lines.append("return " + rng.choice(w.RESULTS[kind]).format(b=b))
     return "\n    ".join([f"def {name}({a}):", *lines])
 
 
-def _loop(v: str, part: str, tests: list[str], each: str, problem: Problem, rng: random.Random) -> list[str]:
+def _loop(
+    v: str,
+    part: str,
+    tests: list[str],
+    each: str,
+    problem: Problem,
+    written: dict[str, tuple[str, ...]],
+    rng: random.Random,
+) -> list[str]:
     """Return the lines of a loop that does ``each`` with what passes the tests."""
     lines = [f"for {v} in {part}:"]
     if len(tests) == 1 and problem.tests[0].kind in w.OPPOSITES and rng.random() < 0.25:
-        opposite = Part(w.OPPOSITES[problem.tests[0].kind], problem.tests[0].k).said(w.TESTS, rng, v=v)
+        opposite = Part(w.OPPOSITES[problem.tests[0].kind], problem.tests[0].k).said(written, rng, v=v)
         return [*lines, f"    if {opposite}:", "        continue", f"    {each}"]
     if len(tests) == 2 and rng.random() < 0.4:
         return [*lines, f"    if {tests[0]}:", f"        if {tests[1]}:", f"            {each}"]
@@ -196,6 +205,7 @@ class Programs(Task):
     """
 
     name = "programs"
+    max_new_tokens = 100
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
@@ -203,15 +213,15 @@ class Programs(Task):
     def examples(self, split: str, n: int) -> list[Example]:
         return self.draw(split, n, random.Random(f"{self.seed}/{split}"))
 
-    def draw(self, split: str, n: int, rng: random.Random) -> list[Example]:
-        """Draw ``n`` examples of ``split`` from a generator of the caller's."""
+    def draw(self, split: str, n: int, rng: random.Random, *, harder: bool = False) -> list[Example]:
+        """Draw ``n`` examples of ``split`` from a generator of the caller's; see :func:`write_program`."""
         self.check_split(split)
         examples = []
         while len(examples) < n:
             problem = draw_problem(rng)
             if problem.split == split:
                 answer = " ".join(_written(problem.solve(values)) for values in INPUTS)
-                examples.append(Example(f"Task: {describe(problem, rng)}\n", answer, write_program(problem, rng)))
+                examples.append(Example(f"Task: {describe(problem, rng)}\n", answer, write_program(problem, rng, harder=harder)))
         return examples
 
     def extract_answer(self, text: str) -> str | None:

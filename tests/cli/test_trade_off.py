@@ -87,4 +87,5 @@ def test_lists_are_a_task_s_own_and_those_of_mined_labels(monkeypatch):
     families = SWEEPS["judge"](lists)
     assert len(families["mined pairs"]) == len(families["mined tokens"]) >= 4
     assert "python and top-K" in families
+    assert "maths and top-K" not in families
     assert "mined pairs and top-K" not in families
