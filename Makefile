@@ -16,12 +16,13 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv smollm2 demo test test-oldest lint format
+.PHONY: help venv smollm2 demo test test-oldest docs lint format
 
 help:
 	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
 	@echo 'make test          run the tests with the newest transformers'
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
+	@echo 'make docs          build the documentation into build/site, and run its examples'
 	@echo 'make lint          check style and formatting'
 	@echo 'make format        format the code'
 	@echo 'make venv          make $(VENV) and install the package into it'
@@ -53,6 +54,15 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-oldest.txt -e '.[test]'
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m docs.generator build/pages
+	$(BIN)/zensical build --strict
+	$(BIN)/python -m pytest -n $(JOBS) docs
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[docs]'
 	touch $@
 
 lint: $(STAMP)

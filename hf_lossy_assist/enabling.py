@@ -25,7 +25,8 @@ _lock = threading.RLock()
 # What each enabled model's calls have by default, as often as it is enabled.
 _defaults: weakref.WeakKeyDictionary[nn.Module, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _everywhere = 0
-_running = 0
+# The calls on their way; one that is broken off anywhere dies with its frame.
+_running: weakref.WeakSet[_Use] = weakref.WeakSet()
 _ORIGINAL = "_replaced_by_hf_lossy_assist"
 _last: weakref.WeakKeyDictionary[nn.Module, LossyStats] = weakref.WeakKeyDictionary()
 _collecting: list[tuple[nn.Module | None, CollectedStats]] = []
@@ -186,18 +187,22 @@ def _install() -> None:
             setattr(GenerationMixin, name, wrapper)
 
 
+class _Use:
+    pass
+
+
 @contextmanager
 def _in_use() -> Iterator[None]:
     """Whoever disables meanwhile, in another thread or a streamer, does not turn this call into an ordinary one."""
-    global _running
-    with _lock:
-        _running += 1
-        _install()
+    use = _Use()
     try:
+        with _lock:
+            _running.add(use)
+            _install()
         yield
     finally:
         with _lock:
-            _running -= 1
+            _running.discard(use)
             _uninstall_unless_used()
 
 

@@ -17,7 +17,8 @@ def rank(v: Verification) -> Tensor:
     """Return ``(B, n)`` how many tokens stand before x when p is sorted; ties go to the lower token id."""
     logits, x = v.logits[:, :-1], v.logit_x[..., None]
     earlier = torch.arange(logits.shape[-1], device=logits.device) < v.tokens[..., None]
-    return ((logits > x) | ((logits == x) & earlier)).sum(-1)
+    # On a CPU, sums of booleans take several times as long.
+    return (logits > x).logical_or_((logits == x).logical_and_(earlier)).count_nonzero(-1)
 
 
 @register

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..messages import Verification
+from ..sampling import entropy
 from .base import Acceptor
 from .registry import register, setting
 
@@ -38,8 +39,7 @@ class Typical(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
-        entropy = torch.special.entr(v.p[:, :-1]).sum(-1)
-        return (v.p_x > (self.delta * torch.exp(-entropy)).clamp(max=self.epsilon)) & v.allowed
+        return (v.p_x > (self.delta * torch.exp(-entropy(v.p[:, :-1]))).clamp(max=self.epsilon)) & v.allowed
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)

@@ -182,7 +182,7 @@ def _statement(
     best: TestedSetting | None,
     heads: Mapping[str, Any],
 ) -> Certificate:
-    rule, sums, kept = None, {}, ()
+    rule, sums, usual = None, {}, {}
     if best is not None:
         described = plan["modes"][best.mode]
         used = {name: heads[name] for name in described["heads"] if name in heads}
@@ -193,13 +193,17 @@ def _statement(
         rule, sums = rule_in_full(run), head_sums(run.acceptor)
         if sums != described["heads"]:
             raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
-        kept = [own.accepted / max(1, own.rounds) for _, own in sorted(by_mode[best.mode].items())]
+        texts = [own for _, own in sorted(by_mode[best.mode].items())]
+        usual = {
+            "mean_accepted": [own.accepted / max(1, own.rounds) for own in texts],
+            "lossy_share": [own.lossy / max(1, own.tokens) for own in texts],
+        }
     return Certificate(
         task=plan["task"], split=plan["split"], problems=len(plan["problems"]),
         digest=hashlib.sha256(json.dumps(plan["problems"]).encode()).hexdigest(), max_loss=max_loss,
         confidence=confidence, reference=plan["reference"], chosen=None if best is None else best.mode, tested=tested,
         rule=rule, temperature=plan["modes"][plan["reference"]]["temperature"],
-        target=plan["target"], draft=plan["draft"], heads=sums, kept_per_round=kept, versions=plan["runs"][-1],
+        target=plan["target"], draft=plan["draft"], heads=sums, usual=usual, versions=plan["runs"][-1],
     )  # fmt: skip
 
 

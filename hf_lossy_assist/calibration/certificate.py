@@ -64,8 +64,9 @@ class Certificate:
     target: Mapping[str, Any]
     draft: Mapping[str, Any] | None
     heads: Mapping[str, int]  # checksums of their weights, by rule
-    # Drafted tokens kept per round, of each text of the chosen setting.
-    kept_per_round: Sequence[float] = ()
+    # What each text of the chosen setting was like: drafted tokens kept per round, and the share of its tokens that
+    # only the rule let through; by the names that statistics have for them.
+    usual: Mapping[str, Sequence[float]] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
 
     @property

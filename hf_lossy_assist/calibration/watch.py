@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,18 @@ _SLOPES = np.array([-1.0, 0.0, 1.0])
 
 
 class Watch:
-    """A test of whether texts are exchangeable with a calibration's, by the drafted tokens kept per round of each.
+    """A test of whether texts are exchangeable with a calibration's, by what their statistics say of each.
 
-    Each text's figure is ranked among all before it. Of texts like those calibrated on the ranks are uniform, so that
-    whoever bets on higher or on lower ones (a conformal test martingale, Vovk's simple jumper) wins nothing: its wealth
-    is ever above ``1 / (1 - confidence)`` with probability ``1 - confidence`` at most, however many texts there are.
-    The acceptance of a text is no measure of its quality: a watch sees that texts are other ones, not that answers are
+    Each text's figures are ranked among all before it. Of texts like those calibrated on the ranks are uniform, so that
+    whoever bets on higher or on lower ones (conformal test martingales, Vovk's simple jumper) wins nothing: the mean
+    wealth of the figures is ever above ``1 / (1 - confidence)`` with probability ``1 - confidence`` at most, however
+    many texts there are. These figures measure no quality: a watch sees that texts are other ones, not that answers are
     worse; and a change that leaves acceptance alone passes unseen.
 
     Parameters
     ----------
     usual
-        Drafted tokens kept per round, of each text of the calibration.
+        By the name of a statistic, ``"mean_accepted"`` or ``"lossy_share"``, the figures of the calibration's texts.
     confidence
         How sure to be before warning, in (0, 1).
     warn
@@ -43,68 +43,77 @@ class Watch:
     --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
-    >>> watch = Watch(rng.normal(3, 0.5, 200))
+    >>> watch = Watch({"mean_accepted": rng.normal(3, 0.5, 200)})
     >>> for kept in rng.normal(3, 0.5, 300):
-    ...     watch.add(kept)
+    ...     watch.add({"mean_accepted": kept})
     >>> watch.alarmed
     False
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     for kept in rng.normal(2, 0.5, 100):
-    ...         watch.add(kept)
+    ...         watch.add({"mean_accepted": kept})
     >>> watch.alarmed, len(caught)
     (True, 1)
     """
 
     def __init__(
         self,
-        usual: Sequence[float],
+        usual: Mapping[str, Sequence[float]],
         confidence: float = 0.99,
         warn: Callable[[str], Any] = warnings.warn,
         seed: int = 0,
     ) -> None:
-        if len(usual) < 2 or not 0 < confidence < 1:
+        if not usual or min(map(len, usual.values())) < 2 or not 0 < confidence < 1:
             raise LossyValueError(
-                f"`usual` has to have two texts or more and `confidence` has to be in (0, 1), but there are "
-                f"{len(usual)} and {confidence!r}"
+                f"`usual` has to have two texts or more of every figure and `confidence` has to be in (0, 1), but "
+                f"there are { {name: len(values) for name, values in usual.items()} } and {confidence!r}"
             )
-        self._seen = sorted(map(float, usual))
-        self._capital = np.full(3, 1 / 3)
-        self._log_wealth = self._most = 0.0
+        rng = np.random.default_rng(seed)
+        self._bets = {name: _Jumper(values, rng) for name, values in usual.items()}
         self._needed = -math.log1p(-confidence)
         self._warn = warn
-        self._rng = np.random.default_rng(seed)
+        self.alarmed = False  # whether the texts so far looked unlike those of the calibration
         self.texts = 0
 
     @classmethod
     def of(cls, certificate: Certificate | str | Path, confidence: float = 0.99, **options: Any) -> Watch:
         """Return the watch for a certificate, or for the folder or repository that it is in."""
         loaded = certificate if isinstance(certificate, Certificate) else Certificate.load(certificate)
-        return cls(loaded.kept_per_round, confidence, **options)
+        return cls(loaded.usual, confidence, **options)
 
-    @property
-    def alarmed(self) -> bool:
-        """Whether the texts so far looked unlike those of the calibration."""
-        return self._most >= self._needed
-
-    def add(self, text: LossyStats | float) -> None:
-        """Take one call's statistics, row by row, or one text's figure; warn once when the evidence is enough."""
+    def add(self, text: LossyStats | Mapping[str, float]) -> None:
+        """Take one call's statistics, row by row, or one text's figures; warn once when the evidence is enough."""
         if isinstance(text, LossyStats):
             for row in text.rows or (text,):
-                self.add(row.mean_accepted)
+                self.add({name: getattr(row, name) for name in self._bets})
             return
-        before = self.alarmed
-        low, high = bisect_left(self._seen, text), bisect_right(self._seen, text)
+        for name, bet in self._bets.items():
+            bet.add(text[name])
+        self.texts += 1
+        wealths = [bet.log_wealth for bet in self._bets.values()]
+        if self.alarmed or np.logaddexp.reduce(wealths) - math.log(len(wealths)) < self._needed:
+            return
+        self.alarmed = True
+        most = max(self._bets, key=lambda name: self._bets[name].log_wealth)
+        self._warn(
+            f"after {self.texts} texts, their {most} is unlike that of the calibration's: what its certificate says "
+            "may not hold for texts like these. Calibrate on problems of today, or use `lossy_mode='lossless'`"
+        )
+
+
+class _Jumper:
+    """Bets on the rank of each number among all before it; the wealth of one who starts with 1."""
+
+    def __init__(self, usual: Sequence[float], rng: np.random.Generator) -> None:
+        self._seen = sorted(map(float, usual))
+        self._capital = np.full(3, 1 / 3)
+        self._rng = rng
+        self.log_wealth = 0.0
+
+    def add(self, value: float) -> None:
+        low, high = bisect_left(self._seen, value), bisect_right(self._seen, value)
         rank = (low + self._rng.random() * (high - low + 1)) / (len(self._seen) + 1)
-        insort(self._seen, text)
+        insort(self._seen, value)
         mixed = (1 - _JUMP) * self._capital + _JUMP / 3
         grown = mixed * (1 + _SLOPES * (rank - 0.5))
-        self._log_wealth += math.log(grown.sum())
+        self.log_wealth += math.log(grown.sum())
         self._capital = grown / grown.sum()
-        self._most = max(self._most, self._log_wealth)
-        self.texts += 1
-        if self.alarmed and not before:
-            self._warn(
-                f"after {self.texts} texts, the drafted tokens kept per round are unlike those of the calibration: "
-                "what its certificate says may not hold for texts like these. Calibrate on problems of today, or use "
-                "`lossy_mode='lossless'`"
-            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from ..evaluation.modes import parse_gamma
 from ..heads import Head
 from ..mining.mining_run import this_process
 from .console import limit_threads, progress
-from .models import ModelOptions, load_heads
+from .models import ModelOptions
 from .options import (
     DraftSource,
     FirstSeed,
@@ -96,12 +95,9 @@ def calibrate(
         options = ModelOptions(pair, model, assistant, dtype, device, folder)
         options.check({} if pair is not None else {"--task": task})
         given = None if task is None else tasks.load(task, data, **parse_task_options(task_option or ()))
-        loaded = options.load(given)
-        if loaded.task is None:
-            raise LossyValueError(f"`--task` has to be given: the pair {pair!r} has none of its own")
-        models = replace(loaded, heads={**loaded.heads, **load_heads(head or (), loaded.target.device)}).models
+        loaded = options.load_for_task(given, head or (), assisted=True)
         evaluation = Evaluation(
-            models, loaded.tokenizer, loaded.task, listed, reference or reference_of(listed), limit, split, 1,
+            loaded.models, loaded.tokenizer, loaded.task, listed, reference or reference_of(listed), limit, split, 1,
             max_new_tokens, seed, this_process(),
         )  # fmt: skip
         certificate = _answered(evaluation, max_loss, confidence, out, screen)

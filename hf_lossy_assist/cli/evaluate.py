@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +13,6 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
-from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
 from ..evaluation.modes import parse_gamma
@@ -22,7 +20,7 @@ from ..evaluation.quality import ModeScore
 from ..mining.mining_run import this_process
 from .bench_report import points
 from .console import limit_threads, progress
-from .models import ModelOptions, load_heads
+from .models import ModelOptions
 from .options import (
     RULES,
     DraftSource,
@@ -95,13 +93,10 @@ def evaluate(
     options = ModelOptions(pair, model, assistant, dtype, device, folder)
     options.check({} if pair is not None else {"--task": task}, optional=("--assistant",))
     chosen = None if task is None else tasks.load(task, data, **parse_task_options(task_option or ()))
-    loaded = options.load(chosen, assisted=False)
-    if loaded.task is None:
-        raise LossyValueError(f"`--task` has to be given: the pair {pair!r} has none of its own")
-    models = replace(loaded, heads={**loaded.heads, **load_heads(head or (), loaded.target.device)}).models
+    loaded = options.load_for_task(chosen, head or (), assisted=False)
     evaluation = Evaluation(
-        models, loaded.tokenizer, loaded.task, listed, reference or reference_of(listed), limit, split, batch_size,
-        max_new_tokens, seed, this_process(), measure,
+        loaded.models, loaded.tokenizer, loaded.task, listed, reference or reference_of(listed), limit, split,
+        batch_size, max_new_tokens, seed, this_process(), measure,
     )  # fmt: skip
     screen = Console()
     result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)

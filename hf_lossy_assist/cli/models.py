@@ -175,6 +175,13 @@ class ModelOptions:
             task,
         )
 
+    def load_for_task(self, task: Task | None, heads: Sequence[str], *, assisted: bool) -> LoadedModels:
+        """Load what the options name with the trained heads beside it; some task has to be there."""
+        loaded = self.load(task, assisted=assisted)
+        if loaded.task is None:
+            raise LossyValueError(f"`--task` has to be given: the pair {self.pair!r} has none of its own")
+        return replace(loaded, heads={**loaded.heads, **load_heads(heads, loaded.target.device)})
+
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:
     """Load one model for inference."""

@@ -28,6 +28,7 @@ class Answer:
     accepted: int
     seconds: float  # of the call of ``generate()``, shared equally by its rows
     text: str
+    lossy: int = 0  # drafted tokens that only the rule kept, not the lossless one
 
 
 class AnswerStore:

@@ -140,13 +140,13 @@ class Evaluation:
         """Return the answers in a mode's response to the problems ``ids``; ``store`` has the reference's."""
         texts = self.tokenizer.batch_decode(response.rows, skip_special_tokens=True)
         answers = []
-        for i, text, tokens, (rounds, accepted) in zip(ids, texts, response.rows, response.work, strict=True):
+        for i, text, tokens, (rounds, accepted, lossy) in zip(ids, texts, response.rows, response.work, strict=True):
             own = text if mode.label == self.reference else store.known[self.reference, i].text
             score = MEASURES[self.measure](
                 Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
             )
             seconds = response.seconds / len(ids)
-            answers.append(Answer(mode.label, i, score, len(tokens), rounds, accepted, seconds, text))
+            answers.append(Answer(mode.label, i, score, len(tokens), rounds, accepted, seconds, text, lossy))
         return answers
 
     def _problems(self) -> list[int]:

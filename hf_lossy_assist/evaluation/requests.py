@@ -109,17 +109,17 @@ class Response:
         return sum(len(row) for row in self.rows)
 
     @property
-    def work(self) -> list[tuple[int, int]]:
-        """How many rounds every row took, and how many drafted tokens it kept.
+    def work(self) -> list[tuple[int, int, int]]:
+        """How many rounds every row took, how many drafted tokens it kept, and how many of these only the rule did.
 
         Transformers' own loops don't count. Every call of the target is a round there, in which every token but one was
         drafted; a row of a batch, which only the target alone answers there, takes as many as it has tokens. The
         draft alone has none.
         """
         if self.stats is not None:
-            return [(row.rounds, row.accepted) for row in self.stats.rows]
+            return [(row.rounds, row.accepted, row.accepted_lossy) for row in self.stats.rows]
         rounds = [min(self.target_calls, len(row)) for row in self.rows]
-        return [(n, len(row) - n) for n, row in zip(rounds, self.rows, strict=True)]
+        return [(n, len(row) - n, 0) for n, row in zip(rounds, self.rows, strict=True)]
 
 
 @dataclass(frozen=True)

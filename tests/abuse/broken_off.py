@@ -22,7 +22,7 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs", "
 def state_of(*models: Any) -> dict[str, Any]:
     """Everything that a call could leave changed."""
     state: dict[str, Any] = {"class": dict(vars(GenerationMixin)), "pending": enabling._pending.get()}
-    state["running"], state["intercepts"] = enabling._running, any(compat.drafters._intercepts.values())
+    state["running"], state["intercepts"] = len(enabling._running), any(compat.drafters._intercepts.values())
     for i, model in enumerate(models):
         state[f"{i} weights"] = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
         state[f"{i} configs"] = model.config.to_dict(), model.generation_config.to_dict()

@@ -58,7 +58,7 @@ def folder_of(path: Path, losses: dict[str, float], n: int = 400) -> Path:
     speeds = {"plain": 4.0, "topk:k=2": 2.0, "topk:k=3": 1.0, "near_top:alpha=0.1": 3.0}
     for mode, seconds in speeds.items():
         wrong = round(losses.get(mode, 0.0) * n)
-        store.add([Answer(mode, i, float(i >= wrong), 8, 4, 6 + i % 2, seconds, "") for i in range(n)])
+        store.add([Answer(mode, i, float(i >= wrong), 8, 4, 6 + i % 2, seconds, "", 2) for i in range(n)])
     return path
 
 
@@ -84,7 +84,8 @@ def test_the_fastest_certified_setting_is_chosen(answered: Path):
     assert certificate.setting.loss == 0
     assert 0 < certificate.setting.bound <= 3
     assert {x.confidence for x in certificate.tested} == {97.5}, "two rules share the risk"
-    assert set(certificate.kept_per_round) == {1.5, 1.75}
+    assert set(certificate.usual["mean_accepted"]) == {1.5, 1.75}
+    assert set(certificate.usual["lossy_share"]) == {0.25}
     assert calibrate_from(answered, max_loss=0.5).chosen is None
     only = calibrate_from(answered, 3, modes=["topk:k=3", "topk:k=2"])
     assert [x.outcome for x in only.tested] == ["not certified", "not tested"], "the order is the user's"

@@ -13,9 +13,10 @@ from hf_lossy_assist.calibration import Watch
 
 def alarms(usual: np.ndarray, today: np.ndarray, seed: int = 0) -> list[str]:
     warned: list[str] = []
-    watch = Watch(usual, 0.99, warned.append, seed)
-    for figure in today:
-        watch.add(figure)
+    watch = Watch({"mean_accepted": usual, "lossy_share": usual[::-1] / 5}, 0.99, warned.append, seed)
+    rng = np.random.default_rng(seed)
+    for kept in today:
+        watch.add({"mean_accepted": kept, "lossy_share": rng.choice(usual) / 5})
     assert watch.alarmed == bool(warned)
     return warned
 
@@ -33,12 +34,20 @@ def test_other_texts_are_noticed_soon_and_said_once(shift: float):
     rng = np.random.default_rng(1)
     warned = alarms(rng.normal(3, 1, 300), rng.normal(3 + shift, 1, 200))
     assert len(warned) == 1
-    assert "unlike those of the calibration" in warned[0]
+    assert "their mean_accepted is unlike that of the calibration" in warned[0]
+
+
+def test_more_lossy_texts_are_noticed_where_as_many_tokens_are_kept():
+    rng, warned = np.random.default_rng(2), []
+    watch = Watch({"mean_accepted": rng.normal(3, 1, 300), "lossy_share": rng.uniform(0, 0.1, 300)}, warn=warned.append)
+    for _ in range(100):
+        watch.add({"mean_accepted": rng.normal(3, 1), "lossy_share": rng.uniform(0.05, 0.15)})
+    assert "their lossy_share is unlike" in warned[0]
 
 
 def test_statistics_count_row_by_row():
-    row = LossyStats(rounds=2, accepted=6)
-    watch = Watch([1.0, 2.0, 3.0])
+    row = LossyStats(rounds=2, accepted=6, accepted_lossy=1)
+    watch = Watch({"mean_accepted": [1.0, 2.0, 3.0], "lossy_share": [0.0, 0.1]})
     watch.add(LossyStats(rounds=4, accepted=12, rows=(row, row)))
     assert watch.texts == 2
     watch.add(row)
@@ -46,5 +55,6 @@ def test_statistics_count_row_by_row():
 
 
 def test_too_little_to_compare_with_is_refused():
-    with pytest.raises(LossyValueError, match="`usual`"):
-        Watch([1.0])
+    for usual in ({}, {"mean_accepted": [1.0]}):
+        with pytest.raises(LossyValueError, match="`usual`"):
+            Watch(usual)

@@ -12,7 +12,9 @@ from tests.trial import __main__ as trial
 from tests.trial.parts import PARTS
 
 
-@pytest.mark.parametrize(("part", "cases"), [("interruptions", 8), ("heads", 200), ("pickles", 24)])
+@pytest.mark.parametrize(
+    ("part", "cases"), [("interruptions", 100), ("heads", 200), ("pickles", 120), ("sandbox", 8), ("kills", 2)]
+)
 def test_some_cases(part: str, cases: int):
     outcomes = Counter(check() for _, check in PARTS[part][0](7, cases))
     assert sum(outcomes.values()) == cases
