@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks import command
 from hf_lossy_assist import JudgeHead, evaluate, pairs
 from hf_lossy_assist.cli.console import limit_threads
 from hf_lossy_assist.cli.options import numbers
@@ -73,5 +74,7 @@ def main(
             )
 
 
+app = command(main)
+
 if __name__ == "__main__":
-    typer.run(main)
+    app()
