@@ -68,9 +68,6 @@ class DrafterMaker:
             settings["vocabulary"] = vocabulary_of(choice.target, choice.assistant_model)
             if acceptor.run_ahead is not None:
                 return RunAheadDrafter.of(choice.assistant_model, acceptor.run_ahead, progress, **settings)
-            length = draft_length_of(
-                choice.num_assistant_tokens, choice.schedule, choice.assistant_model, acceptor.name
-            )
             return ModelDrafter(choice.assistant_model, self._length(), forwards=forwards, **self._kept(), **settings)
         if choice.drafts_with_eagle3:
             settings = self._settings(self.call, self.processors) | self._kept()
