@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, median
 from typing import Annotated
 
@@ -19,10 +21,30 @@ from hf_lossy_assist import enable
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.options import Device, Gamma, Threads
 from hf_lossy_assist.compat import CacheSnapshot, CandidateGenerator, new_cache
+from hf_lossy_assist.evaluation import records
 
 from . import command
 
 VOCAB, PROMPT = 32784, 32
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Both decoded the same text, one after the other: what each took, in seconds of one thread."""
+
+    plain: float
+    lossless: float
+    tokens_per_round: float
+    accepted: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one forward or one move of the state takes, in seconds, and beside a forward over one token."""
+
+    what: str
+    seconds: float
+    ratio: float
 
 
 class Dictated(LogitsProcessor):
@@ -76,6 +98,7 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="How often both decode, one after the other.")] = 3,
     threads: Threads = None,
     device: Device = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
 ) -> None:
     """Time a hybrid with and without a draft that costs nothing, interleaved, and what saving and replaying cost."""
     limit_threads(threads)
@@ -88,32 +111,49 @@ def main(
         "max_new_tokens": max_new_tokens, "eos_token_id": None, "return_dict_in_generate": True,
         "logits_processor": LogitsProcessorList([Dictated(text)]),
     }  # fmt: skip
-    plain, drafted, stats = [], [], []
-    with progress(screen) as bar:
+    parameters = sum(p.numel() for p in model.parameters())
+    origin = records.provenance(
+        device, agreement=agreement, gamma=gamma, max_new_tokens=max_new_tokens, layers=layers, chunk=chunk,
+        parameters=parameters,
+    )  # fmt: skip
+    done = []
+    with records.written(out, origin) as write, progress(screen) as bar:
         for i in bar.track(range(repeats + 1), description="repeats"):
             draft = AgreeingDraft(text, gamma, agreement, seed=i)
             lossy = {"candidate_generator": draft, "lossy_mode": "lossless", "lossy_config": {"break_even": False}}
-            times = [_seconds(lambda: model.generate(**settings))]
-            times.append(_seconds(lambda lossy=lossy: stats.append(model.generate(**settings, **lossy).lossy_stats)))
+            stats = []
+            alone = _seconds(lambda: model.generate(**settings))
+            both = _seconds(lambda lossy=lossy, stats=stats: stats.append(model.generate(**settings, **lossy)))
             if i:  # the first does not count
-                plain.append(times[0])
-                drafted.append(times[1])
-    gains = [one / other for one, other in zip(plain, drafted, strict=True)]
-    size = sum(p.numel() for p in model.parameters()) / 1e9
-    speed = Table("", "tokens/s", "CPU seconds", "tokens per round", title=f"{size:.2f} B in bfloat16, γ = {gamma}")
-    speed.add_row("target alone", f"{max_new_tokens / median(plain):.2f}", f"{median(plain):.1f}", "1")
-    rounds = mean(x.tokens_per_round for x in stats[1:])
-    rate = mean(x.acceptance_rate for x in stats[1:])
-    speed.add_row("lossless", f"{max_new_tokens / median(drafted):.2f}", f"{median(drafted):.1f}", f"{rounds:.2f}")
-    screen.print(speed)
+                said = stats[0].lossy_stats
+                done.append(Repeat(alone, both, said.tokens_per_round, said.acceptance_rate))
+                write(done[-1])
+        costs = list(_costs(model, text, gamma, repeats))
+        for cost in costs:
+            write(cost)
+    screen.print(_speeds(done, max_new_tokens, f"{parameters / 1e9:.2f} B in bfloat16, γ = {gamma}"))
+    gains = [x.plain / x.lossless for x in done]
+    rate = mean(x.accepted for x in done)
     screen.print(f"{median(gains):.2f} × ({min(gains):.2f} to {max(gains):.2f}); {rate:.0%} of the draft accepted")
-    screen.print(_costs(model, text, gamma, repeats))
+    table = Table("what", "ms", "beside one token")
+    for cost in costs:
+        table.add_row(cost.what, f"{1e3 * cost.seconds:.1f}", f"{cost.ratio:.2f}")
+    screen.print(table)
+
+
+def _speeds(done: list[Repeat], tokens: int, title: str) -> Table:
+    table = Table("", "tokens/s", "seconds", "tokens per round", title=title)
+    plain, lossless = median(x.plain for x in done), median(x.lossless for x in done)
+    rounds = mean(x.tokens_per_round for x in done)
+    table.add_row("target alone", f"{tokens / plain:.2f}", f"{plain:.1f}", "1")
+    table.add_row("lossless", f"{tokens / lossless:.2f}", f"{lossless:.1f}", f"{rounds:.2f}")
+    return table
 
 
 @torch.inference_mode()
-def _costs(model: PreTrainedModel, text: Tensor, gamma: int, repeats: int) -> Table:
-    """Tabulate what forwards over some numbers of tokens take, and saving a state and bringing it back."""
-    cache, table = new_cache(model), Table("what", "CPU ms", "beside one token")
+def _costs(model: PreTrainedModel, text: Tensor, gamma: int, repeats: int) -> Iterator[Cost]:
+    """Time forwards over some numbers of tokens, and saving a state and bringing it back."""
+    cache = new_cache(model)
     model(input_ids=text[:, :PROMPT], past_key_values=cache, use_cache=True)
     snapshot = CacheSnapshot(cache)
 
@@ -132,8 +172,7 @@ def _costs(model: PreTrainedModel, text: Tensor, gamma: int, repeats: int) -> Ta
     rows |= {"saving the state": lambda: CacheSnapshot(cache), "bringing it back": lambda: snapshot.restore(cache)}
     for what, action in rows.items():
         seconds = timed(action)
-        table.add_row(what, f"{1e3 * seconds:.1f}", f"{seconds / one:.2f}")
-    return table
+        yield Cost(what, seconds, seconds / one)
 
 
 def _seconds(action: Callable[[], object]) -> float:

@@ -172,7 +172,7 @@ class LossyVerification(LogitsProcessor):
                     "from token to token; leave it out"
                 )
         check_mode(self.config, generation_config.do_sample)
-        randomness = Randomness(self.config.seed)
+        randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
         if self.assistant_model is None:
             drafter = build(
                 generation_config=generation_config,
@@ -182,6 +182,7 @@ class LossyVerification(LogitsProcessor):
                 **kwargs,
             )
         else:
+            shared = compat.shared_decisions(self.target)
             drafter = ModelDrafter(
                 self.assistant_model,
                 draft_length_of(self.num_assistant_tokens),
@@ -191,6 +192,7 @@ class LossyVerification(LogitsProcessor):
                 attention_mask=mask_of(input_ids, model_kwargs),
                 randomness=randomness,
                 keep_hidden="draft_hidden" in self.config.acceptor.needs,
+                agree=shared and shared.agree,
             )
         acceptor = self.config.acceptor
         known = self.assistant_model is not None or isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS)

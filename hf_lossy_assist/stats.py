@@ -99,7 +99,7 @@ class LossyStats:
     @property
     def tokens_per_round(self) -> float:
         """Output tokens per round."""
-        return len(self.trace) / self.rounds if self.rounds else 0.0
+        return self.tokens / self.rounds if self.rounds else 0.0
 
     @property
     def runs(self) -> int:
@@ -114,7 +114,7 @@ class LossyStats:
     @property
     def target_calls_per_100_tokens(self) -> float:
         """Forward passes of the target per 100 output tokens."""
-        return 100 * self.target_calls / len(self.trace) if self.trace else 0.0
+        return 100 * self.target_calls / self.tokens if self.tokens else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -124,7 +124,7 @@ class LossyStats:
     @property
     def tokens(self) -> int:
         """Output tokens."""
-        return len(self.trace)
+        return self.accepted + self.corrected + self.bonus
 
     @property
     def tokens_per_second(self) -> float:
@@ -177,7 +177,7 @@ class LossyStats:
 
         Examples
         --------
-        >>> print(LossyStats(rounds=2, drafted=4, accepted=3, trace=("accepted",) * 3 + ("bonus",) * 2).summary())
+        >>> print(LossyStats(rounds=2, drafted=4, accepted=3, bonus=2).summary())
         Statistics (lossless)
           tokens                           5
           rounds                           2
@@ -187,7 +187,7 @@ class LossyStats:
           accepted                         3 (75.0 % of drafted)
           accepted only by the lossy rule  0 (0.0 % of the text)
           corrected                        0
-          bonus                            0
+          bonus                            2
           target calls                     0
           draft calls                      0
         """

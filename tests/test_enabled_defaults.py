@@ -114,6 +114,27 @@ def test_a_pipeline_is_enabled_by_its_model():
     assert last_stats(pipe) is stats.calls[-1]
 
 
+@pytest.mark.parametrize("way", ["enabled", "call", "tokenizer"])
+def test_a_pipeline_drafts_with_a_padded_vocabulary(way):
+    """Only where `pipeline()` itself is given the draft does transformers ask for a tokenizer."""
+    tokenizer = build_tokenizer(100)
+    target = tiny()
+    target.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    draft = noisy_copy(target, 0.003)
+    draft.resize_token_embeddings(len(tokenizer) + 28, mean_resizing=False)
+    made = {"model": target, "tokenizer": tokenizer}
+    settings = {"max_new_tokens": 12, "do_sample": False}
+    plain = pipeline("text-generation", **made)("Question: How many", **settings)
+    if way == "tokenizer":
+        made |= {"assistant_model": draft, "assistant_tokenizer": tokenizer}
+    pipe = pipeline("text-generation", **made)
+    drafting = {"assistant_model": draft, "lossy_mode": "lossless"}
+    with enabled(pipe, **drafting if way == "enabled" else {}):
+        more = {"enabled": {}, "call": drafting, "tokenizer": {"lossy_mode": "lossless"}}[way]
+        assert pipe("Question: How many", **settings, **more) == plain
+    assert last_stats(pipe).accepted
+
+
 @pytest.mark.parametrize(
     ("defaults", "message"),
     [

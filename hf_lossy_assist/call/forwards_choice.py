@@ -15,9 +15,10 @@ from ..drafting.model import mask_of
 from ..errors import LossyUnsupportedError, warn_once
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
-from ..forwards.replaying import ReplayingForwards
+from ..forwards.replaying import ReplayingForwards, padding_before
 from ..forwards.static.cache_slot import POOL, StaticCacheSlot, rewinds
 from ..forwards.static.compiled_forward import forget
+from ..forwards.static.decoder_forward import path_to_decoder
 from ..forwards.static.forwards import StaticForwards
 from ..forwards.static.support import obstacle_to_compiling, obstacle_to_inputs, obstacle_to_static
 from .drafter_choice import DrafterChoice
@@ -74,9 +75,16 @@ def choose_forwards(
     seen = 0 if unseen is None else length - unseen
     if compat.has_recurrent_state(model):
         keeps_cache = belongs_to_user(compat.cache_of(call.inputs)) or bool(call.config.return_dict_in_generate)
-        return ForwardsChoice(ReplayingForwards(inputs, call.inputs, length, seen, keeps_cache=keeps_cache))
-    last_position = call.config.max_length - 1 if call.batch > 1 else None
-    return ForwardsChoice(GrowingForwards(inputs, call.inputs, length, seen, last_position))
+        # A row by itself is read as the model reads it: then padding may be a part of the text.
+        padding = padding_before(call.inputs.get("attention_mask")) if call.of_batch else 0
+        return ForwardsChoice(
+            ReplayingForwards(inputs, call.inputs, length, seen, padding=padding, keeps_cache=keeps_cache)
+        )
+    return ForwardsChoice(GrowingForwards(inputs, call.inputs, length, seen, _last_position(call)))
+
+
+def _last_position(call: Prepared) -> int | None:
+    return call.config.max_length - 1 if call.batch > 1 else None
 
 
 def _static(
@@ -92,7 +100,7 @@ def _static(
             raise LossyUnsupportedError(
                 f"`past_key_values` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
             )
-        call.inputs[compat.cache_name(model)] = compat.new_cache(model) if given else cache
+        call.inputs[compat.cache_name(model)] = compat.new_cache(model, like=cache) if given else cache
         _say(given, obstacle)
         return None
     compiling = compat.compiles_by_itself(model, call.inputs, call.config) if compile is None else compile
@@ -111,6 +119,8 @@ def _static(
 def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice, call: Prepared) -> str | None:
     """Say why the target's cache can't be static; None where it can."""
     cache = compat.cache_of(call.inputs)
+    if compat.is_offloaded_cache(cache):
+        return "it is offloaded"
     if acceptor.run_ahead is not None:
         return f"the rule {acceptor.name!r} sends the target as many tokens as it has not seen"
     if not (choice.drafts_with_model or choice.translation is not None or set(choice.options) == _LOOKUP):
@@ -119,6 +129,8 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
         return f"`past_key_values` is a {type(cache).__name__}"
     if belongs_to_user(cache) and not rewinds(cache):
         return "its sliding windows can't be rolled back by position"
+    if call.batch > 1 and path_to_decoder(model) is None:
+        return f"{type(model).__name__} has no decoder of its own, whose rows could be filled up"
     return obstacle_to_static(model) or obstacle_to_inputs(call)
 
 
@@ -136,9 +148,11 @@ def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticForward
     if belongs_to_user(cache):
         slot = StaticCacheSlot(cache, int(cache.get_seq_length()))
     else:
-        slot = POOL.take(model, call.config.max_length + width)
-    forwards = StaticForwards(model, slot, call.inputs, 0 if unseen is None else call.ids.shape[1] - unseen)
-    forwards.keeps_cache = belongs_to_user(cache) or bool(call.config.return_dict_in_generate)
+        slot = POOL.take(model, call.config.max_length + width, call.batch)
+    seen = 0 if unseen is None else call.ids.shape[1] - unseen
+    forwards = StaticForwards(model, slot, call.inputs, seen, _last_position(call))
+    given_back = call.batch > 1 or not call.config.return_dict_in_generate
+    forwards.keeps_cache = belongs_to_user(cache) or not given_back
     return forwards
 
 
@@ -148,8 +162,9 @@ def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> C
     if model.get_input_embeddings() is target.get_input_embeddings():
         obstacle = "the draft is a part of the target, made anew for every call"
     if obstacle is None:
-        slot = POOL.take(model, call.config.max_length + _DRAFT_WIDTHS[-1])
-        forwards = StaticForwards(model, slot, {"attention_mask": mask_of(call.ids, call.inputs)})
+        slot = POOL.take(model, call.config.max_length + _DRAFT_WIDTHS[-1], call.batch)
+        mask = {"attention_mask": mask_of(call.ids, call.inputs)}
+        forwards = StaticForwards(model, slot, mask, last_position=_last_position(call))
         obstacle = _compile(forwards, _DRAFT_WIDTHS, call)
     if obstacle is None:
         return lambda: forwards

@@ -34,6 +34,7 @@ from .refusals import (
     check_certificate,
     check_decoding,
     check_mode,
+    check_own_cache,
     check_prepared,
     check_row_by_row,
     check_together,
@@ -146,11 +147,12 @@ class LossyCall:
         check_mode(self.config, generation_config.do_sample)
         check_certificate(self.config, self.model, self.choice, generation_config)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
-        randomness = Randomness(self._seed())
+        randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
         if call.batch == 1:
             return self._decoding(call, stopping, randomness).decode()
         self.choice.check_batch(call.batch)
-        if self.choice.row_by_row:
+        check_own_cache(self.config.acceptor.name, call)
+        if self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs)):
             check_row_by_row(self.config.acceptor.name, call)
             return RowByRow(lambda i: self._decoding(call.alone(i), stopping, randomness, i), stopping, call).decode()
         return self._decoding(call, stopping, randomness).decode()
@@ -182,11 +184,6 @@ class LossyCall:
             synced=call.synced_gpus,
         )
         return kinds[2](run, call.ids, layout)
-
-    def _seed(self) -> int | None:
-        """Return the run's seed; processes that compute a model together have to draw alike, also without one."""
-        shared = compat.shared_decisions(self.model) if self.config.seed is None else None
-        return self.config.seed if shared is None else shared.seed()
 
     def _break_even(self, drafter: Drafter, call: Prepared) -> BreakEven | AlwaysDraft:
         if not self.config.break_even or drafter.drafts_every_round:

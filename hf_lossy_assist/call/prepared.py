@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat import CACHE_NAMES, padding_token
+from ..compat import CACHE_NAMES, empty_copy, padding_token
 from ..decoding.batch_layout import RowProcessors
 
 
@@ -32,6 +31,8 @@ class Prepared:
         What the target's encoder reads, if it has one and the caller gave its input.
     synced_gpus
         Whether all processes have to run as many forwards as the slowest.
+    of_batch
+        Whether this is one row of a batch.
     inspected
         Whether what is recorded of each token includes what the draft said.
     """
@@ -45,6 +46,7 @@ class Prepared:
     tokenizer: Any = None
     encoder_input: Any = None
     synced_gpus: bool = False
+    of_batch: bool = False
     inspected: bool = False
 
     @property
@@ -73,11 +75,12 @@ class Prepared:
             call,
             inputs={name: self._of_row(name, value, row) for name, value in self.inputs.items()},
             encoder_input=encoder[own : own + 1] if isinstance(encoder, Tensor) else encoder,
+            of_batch=True,
         )
 
     def _of_row(self, name: str, value: Any, row: int) -> Any:
         if name in CACHE_NAMES:
-            return copy.deepcopy(value)
+            return empty_copy(value)
         if isinstance(value, ModelOutput):
             return type(value)(**{key: self._of_row(key, part, row) for key, part in value.items()})
         if isinstance(value, tuple):  # layers

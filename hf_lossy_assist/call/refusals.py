@@ -66,6 +66,11 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
                 "own from token to token; leave it out"
             )
     cache = compat.cache_of(call.inputs)
+    if acceptor.run_ahead is not None and compat.quantises(cache):
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} sends the target as many tokens as it has not seen, but a {type(cache).__name__} "
+            "can forget but a few of them; use a dynamic cache"
+        )
     refusal = compat.refusal_to_go_on(model, several=True) or compat.refusal_of_cache(model, cache)
     if refusal is not None:
         raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
@@ -97,9 +102,8 @@ def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call
 
 def check_together(mode: str, call: Prepared) -> None:
     """Refuse what rows that are decoded together can't have."""
-    check_own_cache(mode, call)
     cache = call.inputs["past_key_values"]
-    if not movable(cache):
+    if not (isinstance(cache, StaticCache) or movable(cache)):
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} has to move the rows of the cache where {_rows(call)}, but can't with the layers "
             f"{sorted({type(layer).__name__ for layer in cache.layers})}; call generate() for one prompt at a time"
@@ -122,7 +126,6 @@ def _rows(call: Prepared) -> str:
 
 def check_row_by_row(mode: str, call: Prepared) -> None:
     """Refuse what rows that are decoded one by one can't have."""
-    check_own_cache(mode, call)
     if call.synced_gpus:
         raise LossyUnsupportedError(
             f"`synced_gpus` is set, but with `lossy_mode` {mode!r} and these models the {call.batch} rows of the batch "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Annotated, Any
@@ -11,11 +12,13 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from .. import __version__
-from .console import CleanGroup
+from .console import CleanCommand, CleanGroup
 
 COMMANDS = {
     "demo": ("demo:demo", "Answer the same questions with every mode on the bundled pair, and compare."),
     "generate": ("generate:generate", "Continue a prompt, streaming, with a draft and an acceptance rule."),
+    "chat": ("chat:chat", "Chat with a model, and see which tokens a rule let through."),
+    "rules": ("rules:rules", "List the rules with their settings, sources and what they read."),
     "inspect": ("inspect:inspect", "Write a page that shows what became of every token, in several modes."),
     "evaluate": ("evaluate:evaluate", "Let every mode answer a task's problems: scores with intervals, and speed."),
     "calibrate": ("calibrate:calibrate", "Certify the fastest setting whose loss of a task's score is bounded."),
@@ -57,7 +60,7 @@ class LazyCommand(TyperCommand):
         found = getattr(module, attribute)
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False)
-            found.command(self.name, **getattr(module, "COMMAND_OPTIONS", {}))(function)
+            found.command(self.name, cls=CleanCommand, **getattr(module, "COMMAND_OPTIONS", {}))(function)
         command = typer.main.get_command(found)
         for each in _with_subcommands(command):
             each.help, each.epilog = _plain(each.help), _plain(each.epilog)
@@ -114,6 +117,8 @@ def main_options(
 
 def main() -> None:
     """Run the command line."""
+    # Of whose lines warnings are is of no use to those who wrote none.
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     app()
 
 

@@ -20,7 +20,6 @@ from .options import Threads
 
 # Enough to see every stage work; such a model answers nothing.
 _QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "batch": 4, "cycles": (Cycle(15), Cycle(5))}
-_REPORT_EVERY = 100
 
 
 def train_pair(
@@ -61,10 +60,6 @@ def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, o
             recent.append(loss)
             mean = sum(recent[-25:]) / len(recent[-25:])
             bar.update(task, completed=step, description=f"{role}: training, loss {mean:.4f}")
-            if not screen.is_terminal and (step % _REPORT_EVERY == 0 or step == recipe.steps):
-                left = bar.tasks[task].time_remaining
-                eta = "" if left is None else f", {left / 60:.0f} minutes left"
-                screen.print(f"{role}: step {step} of {recipe.steps}, loss {mean:.4f}{eta}")
 
         model = train_model(recipe, tokenizer, checkpoint, on_step)
     save_model(model, tokenizer, out / role)

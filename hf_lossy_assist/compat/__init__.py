@@ -10,6 +10,8 @@ from .caches import (
     cache_name,
     cache_of,
     counts_tokens,
+    empty_copy,
+    is_offloaded_cache,
     mark_user_cache,
     new_cache,
     new_cross_cache,
@@ -55,8 +57,9 @@ from .models import (
     unwrap,
     with_attention_of,
 )
-from .parallel import is_sharded, shared_clock, shared_decisions
+from .parallel import is_sharded, shared_clock, shared_decisions, shared_seed
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
+from .quantised_caches import forgettable, quantises
 from .recurrent_states import CacheSnapshot, continuation_of, refusal_to_go_on
 from .tree_inputs import TreeInputs, obstacle_to_trees
 from .versions import versions_of
@@ -84,14 +87,17 @@ __all__ = [
     "counts_tokens",
     "device_of",
     "drafts_from_target_states",
+    "empty_copy",
     "encode",
     "ending_tokens",
+    "forgettable",
     "forward_accepts",
     "forward_inputs",
     "has_recurrent_state",
     "idle_forward",
     "intercepted_drafter",
     "is_offloaded",
+    "is_offloaded_cache",
     "is_sharded",
     "mark_user_cache",
     "new_cache",
@@ -101,6 +107,7 @@ __all__ = [
     "padding_token",
     "pre_hooks_of",
     "processes_rows_alike",
+    "quantises",
     "ready_for_rollback",
     "recording",
     "refusal_of_adapter",
@@ -110,6 +117,7 @@ __all__ = [
     "rollback",
     "shared_clock",
     "shared_decisions",
+    "shared_seed",
     "stock_drafter",
     "supports_static_cache",
     "text_cache",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,11 +15,11 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
-    QuantizedCache,
     StaticCache,
 )
 
 from .models import forward_accepts, has_recurrent_state
+from .quantised_caches import forget, quantises, refusal_of_quantised
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 """What models call their cache."""
@@ -32,17 +33,31 @@ REWINDING_LAYERS = (_caches.StaticLayer, *EMPTY_LAYERS)
 _SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
 
 
-def new_cache(model: PreTrainedModel) -> DynamicCache:
+def new_cache(model: PreTrainedModel, like: Cache | None = None) -> DynamicCache:
     """Return an empty cache for ``model`` that can be rolled back after any number of forwards.
+
+    Where ``like`` is offloaded, so is the new one.
 
     Layers of a sliding window keep everything: not every version can roll those back over several forwards, and
     the attention mask sees to the window. Recurrent states can only be brought back, see :class:`CacheSnapshot`.
     """
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    offloading = like is not None and is_offloaded_cache(like)
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True), offloading=offloading)
     if not has_recurrent_state(model):
         _keep_everything(cache)
         cache.activate_past_recording()
     return cache
+
+
+def is_offloaded_cache(cache: Cache) -> bool:
+    """Tell whether a cache keeps its layers elsewhere while they are not needed."""
+    return bool(getattr(cache, "offloading", False))
+
+
+def empty_copy(cache: Cache) -> Cache:
+    """Return a copy of a cache that holds nothing yet."""
+    streams = [getattr(own, "prefetch_stream", None) for own in (cache, text_cache(cache))]
+    return copy.deepcopy(cache, {id(stream): stream for stream in streams})
 
 
 def _keep_everything(cache: DynamicCache) -> None:
@@ -103,9 +118,11 @@ def recording(cache: DynamicCache) -> Iterator[None]:
                 layer.record_past = recorded[i] if i < len(recorded) else False
 
 
-def rollback(cache: DynamicCache, tokens: int) -> None:
+def rollback(cache: Cache, tokens: int) -> None:
     """Forget the last ``tokens`` tokens. Recording layers also shrink to their window, so call it with 0 too."""
-    if tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
+    if quantises(cache):
+        forget(cache, tokens)
+    elif tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
         text_cache(cache).crop(-tokens)
 
 
@@ -113,8 +130,8 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
     """Say why ``cache`` can't be rolled back or, where ``model`` has a recurrent state, be brought back; else None."""
     if isinstance(cache, StaticCache):
         return None  # by position, or a dynamic one takes its place: see `compiled`
-    if isinstance(cache, QuantizedCache):
-        return f"a {type(cache).__name__} can't be rolled back (yet); use a dynamic cache"
+    if quantises(cache):
+        return refusal_of_quantised(cache)
     if isinstance(cache, EncoderDecoderCache):
         return refusal_of_cache(model, cache.self_attention_cache)
     if not isinstance(cache, DynamicCache):

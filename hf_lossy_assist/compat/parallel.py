@@ -54,3 +54,9 @@ def shared_clock(model: PreTrainedModel) -> Callable[[], float]:
     """Return a clock that shows all processes of a model the same time."""
     shared = shared_decisions(model)
     return time.perf_counter if shared is None else shared.clock
+
+
+def shared_seed(model: PreTrainedModel, seed: int | None) -> int | None:
+    """Return a run's seed: processes that compute a model together have to draw alike, also without one."""
+    shared = shared_decisions(model) if seed is None else None
+    return seed if shared is None else shared.seed()

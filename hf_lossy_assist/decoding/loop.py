@@ -122,7 +122,8 @@ class Decoding:
         with stats.timed("drafting"):
             if self.run.break_even.plain:
                 return Draft.empty(self.text.ids)
-            draft = self.run.drafter.propose(self.text.ids, self.layout, self.run.progress.rooms(rows))
+            rooms = self.run.target.rooms(self.text.length, self.run.progress.rooms(rows))
+            draft = self.run.drafter.propose(self.text.ids, self.layout, rooms)
             stats.draft_work(draft.cost, rows)
             return draft
 
@@ -214,6 +215,7 @@ class Decoding:
             counts.append(generated - own.generated)  # below zero where a row that was ahead is cut back
             own.add(decision, draft.undecided_in(i), max(0, counts[-1]), trusting)
             own.cut(generated)
+            progress.show_fates(own.trace[generated - max(0, counts[-1]) :])
             if progress.ended(row):
                 progress.stats.end(row)
         return tuple(counts)

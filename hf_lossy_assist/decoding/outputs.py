@@ -200,7 +200,14 @@ def _concatenated(parts: list[Any], like: Any, name: str) -> Any:
             _concatenated([None if part is None else part[i] for part in parts], like[i], name)
             for i in range(len(like))
         )
-    return torch.cat([torch.zeros_like(like) if part is None else part for part in parts], _rows_of(like, name))
+    width = max(0 if part is None else part.shape[-2] for part in parts)
+    parts = [torch.zeros_like(like) if part is None else _filled_up(part, width) for part in parts]
+    return torch.cat(parts, _rows_of(like, name))
+
+
+def _filled_up(part: Tensor, width: int) -> Tensor:
+    """Return states or weights of a row whose padding has not been read with zeros for it."""
+    return torch.nn.functional.pad(part, (0, 0, width - part.shape[-2], 0)) if part.shape[-2] < width else part
 
 
 def _last(weights: Tensor, keys: int) -> Tensor:

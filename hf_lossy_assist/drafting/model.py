@@ -28,7 +28,7 @@ from ..decoding.buffers import DraftedText
 from ..errors import LossyUnsupportedError
 from ..forwards import Forwards
 from ..forwards.growing import GrowingForwards
-from ..forwards.replaying import ReplayingForwards
+from ..forwards.replaying import ReplayingForwards, padding_before
 from ..messages import Draft, DraftCost
 from ..sampling import Randomness, process
 from ..verification.lm_head_hook import lm_head_hook
@@ -157,15 +157,17 @@ class ModelDrafter(Drafter, CandidateGenerator):
             if forward_accepts(self.model, "position_ids"):
                 carried["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
         if has_recurrent_state(self.model):
-            several = continuation_of(self.model).several
-            return ReplayingForwards(ForwardInputs(self.model), carried, length, several=several)
+            return ReplayingForwards(
+                ForwardInputs(self.model), carried, length, padding=padding_before(self._mask),
+                several=continuation_of(self.model).several,
+            )  # fmt: skip
         # In a batch, what only fills a row up may stand behind the last position that there can be.
         return GrowingForwards(DraftForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
 
     def propose(self, ids: Tensor, layout: BatchLayout | None, rooms: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
         self._marks = [self._watch.mark()]
-        self._first = self.forwards.seen == 0
+        self._first = not self.calls
         self._drafted = n = min(self.draft_length.size, max(rooms) - 1)
         if n <= 0:
             return Draft.empty(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,10 @@ class Forwards(ABC):
     model: PreTrainedModel
     seen: int
     sent: int
+
+    def catch_up(self, text: Tensor, keep: int) -> None:
+        """Read what :meth:`run` of the same arguments is not to be over, if anything, in a forward before it."""
+        return
 
     @abstractmethod
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
@@ -91,6 +96,10 @@ class Forwards(ABC):
         Logits of all are wanted; the rest is as for :meth:`run_tree`.
         """
         raise LossyUnsupportedError(_CHAINS_ALONE.format(type(self).__name__))
+
+    def forgettable(self, length: int) -> int:
+        """Return how many tokens after ``length`` the next forward may be over so that they can be forgotten."""
+        return sys.maxsize
 
     @abstractmethod
     def rewind(self, length: int) -> None:

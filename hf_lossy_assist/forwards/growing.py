@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import ForwardInputs, TreeInputs, recording, rollback
+from ..compat import ForwardInputs, TreeInputs, forgettable, recording, rollback
 from . import Forwards
 from .cache_rows import keep_path, move_cache
 
@@ -88,6 +88,9 @@ class GrowingForwards(Forwards):
         if self._tree_inputs is None:
             self._tree_inputs = TreeInputs(self.model)
         return self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths)
+
+    def forgettable(self, length: int) -> int:
+        return max(0, forgettable(self.cache) - (length - self.seen))
 
     def rewind(self, length: int) -> None:
         # Layers that record what they have seen are told of every round, also where nothing is to be forgotten.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LONGEST_REPLAY = 32
 """How many committed tokens a forward reads again at most: over so many it takes about as long as over one."""
 
+_COVERING = ("attention_mask", "position_ids")
 _WHOLE_OUTPUTS = ("output_hidden_states", "output_attentions")
 
 
@@ -37,6 +38,9 @@ class ReplayingForwards(GrowingForwards):
     ----------
     inputs, carried, length, seen
         As for :class:`GrowingForwards`.
+    padding
+        How many columns at the text's beginning are not to be read: what a state makes of padding differs from model
+        to model, and from a row alone to a batch.
     several
         Whether the model reads several tokens in one forward also where there is a state; else one after another.
     keeps_cache
@@ -50,33 +54,44 @@ class ReplayingForwards(GrowingForwards):
         length: int,
         seen: int = 0,
         *,
+        padding: int = 0,
         several: bool = True,
         keeps_cache: bool = False,
     ) -> None:
-        super().__init__(inputs, carried, length, seen)
+        super().__init__(inputs, _after(padding, carried), length, max(seen, padding))
+        self.padding = padding
         self.several = several
         self.keeps_cache = keeps_cache
-        self._saved = [(seen, CacheSnapshot(self.cache))]
+        self._caught_up = 0
+        self._saved = [(self.seen, CacheSnapshot(self.cache))]
 
     @property
     def cache(self) -> Any:
         return cache_of(self.carried)
 
-    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        committed, sent = text.shape[1] - keep, 0
+    @property
+    def _at_first(self) -> bool:
+        """Whether nothing has been read yet."""
+        return self.seen == self.padding
+
+    def catch_up(self, text: Tensor, keep: int) -> None:
+        committed = text.shape[1] - keep
         # A caller who wants states of every token has the prompt's from one forward.
-        at_once = self.seen == 0 and any(self.carried.get(name) for name in _WHOLE_OUTPUTS)
-        if committed > self.seen and not at_once and (not self.seen or committed - self.seen > LONGEST_REPLAY):
+        at_once = self._at_first and any(self.carried.get(name) for name in _WHOLE_OUTPUTS)
+        if committed > self.seen and not at_once and (self._at_first or committed - self.seen > LONGEST_REPLAY):
             self._send(text[:, :committed], self.seen, committed, 1)
-            sent = self.sent
+            self._caught_up = self.sent
+
+    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         self._save(last=1)
         outputs = self._send(text, self.seen, text.shape[1], keep, overrides)
-        self.sent += sent
+        self.sent += self._caught_up
+        self._caught_up = 0
         return outputs
 
     def read(self, tokens: Tensor) -> Any:
         sent = 0
-        for part in tokens.split(1, dim=1) if self.seen and not self.several else (tokens,):
+        for part in tokens.split(1, dim=1) if not (self._at_first or self.several) else (tokens,):
             outputs = self._send(part, 0, self.seen + part.shape[1], 1)
             sent += self.sent
         self.sent = sent
@@ -122,3 +137,13 @@ class ReplayingForwards(GrowingForwards):
         if self._saved[-1][0] < self.seen:
             self._saved.append((self.seen, CacheSnapshot(self.cache)))
             del self._saved[1:-last]
+
+
+def _after(padding: int, carried: dict[str, Any]) -> dict[str, Any]:
+    """Return what is carried, with mask and positions after the first ``padding`` columns only."""
+    return carried | {x: carried[x][..., padding:] for x in _COVERING if padding and carried.get(x) is not None}
+
+
+def padding_before(mask: Tensor | None) -> int:
+    """Return how many columns of padding a row's mask ``(1, L)`` begins with."""
+    return 0 if mask is None else int((mask[0] != 0).int().argmax())

@@ -45,6 +45,11 @@ class Target:
         """What is carried from forward to forward: the cache, and of an encoder-decoder model the encoder's outputs."""
         return self.forwards.carried
 
+    def rooms(self, length: int, rooms: Sequence[int]) -> list[int]:
+        """Return how many tokens may follow texts of ``length`` in this round, of as many as there is room for."""
+        most = self.forwards.forgettable(length) + 1  # the last is not in the cache
+        return [min(room, most) for room in rooms]
+
     def verify(self, candidate: Tensor, draft: Draft, charged: Sequence[float] = ()) -> Verification:
         """Run one forward over everything of ``candidate`` ``(B, W + n)`` that the model has not seen.
 
@@ -53,8 +58,10 @@ class Target:
         """
         judged = draft.without_trusted()
         room = self.room(candidate, len(judged))
+        keep = len(judged) + room
+        self.forwards.catch_up(candidate, keep)
         with self.verifier.watching(len(judged), room):
-            outputs = self.forwards.run(candidate, len(judged) + room, draft.target_inputs)
+            outputs = self.forwards.run(candidate, keep, draft.target_inputs)
         verification = self.verifier.judge(candidate, judged, outputs, self.forwards.sent, charged)
         if judged.trusted is None or len(judged) == 1:
             return verification

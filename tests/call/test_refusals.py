@@ -16,6 +16,7 @@ from transformers import (
     QuantizedCache,
     StaticCache,
 )
+from transformers.cache_utils import DynamicLayer
 from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.candidate_generator import CandidateGenerator
 
@@ -193,12 +194,12 @@ def test_refused_before_any_forward(case: str):
     assert not forwards
 
 
-def test_a_quantised_cache_is_refused():
+def test_a_quantised_cache_of_unknown_layers_is_refused():
     class Quantised(QuantizedCache):
         def __init__(self):
-            self.layers = []
+            self.layers = [DynamicLayer()]
 
-    with pytest.raises(LossyError, match=r"Quantised.*dynamic"):
+    with pytest.raises(LossyError, match=r"Quantised.*DynamicLayer.*dynamic"):
         TARGET.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", past_key_values=Quantised())
 
 

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -85,7 +86,7 @@ def test_a_repeated_command_goes_on(options, tmp_path):
 
     refused = run(*options, "--max-new-tokens", 9, "--sampling")
     assert refused.exit_code == 2
-    assert "`max_new_tokens` was 8 and is 9" in refused.stderr
+    assert "`--max-new-tokens` was 8 and is 9" in refused.stderr
     assert "`decoding` was 'greedy' and is {'temperature': 1.0, 'seed': 0}" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert load_mined(tmp_path / "data").prompts.to_list() == after.prompts.to_list()
@@ -142,7 +143,7 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     assert {"target_draft", "draft_draft"} <= set(both.tokens.column_names)
 
     refused = run(*remote, "--target-api", "http://127.0.0.1:9/v1", "--target-api-model", "org/other")
-    assert "`target_api_model` was 'org/big' and is 'org/other'" in refused.stderr
+    assert "`--target-api-model` was 'org/big' and is 'org/other'" in refused.stderr
 
 
 def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
@@ -171,24 +172,29 @@ def test_processes_share_the_prompts(options, tmp_path, monkeypatch):
     assert figure(ok(*options), "prompts") == "4"
 
 
-def test_accelerate_launches_two_processes(options, tmp_path):
+def test_accelerate_launches_a_process_on_each_of_two_machines(options, tmp_path):
+    """Which are this one twice, and see one folder."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
     launch = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.accelerate_cli",
-        "launch",
-        "--multi_gpu",
-        "--num_processes",
-        "2",
-    ]
-    quiet = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    command = [*launch, *quiet, "-m", "hf_lossy_assist", "mine", *map(str, options)]
+        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_machines", "2",
+        "--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", str(port),
+        "--mixed_precision", "no", "--dynamo_backend", "no",
+    ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    both = [
+        subprocess.Popen(
+            [*launch, "--machine_rank", str(rank), "-m", "hf_lossy_assist", "mine", *map(str, options)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     assert sorted(load_mined(tmp_path / "data").prompts["prompt_id"]) == [0, 1, 2, 3]
     assert {path.name.split("-")[1] for path in (tmp_path / "data").glob("prompts-*")} == {"000", "001"}
-    assert figure(done.stdout, "prompts") == "4"
+    assert "4" in [figure(printed, "prompts") for printed, _ in outputs if "prompts" in printed]
 
 
 OUT_OF_PAIR = ["--out", "x", "--pair", "arithmetic"]
@@ -207,10 +213,10 @@ NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
         ([*OUT_OF_PAIR, "--sampling", "--temperature", "0"], r"`--temperature` has to be .* > 0"),
         ([*OUT_OF_PAIR, *API], r"`--target-api-model` have to be given"),
         ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--sampling"], r"`--target-api` gives greedy text only"),
-        (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`spec` has to be one of"),
+        (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`--task` has to be one of"),
         (NOWHERE, r"`--model` has to be .*'/no'"),
         ([*NOWHERE, "--task-option", "m"], r"`--task-option` has to be KEY=VALUE"),
-        ([*NOWHERE, "--unsafe-no-isolation"], r"takes no `unsafe_no_isolation`"),
+        ([*NOWHERE, "--unsafe-no-isolation"], r"takes no `--unsafe-no-isolation`"),
     ],
 )
 def test_bad_input_is_one_clean_line(arguments, message, tmp_path, monkeypatch):
@@ -226,7 +232,7 @@ def test_bad_input_is_one_clean_line(arguments, message, tmp_path, monkeypatch):
 def test_a_split_that_is_none_leaves_nothing_behind(options):
     result = run(*options, "--split", "dev")
     assert result.exit_code == 2
-    assert re.search(r"`split` has to be one of .* but is 'dev'", result.stderr)
+    assert re.search(r"`--split` has to be one of .* but is 'dev'", result.stderr)
 
 
 def test_models_with_other_vocabularies_are_refused(models, tiny_pair_folder, tmp_path):

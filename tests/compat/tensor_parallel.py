@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 
 import torch
@@ -11,6 +12,7 @@ from transformers import LlamaForCausalLM
 from transformers.distributed import DistributedConfig
 
 import hf_lossy_assist
+from hf_lossy_assist import pairs
 from hf_lossy_assist.decoding import break_even
 from tests.acceptors.fixtures import verifier_head
 from tests.models import noisy_copy, padded, prompt, tiny
@@ -39,15 +41,29 @@ CASES = {
     "automatic length": {"num_assistant_tokens": "auto", "max_new_tokens": 60},
     "break-even": {"lossy_config": {"break_even": True}, "max_new_tokens": 60},
     "seeded": {"lossy_config": {"seed": 3}},
+    "tree": {"lossy_mode": "typical", "lossy_config": {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}},
     "sprinter": {"lossy_mode": "sprinter", "lossy_head": verifier_head(alone, draft, scale=3.0, seed=1)},
 }
 for name, options in CASES.items():
     for rows, inputs in {"one": {"input_ids": prompt()}, "batch": padded()}.items():
         for do_sample in (False, True):
-            common = {"assistant_model": draft, "lossy_mode": "lossless", "max_new_tokens": 24, "eos_token_id": None}
+            common = {"assistant_model": draft, "lossy_mode": "lossless", "max_new_tokens": 16, "eos_token_id": None}
             ids = target.generate(**inputs, **{**common, **options}, do_sample=do_sample)
             same_everywhere(f"{name}, {rows}, {do_sample=}", ids)
+for do_sample in (False, True):
+    with hf_lossy_assist.LossyVerification("dropmatch", target, assistant_model=draft) as hook:
+        ids = target.generate(
+            prompt(), assistant_model=draft, logits_processor=[hook], do_sample=do_sample, max_new_tokens=16,
+            eos_token_id=None,
+        )  # fmt: skip
+    same_everywhere(f"stock's loop, {do_sample=}", ids)
 greedy = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 24, "input_ids": prompt()}
 ours = target.generate(**greedy, assistant_model=draft, lossy_mode="lossless")
 assert_same_text(ours, alone.generate(**greedy, return_dict_in_generate=True, output_logits=True))
-dist.destroy_process_group()
+hf_lossy_assist.disable()
+pair = pairs.load("arithmetic")
+sharded = LlamaForCausalLM.from_pretrained(pair.target.name_or_path, distributed_config=DistributedConfig(tp_size=2))
+if sharded(prompt()).logits.shape[-1] != sharded.config.vocab_size:
+    sys.stdout.write("tied embeddings can't be sharded in this version")
+    sys.exit()
+runpy.run_path("examples/11_tensor_parallel.py", run_name="__main__")  # which ends the processes' group

@@ -9,20 +9,14 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_lossy_assist.compat import ForwardInputs, PlainForwardInputs, forward_inputs, ready_for_rollback
-from hf_lossy_assist.decoding.batch_layout import BatchLayout, RowShift
+from hf_lossy_assist.decoding.batch_layout import BatchLayout
 from hf_lossy_assist.forwards.growing import GrowingForwards
 from tests.decoding.fixtures import PAD, between, random_round, random_tokens, rectangle
-from tests.forwards.references import assert_last_logits, inputs_of
+from tests.forwards.references import assert_last_logits, follow_rows, inputs_of, keep, prompts
 from tests.models import tiny
 
 ARCHITECTURES = pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
 INPUTS = pytest.mark.parametrize("kind", [PlainForwardInputs, ForwardInputs], ids=["plain", "transformers"])
-
-
-def prompts(lengths: tuple[int, ...], generator: torch.Generator) -> list[list[int]]:
-    """Return texts of equal length, which begin with padding."""
-    texts = [random_tokens(length, generator) for length in lengths]
-    return [[PAD] * (max(lengths) - len(text)) + text for text in texts]
 
 
 def growing(model: PreTrainedModel, texts: list[list[int]], kind: type[ForwardInputs]) -> GrowingForwards:
@@ -31,15 +25,6 @@ def growing(model: PreTrainedModel, texts: list[list[int]], kind: type[ForwardIn
     carried: dict[str, Any] = {**inputs_of(texts), "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     assert type(forward_inputs(model, rectangle(texts), carried)) is PlainForwardInputs
     return GrowingForwards(kind(model), carried, len(texts[0]))
-
-
-def keep(forwards: GrowingForwards, layout: BatchLayout, shift: RowShift | None, extended: torch.Tensor) -> None:
-    """Follow a round of which ``extended`` has all tokens, also those that were not kept."""
-    if shift is None:
-        forwards.rewind(layout.width - 1)
-        forwards.extend(layout.width)
-    else:
-        forwards.move(shift, extended)
 
 
 @INPUTS
@@ -74,22 +59,9 @@ def test_rows_that_differ_are_run_and_moved(architecture: str, kind: type[Forwar
     model, generator = tiny(architecture), torch.Generator().manual_seed(2)
     texts = prompts((6, 3, 5, 6, 1), generator)
     forwards = growing(model, texts, kind)
-    layout, ids, moved = BatchLayout.of(rectangle(texts), PAD), rectangle(texts), 0
     with forwards.in_use():
-        for drafted in (4, 0, 5, 0, 2, 6, 3):
-            new = random_round(len(texts), drafted, generator, ends=0.1)
-            candidate = [text + tokens[:-1] for text, tokens in zip(texts, new.tokens, strict=True)]
-            logits = forwards.run(rectangle(candidate), drafted + 1).logits
-            assert_last_logits(model, logits[:, -(drafted + 1) :], candidate)
-            extended = torch.cat([ids, torch.tensor(new.tokens)], dim=1)
-            shift = layout.grow(extended, new.counts, new.ended)
-            texts = [new.after(texts)[i] for i in new.stays()]
-            ids = rectangle(texts)
-            keep(forwards, layout, shift, extended)
-            moved += shift is not None
-            assert forwards.seen == forwards.cache.get_seq_length() < layout.width
-    assert moved > 2
-    assert len(texts) in (2, 3, 4), "rows have left, and others have stayed"
+        follow_rows(forwards, texts, (4, 0, 5, 0, 2, 6, 3), generator)
+    assert forwards.seen == forwards.cache.get_seq_length()
 
 
 @torch.no_grad()

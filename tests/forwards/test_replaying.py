@@ -10,12 +10,16 @@ from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.compat import CacheSnapshot, continuation_of, has_recurrent_state, new_cache, refusal_to_go_on
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.forwards import replaying
+from tests.acceptors.table import judge_head
 from tests.families import CONFIGS, family, has_family
 from tests.models import noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
 FAMILIES = [name for name in CONFIGS if has_family(name)]
+ALWAYS = ("Mamba2", "Bamba", "FalconH1", "GraniteMoeHybrid", "Qwen3Next", "Qwen3_5")
+"""Targets in every version of transformers that has them; as drafts, also those that read one token after another."""
+ALWAYS_DRAFTS = (*ALWAYS, "Mamba", "FalconMamba", "Jamba", "Zamba", "Lfm2", "Lfm2Moe", "Zaya")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -34,6 +38,12 @@ def test_target_and_draft_of_every_family_in_a_padded_batch(model):
     )  # fmt: skip
     assert_same_rows(ours.sequences, plain)
     assert ours.lossy_stats.accepted
+
+
+@pytest.mark.parametrize(("names", "several"), [(ALWAYS, True), (ALWAYS_DRAFTS, False)])
+def test_families_that_go_on_from_a_state_in_every_version(names, several):
+    refusals = [refusal_to_go_on(family(name), several) for name in names if has_family(name)]
+    assert set(refusals) == {None}
 
 
 def test_drafts_are_what_the_model_itself_goes_on_with(model):
@@ -81,6 +91,24 @@ def test_however_long_a_replay_may_be(monkeypatch, hybrid, longest):
     assert 0 < ours.lossy_stats.acceptance_rate < 1
 
 
+@pytest.mark.parametrize(
+    ("mode", "config"), [("dropmatch", {"dropout": 1e-9}), ("dropmatch", {}), ("judge", {"threshold": 0.0})]
+)
+@pytest.mark.parametrize("lengths", [(40,), (3, 9)], ids=["one", "batch"])
+def test_rules_that_read_what_enters_the_head(hybrid, mode, config, lengths):
+    """Of the verified tokens' forward, not of one before it; both settings are lossless or nearly so."""
+    draft = noisy_copy(hybrid, 0.01)
+    head = {"lossy_head": judge_head(hybrid, draft)} if mode == "judge" else {}
+    plain = hybrid.generate(**padded(lengths), max_new_tokens=12, **GREEDY)
+    ours = hybrid.generate(
+        **padded(lengths), max_new_tokens=12, **GREEDY, **head, assistant_model=draft, lossy_mode=mode,
+        lossy_config={"seed": 0, **config},
+    )  # fmt: skip
+    assert ours.lossy_stats.drafted
+    if config:
+        assert_same_rows(ours.sequences, plain)
+
+
 def test_prompt_lookup(hybrid):
     ids = prompt(5).repeat(1, 3)
     plain = hybrid.generate(ids, max_new_tokens=16, **GREEDY)
@@ -103,13 +131,26 @@ def test_a_cache_is_handed_on_from_turn_to_turn(hybrid):
     assert text.equal(plain.sequences)
 
 
-def test_recorded_states_are_those_of_plain_generation(hybrid):
-    asked = GREEDY | {"output_hidden_states": True, "max_new_tokens": 6}
-    plain = hybrid.generate(prompt(), **asked)
-    ours = hybrid.generate(prompt(), **asked, assistant_model=noisy_copy(hybrid, 0.01), lossy_mode="lossless")
+@pytest.mark.parametrize("lengths", [(7,), (3, 9)], ids=["one", "batch"])
+def test_recorded_states_are_those_of_plain_generation(hybrid, lengths):
+    asked = padded(lengths) | GREEDY | {"output_hidden_states": True, "max_new_tokens": 6}
+    plain = hybrid.generate(**asked)
+    ours = hybrid.generate(**asked, assistant_model=noisy_copy(hybrid, 0.01), lossy_mode="lossless")
+    assert_same_rows(ours.sequences, plain)
     for expected, recorded in zip(plain.hidden_states, ours.hidden_states, strict=True):
         for a, b in zip(expected, recorded, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+            assert a.shape == b.shape
+            for row, length in enumerate(lengths):  # what is said of padding is nobody's business
+                torch.testing.assert_close(a[row, -length:], b[row, -length:], atol=1e-4, rtol=1e-4)
+
+
+def test_a_padded_row_by_itself_is_read_as_plain_generation_reads_it(hybrid):
+    inputs = {name: values[:1] for name, values in padded((3, 9)).items()}
+    plain = hybrid.generate(**inputs, max_new_tokens=12, **GREEDY)
+    ours = hybrid.generate(
+        **inputs, max_new_tokens=12, **GREEDY, assistant_model=noisy_copy(hybrid, 0.01), lossy_mode="lossless"
+    )
+    assert_same_text(ours.sequences, plain)
 
 
 def test_a_cache_is_brought_back_any_number_of_times(hybrid):

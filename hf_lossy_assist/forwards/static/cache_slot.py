@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from ...compat import REWINDING_LAYERS
+
+if TYPE_CHECKING:
+    from ...decoding.batch_layout import RowShift
 
 _MOST_IDLE = 2
 _ROOMIEST = 4
@@ -27,6 +31,8 @@ class StaticCacheSlot:
         Its layers are full static ones; see :func:`rewinds`.
     filled
         How many tokens it holds.
+    rows
+        How many rows it has.
 
     Attributes
     ----------
@@ -36,9 +42,10 @@ class StaticCacheSlot:
         Which compiled forwards have run on it, with what kind of mask.
     """
 
-    def __init__(self, cache: Cache, filled: int = 0) -> None:
+    def __init__(self, cache: Cache, filled: int = 0, rows: int = 1) -> None:
         self.cache = cache
         self.filled = filled
+        self.rows = rows
         self.warm: set[Hashable] = set()
         self._layers = [layer for layer in cache.layers if isinstance(layer, StaticLayer)]
         self.capacity = min(layer.max_cache_len for layer in self._layers)
@@ -49,6 +56,16 @@ class StaticCacheSlot:
             lengths = [layer.cumulative_length for layer in self._layers]
             torch._foreach_add_(lengths, position - self.filled)  # one kernel for all layers
         self.filled = position
+
+    def move(self, shift: RowShift, slots: int) -> None:
+        """Let the first rows hold the first ``slots`` slots of the next rectangle; what the others hold is stale."""
+        sources = shift.sources(slots).clamp(min=0)
+        for layer in self._layers:
+            rows, columns = shift.index.to(layer.keys.device), sources.to(layer.keys.device)[:, None, :, None]
+            for states in (layer.keys, layer.values):
+                moved = states[rows].gather(2, columns.expand(-1, states.shape[1], -1, states.shape[3]))
+                states[: len(rows), :, :slots] = moved
+        self.seek(slots)
 
     def fits(self, start: int, tokens: int) -> bool:
         """Tell whether ``tokens`` tokens from ``start`` on have a slot."""
@@ -98,13 +115,13 @@ class StaticCachePool:
         )
         self._lock = threading.Lock()
 
-    def take(self, model: PreTrainedModel, length: int) -> StaticCacheSlot:
-        """Return an empty cache for ``length`` tokens that nobody else uses.
+    def take(self, model: PreTrainedModel, length: int, rows: int = 1) -> StaticCacheSlot:
+        """Return an empty cache for ``length`` tokens of each row that nobody else uses.
 
         One that is some times as long will do: its forwards are compiled already, and others would have to be.
         """
         length = roomy(length)
-        wanted = _kind(model)
+        wanted = _kind(model, rows)
         with self._lock:
             idle = self._idle.setdefault(model, [])
             fits = [x for x in idle if x[0] == wanted and length <= x[1].capacity <= _ROOMIEST * length]
@@ -113,13 +130,13 @@ class StaticCachePool:
                 idle.remove(best)
                 best[1].clear()
                 return best[1]
-        return StaticCacheSlot(new_static_cache(model, length))
+        return StaticCacheSlot(new_static_cache(model, length), rows=rows)
 
     def give_back(self, model: PreTrainedModel, slots: StaticCacheSlot) -> None:
         """Keep a cache for the next call."""
         with self._lock:
             idle = self._idle.setdefault(model, [])
-            idle.append((_kind(model), slots))
+            idle.append((_kind(model, slots.rows), slots))
             del idle[:-_MOST_IDLE]
 
     def forget(self, model: PreTrainedModel) -> None:
@@ -128,9 +145,9 @@ class StaticCachePool:
             self._idle.pop(model, None)
 
 
-def _kind(model: PreTrainedModel) -> Hashable:
+def _kind(model: PreTrainedModel, rows: int) -> Hashable:
     # Tensors made in inference mode can't be written to outside of it.
-    return model.dtype, model.device, torch.is_inference_mode_enabled()
+    return rows, model.dtype, model.device, torch.is_inference_mode_enabled()
 
 
 POOL = StaticCachePool()

@@ -1,4 +1,4 @@
-"""Compiled forwards, one per model and width, kept as long as the model lives."""
+"""Compiled forwards, one per model and shape of its inputs, kept as long as the model lives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from transformers import CompileConfig, PreTrainedModel
 
 from .decoder_forward import DecoderForward, with_decoder_forward
 
-_forwards: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, int], CompiledForward]] = (
+_forwards: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, int, int], CompiledForward]] = (
     weakref.WeakKeyDictionary()
 )
 _lock = threading.RLock()
 
 
 class CompiledForward:
-    """A model whose decoder is compiled for inputs of one width.
+    """A model whose decoder is compiled for inputs of one shape.
 
     Parameters
     ----------
@@ -29,6 +29,8 @@ class CompiledForward:
         The user's model; nothing is written to it.
     options
         Keywords of ``torch.compile``.
+    rows
+        How many rows the inputs have; fewer are filled up.
 
     Attributes
     ----------
@@ -36,9 +38,9 @@ class CompiledForward:
         How often it has run.
     """
 
-    def __init__(self, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: PreTrainedModel, options: Mapping[str, Any], rows: int = 1) -> None:
         compiled = torch.compile(_states_of(model.get_decoder()), **options)
-        self.model = with_decoder_forward(model, DecoderForward(compiled))
+        self.model = with_decoder_forward(model, DecoderForward(compiled, rows))
         self.runs = 0
 
     def __call__(self, **inputs: Any) -> Any:
@@ -48,14 +50,16 @@ class CompiledForward:
         return self.model(**inputs)
 
 
-def compiled_forward(model: PreTrainedModel, config: CompileConfig | None, width: int) -> CompiledForward:
-    """Return the forward for inputs of ``width`` tokens; it is compiled when it first runs."""
+def compiled_forward(
+    model: PreTrainedModel, config: CompileConfig | None, width: int, rows: int = 1
+) -> CompiledForward:
+    """Return the forward for inputs of ``rows`` rows of ``width`` tokens; it is compiled when it first runs."""
     options = _options(config)
-    key = repr(sorted(options.items(), key=lambda item: item[0])), width
+    key = repr(sorted(options.items(), key=lambda item: item[0])), width, rows
     with _lock:
         mine = _forwards.setdefault(model, {})
         if key not in mine:
-            mine[key] = CompiledForward(model, options)
+            mine[key] = CompiledForward(model, options, rows)
         return mine[key]
 
 

@@ -16,6 +16,7 @@ from ...errors import LossyUnsupportedError
 from .. import Forwards
 from .cache_slot import POOL, StaticCacheSlot
 from .compiled_forward import CompiledForward, compiled_forward
+from .decoder_forward import eager_forward
 
 if TYPE_CHECKING:
     from ...decoding.batch_layout import RowShift
@@ -24,7 +25,10 @@ _TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another o
 
 
 class StaticForwards(Forwards):
-    """Runs one sequence through a model whose cache is static and rolled back by position.
+    """Runs a text, or the rows of a batch, through a model whose cache is static and rolled back by position.
+
+    A batch keeps the cache that it began with: rows that stay move to its front, and forwards are over as many rows as
+    in the beginning.
 
     Parameters
     ----------
@@ -37,6 +41,8 @@ class StaticForwards(Forwards):
         are given.
     seen
         How many tokens of the text the cache holds.
+    last_position
+        The last position that there is, where rows that are shorter than others are filled up beyond it.
 
     Attributes
     ----------
@@ -47,32 +53,48 @@ class StaticForwards(Forwards):
     """
 
     def __init__(
-        self, model: PreTrainedModel, slot: StaticCacheSlot, carried: Mapping[str, Any], seen: int = 0
+        self,
+        model: PreTrainedModel,
+        slot: StaticCacheSlot,
+        carried: Mapping[str, Any],
+        seen: int = 0,
+        last_position: int | None = None,
     ) -> None:
         self.model = model
         self.slot = slot
         self.seen = seen
         self.sent = 0
+        self.last_position = last_position
         self.carried = {**carried, "past_key_values": slot.cache}
         self.compiled: dict[int, CompiledForward] = {}
         self.keeps_cache = False
-        # As long as the cache: what follows the prompt is no padding, and the causal mask hides stale slots.
         self.device = device = model.device  # models look through all of their weights for it
-        self._padding = None
-        known = torch.arange(1, device=device)[None]
-        if (mask := carried.get("attention_mask")) is not None:
-            mask = mask.to(device)
-            self._padding = GrowingTensor(mask, ones).upto(slot.capacity).clone(memory_format=torch.contiguous_format)
-            known = (mask.cumsum(-1) - 1).clamp(min=0)
-        if (positions := carried.get("position_ids")) is not None:
-            known = positions.to(device)
-        self._positions = GrowingTensor(known, counting).upto(slot.capacity)
+        self._eager = model if slot.rows == 1 else eager_forward(model, slot.rows)
+        mask, positions = carried.get("attention_mask"), carried.get("position_ids")
+        if mask is None and slot.rows > 1:  # rows will be padded
+            mask = torch.ones(slot.rows, 1, dtype=torch.long)
+        if positions is None:
+            positions = torch.arange(1)[None] if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)
+        self._cover(None if mask is None else mask.to(device), positions.to(device))
         self._last: dict[tuple[int, int], Tensor] = {}
+
+    def _cover(self, mask: Tensor | None, positions: Tensor) -> None:
+        """Write mask and positions ahead, as far as the cache goes.
+
+        What follows the prompt is no padding, and the causal mask hides stale slots.
+        """
+        self._padding = None
+        if mask is not None:
+            ahead = GrowingTensor(mask, ones).upto(self.slot.capacity)
+            self._padding = ahead.clone(memory_format=torch.contiguous_format)
+        self._positions = GrowingTensor(positions, counting).upto(self.slot.capacity)
+        if self.last_position is not None:
+            self._positions = self._positions.clamp(max=self.last_position)
 
     def compile(self, config: CompileConfig | None, widths: tuple[int, ...]) -> None:
         """Compile forwards over ``widths`` tokens, now: all that can fail fails here."""
         for width in widths:
-            compiled = compiled_forward(self.model, config, width)
+            compiled = compiled_forward(self.model, config, width, self.slot.rows)
             if (compiled, self._padding is None) not in self.slot.warm:
                 self._warm_up(compiled, width)
             self.compiled[width] = compiled
@@ -89,9 +111,9 @@ class StaticForwards(Forwards):
         width = next((x for x in sorted(self.compiled) if x >= count and self.slot.fits(start, x)), None)
         self.slot.seek(start)
         self.slot.filled += width or count
-        self.seen, self.sent = start + count, count
+        self.seen, self.sent = start + count, tokens.numel()
         if width is None:
-            return self.model(**self._inputs(tokens, start, count, keep), return_dict=True)
+            return self._eager(**self._inputs(tokens, start, count, keep), return_dict=True)
         inputs = self._inputs(torch.nn.functional.pad(tokens, (0, width - count)), start, count, keep)
         return self.compiled[width](**inputs, return_dict=True)
 
@@ -100,7 +122,10 @@ class StaticForwards(Forwards):
         self.slot.seek(self.seen)
 
     def move(self, shift: RowShift, ids: Tensor) -> None:
-        raise NotImplementedError("a static cache holds one sequence")
+        slots, width = shift.known(self.seen), ids.shape[1]
+        self.slot.move(shift, slots)
+        self._cover(shift.take(self._padding[:, :width], 0), shift.take(self._positions[:, :width], 0))
+        self.seen = slots
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -131,10 +156,10 @@ class StaticForwards(Forwards):
 
     def _warm_up(self, compiled: CompiledForward, width: int) -> None:
         """Run and check a compiled forward: twice more than it takes to compile it, because CUDA graphs need that."""
-        tokens = torch.zeros(1, width, dtype=torch.long, device=self.device)
+        tokens = torch.zeros(self.slot.rows, width, dtype=torch.long, device=self.device)
         logits = []
         # The first forward makes the cache's tensors, which a compiled one could not.
-        for forward in (self.model, compiled, compiled, compiled):
+        for forward in (self._eager, compiled, compiled, compiled):
             self.slot.seek(0)
             logits.append(forward(**self._inputs(tokens, 0, width, 1), return_dict=True).logits)
             self.slot.filled += width

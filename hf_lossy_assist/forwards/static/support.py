@@ -31,8 +31,6 @@ def obstacle_to_static(model: PreTrainedModel) -> str | None:
 
 def obstacle_to_inputs(call: Prepared) -> str | None:
     """Say what a call wants that has no place on the static path; None where all has one."""
-    if call.batch > 1:
-        return f"the batch has {call.batch} rows"
     for name in ("output_hidden_states", "output_attentions"):
         if getattr(call.config, name, False):
             return f"`{name}` is wanted"

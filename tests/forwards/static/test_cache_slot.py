@@ -39,6 +39,7 @@ def test_caches_are_lent_once(target):
     assert POOL.take(target, 60) is not first
     POOL.give_back(target, first)
     assert POOL.take(target, 500) is not first
+    assert POOL.take(target, 33, rows=2) is not first
     assert POOL.take(target, 33) is first
 
 

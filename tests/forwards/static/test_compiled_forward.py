@@ -158,7 +158,6 @@ def broken(graph, inputs, **options):
     [
         ({"backend": broken}, "can't be compiled .*no compiler here"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
-        ({"num_return_sequences": 2, "do_sample": True}, "2 rows"),
         ({"past_key_values": "dynamic"}, "DynamicCache"),
         ({"candidate_generator": "own"}, "drafter"),
     ],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from transformers import CompileConfig, StaticCache
 
 from hf_lossy_assist import last_stats
 from tests.acceptors.table import judge_head
-from tests.models import ARCHITECTURES, noisy_copy, prompt, tiny
+from tests.models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
+from tests.parity import assert_same_rows
 
 NEW = 24
 CASES = {
@@ -30,10 +33,10 @@ def llamas():
 def both(target, draft, ids=None, config=None, **kwargs):
     """Return the eager output and the compiled one, by a backend that runs the traced graphs as they are."""
     kwargs = {"lossy_mode": "lossless", "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
+    kwargs = {"input_ids": prompt() if ids is None else ids} | kwargs
     settings = {"seed": 3} | (config or {})
     return [
         target.generate(
-            prompt() if ids is None else ids,
             assistant_model=draft,
             lossy_config=settings | more,
             compile_config=CompileConfig(backend="eager"),
@@ -43,19 +46,22 @@ def both(target, draft, ids=None, config=None, **kwargs):
     ]
 
 
+@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
 @pytest.mark.parametrize("case", CASES)
-def test_equal_to_the_eager_loop(llamas, case):
-    eager, compiled = both(*llamas, **CASES[case])
+def test_equal_to_the_eager_loop(llamas, case, inputs):
+    eager, compiled = both(*llamas, **CASES[case] | inputs)
     assert torch.equal(eager, compiled)
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "llama"])
-def test_equal_in_every_architecture(architecture):
+@pytest.mark.parametrize(
+    ("architecture", "rows"), [*((name, 1) for name in ARCHITECTURES if name != "llama"), ("gemma3", 3)]
+)
+def test_equal_in_every_architecture(architecture, rows):
     """Sliding windows shorter than the text, learned positions, soft-capping, two kinds of layers."""
     eager, compiled = both(
         tiny(architecture),
         None,
-        ids=prompt(6).repeat(1, 3),
+        ids=torch.cat([prompt(6, seed=row).repeat(1, 3) for row in range(rows)]),
         prompt_lookup_num_tokens=5,
         lossy_mode="dropmatch",
         config={"criterion": "naive"},
@@ -63,8 +69,9 @@ def test_equal_in_every_architecture(architecture):
     assert torch.equal(eager, compiled)
 
 
-def test_a_rule_that_reads_states(llamas):
-    eager, compiled = both(*llamas, lossy_mode="judge", lossy_head=judge_head(*llamas))
+@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
+def test_a_rule_that_reads_states(llamas, inputs):
+    eager, compiled = both(*llamas, lossy_mode="judge", lossy_head=judge_head(*llamas), **inputs)
     assert torch.equal(eager, compiled)
 
 
@@ -109,6 +116,25 @@ def test_the_returned_cache_goes_on(llamas):
         cached = compiled.past_key_values.layers[0].keys[:, :, : eager.past_key_values.get_seq_length()]
     torch.testing.assert_close(cached, eager.past_key_values.layers[0].keys)
     assert target.generation_config.cache_implementation is None
+
+
+@pytest.mark.parametrize("eos", [None, [5, 9, 20, 30, 40]])
+@pytest.mark.parametrize("more", [{"cache_implementation": "static"}, {"lossy_config": {"compile": True}}])
+def test_rows_of_a_batch_end_apart(llamas, more, eos):
+    greedy = padded() | {"do_sample": False, "eos_token_id": eos, "max_new_tokens": NEW, "output_logits": True}
+    plain = llamas[0].generate(**greedy, return_dict_in_generate=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it has an effect
+        ours = llamas[0].generate(
+            **greedy, return_dict_in_generate=True, assistant_model=llamas[1], lossy_mode="lossless",
+            compile_config=CompileConfig(backend="eager"), **more,
+        )  # fmt: skip
+    assert_same_rows(ours.sequences, plain)
+    assert ours.past_key_values is None
+    for a, b in zip(ours.logits, plain.logits, strict=True):
+        for row in range(len(a)):
+            if eos is None:
+                torch.testing.assert_close(a[row], b[row], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("compiling", [False, True])

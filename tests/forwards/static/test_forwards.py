@@ -6,11 +6,10 @@ import pytest
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from hf_lossy_assist.decoding.batch_layout import RowShift
 from hf_lossy_assist.forwards.static.cache_slot import POOL, StaticCacheSlot, new_static_cache
 from hf_lossy_assist.forwards.static.forwards import StaticForwards
 from tests.decoding.fixtures import PAD, between, random_round, random_tokens
-from tests.forwards.references import assert_last_logits, inputs_of
+from tests.forwards.references import assert_last_logits, follow_rows, inputs_of, prompts
 from tests.models import tiny
 
 ARCHITECTURES = pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
@@ -81,6 +80,16 @@ def test_a_cache_goes_back_to_the_pool_unless_it_is_the_caller_s():
         assert (POOL.take(model, CAPACITY) is forwards.slot) != keeps
 
 
-def test_it_holds_one_sequence():
-    with pytest.raises(NotImplementedError, match="one sequence"):
-        static(tiny(), [3]).move(RowShift((0,), (2,), 2, torch.device("cpu")), torch.tensor([[3, 4]]))
+@pytest.mark.parametrize(
+    ("architecture", "compiled"), [("llama", False), ("mistral", False), ("gpt2", False), ("gpt2", True)]
+)
+def test_rows_of_a_batch(architecture: str, compiled: bool):
+    """Fewer rows than the cache has are filled up, also in forwards that are compiled for so many."""
+    model, generator = tiny(architecture), torch.Generator().manual_seed(2)
+    texts = prompts((6, 3, 5, 6, 1), generator)
+    slot = StaticCacheSlot(new_static_cache(model, CAPACITY), rows=len(texts))
+    forwards = StaticForwards(model, slot, inputs_of(texts), last_position=CAPACITY - 1)
+    if compiled:
+        forwards.compile(CompileConfig(backend="eager"), (2, 7))
+    follow_rows(forwards, texts, (4, 0, 5, 0, 2, 6, 3), generator)
+    assert forwards.seen == slot.filled
