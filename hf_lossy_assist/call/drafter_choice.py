@@ -157,7 +157,7 @@ class DrafterChoice:
             )
         acceptor.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
         if self.candidate_generator is not None:
-            if not is_drafter(self.candidate_generator) and not callable(self.candidate_generator):
+            if not isinstance(self.candidate_generator, CandidateGenerator) and not callable(self.candidate_generator):
                 raise LossyValueError(
                     "`candidate_generator` has to be a CandidateGenerator or a callable that returns one, but is "
                     f"{self.candidate_generator!r}"
@@ -229,7 +229,7 @@ class DrafterChoice:
 
     def check_batch(self, rows: int) -> None:
         """Raise where there is one drafter for several rows."""
-        if is_drafter(self.candidate_generator):
+        if isinstance(self.candidate_generator, CandidateGenerator):
             raise LossyUnsupportedError(
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
                 f"batch has {rows} rows; pass a function that returns one, which is called once per row"
@@ -293,7 +293,3 @@ def _translation(
     check_tokenizers(target, assistant, tokenizer, assistant_tokenizer)
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
     return Translation(tokenizer, assistant_tokenizer, *sizes)
-
-
-def is_drafter(value: Any) -> bool:
-    return isinstance(value, CandidateGenerator)

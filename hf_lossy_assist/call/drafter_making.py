@@ -28,7 +28,7 @@ from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..forwards import Forwards
 from ..sampling import Randomness
-from .drafter_choice import DrafterChoice, is_drafter
+from .drafter_choice import DrafterChoice
 from .prepared import Prepared
 
 
@@ -153,14 +153,14 @@ class DrafterMaker:
             return compat.stock_drafter(
                 choice.target, config, row.ids, row.processors, row.inputs, choice.assistant_model
             )
-        if not is_drafter(drafter):
+        if not isinstance(drafter, CandidateGenerator):
             drafter = drafter(
                 input_ids=row.ids,
                 generation_config=row.config,
                 logits_processor=row.processors,
                 model_kwargs=row.inputs,
             )
-            if not is_drafter(drafter):
+            if not isinstance(drafter, CandidateGenerator):
                 raise LossyValueError(
                     f"`candidate_generator` has to return a CandidateGenerator, but returned {drafter!r}"
                 )
