@@ -7,13 +7,13 @@ import doctest
 import importlib
 import re
 import shlex
-import tomllib
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import tomllib
 import torch
 import typer
 from sybil import Document, Example, Region, Sybil
@@ -92,7 +92,17 @@ def test_every_page_is_in_the_navigation_and_there():
     written = [place for path, place in pages.sources() if path.suffix == ".md"]
     written += [f"api/{name}.md" for name, _ in pages.reference()]
     assert sorted(linked(config["project"]["nav"])) == sorted(written)
-    assert config["project"]["repo_url"] == pages.SOURCE
+
+
+def test_the_repository_s_address_is_the_same_everywhere():
+    for name in ("zensical.toml", "setup.py", "pyproject.toml"):
+        assert f'"{pages.SOURCE}"' in (pages.ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_walks_are_through_files_that_are_there():
+    names = re.findall(r"\w[\w/]*\.py", (pages.DOCS / "how-it-works.md").read_text(encoding="utf-8"))
+    files = [path.as_posix() for path in (pages.ROOT / "hf_lossy_assist").rglob("*.py")]
+    assert not [name for name in names if not any(path.endswith(f"/{name}") for path in files)]
 
 
 def test_every_rule_has_its_formula_and_picture(tmp_path: Path):

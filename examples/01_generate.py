@@ -4,7 +4,7 @@ import hf_lossy_assist
 from hf_lossy_assist import pairs
 
 pair = pairs.load("arithmetic")
-question = pair.task.examples("test", 1)[0]
+question = pair.task.examples("test", 2)[1]
 inputs = pair.tokenizer(question.prompt, return_tensors="pt")
 print(question.prompt)
 

@@ -14,7 +14,12 @@ with hf_lossy_assist.enabled(pair.target, assistant_model=pair.draft, num_assist
     for mode in ("lossless", "margin", "typical"):
         # More tokens per round is not the whole story: a rule that is harmless on one model may not be on another.
         output = pair.target.generate(
-            **inputs, lossy_mode=mode, do_sample=False, max_new_tokens=60, return_dict_in_generate=True
+            **inputs,
+            lossy_mode=mode,
+            lossy_config={"seed": 0},  # the same on every machine: nothing depends on the clock
+            do_sample=False,
+            max_new_tokens=60,
+            return_dict_in_generate=True,
         )
         answer = pair.tokenizer.decode(output.sequences[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
         print(f"{mode}: {answer}")

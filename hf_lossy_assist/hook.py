@@ -23,6 +23,7 @@ from .drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, draft_l
 from .drafting.model import ModelDrafter, check_draft_model, mask_of
 from .drafting.per_row import GeneratorDrafter
 from .errors import LossyUnsupportedError, LossyValueError
+from .inspection.inspector import Inspector
 from .messages import Draft
 from .sampling import Randomness
 from .stats import LossyStats
@@ -106,6 +107,11 @@ class LossyVerification(LogitsProcessor):
         if self.config.tree is not None:
             raise LossyUnsupportedError(
                 "`tree` is set, but stock's loop verifies chains alone; use enable() and `lossy_config`"
+            )
+        if self.config.stop_drafting is not None:
+            raise LossyUnsupportedError(
+                "`stop_drafting` is set, but stock's loop drafts by itself; use enable() and `lossy_config`, or "
+                "`assistant_confidence_threshold`"
             )
         if self.config.certificate is not None:
             raise LossyUnsupportedError(
@@ -206,6 +212,7 @@ class LossyVerification(LogitsProcessor):
             verifier,
             Progress(stopping, self.limits, stats),
             compat.ending_tokens(generation_config),
+            Inspector(acceptor) if self.config.inspect else None,
         )
         return self._rounds
 
@@ -231,13 +238,19 @@ class _RoundsOfStock(CandidateGenerator):
     """
 
     def __init__(
-        self, drafter: GeneratorDrafter, verifier: Verifier, progress: Progress, ending: Container[int] = ()
+        self,
+        drafter: GeneratorDrafter,
+        verifier: Verifier,
+        progress: Progress,
+        ending: Container[int] = (),
+        inspector: Inspector | None = None,
     ) -> None:
         self.drafter = drafter
         self.verifier = verifier
         self.progress = progress
         self.stats = progress.stats
         self.ending = ending
+        self.inspector = inspector
         self.requires_model_outputs = drafter.generator.requires_model_outputs
         self.committed = 0
         self.candidate: Tensor | None = None
@@ -342,4 +355,7 @@ class _RoundsOfStock(CandidateGenerator):
             self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
             self.selected[:, :-1] = self.draft.tokens
             self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
-            (self.decision,) = RowDecision.fetch(self.draft, decision)
+            decisions = RowDecision.fetch(self.draft, decision)
+            if self.inspector is not None:
+                decisions = self.inspector.judged(self.draft, verification, decision, decisions)
+            (self.decision,) = decisions

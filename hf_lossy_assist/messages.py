@@ -50,6 +50,8 @@ class Draft:
         one token after them, if the row has any.
     bonus
         Whether a token of the target's own follows a row whose tokens are all kept.
+    scores
+        ``(B, n)`` what a head on the draft model said about each token, for a rule that trusts tokens by one.
     cost, target_inputs
         What the proposal cost, and inputs of the target's forward that the drafter insists on.
     """
@@ -61,6 +63,7 @@ class Draft:
     tree: Tree | None = None
     trusted: tuple[int, ...] | None = None
     bonus: bool = True
+    scores: Tensor | None = None
     cost: DraftCost = DraftCost()
     target_inputs: Mapping[str, Any] = field(default_factory=dict)
 

@@ -6,7 +6,13 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .errors import LossyValueError
+
+if TYPE_CHECKING:
+    from .inspection.page import InspectionPage
+    from .inspection.token_record import TokenRecord
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +62,8 @@ class LossyStats:
         was not.
     trace
         For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``; row after row.
+    records
+        What is known of every output token: :class:`~hf_lossy_assist.inspection.TokenRecord`; row after row.
     rows
         The statistics of every row of the batch; their ``seconds`` are the call's until the row ended.
     """
@@ -80,6 +88,7 @@ class LossyStats:
     flops: Mapping[str, float] = field(default_factory=dict)
     plain_after: int | None = None
     trace: tuple[str, ...] = ()
+    records: tuple[TokenRecord, ...] = ()
     rows: tuple[LossyStats, ...] = ()
 
     @property
@@ -90,7 +99,7 @@ class LossyStats:
     @property
     def tokens_per_round(self) -> float:
         """Output tokens per round."""
-        return len(self.trace) / self.rounds if self.rounds else 0.0
+        return self.tokens / self.rounds if self.rounds else 0.0
 
     @property
     def runs(self) -> int:
@@ -105,7 +114,7 @@ class LossyStats:
     @property
     def target_calls_per_100_tokens(self) -> float:
         """Forward passes of the target per 100 output tokens."""
-        return 100 * self.target_calls / len(self.trace) if self.trace else 0.0
+        return 100 * self.target_calls / self.tokens if self.tokens else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -115,7 +124,7 @@ class LossyStats:
     @property
     def tokens(self) -> int:
         """Output tokens."""
-        return len(self.trace)
+        return self.accepted + self.corrected + self.bonus
 
     @property
     def tokens_per_second(self) -> float:
@@ -130,9 +139,11 @@ class LossyStats:
     def to_dict(self, rows: bool = False) -> dict[str, Any]:
         """Return everything that is counted and all that follows from it, as plain values that JSON can hold.
 
-        The trace is left out; of the rows of a batch, the same dictionaries where ``rows`` says so.
+        The trace and the records are left out; of the rows of a batch, the same dictionaries where ``rows`` says so.
         """
-        values = {x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("trace", "rows")}
+        values = {
+            x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("trace", "records", "rows")
+        }
         values = {"tokens": self.tokens, **values, **{name: getattr(self, name) for name in _DERIVED}}
         return values | ({"rows": [row.to_dict() for row in self.rows]} if rows else {})
 
@@ -166,7 +177,7 @@ class LossyStats:
 
         Examples
         --------
-        >>> print(LossyStats(rounds=2, drafted=4, accepted=3, trace=("accepted",) * 3 + ("bonus",) * 2).summary())
+        >>> print(LossyStats(rounds=2, drafted=4, accepted=3, bonus=2).summary())
         Statistics (lossless)
           tokens                           5
           rounds                           2
@@ -176,13 +187,54 @@ class LossyStats:
           accepted                         3 (75.0 % of drafted)
           accepted only by the lossy rule  0 (0.0 % of the text)
           corrected                        0
-          bonus                            0
+          bonus                            2
           target calls                     0
           draft calls                      0
         """
         figures = {name: value for name, value in self.figures().items() if value}
         width = max(map(len, figures))
         return "\n".join([self.title, *(f"  {name:<{width}}  {value}" for name, value in figures.items())])
+
+    def show(self, tokenizer: Any, *, row: int = 0, prompt: str = "") -> InspectionPage:
+        """Return a page of the text with every token's fate, which a notebook shows.
+
+        Pointing at a token, or going to it by the Tab key, shows what the models said about it, where the call had
+        ``lossy_config={"inspect": True}``.
+
+        Parameters
+        ----------
+        tokenizer
+            The target's.
+        row
+            Which text of a batch.
+        prompt
+            What to show before the text.
+
+        Raises
+        ------
+        LossyValueError
+            When there is no such row.
+
+        Examples
+        --------
+        >>> import hf_lossy_assist
+        >>> from hf_lossy_assist import pairs
+        >>> pair = pairs.load("arithmetic")
+        >>> inputs = pair.tokenizer("Tom has 3 apples and buys 4 more.", return_tensors="pt")
+        >>> with hf_lossy_assist.enabled(pair.target, assistant_model=pair.draft):
+        ...     out = pair.target.generate(**inputs, max_new_tokens=3, return_dict_in_generate=True)
+        >>> page = out.lossy_stats.show(pair.tokenizer)
+        >>> page.to_dict()["texts"][0]["figures"]["tokens"]
+        '3'
+        """
+        from .inspection.page import InspectedText, InspectionPage  # which needs a template engine
+
+        rows = self.rows or (self,)
+        if not 0 <= row < len(rows):
+            raise LossyValueError(f"`row` has to be one of the {len(rows)} rows, from 0, but is {row!r}")
+        own = rows[row]
+        text = InspectedText(" or ".join(own.accepted_by), own.records, own, own.seconds.get("total"))
+        return InspectionPage([text], tokenizer, prompt)
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -259,6 +311,7 @@ def merged(parts: Sequence[LossyStats]) -> dict[str, Any]:
         "run_histogram": _summed(part.run_histogram for part in parts),
         "accepted_by": _added(part.accepted_by for part in parts),
         "trace": tuple(kind for part in parts for kind in part.trace),
+        "records": tuple(record for part in parts for record in part.records),
     }
 
 

@@ -40,7 +40,7 @@ def test_they_hold_the_package_and_nothing_else(distributions: Path):
         (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
     assert {name for name in names if "/hub_cards/" not in name} == own
     assert all(name.startswith(CARDS) for name in names - own)
-    assert {f"{CARDS}generate/custom_generate/generate.py", f"{CARDS}generate/README.md"} <= names
+    assert {f"{CARDS}{name}" for name in ("generate/custom_generate/generate.py", "space/app.py")} <= names
     with tarfile.open(sdist) as archive:
         contents = {name.partition("/")[2] for name in archive.getnames()}
     assert names | {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml"} <= contents

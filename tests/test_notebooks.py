@@ -17,4 +17,4 @@ def test_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert not [cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path.parents[2]), os.environ.get("PYTHONPATH", "")]))
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": tmp_path}}).execute()
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": tmp_path}}).execute()

@@ -10,6 +10,12 @@ from hf_lossy_assist import pairs
 from hf_lossy_assist.pairs.pretraining import save_model
 from hf_lossy_assist.pairs.recipe import Cycle, ModelRecipe, build_model, build_tokenizer
 
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""A chat template in which an answer ends where the model ends it."""
+
 TINY = ModelRecipe(layers=1, hidden=16, heads=2, intermediate=24, cycles=(Cycle(6),), batch=2)
 
 

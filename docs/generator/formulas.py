@@ -8,6 +8,8 @@ from typing import Any
 
 _RESIDUAL = r"\operatorname{norm}\left([p - q]_+\right)"
 _BEST = r"\operatorname{argmax} p"
+_TARGET = r"p; \qquad \text{greedy: } " + _BEST
+_LOSSLESS = _RESIDUAL + r"; \qquad \text{greedy: } " + _BEST
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Formula:
 FORMULAS = {
     "lossless": Formula(
         r"u \le \frac{p(x)}{q(x)}; \qquad \text{greedy: } x = " + _BEST,
-        _RESIDUAL + r"; \qquad \text{greedy: } " + _BEST,
+        _LOSSLESS,
     ),
     "dropmatch": Formula(
         r"\operatorname{JS}(q \,\|\, \bar P) \le \max_k \operatorname{JS}(P_k \,\|\, \bar P)"
         r"\ \text{ or } x \text{ is the majority of } y_1, \dots, y_K;"
         r"\qquad \text{naive: } x \in \{y_1, \dots, y_K\}",
-        r"p",
+        _TARGET,
         (
             {"criterion": "naive", "dropout": 0.1},
             {"criterion": "naive", "dropout": 0.3},
@@ -56,13 +58,13 @@ FORMULAS = {
     ),
     "topk": Formula(
         r"\left|\{v : p(v) > p(x)\}\right| < k \ \text{ and } \log p(x) \ge \log \max p - \text{tolerance}",
-        _RESIDUAL + r"; \qquad \text{greedy: } " + _BEST,
+        _LOSSLESS,
         ({"k": 1}, {"k": 2}, {"k": 3, "tolerance": 2.0}),
         do_sample=False,
     ),
     "typical": Formula(
         r"p(x) > \min\left(\varepsilon,\ \delta\, e^{-H(p)}\right)",
-        r"p; \qquad \text{greedy: } " + _BEST,
+        _TARGET,
         ({}, {"epsilon": 0.2}, {"epsilon": 0.5, "delta": 1.0}),
         do_sample=False,
     ),
@@ -78,13 +80,14 @@ FORMULAS = {
         ({"weight": 0.8}, {"weight": 0.5}),
     ),
     "thresholds": Formula(
-        r"u \le \frac{p(x)}{t_\text{acc}} \ \text{ or } p(x) \ge t_\text{single}",
+        r"u \le \frac{p(x)}{t_\text{acc}} \ \text{ or } p(x) \ge t_\text{single};"
+        r"\qquad \text{greedy: } x = \operatorname{argmax} p \ \text{ or } p(x) \ge t_\text{single}",
         r"\operatorname{norm}(p \text{ without } x); \qquad \text{greedy: } " + _BEST,
         ({}, {"threshold_single": 0.3}, {"threshold_acc": 0.5}),
     ),
     "near_top": Formula(
         r"p(x) \ge (1 - \alpha)\,\max p \ \text{ or } u \le \frac{p(x)}{q(x)}",
-        _RESIDUAL + r"; \qquad \text{greedy: } " + _BEST,
+        _LOSSLESS,
         ({"alpha": 0.2}, {"alpha": 0.5}),
     ),
     "lenience": Formula(
@@ -94,13 +97,13 @@ FORMULAS = {
     ),
     "fsd": Formula(
         r"D(p \,\|\, q) \le T, \qquad D \in \{\operatorname{JS}, \operatorname{KL}, \operatorname{TV}\}",
-        r"p; \qquad \text{greedy: } " + _BEST,
+        _TARGET,
         ({"threshold": 0.02}, {"threshold": 0.1}, {"threshold": 0.1, "divergence": "kl"}),
     ),
     "fly": Formula(
         r"x \text{ matches, or } \frac{H(p_{\text{top } k})}{\ln k} \ge \theta"
         r" \text{ and the next } W - 1 \text{ drafted tokens match}",
-        _RESIDUAL + r"; \qquad \text{greedy: } " + _BEST,
+        _LOSSLESS,
         ({}, {"theta": 0.6}, {"theta": 0.9}),
         do_sample=False,
     ),
@@ -112,7 +115,7 @@ FORMULAS = {
     "margin": Formula(
         r"x = \operatorname{argmax} p, \text{ or } x \text{ is second and } \frac{z_{(2)}}{z_{(1)}} > \theta;"
         r"\qquad \text{gap: } \log p_{(1)} - \log p_{(2)} < \text{gap}",
-        _BEST,
+        _LOSSLESS,
         ({"gap": 0.5}, {"gap": 2.0}),
         do_sample=False,
     ),

@@ -143,6 +143,13 @@ class Acceptor(ABC):
         """
         return None
 
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        """Return ``(B, n)`` what the rule compares for each drafted token, by its name: for whoever inspects a run.
+
+        Nothing may be drawn here. By default p(x) / q(x), and the random number that it is compared with.
+        """
+        return {"p/q": v.ratio, **({"u": v.u} if v.do_sample else {})}
+
     def credits(self, v: Verification) -> dict[str, Tensor]:
         """Return ``(B, n)`` per rule which tokens are kept on its account; a token is credited to one rule only.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,6 +45,9 @@ class Cactus(Acceptor):
         if not v.do_sample:
             return v.lossless & v.allowed
         return (v.u * v.q_x <= self._raised(v.p_left)) & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"h/q": self._raised(v.p_left) / v.q_x, "u": v.u} if v.do_sample else super().quantities(v)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -55,6 +56,9 @@ class _Composed(Acceptor):
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return self.rules[-1].correction(v, at)
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {f"{rule.name}: {name}": x for rule in self.rules for name, x in rule.quantities(v).items()}
 
     def charge(self, v: Verification) -> Tensor | None:
         return next((charge for rule in self.rules if (charge := rule.charge(v)) is not None), None)
@@ -158,6 +162,9 @@ class HeadRule(Acceptor):
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.residual_distribution(at) if self.base is None else self.base.correction(v, at)
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {} if self.base is None else self.base.quantities(v)
 
     def charge(self, v: Verification) -> Tensor | None:
         return None if self.base is None else self.base.charge(v)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -75,11 +76,25 @@ class DropMatch(Acceptor):
         y = v.choose(paths if v.do_sample else logits)
         if self.criterion == "naive":
             return (y == x[:, None]).any(1)
+        centroid, of_draft, of_heads = self._divergences(v, at, paths)
+        return (of_draft <= of_heads) | (x == majority(y, centroid))
+
+    def _divergences(self, v: Verification, at: slice, paths: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``P̄`` at some of the positions, and how far the draft and the farthest head are from it."""
+        paths = v.dropped_logits[:, :, at].float().softmax(-1) if paths is None else paths
         centroid = v.centroid_logits[:, at].softmax(-1)
         spread = entropy(centroid)
         of_draft = js_divergence(v.q[:, at], centroid, spread)
-        of_paths = js_of(entropy(paths), spread[:, None], paths.add_(centroid[:, None]))
-        return (of_draft <= of_paths.amax(1)) | (x == majority(y, centroid))
+        of_heads = js_of(entropy(paths), spread[:, None], paths.add_(centroid[:, None])).amax(1)
+        return centroid, of_draft, of_heads
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        agreeing = (v.dropped_logits.argmax(-1) == v.tokens[:, None]).sum(1)
+        if self.criterion == "naive":
+            return {"agreeing heads": agreeing}
+        both = [torch.stack(self._divergences(v, at)[1:]) for at in _chunks(v.dropped_logits)]
+        of_draft, of_heads = torch.cat(both, dim=-1)
+        return {"agreeing heads": agreeing, "JS of the draft": of_draft, "largest JS of a head": of_heads}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)

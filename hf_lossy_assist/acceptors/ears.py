@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,5 +42,10 @@ class Ears(Acceptor):
     def keep(self, v: Verification) -> Tensor:
         if not v.do_sample:
             return v.lossless & v.allowed
-        threshold = (v.u - self.beta * (1 - v.max_p)).clamp(min=0)
-        return (v.ratio >= threshold) & v.allowed
+        return (v.ratio >= self._threshold(v)) & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"p/q": v.ratio, "threshold": self._threshold(v)} if v.do_sample else super().quantities(v)
+
+    def _threshold(self, v: Verification) -> Tensor:
+        return (v.u - self.beta * (1 - v.max_p)).clamp(min=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,6 +45,12 @@ class Ensemble(Acceptor):
             return v.lossless
         mixture = self.weight * v.p[:, :-1] + (1 - self.weight) * v.q
         return v.tokens == mixture.argmax(-1)
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        if v.do_sample:
+            return {"1 - w + w·p/q": 1 - self.weight + self.weight * v.ratio, "u": v.u}
+        mixture = self.weight * v.p[:, :-1] + (1 - self.weight) * v.q
+        return {"mixture": mixture.gather(-1, v.tokens[..., None])[..., 0], "mixture's best": mixture.amax(-1)}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if v.do_sample or self.weight == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,8 +56,12 @@ class Fly(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
-        top = v.logits[:, :-1].topk(min(self.k, v.logits.shape[-1])).values
-        entropy = torch.special.entr(top.softmax(-1)).sum(-1)
-        unsure = entropy >= self.theta * math.log(max(2, top.shape[-1]))
+        entropy, threshold = self.quantities(v).values()
+        unsure = entropy >= threshold
         match = v.lossless & v.allowed
         return match | (unsure & v.followed(match, self.window - 1) & v.allowed)
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        top = v.logits[:, :-1].topk(min(self.k, v.logits.shape[-1])).values
+        entropy = torch.special.entr(top.softmax(-1)).sum(-1)
+        return {"entropy": entropy, "threshold": torch.full_like(entropy, self.theta * math.log(max(2, top.shape[-1])))}

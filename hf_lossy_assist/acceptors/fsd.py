@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -48,12 +49,18 @@ class Fsd(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
-        near = _DIVERGENCES[self.divergence](v.p[:, :-1], v.q) <= self.threshold
+        near = self._divergence(v) <= self.threshold
         if self.threshold == 0:  # rounding may find no divergence where there is one
             near = torch.zeros_like(near)
         if self.strict_above < 1:
             near = torch.where(v.max_p > self.strict_above, v.lossless, near)
         return near & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {f"{self.divergence.upper()}(p, q)": self._divergence(v)}
+
+    def _divergence(self, v: Verification) -> Tensor:
+        return _DIVERGENCES[self.divergence](v.p[:, :-1], v.q)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if self.strict_above == 1 or not v.do_sample:

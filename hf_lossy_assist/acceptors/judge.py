@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -64,11 +65,17 @@ class Judge(HeadRule):
         return replace(self, base=None, recall=None)
 
     def keep_by_head(self, v: Verification) -> Tensor:
+        return (self._important(v) < self.threshold) & v.allowed  # never of a state that is missing
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"P(important)": self._important(v), **super().quantities(v)}
+
+    def _important(self, v: Verification) -> Tensor:
+        """Return ``(B, n)`` P(important); NaN of a state that is missing."""
         states = {}
         if v.hidden is not None:
             states |= {"target_previous": v.states_before, "target_draft": v.states_after}
         if v.draft_hidden is not None:
             states |= {"draft_previous": v.draft_hidden, "draft_draft": v.draft_states_after}
         parts = [states[name].to(self.head.weight.device).float() for name in self.head.config.columns]
-        important = self.head.probability(torch.cat(parts, dim=-1)).to(v.tokens.device)
-        return (important < self.threshold) & v.allowed  # never of a state that is missing
+        return self.head.probability(torch.cat(parts, dim=-1)).to(v.tokens.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,6 +42,9 @@ class Lenience(Acceptor):
     def keep(self, v: Verification) -> Tensor:
         kept = self.factor * v.u <= v.ratio if v.do_sample else near_best(v, self.factor)
         return kept & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"p/ℓq": v.ratio / self.factor, "u": v.u} if v.do_sample else {"p / max p": v.p_x / v.max_p}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,3 +46,7 @@ class Margin(Acceptor):
         else:
             close = first - second < self.gap
         return (v.lossless | (close & (v.logit_x >= second))) & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        first, second = v.logits[:, :-1].topk(2, dim=-1).values.unbind(-1)
+        return {"z2/z1": second / first} if self.gap is None else {"z1 - z2": first - second}

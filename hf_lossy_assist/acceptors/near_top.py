@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,3 +41,6 @@ class NearTop(Acceptor):
 
     def keep(self, v: Verification) -> Tensor:
         return (near_best(v, 1 - self.alpha) | v.lossless) & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"p / max p": v.p_x / v.max_p}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,3 +55,9 @@ class Regret(Acceptor):
         if v.do_sample:
             return None
         return (v.logits[:, :-1].amax(-1) - v.logit_x).masked_fill(v.lossless, 0.0)
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        charge = self.charge(v)
+        if charge is None:
+            return super().quantities(v)
+        return {"regret": charge, "regret so far": v.spent + v.so_far(charge)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,6 +42,9 @@ class Relaxed(Acceptor):
 
     def keep(self, v: Verification) -> Tensor:
         return (rank(v) < self.top_n) & (v.p_x >= v.max_p - self.delta) & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"rank": rank(v) + 1, "max p - p": v.max_p - v.p_x}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         rows = torch.arange(len(at), device=at.device)

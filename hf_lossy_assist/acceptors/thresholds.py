@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..messages import Verification
@@ -52,6 +54,10 @@ class Thresholds(Acceptor):
     def keep(self, v: Verification) -> Tensor:
         drawn = self.threshold_acc * v.u <= v.p_left if v.do_sample else v.lossless
         return (drawn | (v.p_x >= self.threshold_single)) & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        drawn = {"p/t_acc": v.p_left / self.threshold_acc, "u": v.u} if v.do_sample and self.threshold_acc else {}
+        return {**drawn, "threshold": torch.full_like(v.p_x, self.threshold_single)}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,3 +48,6 @@ class TopK(Acceptor):
     def keep(self, v: Verification) -> Tensor:
         near = v.logit_x >= v.logits[:, :-1].amax(-1) - self.tolerance
         return (rank(v) < self.k) & near & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"rank": rank(v) + 1, "nats below the best": v.logits[:, :-1].amax(-1) - v.logit_x}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,7 +40,10 @@ class Typical(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
-        return (v.p_x > (self.delta * torch.exp(-entropy(v.p[:, :-1]))).clamp(max=self.epsilon)) & v.allowed
+        return (v.p_x > self.quantities(v)["threshold"]) & v.allowed
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return {"threshold": (self.delta * torch.exp(-entropy(v.p[:, :-1]))).clamp(max=self.epsilon)}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, warn
 from ..stats import LossyStats
 from .certificate import Certificate
 
@@ -41,6 +40,7 @@ class Watch:
 
     Examples
     --------
+    >>> import warnings
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> watch = Watch({"mean_accepted": rng.normal(3, 0.5, 200)})
@@ -59,7 +59,7 @@ class Watch:
         self,
         usual: Mapping[str, Sequence[float]],
         confidence: float = 0.99,
-        warn: Callable[[str], Any] = warnings.warn,
+        warn: Callable[[str], Any] = warn,
         seed: int = 0,
     ) -> None:
         if not usual or min(map(len, usual.values())) < 2 or not 0 < confidence < 1:

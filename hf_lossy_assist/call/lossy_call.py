@@ -22,11 +22,13 @@ from ..decoding.row_by_row import RowByRow
 from ..decoding.tree_loop import TreeDecoding
 from ..drafting import Drafter
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
+from ..inspection.inspector import Inspector
 from ..sampling import Randomness
 from ..stats import LossyStats
 from ..verification.target import Target, Verifier
 from ..verification.tree_target import TreeTarget, TreeVerifier
 from .drafter_choice import DrafterChoice
+from .drafter_making import DrafterMaker
 from .forwards_choice import choose_forwards
 from .prepared import Prepared
 from .refusals import (
@@ -100,7 +102,7 @@ class LossyCall:
             )
         if (refusal := compat.refusal_of_adapter(model)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
-        choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"))
+        choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"), config.stop_drafting)
         if choice.is_empty and level > 1:  # saved with the model, which is used without its drafter here
             warn_once(
                 f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are decoded "
@@ -138,6 +140,7 @@ class LossyCall:
             tokenizer=tokenizer,
             encoder_input=self.encoder_input,
             synced_gpus=synced_gpus,
+            inspected=self.config.inspect,
         )
         if self.config.tree is not None:
             check_tree(self.model, self.choice.assistant_model, self.config, call)
@@ -170,7 +173,9 @@ class LossyCall:
         tree = self.config.tree
         kinds = (Verifier, Target, Decoding) if tree is None else (TreeVerifier, TreeTarget, TreeDecoding)
         verifier = kinds[0](self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
-        drafter = self.choice.drafter(acceptor, call, processors, randomness, progress, forwards.draft, tree)
+        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness).drafter(
+            progress, forwards.draft, tree
+        )
         run = Run(
             target=kinds[1](forwards.target, verifier),
             drafter=drafter,
@@ -178,6 +183,7 @@ class LossyCall:
             progress=progress,
             outputs=outputs,
             break_even=self._break_even(drafter, call),
+            inspector=Inspector(acceptor) if self.config.inspect else None,
             synced=call.synced_gpus,
         )
         return kinds[2](run, call.ids, layout)

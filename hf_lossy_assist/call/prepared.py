@@ -33,6 +33,8 @@ class Prepared:
         Whether all processes have to run as many forwards as the slowest.
     of_batch
         Whether this is one row of a batch.
+    inspected
+        Whether what is recorded of each token includes what the draft said.
     """
 
     ids: Tensor
@@ -45,6 +47,7 @@ class Prepared:
     encoder_input: Any = None
     synced_gpus: bool = False
     of_batch: bool = False
+    inspected: bool = False
 
     @property
     def batch(self) -> int:

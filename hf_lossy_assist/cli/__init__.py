@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Annotated, Any
@@ -11,11 +12,14 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from .. import __version__
-from .console import CleanGroup
+from .console import CleanCommand, CleanGroup
 
 COMMANDS = {
     "demo": ("demo:demo", "Answer the same questions with every mode on the bundled pair, and compare."),
     "generate": ("generate:generate", "Continue a prompt, streaming, with a draft and an acceptance rule."),
+    "chat": ("chat:chat", "Chat with a model, and see which tokens a rule let through."),
+    "rules": ("rules:rules", "List the rules with their settings, sources and what they read."),
+    "inspect": ("inspect:inspect", "Write a page that shows what became of every token, in several modes."),
     "evaluate": ("evaluate:evaluate", "Let every mode answer a task's problems: scores with intervals, and speed."),
     "calibrate": ("calibrate:calibrate", "Certify the fastest setting whose loss of a task's score is bounded."),
     "bench": ("bench:bench", "Compare modes of generation: speed, where the time goes, accuracy, memory."),
@@ -27,7 +31,7 @@ COMMANDS = {
     "train-pair": ("train_pair:train_pair", "Train the bundled pair from its seed, measure it, and write it."),
     "evaluate-pair": ("train_pair:evaluate_pair", "Measure the accuracy of each model of a pair alone."),
     "theory": ("theory:theory", "Tabulate and plot SPRINTER's expected run length, and expected speedups."),
-    "publish": ("publish:publish", "Upload a head, a draft, or the custom generation method, to the Hugging Face Hub."),
+    "publish": ("publish:publish", "Upload a head, a draft, a certificate, the custom generation method or the Space."),
     "serve": ("serve:serve", "Run transformers' server (OpenAI-compatible) with an assistant and lossy rules."),
     "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with models that are assisted."),
     "import-autojudge": ("import_autojudge:import_autojudge", "Import a head in AutoJudge's published layout."),
@@ -56,7 +60,7 @@ class LazyCommand(TyperCommand):
         found = getattr(module, attribute)
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False)
-            found.command(self.name, **getattr(module, "COMMAND_OPTIONS", {}))(function)
+            found.command(self.name, cls=CleanCommand, **getattr(module, "COMMAND_OPTIONS", {}))(function)
         command = typer.main.get_command(found)
         for each in _with_subcommands(command):
             each.help, each.epilog = _plain(each.help), _plain(each.epilog)
@@ -113,6 +117,8 @@ def main_options(
 
 def main() -> None:
     """Run the command line."""
+    # Of whose lines warnings are is of no use to those who wrote none.
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     app()
 
 

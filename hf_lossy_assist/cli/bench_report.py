@@ -14,7 +14,7 @@ from ..evaluation.plots import PlotPoint
 from ..evaluation.quality import ModeScore
 from ..evaluation.roofline import Roofline
 from ..evaluation.summary import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
-from .rendering import Column, milliseconds, number, percent, table
+from .rendering import Column, figure, milliseconds, number, percent, table
 
 _SHOWN = (0.1, 0.5, 0.9)
 
@@ -72,8 +72,8 @@ def speed_table(rows: Sequence[ModeSummary], heading: str) -> Table:
     """Lay out how fast every mode is."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
-        "tokens/s": lambda row: f"{row.tokens_per_second.median:.4g}",
-        "least–largest": lambda row: f"{row.tokens_per_second.low:.4g}–{row.tokens_per_second.high:.4g}",
+        "tokens/s": lambda row: figure(row.tokens_per_second.median),
+        "least–largest": lambda row: "–".join(map(figure, (row.tokens_per_second.low, row.tokens_per_second.high))),
     }
     others = {"× target\nalone": TARGET_ALONE, "× stock": STOCK, "× loss-\nless": reference(rows)}
     columns |= {name: _times(other) for name, other in others.items() if other in {row.label for row in rows}}

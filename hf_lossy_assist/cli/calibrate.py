@@ -25,6 +25,7 @@ from .console import limit_threads, progress
 from .models import ModelOptions
 from .options import (
     DraftSource,
+    Dtype,
     FirstSeed,
     PairInstead,
     Sample,
@@ -33,6 +34,7 @@ from .options import (
     TaskName,
     TaskOptions,
     Threads,
+    Where,
     parse_task_options,
 )
 from .rendering import Column, number, table
@@ -69,8 +71,8 @@ def calibrate(
     sample: Sample = False,
     temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
     seed: FirstSeed = 0,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights, e.g. bfloat16; as for `evaluate`.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda:0, …, or auto to spread the models.")] = None,
+    dtype: Dtype = None,
+    device: Where = None,
     threads: Threads = None,
 ) -> None:
     """Certify the fastest setting that loses at most so many points of a task's score.

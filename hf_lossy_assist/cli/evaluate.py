@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group
@@ -24,6 +24,7 @@ from .models import ModelOptions
 from .options import (
     RULES,
     DraftSource,
+    Dtype,
     FirstSeed,
     PairInstead,
     Sample,
@@ -32,13 +33,12 @@ from .options import (
     TaskName,
     TaskOptions,
     Threads,
+    Where,
     parse_task_options,
 )
-from .rendering import Column, number, percent, table
+from .rendering import Column, figure, number, percent, table
 
 COMMAND_OPTIONS = {"epilog": RULES}
-
-_REPORT_EVERY = 50
 
 
 def evaluate(
@@ -72,11 +72,8 @@ def evaluate(
     sample: Sample = False,
     temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
     seed: FirstSeed = 0,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Of the weights; float32 with --pair arithmetic, else what they are stored in."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda:0, …, or auto to spread the models.")] = None,
+    dtype: Dtype = None,
+    device: Where = None,
     threads: Threads = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; the same one continues an interrupted run.")
@@ -117,11 +114,9 @@ def answer_all(evaluation: Evaluation, store: AnswerStore, screen: Console) -> E
         with Live(bar, console=shown, transient=True, refresh_per_second=2) as live:
             for done, _ in enumerate(evaluation.run(store), 1):
                 bar.update(task, completed=-(-done // evaluation.batch_size))
-                if screen.is_terminal:
+                if shown.is_terminal:
                     running = evaluation.result(store).modes.values()
                     live.update(Group(bar, score_table(running, evaluation.reference)))
-                elif done % _REPORT_EVERY == 0:
-                    shown.print(f"{done} of {len(evaluation.examples)} problems answered")
     except KeyboardInterrupt:
         kept = "" if store.folder is None else f"; the same command goes on from what is in {store.folder}"
         screen.print(f"stopped after {done} problems{kept}", soft_wrap=True)
@@ -139,6 +134,6 @@ def score_table(rows: Sequence[ModeScore], reference: str) -> Table:
         "mean\nkept": lambda row: number(row.mean_accepted),
         "tokens/\nround": lambda row: number(row.tokens_per_round),
         "calls/\n100": lambda row: f"{row.target_calls_per_100_tokens:.1f}",
-        "tokens\n/s": lambda row: f"{row.tokens_per_second:.4g}",
+        "tokens\n/s": lambda row: figure(row.tokens_per_second),
     }
     return table(rows, columns, "Scores; mean kept: drafted tokens per round; calls of the target per 100 tokens")

@@ -33,10 +33,9 @@ from ..mining.storage import Store, prompt_rows
 from ..mining.writing import ResponseLimits, Writer, eos_of
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions
-from .options import DraftSource, TargetSource, Threads, parse_task_options
+from .options import DraftSource, Dtype, TargetSource, Threads, Where, parse_task_options
 
 Labels = Literal["judge", "ratio"]
-_REPORT_EVERY = 50
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def make_miner(options: MiningOptions, loaded: LoadedModels) -> Miner:
 
 
 class MiningBar:
-    """A progress bar with what has been found so far; a line now and then where there is no terminal."""
+    """A progress bar with what has been found so far."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
@@ -167,10 +166,6 @@ class MiningBar:
         counts[outcome.status] += 1
         counts.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
         self._bar.update(self._task, advance=1, description=self._text())
-        if not self._screen.is_terminal and counts["prompts"] % _REPORT_EVERY == 0:
-            task = self._bar.tasks[self._task]
-            left = "" if task.time_remaining is None else f", {task.time_remaining / 60:.0f} minutes left"
-            self._screen.print(f"{self._text()}: {task.completed:.0f} of {task.total:.0f} prompts{left}")
 
     def _text(self) -> str:
         counts = self._counts
@@ -260,11 +255,8 @@ def mine(
     ] = None,
     target_api_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
     target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one of its answers.")] = 120.0,
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Of the weights; float32 with --pair, else what they are stored in."),
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda:0, …, or auto to spread the models.")] = None,
+    dtype: Dtype = None,
+    device: Where = None,
     threads: Threads = None,
 ) -> None:
     """Find out which tokens of a draft change the answer, and store them with the models' hidden states.

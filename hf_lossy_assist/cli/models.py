@@ -84,6 +84,7 @@ class LoadedModels:
     task: Task | None = None
     heads: Mapping[str, Head] = field(default_factory=dict)  # trained heads by the rule that uses them
     texts: Sequence[str] = STORY_OPENINGS  # prompts, where there is no task
+    draft_tokenizer: PreTrainedTokenizerBase | None = None  # where the draft has one of its own
 
     @property
     def models(self) -> Models:
@@ -132,6 +133,7 @@ class ModelOptions:
     # Where they go; ``"auto"`` spreads models of one's own, and None is a GPU if there is one.
     device: str | None = None
     folder: Path | None = None  # to take the models of the pair from
+    assistant_tokenizer: str | None = None  # the draft's, where it is not beside it
 
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
         """Refuse what does not go together, before anything is loaded.
@@ -142,6 +144,10 @@ class ModelOptions:
         named = {"--model": self.model, "--assistant": self.assistant, **(others or {})}
         if self.pair is not None and self.model is not None:
             raise LossyValueError(f"`--pair` {self.pair!r} brings its own models; leave out `--model`")
+        if self.assistant_tokenizer is not None and self.assistant is None:
+            raise LossyValueError(
+                f"`--assistant-tokenizer` {self.assistant_tokenizer!r} is of an `--assistant`, which is missing; add it"
+            )
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
             raise LossyValueError(f"{' and '.join(missing)} has to be given, or `--pair arithmetic` instead")
@@ -167,13 +173,24 @@ class ModelOptions:
                     f"`--pair` {self.pair!r} has a target, but no draft yet; name one by `--assistant`, or the folder "
                     "that it is in as 'draft' by `--folder`"
                 )
-            return LoadedModels(pair.target, draft, pair.tokenizer, task or pair.task, heads)
+            return LoadedModels(
+                pair.target, draft, pair.tokenizer, task or pair.task, heads, draft_tokenizer=self._draft_tokenizer()
+            )
         return LoadedModels(
             None if self.model is None else load_model("--model", self.model, self.dtype, device),
             None if self.assistant is None else load_draft("--assistant", self.assistant, self.dtype, device),
             pretrained("--model", self.model or self.assistant, AutoTokenizer),
             task,
+            draft_tokenizer=self._draft_tokenizer(),
         )
+
+    def _draft_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        if self.assistant_tokenizer is not None:
+            return pretrained("--assistant-tokenizer", self.assistant_tokenizer, AutoTokenizer)
+        try:
+            return None if self.assistant is None else AutoTokenizer.from_pretrained(self.assistant)
+        except (OSError, ValueError):
+            return None  # a draft without one was made for the target's
 
     def load_for_task(self, task: Task | None, heads: Sequence[str], *, assisted: bool) -> LoadedModels:
         """Load what the options name with the trained heads beside it; some task has to be there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from transformers import GenerationConfig
@@ -35,6 +35,30 @@ TaskName = Annotated[
 ]
 TaskData = Annotated[str | None, typer.Option(help="A file for the task to read.")]
 TaskOptions = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A setting of the task. Repeatable.")]
+AssistantTokenizer = Annotated[
+    str | None, typer.Option(metavar="SOURCE", help="The draft's tokenizer, where its own is not beside it.")
+]
+PromptLookup = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Draft without a model: up to N tokens that follow the same words before."),
+]
+RuleName = Annotated[
+    str | None, typer.Option(help="The rule, lossless by default; of several, with commas between, any may keep.")
+]
+HeadSource = Annotated[
+    str | None,
+    typer.Option(help="The trained head of judge or sprinter: a Hub id or a folder; a pair's own by default."),
+]
+Tokens = Annotated[
+    int | None, typer.Option("--num-assistant-tokens", min=1, help="Drafted tokens per round; 8 by default.")
+]
+Temperature = Annotated[float | None, typer.Option(help="Temperature; needs --sample.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of every random number.")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Of the weights; float32 with --pair arithmetic, else what they are stored in."),
+]
+Where = Annotated[str | None, typer.Option("--device", help="cpu, cuda:0, …, or auto to spread the models.")]
 RuleSettings = Annotated[
     list[str] | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""``lossy-assist publish``: send a head, a draft or the custom generation method to the Hub."""
+"""``lossy-assist publish``: send a head, a draft, a certificate, the generation method or the Space to the Hub."""
 
 from __future__ import annotations
 
@@ -15,43 +15,54 @@ from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..heads.head_loading import load_folder
-from ..heads.hub import Publication, upload
+from ..heads.hub import Publication, export, upload
 from ..heads.repository import existing_folder, publication, read_config
 from .models import load_model
 
-_CUSTOM_GENERATE = Path(__file__).parents[1] / "hub_cards" / "lossy-assist-generate"
+_CARDS = Path(__file__).parents[1] / "hub_cards"
 
 
 def _custom_generate() -> Publication:
     names = ("README.md", "custom_generate/generate.py", "custom_generate/requirements.txt")
-    return Publication("custom generation method", {name: _CUSTOM_GENERATE / name for name in names})
+    return Publication("custom generation method", {name: _CARDS / "lossy-assist-generate" / name for name in names})
+
+
+def _space() -> Publication:
+    names = ("README.md", "app.py", "requirements.txt")
+    return Publication("Space", {name: _CARDS / "lossy-assist-space" / name for name in names}, sdk="gradio")
 
 
 _MODEL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 # What is published under a name instead of from a folder.
-NAMED: Mapping[str, Callable[[], Publication]] = {"custom-generate": _custom_generate}
+NAMED: Mapping[str, Callable[[], Publication]] = {"custom-generate": _custom_generate, "space": _space}
 
 
 def publish(
     source: Annotated[
         str,
-        typer.Argument(metavar="WHAT", help="Folder of a head or a draft, `certificate FOLDER`, or `custom-generate`."),
+        typer.Argument(
+            metavar="WHAT", help="Folder of a head or a draft, `certificate FOLDER`, `custom-generate` or `space`."
+        ),
     ],
     repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, created if need be.")],
     after: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write what would be sent to this folder, and send nothing.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, created if need be; main by default.")] = None,
 ) -> None:
-    """Upload a head, a draft, a certificate, or the `custom_generate` repository, to the Hugging Face Hub.
+    """Upload a head, a draft, a certificate, the `custom_generate` repository or the Space to the Hugging Face Hub.
 
     A folder is checked first, and only what belongs to the head, the draft or the certificate is sent; a draft is an
     EAGLE-3 head, or the model with its tokenizer that `lossy-assist train assistant` writes. `custom-generate` is the
     repository that `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import.
+    `space` is a Gradio app that puts two rules side by side.
 
     Needs a token that may write: `hf auth login`, or the environment variable HF_TOKEN.
     """
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise LossyValueError(f"`--out` has to be a folder that is new or empty, but is {str(out)!r}")
     if source == "certificate":
         if after is None:
             raise LossyValueError("`publish certificate` has to be followed by the certificate's folder and ORG/NAME")
@@ -64,6 +75,10 @@ def publish(
     screen.print(_listing(files, repo_id))
     if dry_run:
         screen.print("Nothing was sent (--dry-run).")
+        return
+    if out is not None:
+        export(files, out, repo_id)
+        screen.print(f"Written: {out}", soft_wrap=True, markup=False, highlight=False)
         return
     # None leaves to the Hub what an organisation's default is.
     address = upload(files, repo_id, private=private or None, revision=revision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 from typing import Annotated, Any
 
@@ -24,14 +25,15 @@ _HELP = """Run transformers' server (OpenAI-compatible) with lossy assisted gene
 
 A model is assisted where its generation_config.json has a field `lossy_assistant`, the Hub id or folder of a draft
 model, which is loaded once; and lossily where it has a `lossy_mode`. The first options below say the same for models
-whose files you would rather not edit; all others are those of `transformers serve`. What the last run of each model
-did is at /lossy_stats, and in the log.
+whose files you would rather not edit; all others are those of `transformers serve`. A request may have the fields
+`lossy_mode`, `lossy_config` and `lossy_head`, and its response says in `lossy_stats` what its run did; totals are at
+/lossy_stats, and for Prometheus at /metrics.
 """
 
 
 def serve(context: typer.Context) -> None:
     """Run transformers' server (OpenAI-compatible) with an assistant and lossy rules."""
-    if not is_serve_available():
+    if not is_serve_available() or importlib.util.find_spec("prometheus_client") is None:
         raise LossyUnsupportedError(
             "`serve` needs packages that are not installed; `pip install 'hf-lossy-assist[serve]'` brings them"
         )

@@ -9,22 +9,35 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 LoadDraft = Callable[..., Any]
 """``load(id_or_folder, revision=...)``, as ``from_pretrained`` of a model or a tokenizer."""
 
 Prepare = Callable[[PreTrainedModel, PreTrainedTokenizerBase, LoadDraft, LoadDraft], None]
 
+Configure = Callable[[Mapping[str, Any], GenerationConfig, GenerationConfig], None]
+"""``configure(body, own, config)`` takes a request, its model's generation configuration, and the request's."""
+
 
 @contextmanager
-def server_of(prepare: Prepare, extend: Callable[[Any, Any], None]) -> Iterator[None]:
+def server_of(
+    prepare: Prepare, extend: Callable[[Any, Any], None], fields: Collection[str], configure: Configure
+) -> Iterator[None]:
     """Let servers that are built inside the block prepare the models that they load, and have more than their routes.
+
+    Requests to them may have more fields.
 
     Parameters
     ----------
@@ -33,8 +46,12 @@ def server_of(prepare: Prepare, extend: Callable[[Any, Any], None]) -> Iterator[
         way the server loads models.
     extend
         Called with the FastAPI application and its model manager.
+    fields
+        What a request's body may have besides what the server knows.
+    configure
+        Called with every request that generates text, before it does; may change its configuration.
     """
-    from transformers.cli.serving import model_manager, server
+    from transformers.cli.serving import model_manager, server, utils
 
     build = server.build_server
 
@@ -43,19 +60,35 @@ def server_of(prepare: Prepare, extend: Callable[[Any, Any], None]) -> Iterator[
         extend(app, manager)
         return app
 
-    manager = _preparing(model_manager.ModelManager, prepare)
-    with _replaced(model_manager, "ModelManager", manager), _replaced(server, "build_server", build_extended):
+    validate, build_config = utils.BaseHandler._validate_request, utils.BaseHandler._build_generation_config
+
+    def validate_known(self: Any, body: Mapping[str, Any]) -> None:
+        validate(self, {name: value for name, value in body.items() if name not in fields})
+
+    def build_configured(
+        self: Any, body: Mapping[str, Any], own: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> GenerationConfig:
+        config = build_config(self, body, own, *args, **kwargs)
+        configure(body, own, config)
+        return config
+
+    with (
+        _replaced(model_manager, "ModelManager", _preparing(model_manager.ModelManager, prepare)),
+        _replaced(server, "build_server", build_extended),
+        _replaced(utils.BaseHandler, "_validate_request", validate_known),
+        _replaced(utils.BaseHandler, "_build_generation_config", build_configured),
+    ):
         yield
 
 
 @contextmanager
-def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, value)
+def _replaced(owner: ModuleType | type, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(module, name, original)
+        setattr(owner, name, original)
 
 
 def _preparing(base: type, prepare: Prepare) -> type:

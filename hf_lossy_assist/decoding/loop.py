@@ -13,6 +13,7 @@ from ..acceptors import Acceptor, decide
 from ..commit import Commit
 from ..compat import unfinished
 from ..drafting import Drafter
+from ..inspection.inspector import Inspector
 from ..messages import Decision, Draft, Verification
 from ..stats import LossyStats
 from ..verification.target import Target
@@ -38,6 +39,8 @@ class Run:
         Collects what the caller asked for.
     break_even
         Says when to decode without a draft.
+    inspector
+        Notes what the models say about every token; None where nobody asked.
     synced
         Whether every process has to run a forward of the target in every round, until all have finished.
     """
@@ -48,6 +51,7 @@ class Run:
     progress: Progress
     outputs: OutputRecorder
     break_even: BreakEven | AlwaysDraft
+    inspector: Inspector | None = None
     synced: bool = False
 
 
@@ -145,6 +149,8 @@ class Decoding:
         progress, outputs, rows = self.run.progress, self.run.outputs, tuple(self.layout.rows)
         padding, width = tuple(self.layout.left_padding), self.text.length
         decisions, extended = self._fetch(draft, decision)
+        if self.run.inspector is not None:
+            decisions = self.run.inspector.judged(draft, verification, decision, decisions)
         if outputs.wanted:  # which no rule that trusts tokens can have
             self._record(verification, decision, [len(x.tokens) for x in decisions], len(draft))
         progress.commit(rows, [x.tokens[x.trusted :] for x in decisions], outputs.scores_upto)
@@ -209,6 +215,7 @@ class Decoding:
             counts.append(generated - own.generated)  # below zero where a row that was ahead is cut back
             own.add(decision, draft.undecided_in(i), max(0, counts[-1]), trusting)
             own.cut(generated)
+            progress.show_fates(own.trace[generated - max(0, counts[-1]) :])
             if progress.ended(row):
                 progress.stats.end(row)
         return tuple(counts)

@@ -16,6 +16,7 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
+from transformers.generation.streamers import BaseStreamer
 
 from .buffers import ROOM
 from .limits import BoundLimits, LosslessPositions
@@ -23,6 +24,20 @@ from .recorders import StatsRecorder
 
 if TYPE_CHECKING:
     from ..trees import Tree
+
+
+class FateStreamer(BaseStreamer):
+    """A streamer that is also told what became of the tokens it was shown.
+
+    After some calls of ``put``, ``put_fates`` says of all tokens shown since, the prompt apart, whether each is
+    ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``, as in the trace of
+    :class:`~hf_lossy_assist.LossyStats`. Plain ``generate()`` never calls it.
+    """
+
+    def put_fates(self, fates: Sequence[str]) -> None:
+        """Take what became of the newest tokens."""
+        raise NotImplementedError
+
 
 _STATELESS = (StopStringCriteria, MaxTimeCriteria)
 """Criteria that can be asked about one row at a time: what they say of it depends on nothing else."""
@@ -202,6 +217,11 @@ class Progress:
         if self.streamer is not None and counts[0]:
             self.streamer.put(torch.tensor([tokens[0][: counts[0]]]))
         return counts
+
+    def show_fates(self, fates: Sequence[str]) -> None:
+        """Tell a streamer that wants to know what became of the newest tokens."""
+        if fates and isinstance(self.streamer, FateStreamer):
+            self.streamer.put_fates(fates)
 
     def lossless_positions(self, candidate: Tensor, drafted: int, rows: Sequence[int]) -> LosslessPositions | None:
         """Say where the last ``drafted`` tokens of ``candidate`` ``(B, L)`` have to be lossless; None for nowhere."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..inspection import Judgement, TokenRecord
 from ..stats import COUNTS, WORK, LossyStats, merged
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class RowRecorder:
         self.charged = 0.0
         self.work = dict.fromkeys(WORK, 0)
         self._credits: list[str | None] = []  # per token, the rule that an accepted one is credited to
+        # Per token, its id, its round, whether the target was not asked, and what the models said about it.
+        self._tokens: list[tuple[int, int, bool, Judgement | None]] = []
         self._rules: dict[str, int] = {}
         # Per round: where its tokens begin in the trace, where those begin that the target decided, how many of these
         # were kept, and how many it was to decide.
@@ -98,12 +101,15 @@ class RowRecorder:
         if committed > trusted + kept:
             self.trace.append("bonus" if decision.used_up(undecided) else "corrected")
             self._credits.append(None)
+        judgements = decision.judgements[:committed] or (None,) * committed
+        for i, (token, judgement) in enumerate(zip(decision.tokens[:committed], judgements, strict=True)):
+            self._tokens.append((token, len(self._rounds), i < trusted, judgement))
         self._rounds.append((start, start + trusted, kept, undecided))
         self._runs_ahead = self._runs_ahead or trusting is not None
 
     def cut(self, length: int) -> None:
         """Let only the first ``length`` tokens be the text."""
-        del self.trace[length:], self._credits[length:]
+        del self.trace[length:], self._credits[length:], self._tokens[length:]
 
     def gave_up(self) -> None:
         """Note that from here on nothing is drafted, if the text goes on."""
@@ -139,6 +145,7 @@ class RowRecorder:
             seconds={"total": at - started, **seconds},
             lossless=lossless,
             trace=tuple(self.trace),
+            records=tuple(map(_record, self._tokens, self.trace, self._credits)),
         )
 
 
@@ -214,6 +221,11 @@ class StatsRecorder:
             return replace(own, rows=(own,))
         counts = {name: sum(getattr(row, name) for row in rows) for name in COUNTS}
         return LossyStats(**counts, **both, **merged(rows), seconds=seconds, lossless=self.lossless, rows=rows)
+
+
+def _record(token: tuple[int, int, bool, Judgement | None], kind: str, rule: str | None) -> TokenRecord:
+    number, came_in, unseen, judgement = token
+    return TokenRecord(number, "unseen" if unseen else kind, came_in, rule, judgement)
 
 
 def _histogram(values: Sequence[int]) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..inspection import Judgement
 from ..messages import Decision, Draft
 
 
@@ -26,6 +27,8 @@ class RowDecision:
         As in :class:`Decision`, 0 or 1, about the tokens that the target decided.
     charge
         What these cost the text.
+    judgements
+        What the models said about each of ``tokens``, in a run that is inspected.
     """
 
     trusted: int
@@ -34,6 +37,7 @@ class RowDecision:
     lossless: list[int]
     kept_by: dict[str, list[int]]
     charge: float = field(default=0.0, kw_only=True)
+    judgements: tuple[Judgement, ...] = field(default=(), kw_only=True)
 
     def used_up(self, undecided: int) -> bool:
         """Tell whether all of ``undecided`` drafted tokens were kept."""

@@ -66,11 +66,12 @@ class RunAheadDrafter(ModelDrafter):
         before = self.calls, self.tokens, self._scored
         self.text.begin(ids)
         rows = range(len(ids))
-        trusted, waits, logits = [0] * len(ids), [False] * len(ids), []
+        trusted, waits, logits, scores = [0] * len(ids), [False] * len(ids), [], []
         while not all(waits[i] or self.progress.ended(layout.rows[i]) for i in rows):
             token, processed, score = self.propose_one()
             self.text.append(token)
             logits.append(processed)
+            scores.append(score)
             passing = []
             for i, (drafted, passes) in enumerate(self._fetch(self.text.ids, len(logits), score, layout)):
                 if waits[i] or self.progress.ended(layout.rows[i]):
@@ -89,6 +90,7 @@ class RunAheadDrafter(ModelDrafter):
             lengths=tuple(n + waiting for n, waiting in zip(trusted, waits, strict=True)),
             trusted=tuple(trusted),
             bonus=False,
+            scores=torch.stack(scores, dim=-1).to(ids.device),
             cost=DraftCost(self.calls - before[0], self.tokens - before[1], self._scored - before[2]),
         )
 

@@ -76,3 +76,19 @@ def check_vocabularies(target: PreTrainedModel, draft: PreTrainedModel) -> None:
             f"`assistant_model` has a vocabulary of {sizes[1]} tokens, but the target one of {sizes[0]}, which is more "
             "than padding; pass `tokenizer` and `assistant_tokenizer`, also where they are the same"
         )
+
+
+def check_tokenizers(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any, assistant_tokenizer: Any) -> None:
+    """Raise where the two tokenizers look swapped: by where they come from, or by how many tokens they have."""
+    sources = [target.name_or_path, draft.name_or_path]
+    by_source = all(sources) and sources[0] != sources[1]
+    by_source = by_source and [assistant_tokenizer.name_or_path, tokenizer.name_or_path] == sources
+    sizes = [model.config.get_text_config(decoder=True).vocab_size + MOST_PADDING for model in (target, draft)]
+    lengths = [len(tokenizer), len(assistant_tokenizer)]
+    fit = [length <= size for length, size in zip(lengths, sizes, strict=True)]
+    if by_source or not all(fit):
+        raise LossyValueError(
+            f"`tokenizer` has to be the target's and `assistant_tokenizer` the draft model's, but they have {lengths} "
+            f"tokens, are from {[tokenizer.name_or_path, assistant_tokenizer.name_or_path]}, and the models' "
+            f"vocabularies have {[size - MOST_PADDING for size in sizes]}; exchange them if they are swapped"
+        )

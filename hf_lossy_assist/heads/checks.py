@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import reprlib
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, warn
 
 LIBRARY = "hf_lossy_assist"
 
@@ -87,9 +86,8 @@ def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:
     if missing := sorted(required - set(values)):
         raise LossyValueError(f"{where} lacks {missing}; save the head again with `save_pretrained`")
     if unknown := sorted(set(values) - names):
-        warnings.warn(
+        warn(
             f"{where} of a head has keys that this version of {LIBRARY} does not know, {brief(unknown)}: they are "
-            f"ignored. Upgrade {LIBRARY} if the head came from a newer version.",
-            stacklevel=2,
+            f"ignored. Upgrade {LIBRARY} if the head came from a newer version."
         )
     return {name: value for name, value in values.items() if name in names}

@@ -67,11 +67,17 @@ def _first_line(error: Exception) -> str:
 class Publication:
     """Files that make up a repository on the Hub: where each is, by its path there.
 
-    ``title`` says what they are, for the commit's message.
+    ``title`` says what they are, for the commit's message; ``sdk`` is what runs them, where they are a Space.
     """
 
     title: str
     files: Mapping[str, Path]
+    sdk: str | None = None
+
+    @property
+    def repo_type(self) -> str:
+        """What the Hub calls such a repository."""
+        return "model" if self.sdk is None else "space"
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file in bytes."""
@@ -81,6 +87,14 @@ class Publication:
         """Return a file as it stands in the repository ``repo_id``, whose card names itself."""
         content = self.files[name].read_bytes()
         return content.replace(PLACEHOLDER_ID.encode(), repo_id.encode()) if name == CARD else content
+
+
+def export(publication: Publication, folder: Path, repo_id: str) -> None:
+    """Write the files as they would stand in the repository ``repo_id`` to a folder, which is made if need be."""
+    for name in publication.files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(publication.content(name, repo_id))
 
 
 def upload(
@@ -97,15 +111,16 @@ def upload(
     ``private`` is for a repository that is created here; None leaves it to the Hub. ``revision`` is a branch, created
     from ``main`` where it does not exist. ``create_pr`` opens a pull request instead of committing to the branch.
     """
-    api = HfApi(token=token)
+    api, kind = HfApi(token=token), publication.repo_type
     with hub_errors(repo_id, revision):
-        api.create_repo(repo_id, private=private, exist_ok=True)
+        api.create_repo(repo_id, private=private, repo_type=kind, space_sdk=publication.sdk, exist_ok=True)
         if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
+            api.create_branch(repo_id, branch=revision, repo_type=kind, exist_ok=True)
         commit = api.create_commit(
             repo_id,
             [CommitOperationAdd(name, publication.content(name, repo_id)) for name in publication.files],
             commit_message=f"Upload {publication.title}",
+            repo_type=kind,
             revision=revision,
             create_pr=create_pr,
         )

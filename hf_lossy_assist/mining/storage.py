@@ -9,14 +9,13 @@ what does not match it is set aside by the next run, which mines these prompts a
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, warn
 from . import manifest as manifests
 from .files import PARTIAL, checksum, write_whole
 from .prompt_results import FAILED, Schemas
@@ -175,7 +174,7 @@ class Store:
             # The files of a process that is at work are its own business.
             with suppress(Timeout), nullcontext() if own else FileLock(self._lock_of(shard.process), timeout=0):
                 if (damage := shard.damage()) is not None:
-                    warnings.warn(f"{damage}. Its prompts will be mined again.", stacklevel=4)
+                    warn(f"{damage}. Its prompts will be mined again.")
                     shard.remove(kept_as=DAMAGED)
 
     def __exit__(self, *exc: object) -> None:

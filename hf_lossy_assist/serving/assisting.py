@@ -21,13 +21,15 @@ from ..drafting.model import check_draft_model
 from ..drafting.vocabulary import same_tokenizer
 from ..enabling import last_stats
 from ..errors import LossyValueError
-from ..heads.checks import brief
 from ..heads.hub import HUB_REFERENCE
 from ..heads.repository import existing_folder
+from ..stats import LossyStats
 
 FIELD = "lossy_assistant"
 """The field of a ``generation_config.json`` that names the draft model: a Hub id or a folder."""
 
+
+Record = Callable[[PreTrainedModel, GenerationConfig | None, LossyStats], None]
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +79,12 @@ def assist(
     tokenizer: PreTrainedTokenizerBase,
     load_model: Callable[..., PreTrainedModel],
     load_tokenizer: Callable[..., PreTrainedTokenizerBase],
+    record: Record = lambda *_: None,
 ) -> PreTrainedModel | None:
     """Let ``model.generate()`` draft with the model that its generation configuration names.
 
-    Only calls with a ``lossy_mode``, their own or the configuration's, and without an assistant of their own. The
-    package has to be enabled for the model. A model whose configuration has nothing of ours is left alone.
+    Only calls with a ``lossy_mode``, their own or the configuration's, and without an assistant of their own; others
+    are left alone. The package has to be enabled for the model.
 
     Parameters
     ----------
@@ -91,6 +94,8 @@ def assist(
         The target's. Where the draft has another one, calls have to pass this one, as the server's do.
     load_model, load_tokenizer
         ``load(id_or_folder, revision=...)`` returns the draft's, as ``from_pretrained`` does.
+    record
+        Is told the model, the ``generation_config`` argument and the statistics of each assisted call.
 
     Returns
     -------
@@ -117,7 +122,6 @@ def assist(
     mode, source = getattr(config, "lossy_mode", None), getattr(config, FIELD, None)
     if mode is None and source is None:
         _check_nothing_is_lost(model)
-        return None
     if mode is not None:
         settings = (getattr(config, name, None) for name in ("lossy_config", "lossy_head"))
         parse(mode, *settings, device=model.device)  # now rather than at the first request
@@ -129,9 +133,9 @@ def assist(
     assistant: dict[str, Any] = {"assistant_model": None}
     if source is not None:
         assistant = _load_assistant(model, tokenizer, source, load_model, load_tokenizer)
-    certificate = _certificate_of(getattr(config, "lossy_config", None))
+    certificate = certificate_of(getattr(config, "lossy_config", None))
     watch = None if certificate is None else Watch.of(certificate, warn=logger.warning)
-    model.generate = functools.partial(_generate, model=model, assistant=assistant, watch=watch)
+    model.generate = functools.partial(_generate, model=model, assistant=assistant, watch=watch, record=record)
     return assistant["assistant_model"]
 
 
@@ -192,56 +196,16 @@ def _load_assistant(
     return assistant
 
 
-def restrict(model: PreTrainedModel, settings: Settings) -> None:
-    """Let calls of ``model.generate()`` have no head and no compilation that the server's operator has not allowed.
-
-    What the model's own generation configuration names is allowed too. The model gets an attribute ``generate`` in
-    front of the one it has.
-    """
-    own = {name: getattr(model.generation_config, name, None) for name in ("lossy_config", "lossy_head")}
-    allowed = [*settings.allowed_heads, *_heads_of(own["lossy_head"])]
-    may_compile = settings.allow_compile or _compiles(own["lossy_config"])
-    certificate = _certificate_of(own["lossy_config"])
-    generate = model.generate
-
-    def restricted(*args: Any, **kwargs: Any) -> Any:
-        configs = [x for x in (*args, kwargs.get("generation_config")) if isinstance(x, GenerationConfig)]
-        for asked in (kwargs, *map(vars, configs)):
-            for head in _heads_of(asked.get("lossy_head")):
-                if head not in allowed:
-                    raise LossyValueError(
-                        f"`lossy_head` of a request has to be one of those that this server allows, {allowed}, but is "
-                        f"{brief(head)}"
-                    )
-            if _certificate_of(asked.get("lossy_config")) not in (None, certificate):
-                raise LossyValueError(
-                    "`certificate` in a request's `lossy_config` has to be the one that this server has, if any; leave "
-                    "it out"
-                )
-            if _compiles(asked.get("lossy_config")) and not may_compile:
-                raise LossyValueError(
-                    "`compile` in a request's `lossy_config` is not allowed by this server; leave it out"
-                )
-        return generate(*args, **kwargs)
-
-    model.generate = restricted
-
-
-def _heads_of(head: Any) -> list[Any]:
-    heads = head.values() if isinstance(head, Mapping) else [head]
-    return [one for one in heads if one is not None]
-
-
-def _compiles(config: Any) -> bool:
-    return isinstance(config, Mapping) and bool(config.get("compile"))
-
-
-def _certificate_of(config: Any) -> Any:
+def certificate_of(config: Any) -> Any:
+    """Return what a ``lossy_config`` has as its certificate."""
     return config.get("certificate") if isinstance(config, Mapping) else None
 
 
 class _FlatStreamer(BaseStreamer):
-    """A streamer of tokens in one dimension: assisted generation has ``(1, n)``, which a server counts as one token."""
+    """A streamer of tokens in one dimension: assisted generation has ``(1, n)``, which a server counts as one token.
+
+    The server's is not told of the end before :meth:`close`, so that the statistics are there when its response ends.
+    """
 
     def __init__(self, streamer: BaseStreamer) -> None:
         self.streamer = streamer
@@ -250,11 +214,19 @@ class _FlatStreamer(BaseStreamer):
         self.streamer.put(value.reshape(-1))
 
     def end(self) -> None:
+        pass
+
+    def close(self) -> None:
         self.streamer.end()
 
 
 def _generate(
-    *args: Any, model: PreTrainedModel, assistant: Mapping[str, Any], watch: Watch | None, **kwargs: Any
+    *args: Any,
+    model: PreTrainedModel,
+    assistant: Mapping[str, Any],
+    watch: Watch | None,
+    record: Record,
+    **kwargs: Any,
 ) -> Any:
     if not wants_rule(model, kwargs):
         return type(model).generate(model, *args, **kwargs)
@@ -264,13 +236,16 @@ def _generate(
         kwargs["streamer"] = _FlatStreamer(streamer)
     output = type(model).generate(model, *args, **kwargs)
     stats = last_stats(model)
+    record(model, kwargs.get("generation_config"), stats)
+    if streamer is not None:
+        kwargs["streamer"].close()
     asked = kwargs.get("generation_config") or model.generation_config
-    if watch is not None and "lossy_mode" not in kwargs and _certificate_of(getattr(asked, "lossy_config", None)):
+    if watch is not None and "lossy_mode" not in kwargs and certificate_of(getattr(asked, "lossy_config", None)):
         watch.add(stats)
     logger.info(
         "%s: %d tokens in %.2f s, %.2f per round, %d kept only by a lossy rule %s",
         model.name_or_path,
-        len(stats.trace),
+        stats.tokens,
         stats.seconds["total"],
         stats.tokens_per_round,
         stats.accepted_lossy,

@@ -62,12 +62,12 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
     ("arguments", "message"),
     [
         (("--modes", "plain,topl"), "'topl'"),
-        (("--modes", "plain", "--reference", "lossless"), "`reference` has to be one of the modes ['plain']"),
+        (("--modes", "plain", "--reference", "lossless"), "`--reference` has to be one of the modes ['plain']"),
         (("--modes", "plain,plain"), "every mode once"),
         (("--modes", "plain,judge"), "add `--head judge=SOURCE`"),
         (("--model", "x"), "`--pair` 'arithmetic' brings its own models"),
-        (("--task", "nothing"), "`spec` has to be one of"),
-        (("--split", "none"), "`split` has to be one of"),
+        (("--task", "nothing"), "`--task` has to be one of"),
+        (("--split", "none"), "`--split` has to be one of"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.cli.generate import ConsoleStreamer
+from hf_lossy_assist.cli.rendering import ConsoleStreamer
+from hf_lossy_assist.pairs.pretraining import save_model
+from hf_lossy_assist.pairs.recipe import build_model, build_tokenizer
 from tests.eagle3_heads import layer, random_head
+from tests.tiny_pair import TEMPLATE, TINY
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
 
@@ -68,12 +72,13 @@ def test_text_arrives_in_pieces(tiny_pair_folder):
             return super().write(text)
 
     pair = pairs.load("arithmetic", folder=tiny_pair_folder)
-    streamer = ConsoleStreamer(pair.tokenizer, Console(file=File(), width=20), None)
+    streamer = ConsoleStreamer(pair.tokenizer, Console(file=File(), width=20))
     answer = " First, Ada has 5 apples [b]and[/b] more of them. The answer is 5."
     prompt, rest = (pair.tokenizer(text, return_tensors="pt")["input_ids"] for text in (PROMPT, answer))
     streamer.put(prompt)
     assert not pieces
     streamer.put(rest[0, 1:9])
+    streamer.put_fates(["accepted"] * 8)
     assert pieces
     streamer.put(rest[0, 9:])
     streamer.end()
@@ -103,6 +108,41 @@ def test_settings_reach_the_rule(bundled):
     assert marks[9999] > 5
 
 
+def test_prompt_lookup_drafts_without_an_assistant(bundled, models):
+    printed = run_pair("--stats", "--prompt-lookup", "3")
+    assert printed.startswith(run_pair())
+    assert int(re.search(r"\bdraft calls[^\d\n]+(\d+)", printed)[1]) == 0
+    result = run(*models[:2], "--prompt-lookup", "3", "--max-new-tokens", "12", PROMPT)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_prompt_may_be_put_into_the_chat_template(models, tiny_pair_folder, tmp_path):
+    target = tmp_path / "target"
+    shutil.copytree(tiny_pair_folder / "target", target)
+    arguments = ("--model", str(target), *models[2:], "--max-new-tokens", "12", "--chat", PROMPT)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "has no chat template" in result.stderr
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    prompt = f"user: {PROMPT}</s>assistant: "
+    assert result.stdout == continuation(tiny_pair_folder, prompt, torch.bfloat16) + "\n"
+
+
+def test_an_assistant_may_have_a_tokenizer_of_its_own(models, tiny_pair_folder, tmp_path):
+    draft = tmp_path / "draft"
+    save_model(build_model(TINY, other := build_tokenizer(60)), other, draft)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(draft / name, bare)
+    for source in (["--assistant", str(draft)], ["--assistant", str(bare), "--assistant-tokenizer", str(draft)]):
+        result = run(*models[:2], *source, "--max-new-tokens", "12", PROMPT)
+        assert result.exit_code == 0, result.output
+        assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+
+
 def test_a_seed_makes_samples_repeat(bundled):
     def sampled(seed: str) -> str:
         return run_pair("--mode", "ears", "--sample", "--temperature", "0.9", "--seed", seed)
@@ -113,7 +153,7 @@ def test_a_seed_makes_samples_repeat(bundled):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pair", "arithmetic", "--mode", "topkk"], r"`lossy_mode` has to be one of"),
+        (["--pair", "arithmetic", "--mode", "topkk"], r"`--mode` has to be one of"),
         (["--pair", "arithmetic", "--mode", "ears", "--config", "beta=2"], r"beta"),
         (["--pair", "arithmetic", "--mode", "ears", "--config", "bta=0.1"], r"did you mean 'beta'"),
         (["--pair", "arithmetic", "--config", "beta"], r"`--config` has to be KEY=VALUE"),

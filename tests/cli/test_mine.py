@@ -86,7 +86,7 @@ def test_a_repeated_command_goes_on(options, tmp_path):
 
     refused = run(*options, "--max-new-tokens", 9, "--sampling")
     assert refused.exit_code == 2
-    assert "`max_new_tokens` was 8 and is 9" in refused.stderr
+    assert "`--max-new-tokens` was 8 and is 9" in refused.stderr
     assert "`decoding` was 'greedy' and is {'temperature': 1.0, 'seed': 0}" in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert load_mined(tmp_path / "data").prompts.to_list() == after.prompts.to_list()
@@ -143,7 +143,7 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     assert {"target_draft", "draft_draft"} <= set(both.tokens.column_names)
 
     refused = run(*remote, "--target-api", "http://127.0.0.1:9/v1", "--target-api-model", "org/other")
-    assert "`target_api_model` was 'org/big' and is 'org/other'" in refused.stderr
+    assert "`--target-api-model` was 'org/big' and is 'org/other'" in refused.stderr
 
 
 def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
@@ -213,10 +213,10 @@ NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
         ([*OUT_OF_PAIR, "--sampling", "--temperature", "0"], r"`--temperature` has to be .* > 0"),
         ([*OUT_OF_PAIR, *API], r"`--target-api-model` have to be given"),
         ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--sampling"], r"`--target-api` gives greedy text only"),
-        (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`spec` has to be one of"),
+        (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`--task` has to be one of"),
         (NOWHERE, r"`--model` has to be .*'/no'"),
         ([*NOWHERE, "--task-option", "m"], r"`--task-option` has to be KEY=VALUE"),
-        ([*NOWHERE, "--unsafe-no-isolation"], r"takes no `unsafe_no_isolation`"),
+        ([*NOWHERE, "--unsafe-no-isolation"], r"takes no `--unsafe-no-isolation`"),
     ],
 )
 def test_bad_input_is_one_clean_line(arguments, message, tmp_path, monkeypatch):
@@ -232,7 +232,7 @@ def test_bad_input_is_one_clean_line(arguments, message, tmp_path, monkeypatch):
 def test_a_split_that_is_none_leaves_nothing_behind(options):
     result = run(*options, "--split", "dev")
     assert result.exit_code == 2
-    assert re.search(r"`split` has to be one of .* but is 'dev'", result.stderr)
+    assert re.search(r"`--split` has to be one of .* but is 'dev'", result.stderr)
 
 
 def test_models_with_other_vocabularies_are_refused(models, tiny_pair_folder, tmp_path):

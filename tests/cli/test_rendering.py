@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_lossy_assist.cli.rendering import LOSSY_STYLE, stats_table, traced_text
+from hf_lossy_assist.cli.rendering import LOSSY_STYLE, MarkedText, stats_table, traced_text
 from hf_lossy_assist.pairs.recipe import build_tokenizer
 from hf_lossy_assist.stats import LossyStats
 
@@ -41,6 +41,15 @@ def test_special_tokens_are_not_shown(tokenizer):
 def test_text_without_a_trace_has_no_marks(tokenizer):
     tokens = tokenizer("12.", add_special_tokens=False)["input_ids"]
     assert traced_text(tokenizer, tokens, (), colour=False).plain == "12."
+
+
+def test_text_of_several_lines_comes_a_piece_at_a_time(tokenizer):
+    lines = "Tom has 3.\nAda has 5.\n\n"
+    tokens = tokenizer(lines, add_special_tokens=False)["input_ids"]
+    text = MarkedText(tokenizer, colour=False)
+    pieces = [text.add(token).plain for token in tokens]
+    assert "".join(pieces) == lines
+    assert sum(map(bool, pieces)) == len(tokens)
 
 
 def test_the_table_says_what_the_statistics_say():

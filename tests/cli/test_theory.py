@@ -35,9 +35,9 @@ def test_an_endless_run_is_said_and_plotted(tmp_path):
 
 def test_bad_options_are_one_line():
     for arguments, name in (
-        (["--fpr", "1.5"], "`fpr`"),
+        (["--fpr", "1.5"], "`--fpr`"),
         (["--alpha", "x"], "`--alpha`"),
-        (["--t-target", "0"], "`t_t"),
+        (["--t-target", "0"], "`--t-target`"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2

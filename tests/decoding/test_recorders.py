@@ -11,6 +11,7 @@ import pytest
 
 from hf_lossy_assist.decoding.recorders import RowRecorder, StatsRecorder
 from hf_lossy_assist.decoding.row_decision import RowDecision
+from hf_lossy_assist.inspection import Judgement, TokenRecord
 from hf_lossy_assist.messages import DraftCost
 from hf_lossy_assist.stats import LossyStats, joined
 
@@ -26,6 +27,13 @@ class Token:
     round: int
     trusted: bool = False
     rule: str | None = None
+    id: int = 0
+
+    @property
+    def record(self) -> TokenRecord:
+        return TokenRecord(
+            self.id, "unseen" if self.trusted else self.kind, self.round, self.rule, Judgement(q=self.id)
+        )
 
 
 @dataclass
@@ -55,7 +63,11 @@ class Row:
         if not self.runs_ahead or accepted < n:  # where it runs ahead, no bonus follows
             new.append(Token("corrected" if accepted < n else "bonus", number))
         new = new[: draw(0, len(new))] if last else new
-        decision = RowDecision(trusted, accepted, [7] * len(new), lossless, kept_by)
+        for token in new:
+            token.id = draw(0, 99)
+        ids = [token.id for token in new]
+        judgements = tuple(Judgement(q=x) for x in ids)
+        decision = RowDecision(trusted, accepted, ids, lossless, kept_by, judgements=judgements)
         self.recorder.add(decision, n, len(new), "ahead" if self.runs_ahead else None)
         self.tokens += new
         self.undecided.append(n)
@@ -86,6 +98,7 @@ class Row:
             "run_histogram": histogram(runs),
             "accepted_by": +Counter(token.rule for token in tokens if token.rule),
             "trace": tuple(token.kind for token in tokens),
+            "records": tuple(token.record for token in tokens),
         }
 
 
@@ -140,7 +153,8 @@ def test_a_batch_is_the_sum_of_its_rows(seed: int):
     wanted = [row.counted() for row in finished_rows(seed, recorder)]
     stats = recorder.finish()
     total = found(stats, wanted[0])
-    assert total.pop("trace") == sum((row.pop("trace") for row in wanted), ())
+    for name in ("trace", "records"):
+        assert total.pop(name) == sum((row.pop(name) for row in wanted), ())
     assert total == {name: summed([row[name] for row in wanted]) for name in total}
     assert stats.lossless
 
@@ -158,7 +172,8 @@ def test_rows_that_ran_alone_are_joined(seed: int):
         wanted.append(counted.counted())
     stats = joined(alone)
     total = found(stats, wanted[0])
-    assert total.pop("trace") == sum((row.pop("trace") for row in wanted), ())
+    for name in ("trace", "records"):
+        assert total.pop(name) == sum((row.pop(name) for row in wanted), ())
     assert total == {name: summed([row[name] for row in wanted]) for name in total}
     assert stats.target_calls == 3
     assert stats.target_tokens == sum(row.target_tokens for row in alone)
@@ -202,7 +217,7 @@ def test_rounds_add_up_also_where_stopping_cuts_one_short():
     recorder = StatsRecorder(lossless=False)
 
     def add(drafted: int, accepted: int, committed: int, lossless: list[bool], kept_by: dict[str, list[bool]]) -> None:
-        recorder.rows[0].add(RowDecision(0, accepted, [], lossless, kept_by), drafted, committed, None)
+        recorder.rows[0].add(RowDecision(0, accepted, [7] * committed, lossless, kept_by), drafted, committed, None)
 
     # drafted, accepted, committed: a rejection; a complete draft; cut inside the kept tokens; cut at the correction
     add(4, 2, 3, [True, False, False, False], {"a": [True, False, False, False], "b": [False, True] * 2})
@@ -228,7 +243,9 @@ def test_rounds_add_up_also_where_stopping_cuts_one_short():
 def test_runs_are_counted_by_their_lengths():
     recorder = StatsRecorder(lossless=False)
     for trusted in (3, 0, 1):
-        recorder.rows[0].add(RowDecision(trusted, 0, [], [False], {"b": [False]}), 1, trusted + 1, "ahead")
+        recorder.rows[0].add(
+            RowDecision(trusted, 0, [7] * (trusted + 1), [False], {"b": [False]}), 1, trusted + 1, "ahead"
+        )
     stats = recorder.finish()
     assert (stats.runs, stats.unverified, stats.mean_run) == (3, 4, pytest.approx(4 / 3))
     assert stats.run_histogram == (1, 1, 0, 1)
@@ -261,9 +278,9 @@ def test_giving_up_is_noted_with_the_tokens_so_far():
     recorder = StatsRecorder(lossless=True, rows=2)
     assert recorder.finish().plain_after is None
     for row, committed in zip(recorder.rows, (3, 2), strict=True):
-        row.add(RowDecision(0, committed, [], [True] * committed, {}), committed, committed, None)
+        row.add(RowDecision(0, committed, [7] * committed, [True] * committed, {}), committed, committed, None)
     recorder.gave_up()
-    recorder.rows[0].add(RowDecision(0, 0, [], [], {}), 0, 1, None)
+    recorder.rows[0].add(RowDecision(0, 0, [7], [], {}), 0, 1, None)
     recorder.end(0)
     stats = recorder.finish()
     assert stats.plain_after == 5

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.drafting.cross_tokenizer import Translation
+from hf_lossy_assist.drafting.vocabulary import check_tokenizers
 from tests.acceptors.fixtures import chi_square_p
 from tests.acceptors.table import ROWS, row_id
 from tests.models import constant, noisy_copy, tiny
@@ -116,7 +117,7 @@ def test_translation():
 
 def test_the_same_tokenizer_twice_takes_the_direct_path(monkeypatch):
     monkeypatch.setattr(
-        "hf_lossy_assist.call.drafter_choice.CrossTokenizerDrafter", lambda *_, **__: pytest.fail("translated")
+        "hf_lossy_assist.call.drafter_making.CrossTokenizerDrafter", lambda *_, **__: pytest.fail("translated")
     )
     target, _ = pair()
     twin = tokenizer(WORDS)
@@ -140,3 +141,21 @@ def test_refused(change: dict, needles: list[str]):
     with pytest.raises(LossyError) as error:
         target.generate(**prompts("ba"), **(GREEDY | BOTH | change), assistant_model=draft, lossy_mode="lossless")
     assert all(needle in str(error.value) for needle in needles)
+
+
+def test_swapped_tokenizers_are_named():
+    """By their sizes, and where these say nothing by where they come from."""
+    target, draft = pair()
+    target.config.vocab_size += 5000
+    wanted = "`tokenizer` has to be the target's and `assistant_tokenizer` the draft model's"
+    large = tokenizer([f"{word}{i}" for word in WORDS for i in range(50)])
+    with pytest.raises(LossyError, match=wanted):
+        check_tokenizers(target, draft, DRAFT, large)
+    check_tokenizers(target, draft, large, DRAFT)
+    target, draft = pair()
+    named = [copy.deepcopy(TARGET), copy.deepcopy(DRAFT)]
+    for name, model, own in zip(("org/target", "org/draft"), (target, draft), named, strict=True):
+        model.name_or_path = own.name_or_path = name
+    check_tokenizers(target, draft, *named)
+    with pytest.raises(LossyError, match=wanted):
+        check_tokenizers(target, draft, *reversed(named))

@@ -25,6 +25,7 @@ from .cases import Case, all_cases
 from .worlds import DRAFTERS, Listener, World, world
 
 SECONDS_PER_CASE = 60
+SEPARATE = ("seconds", "records")
 OUTPUTS = ("scores", "logits", "hidden_states", "attentions", "decoder_hidden_states", "decoder_attentions",
            "cross_attentions", "encoder_hidden_states", "encoder_attentions")  # fmt: skip
 
@@ -108,9 +109,9 @@ def record(out: Any, made: World, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return statistics without those that depend on the time."""
+    """Return statistics without those that depend on the time, or say once more what tokens and traces do."""
     if dataclasses.is_dataclass(value):
-        return {x.name: plain(getattr(value, x.name)) for x in dataclasses.fields(value) if x.name != "seconds"}
+        return {x.name: plain(getattr(value, x.name)) for x in dataclasses.fields(value) if x.name not in SEPARATE}
     if isinstance(value, Mapping):
         return {str(name): plain(x) for name, x in value.items()}
     return [plain(x) for x in value] if isinstance(value, list | tuple) else value

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
+from huggingface_hub import RepoCard
 from typer.testing import CliRunner
 
 from hf_lossy_assist import Eagle3, JudgeHead
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli import publish as command
-from hf_lossy_assist.heads.hub import Publication
+from hf_lossy_assist.heads.hub import PLACEHOLDER_ID, Publication
 from tests.eagle3_heads import random_head
 from tests.hub.server import LoopbackHub
 from tests.training.drafts.fixtures import write_model
@@ -149,3 +150,40 @@ def test_things_that_are_no_folders_can_be_published_by_name(
     monkeypatch.setattr(command, "NAMED", {"thing": lambda: thing})
     assert run("thing", ID).exit_code == 0
     assert sorted(stored(signed_in)) == ["custom_generate/generate.py"]
+
+
+def test_the_space_is_published_as_one(signed_in: LoopbackHub):
+    result = run("space", ID)
+    assert result.exit_code == 0, result.output
+    assert signed_in.repositories[ID].sdk == "gradio"
+    files = stored(signed_in)
+    assert sorted(files) == ["README.md", "app.py", "requirements.txt"]
+    card = RepoCard(files["README.md"].decode())
+    assert (card.data.sdk, card.data.app_file) == ("gradio", "app.py")
+
+
+@pytest.mark.parametrize("what", ["head", "draft", "certificate", "custom-generate", "space"])
+def test_what_is_written_to_a_folder_is_what_would_be_sent(
+    what: str, folder: Path, tmp_path: Path, signed_in: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+):
+    random_head().save_pretrained(tmp_path / "draft")
+    (tmp_path / "README.md").write_text(f"# {PLACEHOLDER_ID}")
+    certificate = Publication("certificate", {"README.md": tmp_path / "README.md"})
+    monkeypatch.setattr(command, "certificate_publication", lambda folder: certificate)
+    sources = {"head": [str(folder)], "draft": [str(tmp_path / "draft")], "certificate": ["certificate", "here"]}
+    source = sources.get(what, [what])
+    assert run(*source, ID, "--out", str(tmp_path / "out" / "here")).exit_code == 0
+    assert not signed_in.requests
+    assert run(*source, ID).exit_code == 0
+    out = tmp_path / "out" / "here"
+    written = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert written == stored(signed_in)
+    assert PLACEHOLDER_ID.encode() not in b"".join(written.values())
+
+
+def test_folders_with_something_in_them_are_not_written_to(tmp_path: Path):
+    (tmp_path / "mine.txt").write_text("")
+    result = run("space", ID, "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "`--out` has to be a folder that is new or empty" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt"]

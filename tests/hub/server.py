@@ -206,7 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = {"url": f"{self.hub.endpoint}/{repo}"}
         if repo in self.hub.repositories:
             return self._json(url | {"error": "You already created this model repo"}, 409)
-        repository = Repository(private=wanted.get("visibility") == "private" or bool(wanted.get("private")))
+        private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+        repository = Repository(private=private, sdk=wanted.get("sdk"))
         repository.commit("main", {})
         self.hub.repositories[repo] = repository
         return self._json(url)
@@ -284,10 +285,10 @@ _ROUTES: list[tuple[tuple[str, ...], str, Callable[..., None]]] = [
     (("GET",), rf"/api/models/{_ID}/tree/(?P<revision>.+)", _Handler.tree),
     (("GET", "HEAD"), rf"/{_ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", _Handler.resolve),
     (("POST",), r"/api/repos/create", _Handler.create),
-    (("POST",), rf"/api/models/{_ID}/branch/(?P<name>.+)", _Handler.branch),
+    (("POST",), rf"/api/(models|spaces)/{_ID}/branch/(?P<name>.+)", _Handler.branch),
     (("POST",), r"/api/validate-yaml", _Handler.validate),
-    (("POST",), rf"/api/models/{_ID}/preupload/(?P<revision>.+)", _Handler.preupload),
+    (("POST",), rf"/api/(models|spaces)/{_ID}/preupload/(?P<revision>.+)", _Handler.preupload),
     (("POST",), rf"/{_ID}\.git/info/lfs/objects/batch", _Handler.lfs_batch),
     (("PUT",), r"/lfs-storage/(?P<oid>[0-9a-f]{64})", _Handler.lfs_upload),
-    (("POST",), rf"/api/models/{_ID}/commit/(?P<revision>.+)", _Handler.commit),
+    (("POST",), rf"/api/(models|spaces)/{_ID}/commit/(?P<revision>.+)", _Handler.commit),
 ]

@@ -35,10 +35,14 @@ class StoredFile:
 
 @dataclass
 class Repository:
-    """A repository. ``served`` changes what a path's download carries, behind the back of its recorded hashes."""
+    """A repository. ``served`` changes what a path's download carries, behind the back of its recorded hashes.
+
+    ``sdk`` is what runs it, where it is a Space.
+    """
 
     private: bool = False
     gated: bool = False
+    sdk: str | None = None
     commits: dict[str, dict[str, StoredFile]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     served: dict[str, Callable[[bytes], bytes]] = field(default_factory=dict)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openai import OpenAI
+
 from hf_lossy_assist import pairs
 
 FIELDS = {"lossy_mode": "topk", "lossy_config": {"k": 2, "break_even": False}, "lossy_assistant": "../draft"}
@@ -43,7 +45,15 @@ class Server:
         return self.open("/v1/chat/completions", body)
 
     def stats(self) -> dict[str, Any]:
-        return json.load(self.open("/lossy_stats"))[f"{self.model}@main"]
+        """Return the statistics of the last request."""
+        return self.totals()["last"]
+
+    def totals(self) -> dict[str, Any]:
+        return json.load(self.open("/lossy_stats"))[self.model]
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
 
 @contextmanager

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 from typer.testing import CliRunner
 
 from hf_lossy_assist import LossyValueError, last_stats, pairs
+from hf_lossy_assist.calibration import certificate
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.config import parse
+from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.pairs.recipe import build_model, build_tokenizer
-from hf_lossy_assist.serving import Settings, assist, restrict
+from hf_lossy_assist.serving import Settings, assist
 from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.store import Repository, StoredFile
 from tests.models import prompt, tiny
@@ -76,10 +81,39 @@ def test_a_rule_of_the_call_on_a_model_without_one(target):
     assert last_stats(target).accepted_by.keys() == {"typical"}
 
 
-def test_models_without_our_fields_are_left_alone():
+def test_models_without_our_fields_decode_as_ever():
     model = tiny()
+    expected = model.generate(prompt(), **PLAIN)
     assert assist(model, TOKENIZER, load, load_tokenizer) is None
-    assert "generate" not in vars(model)
+    assert torch.equal(model.generate(prompt(), **PLAIN), expected)
+    assert last_stats(model) is None
+
+
+def test_each_assisted_call_is_recorded(target):
+    recorded = []
+    assist(target, TOKENIZER, load, load_tokenizer, lambda *call: recorded.append(call))
+    config = GenerationConfig(lossy_mode="topk", **PLAIN)
+    target.generate(prompt(), generation_config=config)
+    target.generate(prompt(), **PLAIN, lossy_mode=None)
+    ((model, of_call, stats),) = recorded
+    assert model is target
+    assert of_call is config
+    assert stats is last_stats(target)
+
+
+def test_a_stream_ends_after_its_statistics_are_there(target):
+    told = []
+
+    class Streamer(BaseStreamer):
+        def put(self, value):
+            assert value.dim() == 1
+
+        def end(self):
+            told.append("end")
+
+    assist(target, TOKENIZER, load, load_tokenizer, lambda *_: told.append("statistics"))
+    target.generate(prompt(), **PLAIN, streamer=Streamer())
+    assert told == ["statistics", "end"]
 
 
 def test_prompt_lookup_needs_no_assistant(target):
@@ -232,44 +266,24 @@ def test_options_say_what_requests_may_ask_for(rule: tuple, monkeypatch: pytest.
     assert nothing.mode == something.mode == (rule[1] if rule else None)
 
 
-JUDGE = str(Path(pairs.__file__).parent / "arithmetic" / "judge")
-
-
-@pytest.mark.parametrize(
-    ("settings", "fields"),
-    [
-        (Settings(allowed_heads=(JUDGE,)), {"lossy_mode": "judge", "lossy_head": JUDGE}),
-        (Settings(mode="judge", head=JUDGE), {"lossy_mode": "judge", "lossy_head": JUDGE}),
-        (Settings(mode=["judge", "topk"], head={"judge": JUDGE}), {"lossy_mode": "judge", "lossy_head": JUDGE}),
-        (Settings(allow_compile=True), {"lossy_mode": "topk", "lossy_config": {"compile": True}}),
-        (Settings(mode="topk", config={"compile": True}), {"lossy_mode": "topk", "lossy_config": {"compile": True}}),
-        (Settings(), {"lossy_mode": "topk", "lossy_config": {"compile": False}}),
-    ],
-)
-def test_what_the_operator_allows_may_be_asked_for(settings: Settings, fields: dict):
-    model = copy.deepcopy(pairs.load("arithmetic").target)
-    answers = []
-    model.generate = lambda *args, **kwargs: answers.append(kwargs)
-    settings.apply(model)
-    restrict(model, settings)
-    model.generate(**fields)
-    model.generate(generation_config=GenerationConfig(**fields))
-    assert answers[0] == fields
-    assert len(answers) == 2
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"lossy_mode": "judge", "lossy_head": JUDGE}, "`lossy_head` of a request has to be one of .*'org/head'"),
-        ({"lossy_mode": "judge", "lossy_head": {"judge": JUDGE}}, "`lossy_head` of a request"),
-        ({"lossy_mode": "topk", "lossy_config": {"compile": True}}, "`compile`"),
-    ],
-)
-def test_what_nobody_allows_may_not(fields: dict, message: str):
-    model = copy.deepcopy(pairs.load("arithmetic").target)
-    restrict(model, Settings(allowed_heads=("org/head",)))
-    config = GenerationConfig(**fields)
-    for args, kwargs in (((), fields), ((), {"generation_config": config}), ((None, config), {})):
-        with pytest.raises(LossyValueError, match=message):
-            model.generate(*args, **kwargs)
+def test_a_certified_setting_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
+    """Calibrated on texts of which hardly a token was kept, whereas the target drafts for itself here."""
+    target = tiny()
+    identity = asdict(ModelIdentity.of(target))
+    config = {"lossy_mode": "topk", "lossy_config": {"k": 2}, "num_assistant_tokens": 4}
+    certificate.Certificate(
+        task="none", split="test", problems=100, digest="", max_loss=1.0, confidence=95.0, reference="target alone",
+        chosen="topk", tested=[certificate.TestedSetting("topk", "topk", config, "certified")],
+        rule=certificate.rule_in_full(parse("topk", {"k": 2})), temperature=None,
+        target=identity, draft=identity, heads={}, usual={"mean_accepted": [0.0, 0.1] * 50},
+    ).save(tmp_path)  # fmt: skip
+    given: list[Settings] = []
+    monkeypatch.setattr("hf_lossy_assist.serving.server.run", lambda server, settings: given.append(settings))
+    result = serve("org/model", "--assistant", "org/draft", "--config", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    given[0].apply(target)
+    assist(target, TOKENIZER, lambda *_, **__: target, load_tokenizer)
+    for seed in range(40):
+        target.generate(prompt(seed=seed), **PLAIN)
+    (record,) = (record for record in caplog.records if record.levelname == "WARNING")
+    assert "unlike that of the calibration" in record.getMessage()

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from openai import BadRequestError
 
 from hf_lossy_assist import enabled, last_stats, pairs
 from tests.serving.running import FIELDS, TOKENS, Server, running_server
@@ -23,7 +25,7 @@ def server(make_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def pair() -> pairs.Pair:
-    return pairs.load("arithmetic")
+    return pairs.load("arithmetic", dtype=torch.bfloat16)  # as the server loads what is stored so
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +113,55 @@ def test_bad_settings_of_a_request_are_its_own_fault(server: Server, prompt: str
         server.chat(prompt, generation_config=json.dumps({"lossy_mode": "tpok"}))
     assert refusal.value.code == 400
     assert "did you mean 'topk'" in json.load(refusal.value)["error"]["message"]
-    stream = server.chat(prompt, generation_config=json.dumps({"lossy_mode": "tpok"}), stream=True).read()
-    assert b"did you mean 'topk'" in stream
+    for stream in (False, True):
+        with pytest.raises(BadRequestError, match="did you mean 'k'"):
+            ask(server, prompt, {"lossy_mode": "topk", "lossy_config": {"K": 3}}, stream=stream)
     assert json.load(server.chat(prompt))["choices"]
+
+
+def ask(server: Server, prompt: str, fields: dict, **more: Any) -> Any:
+    """Ask as users of OpenAI's client do."""
+    messages = [{"role": "user", "content": prompt}]
+    return server.client.chat.completions.create(
+        model=server.model, messages=messages, max_tokens=TOKENS, temperature=0, extra_body=fields, **more
+    )
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"lossy_mode": "typical", "lossy_config": {"epsilon": 0.2, "break_even": False}},
+        {"lossy_mode": "topk", "lossy_config": {"k": 2, "break_even": False, "tree": {"depth": 4, "top_k": 3}}},
+    ],
+    ids=["chain", "tree"],
+)
+def test_an_openai_client_chooses_a_rule_and_reads_the_statistics(server: Server, pair: pairs.Pair, prompt: str, own):
+    before = server.totals()
+    text, stats = expected(pair, prompt, **own)
+    answer = ask(server, prompt, own)
+    assert answer.choices[0].message.content == text
+    *parts, last = ask(server, prompt, own, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == text
+    assert not any(hasattr(part, "lossy_stats") for part in parts)
+    for told in (answer.lossy_stats, last.lossy_stats):
+        counted = ("tokens", "rounds", "drafted", "accepted", "accepted_lossy", "accepted_by")
+        assert {name: told[name] for name in counted} == {name: stats.to_dict()[name] for name in counted}
+    after = server.totals()
+    assert after["requests"] == before["requests"] + 2
+    assert after["total"]["drafted"] == before["total"]["drafted"] + 2 * stats.drafted
+    total = f'lossy_assist_requests_total{{model="{server.model}"}} {after["requests"]:.1f}'
+    assert total in server.open("/metrics").read().decode()
+    response = server.client.responses.create(
+        model=server.model, input=prompt, max_output_tokens=TOKENS, temperature=0, extra_body=own, stream=False
+    )
+    assert response.lossy_stats["rounds"] == stats.rounds
+
+
+def test_a_client_that_goes_away_ends_its_run(server: Server, prompt: str):
+    endless = {"eos_token_id": None, "num_assistant_tokens": 8, "lossy_mode": "topk", "do_sample": False}
+    before = server.totals()["requests"]
+    stream = server.chat(prompt, stream=True, max_tokens=800, generation_config=json.dumps(endless))
+    assert stream.readline().startswith(b"data: ")
+    stream.close()
+    assert json.load(server.chat(prompt))["usage"]["completion_tokens"] == TOKENS
+    assert server.totals()["requests"] == before + 1

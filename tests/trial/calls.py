@@ -47,7 +47,9 @@ TIE = 2e-3
 
 
 def _never_the_last(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    return scores.scatter(1, input_ids[:, -1:], -torch.inf)
+    # A token that is forced stays: whoever has none left to draw fails, and only some draws get there.
+    forced = (scores > -torch.inf).sum(-1, keepdim=True) == 1
+    return torch.where(forced, scores, scores.scatter(1, input_ids[:, -1:], -torch.inf))
 
 
 def _stop_at_sum(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:

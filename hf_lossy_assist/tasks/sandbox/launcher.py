@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from ...errors import LossyUnsupportedError, LossyValueError
+from ...errors import LossyUnsupportedError, LossyValueError, warn
 from . import isolation
 
 _GRACE_SECONDS = 1.0  # for the tests to say what had passed, once the program was stopped
@@ -103,11 +102,7 @@ class Sandbox:
                 "lacks"
             )
         if self.unsafe_no_isolation:
-            warnings.warn(
-                "`unsafe_no_isolation` is set: programs written by models can read, change and send whatever you can",
-                UserWarning,
-                stacklevel=3,
-            )
+            warn("`unsafe_no_isolation` is set: programs written by models can read, change and send whatever you can")
         elif (reason := isolation.unavailable()) is not None:
             raise LossyUnsupportedError(
                 f"programs can't be isolated here: {reason}. Install `bubblewrap` where user namespaces are allowed, "

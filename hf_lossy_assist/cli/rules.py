@@ -1,0 +1,139 @@
+"""``lossy-assist rules``: what rules there are, and what one of them says."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from ..acceptors import REGISTRY, Acceptor, Setting, settings_of
+from ..config import head_type, nearest
+from ..errors import LossyValueError
+
+READS = {
+    "draft_probs": "q",
+    "draft_or_point_mass": "q or 1",
+    "hidden": "the target's states",
+    "draft_hidden": "the draft's states",
+    "dropped_heads": "dropped heads",
+}
+"""What a rule's ``needs`` are, in words."""
+
+
+def rules(
+    name: Annotated[str | None, typer.Argument(help="Of a rule; all of them by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """List the rules with their settings, sources and what they read besides the target's logits."""
+    if name is not None and name not in REGISTRY:
+        raise LossyValueError(f"`NAME` has to be one of {list(REGISTRY)}, but is {name!r}{nearest(name, REGISTRY)}")
+    chosen = list(REGISTRY.values()) if name is None else [REGISTRY[name]]
+    if as_json:
+        facts = [rule_facts(rule) for rule in chosen]
+        typer.echo(json.dumps(facts if name is None else facts[0], indent=2, ensure_ascii=False))
+        return
+    Console().print(rules_table(chosen) if name is None else rule_page(chosen[0]))
+
+
+def rule_facts(rule: type[Acceptor]) -> dict[str, Any]:
+    """Return what a rule declares, as plain values."""
+    return {
+        "name": rule.name,
+        "law": law_of(rule),
+        "paper": rule.paper,
+        "reads": reads_of(rule),
+        "settings": [
+            {
+                "name": each.name,
+                "default": _finite(each.default),
+                "low": each.low,
+                "high": _finite(each.high),
+                "choices": [*each.choices, *([each.word] if each.word else [])],
+                "help": each.help,
+            }
+            for each in settings_of(rule)
+        ],
+        "lossless_at": dict(rule.lossless_at),
+        "lossless_when_sampling": rule.lossless_when_sampling,
+    }
+
+
+def law_of(rule: type[Acceptor]) -> str:
+    """Return the first paragraph of a rule's docstring, in one line."""
+    return " ".join((inspect.getdoc(rule) or "").partition("\n\n")[0].split()).replace("``", "")
+
+
+def reads_of(rule: type[Acceptor]) -> list[str]:
+    """Return what a rule reads besides the target's logits, in words."""
+    if head_type(rule) is not None:
+        return ["a trained head", "its states"]
+    needs = rule().needs
+    return [word for need, word in READS.items() if need in needs]
+
+
+def rules_table(chosen: list[type[Acceptor]]) -> Table:
+    """Lay out rules, one row each."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="`lossy-assist rules NAME` says more of one.")
+    for heading in ("rule", "settings: default (bounds)"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("reads", "source"):
+        table.add_column(heading, overflow="fold")
+    for rule in chosen:
+        settings = "\n".join(f"{each.name} {_default(each)} ({_bounds(each)})" for each in settings_of(rule))
+        table.add_row(*map(Text, (rule.name, settings or "–", ", ".join(reads_of(rule)) or "–", rule.paper)))
+    return table
+
+
+def rule_page(rule: type[Acceptor]) -> Group:
+    """Lay out all that one rule says."""
+    settings = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("setting", "default", "bounds", "meaning"):
+        settings.add_column(heading, overflow="fold")
+    for each in settings_of(rule):
+        settings.add_row(*map(Text, (each.name, _default(each), _bounds(each), each.help.replace("``", ""))))
+    at = ", ".join(f"{key}={value:g}" for key, value in rule.lossless_at.items()) or "always"
+    strict = "" if rule.lossless_when_sampling else ", greedy"
+    return Group(
+        Text.assemble((rule.name, "bold"), f": {law_of(rule)}"),
+        Text(f"Source: {rule.paper}"),
+        Text(f"Reads besides the target's logits: {', '.join(reads_of(rule)) or 'nothing'}"),
+        Text(f"Lossless at: {at}{strict}"),
+        settings if settings_of(rule) else Text(),
+        Text(_example(rule)),
+    )
+
+
+def _example(rule: type[Acceptor]) -> str:
+    own = dict(rule.usual) or {x.name: x.default for x in settings_of(rule)[:1] if x.default is not None}
+    head = head_type(rule) is not None
+    python = [f'lossy_mode="{rule.name}"', *([f"lossy_config={own}"] if own else [])]
+    shell = [f"--mode {rule.name}", *(f"--config {key}={value}" for key, value in own.items())]
+    return "\n".join(
+        [
+            f"target.generate(**inputs, assistant_model=draft, {', '.join(python + ['lossy_head=HEAD'] * head)})",
+            f"lossy-assist generate --model M --assistant A {' '.join(shell + ['--head HEAD'] * head)} PROMPT",
+        ]
+    )
+
+
+def _default(each: Setting) -> str:
+    if each.default is None:
+        return each.unset
+    return each.default if isinstance(each.default, str) else f"{each.default:g}".replace("inf", "∞")
+
+
+def _bounds(each: Setting) -> str:
+    low = "above 0" if each.low is not None and 0 < each.low < 1e-6 else f"{each.low or 0:g}"
+    bounds = list(each.choices) or ([] if each.low is None else [f"{low} to {each.high:g}"])
+    return " or ".join([*bounds, *([each.word] if each.word else [])]).replace("inf", "∞")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isinf(value) else value

@@ -1,0 +1,63 @@
+"""``lossy-assist inspect``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_lossy_assist import pairs
+from hf_lossy_assist.cli import app
+
+PROMPT = "Question: Ada has 5 apples.\nAnswer:"
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["inspect", *arguments], env={"COLUMNS": "160"})
+
+
+def headings(path: Path) -> list[str]:
+    return re.findall(r"<h2>(.*)</h2>", path.read_text(encoding="utf-8"))
+
+
+def test_modes_of_the_pair_stand_side_by_side(bundled, tmp_path: Path):
+    out = tmp_path / "page.html"
+    modes = [option for mode in ("plain", "topk@4:k=3", "topk+typical") for option in ("--mode", mode)]
+    result = run("--pair", "arithmetic", *modes, "--max-new-tokens", "12", "--out", str(out), PROMPT)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"written: {out}\n"
+    assert headings(out) == ["target alone", "topk@4:k=3", "topk+typical"]
+    page = out.read_text(encoding="utf-8")
+    assert "Ada has 5 apples." in page
+    assert "q, by the draft" in page
+
+
+def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path):
+    models = ["--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft")]
+    head = f"judge={pairs.pair.bundled_folder('arithmetic') / 'judge'}"
+    out = tmp_path / "page.html"
+    result = run(*models, "--max-new-tokens", "8", "--sample", "--seed", "3", "--out", str(out), PROMPT)
+    assert result.exit_code == 0, result.output
+    assert headings(out) == ["lossless"]
+    refused = run(*models, "--head", head, "--mode", "judge", "--out", str(out), PROMPT)
+    assert refused.exit_code == 2
+    assert "judge" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pair", "arithmetic", "--mode", "topkk", "--out", "x.html"], "topkk"),
+        (["--pair", "arithmetic", "--out", "/no/such/folder/x.html"], "`--out` has to be a file in a folder"),
+        (["--model", "x", "--out", "x.html"], "`--assistant` and `PROMPT` has to be given"),
+        (["--pair", "arithmetic", "--gamma", "none", "--out", "x.html"], "`--gamma` has to have"),
+    ],
+)
+def test_bad_input_is_one_clean_line(arguments: list[str], message: str):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr

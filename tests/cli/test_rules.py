@@ -1,0 +1,61 @@
+"""``lossy-assist rules``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from hf_lossy_assist.acceptors import REGISTRY, settings_of
+from hf_lossy_assist.cli import app
+
+
+def run(*arguments: str, columns: int = 80):
+    return CliRunner().invoke(app, ["rules", *arguments], env={"COLUMNS": str(columns)})
+
+
+def joined(text: str) -> str:
+    return "".join(text.split())
+
+
+def test_every_rule_has_a_row_with_its_settings():
+    result = run()
+    assert result.exit_code == 0, result.output
+    first_words = [line.split()[0] for line in result.stdout.splitlines() if line[:1] == " " and line[1:2].strip()]
+    assert [word for word in first_words if word in REGISTRY] == list(REGISTRY)
+    for rule in REGISTRY.values():
+        for setting in settings_of(rule):
+            assert f" {setting.name} " in result.stdout
+    for text in ("k 2 (1 to ∞)", "criterion js (js or naive)", "weight 0.8 (above 0 to 1)", "q, dropped"):
+        assert text in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_rule_says_its_law_settings_source_and_how_to_ask_for_it(name: str):
+    shown = joined(run(name, columns=200).stdout)
+    rule = REGISTRY[name]
+    assert joined(rule.paper) in shown
+    assert joined((rule.__doc__ or "").partition("\n\n")[0]).replace("``", "") in shown
+    assert f'lossy_mode="{name}"' in shown
+    assert f"--mode{name}" in shown
+    for setting in settings_of(rule):
+        assert joined(setting.help).replace("``", "") in shown
+
+
+def test_programs_can_read_it():
+    everything = json.loads(run("--json").stdout)
+    assert [each["name"] for each in everything] == list(REGISTRY)
+    one = json.loads(run("topk", "--json").stdout)
+    assert one in everything
+    assert one["settings"][0] == {
+        "name": "k", "default": 2, "low": 1, "high": None, "choices": [],
+        "help": "How many tokens are good enough; 1 is lossless greedy decoding.",
+    }  # fmt: skip
+
+
+def test_a_rule_that_is_none_is_named():
+    result = run("tpok")
+    assert result.exit_code == 2
+    assert "did you mean 'topk'" in result.stderr

@@ -1,0 +1,84 @@
+"""Every command's table fits into 80 columns, with numbers as wide as they get."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hf_lossy_assist.cli.acceptance import acceptance_table
+from hf_lossy_assist.cli.bench_report import answer_table, request_table, speed_table, text_table, time_table
+from hf_lossy_assist.cli.calibrate import outcome_table
+from hf_lossy_assist.cli.evaluate import score_table
+from hf_lossy_assist.cli.mine import summary_table
+from hf_lossy_assist.cli.rendering import stats_table
+from hf_lossy_assist.cli.theory import run_length_table, speedup_table
+from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE
+from hf_lossy_assist.stats import LossyStats
+
+LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
+SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04
+SPEED = SimpleNamespace(median=12345.6, low=10234.5, high=13456.7)
+SUMMARY = {
+    "tokens_per_second": SPEED, "roofline": 1, "roofline_share": 0.876, "acceptance_rates": (0.9,) * 9,
+    "mean_accepted": 13.37, "tokens_per_round": 14.37, "same_text": 1.0, "latencies": (SLOW,) * 9, "first_token": SLOW,
+    "peak_memory": 123456 * 2**20, "joules_per_token": 12.34, "draft_call": SLOW, "target_call": SLOW,
+    "ratios": {TARGET_ALONE: 12.34, STOCK: 12.34, "lossless": 12.34},
+    "per_round": SimpleNamespace(drafting=SLOW, verifying=SLOW, deciding=SLOW, rest=SLOW, outside=SLOW),
+}  # fmt: skip
+SUMMARIES = [
+    SimpleNamespace(label=label, config={"lossy_mode": label}, **SUMMARY)
+    for label in (TARGET_ALONE, STOCK, "lossless", LABEL)
+]
+SCORES = [
+    SimpleNamespace(
+        label=LABEL, n=12345, score=1.0, difference=-0.999, low=-1.0, high=-0.888, mean_accepted=13.37,
+        tokens_per_round=14.37, target_calls_per_100_tokens=100.0, tokens_per_second=12345.6,
+    )
+]  # fmt: skip
+ACCEPTED = SimpleNamespace(
+    mode="thresholds", config={"threshold_single": 0.3, "threshold_acc": 0.8}, temperature=0.9, prompts=20,
+    mean_accepted=13.37, accepted_lossy=1.0, log_likelihood=-12.345, likeliest=1.0, greedy_prefix=1.0, rouge=1.0,
+    target_calls_per_100_tokens=100.0, mean_run=63.21,
+)  # fmt: skip
+TESTED = SimpleNamespace(
+    mode=LABEL, outcome="not certified", n=12345, loss=12.34, bound=23.45, confidence=99.9, tokens_per_second=12345.6
+)
+PROMPTS = [{"status": "mined", "mismatches": 123456, "important": 12345, "target_tokens": 10**8, "retokenised": 12345}]
+STATS = LossyStats(
+    rounds=123456, drafted=1234567, accepted=1234567, accepted_histogram=(123,) * 33,
+    accepted_by={"dropmatch": 123456, "thresholds": 123456, "typical": 123456}, seconds={"total": 12345.6},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        speed_table(SUMMARIES, "speed"),
+        text_table(SUMMARIES),
+        time_table(SUMMARIES),
+        request_table(SUMMARIES),
+        answer_table(SCORES),
+        score_table(SCORES, TARGET_ALONE),
+        acceptance_table([ACCEPTED], 0.9),
+        outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0, reference=TARGET_ALONE)),
+        summary_table("judge", PROMPTS),
+        stats_table(STATS),
+        run_length_table(5, [0.1, 0.3, 0.5], None),
+        speedup_table([0.5, 0.7, 0.8, 0.9], (0.05, (1.0, 0.0), 0.0), 16),
+    ],
+    ids=lambda table: str(table.title),
+)
+def test_tables_fit(table: Any):
+    screen = Console(file=io.StringIO(), width=80)
+    screen.print(table)
+    shown = screen.file.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown, shown
+    assert "e+0" not in shown, shown
+    # No number or closing bracket is left over for a line of its own.
+    first = [line.strip(" │┃") for line in shown.splitlines()]
+    assert ")" not in first, shown

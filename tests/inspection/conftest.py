@@ -1,0 +1,3 @@
+"""A browser for the pages."""
+
+from tests.browser import chromium, tab  # noqa: F401
