@@ -324,9 +324,7 @@ class DrafterChoice:
     def _kept(self, acceptor: Acceptor, call: Prepared) -> dict[str, Any]:
         return {
             # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
-            "keep_logits": call.config.do_sample
-            or call.inspected
-            or bool(acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
+            "keep_logits": call.wants_q or bool(acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
             "keep_hidden": "draft_hidden" in acceptor.needs,
             "confidence": self.confidence,
         }
