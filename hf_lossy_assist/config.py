@@ -12,6 +12,7 @@ import torch
 
 from .acceptors import REGISTRY, Acceptor, AllOf, AnyOf, settings_of
 from .decoding.limits import Limits
+from .drafting.draft_stop import STOPS, DraftStop
 from .drafting.tree_config import TreeConfig
 from .errors import LossyValueError
 from .heads import Head, load_head
@@ -23,7 +24,9 @@ FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 """The fields that may stand in a ``GenerationConfig`` or be given to ``generate()``."""
 
 _LIMITS = tuple(x.name for x in fields(Limits))
-RUN_KEYS = ("seed", "require_lossless", "break_even", "compile", "tree", "certificate", "inspect", *_LIMITS)
+RUN_KEYS = (
+    "seed", "require_lossless", "break_even", "compile", "tree", "stop_drafting", "certificate", "inspect", *_LIMITS,
+)  # fmt: skip
 """The keys of ``lossy_config`` that are about the run, whatever the rule."""
 
 
@@ -48,6 +51,8 @@ class RunConfig:
         Decode on static caches in compiled forwards; None where ``generate()`` itself would.
     tree
         How trees are drafted; None for chains.
+    stop_drafting
+        What ends a round's draft early; None for nothing.
     certificate
         Refuse to run with anything but what it certifies.
     inspect
@@ -61,6 +66,7 @@ class RunConfig:
     break_even: bool = True
     compile: bool | None = None
     tree: TreeConfig | None = None
+    stop_drafting: DraftStop | None = None
     certificate: Certificate | None = None
     inspect: bool = False
 
@@ -106,6 +112,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     break_even = _switch(settings, "break_even", seed is None)
     compiled = _switch(settings, "compile", None)
     tree = _tree(settings.pop("tree", None))
+    stop = _stop(settings.pop("stop_drafting", None))
     certificate = _certificate(settings.pop("certificate", None))
     inspect = _switch(settings, "inspect", False)
     bounds = {key: settings.pop(key, None) for key in _LIMITS}
@@ -125,7 +132,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     if compose is AnyOf:
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
     acceptor = rules[0] if compose is None else compose(tuple(rules))
-    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, tree, certificate, inspect)
+    return RunConfig(acceptor, seed, require_lossless, limits, break_even, compiled, tree, stop, certificate, inspect)
 
 
 def lossy_fields(mode: Any, config: Any = None, head: Any = None) -> dict[str, Any]:
@@ -303,6 +310,25 @@ def _tree(value: Any) -> TreeConfig | None:
             f"`tree` in `lossy_config` has the keys {keys}, but not {unknown[0]!r}{nearest(unknown[0], keys)}"
         )
     return TreeConfig(**settings)
+
+
+def _stop(value: Any) -> DraftStop | None:
+    if value is None:
+        return None
+    settings = _as_dict("lossy_config['stop_drafting']", value)
+    by = settings.pop("by", None)
+    if by not in STOPS:
+        raise LossyValueError(
+            f"`by` of `stop_drafting` in `lossy_config` has to be one of {list(STOPS)}, but is {by!r}"
+            + nearest(by, STOPS)
+        )
+    keys = [x.name for x in fields(STOPS[by]) if x.init]
+    if unknown := sorted(settings.keys() - {*keys}, key=str):
+        raise LossyValueError(
+            f"`stop_drafting` in `lossy_config` by {by!r} has the keys {keys}, but not {unknown[0]!r}"
+            + nearest(unknown[0], keys)
+        )
+    return STOPS[by](**settings)
 
 
 def _as_dict(argument: str, value: Any) -> dict[str, Any]:

@@ -108,6 +108,11 @@ class LossyVerification(LogitsProcessor):
             raise LossyUnsupportedError(
                 "`tree` is set, but stock's loop verifies chains alone; use enable() and `lossy_config`"
             )
+        if self.config.stop_drafting is not None:
+            raise LossyUnsupportedError(
+                "`stop_drafting` is set, but stock's loop drafts by itself; use enable() and `lossy_config`, or "
+                "`assistant_confidence_threshold`"
+            )
         if self.config.certificate is not None:
             raise LossyUnsupportedError(
                 "`certificate` is set, but stock's loop decides about drafts and draws by itself; use enable() and "

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .. import compat
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
-from ..decoding.progress import Progress
-from ..drafting import Drafter
-from ..drafting.cross_tokenizer import CrossTokenizerDrafter, Translation
+from ..drafting.cross_tokenizer import Translation
 from ..drafting.draft_length import (
     DEFAULT_NUM_TOKENS,
     check_confidence,
     check_num_tokens,
     check_schedule,
-    draft_length_of,
-    node_count_of,
 )
+from ..drafting.draft_stop import DraftStop
 from ..drafting.eagle3 import Eagle3
-from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.early_exit import first_layers
-from ..drafting.encoder_decoder import EncoderDecoderDrafter, check_encoder_decoder_draft
-from ..drafting.model import ModelDrafter, check_decoder, check_draft_model, mask_of
-from ..drafting.per_row import GeneratorDrafter, PerRowDrafter
-from ..drafting.run_ahead import RunAheadDrafter
-from ..drafting.tree import Eagle3TreeDrafter, TreeDrafter
-from ..drafting.tree_config import TreeConfig
-from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_of
+from ..drafting.encoder_decoder import check_encoder_decoder_draft
+from ..drafting.model import check_decoder, check_draft_model
+from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..forwards import Forwards
 from ..forwards.cache_rows import movable
-from ..sampling import Randomness
-from .prepared import Prepared
 
 DrafterFactory = Callable[..., CandidateGenerator]
 
@@ -81,6 +69,8 @@ class DrafterChoice:
         Between the tokenizers of target and draft, where they are not the same.
     early_exit
         How many of the target's own layers draft, where they do.
+    stop
+        What ends drafts early, beside ``confidence``.
     """
 
     target: PreTrainedModel
@@ -92,10 +82,16 @@ class DrafterChoice:
     options: Mapping[str, Any]
     translation: Translation | None
     early_exit: int | None = None
+    stop: DraftStop | None = None
 
     @classmethod
     def take(
-        cls, target: PreTrainedModel, kwargs: dict[str, Any], explicit: Callable[..., Any], generator: Any
+        cls,
+        target: PreTrainedModel,
+        kwargs: dict[str, Any],
+        explicit: Callable[..., Any],
+        generator: Any,
+        stop: DraftStop | None = None,
     ) -> DrafterChoice:
         """Remove the keywords about drafting from those of ``generate()``.
 
@@ -109,6 +105,8 @@ class DrafterChoice:
             From a field's name, and configurations besides the target's, to what the user set it to.
         generator
             The user's ``candidate_generator``, or None.
+        stop
+            What ``stop_drafting`` in ``lossy_config`` asks for.
         """
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
@@ -132,6 +130,7 @@ class DrafterChoice:
             options=options,
             translation=_translation(target, assistant, *tokenizers),
             early_exit=layers,
+            stop=stop,
         )
 
     def check(self, acceptor: Acceptor) -> None:
@@ -140,6 +139,8 @@ class DrafterChoice:
         check_num_tokens(self.num_assistant_tokens)
         check_schedule(self.schedule)
         check_confidence(self.confidence)
+        if self.stop is not None:
+            self._check_stop(acceptor)
         if self.options.get("speculation_type") and self.assistant_model is None:
             raise LossyValueError(
                 f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"
@@ -156,7 +157,7 @@ class DrafterChoice:
             )
         acceptor.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
         if self.candidate_generator is not None:
-            if not _is_drafter(self.candidate_generator) and not callable(self.candidate_generator):
+            if not is_drafter(self.candidate_generator) and not callable(self.candidate_generator):
                 raise LossyValueError(
                     "`candidate_generator` has to be a CandidateGenerator or a callable that returns one, but is "
                     f"{self.candidate_generator!r}"
@@ -170,7 +171,7 @@ class DrafterChoice:
                 )
         elif self.translation is not None:
             check_decoder(self.assistant_model)
-        elif self._encoded:
+        elif self.encoded:
             check_vocabularies(self.target, self.assistant_model)
             check_encoder_decoder_draft(self.target, self.assistant_model)
         elif self.drafts_with_model:
@@ -179,6 +180,23 @@ class DrafterChoice:
             raise LossyValueError(
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
                 "`candidate_generator`"
+            )
+
+    def _check_stop(self, acceptor: Acceptor) -> None:
+        if self.confidence is not None:
+            raise LossyValueError(
+                "`assistant_confidence_threshold` and `stop_drafting` in `lossy_config` both end drafts early; leave "
+                "out either"
+            )
+        if self.assistant_model is None or self.candidate_generator is not None or self._stock_with_model:
+            raise LossyUnsupportedError(
+                "`stop_drafting` in `lossy_config` reads the distribution of an `assistant_model` that this package "
+                "drafts with; leave it out with other drafters"
+            )
+        if acceptor.run_ahead is not None:
+            raise LossyUnsupportedError(
+                f"the rule {acceptor.name!r} itself says when drafting stops; leave out `stop_drafting` in "
+                "`lossy_config`"
             )
 
     @property
@@ -203,15 +221,15 @@ class DrafterChoice:
                 f"the rule {name!r} reads the draft's distribution, which nodes of a tree don't have; {without}, or "
                 "use a rule that has a meaning without"
             )
-        if self.confidence is not None or self.schedule != "constant":
+        if self.confidence is not None or self.stop is not None or self.schedule != "constant":
             raise LossyUnsupportedError(
-                "`assistant_confidence_threshold` and `num_assistant_tokens_schedule` are about chains, but `tree` in "
-                "`lossy_config` asks for trees; leave out either"
+                "`assistant_confidence_threshold`, `stop_drafting` and `num_assistant_tokens_schedule` are about "
+                "chains, but `tree` in `lossy_config` asks for trees; leave out either"
             )
 
     def check_batch(self, rows: int) -> None:
         """Raise where there is one drafter for several rows."""
-        if _is_drafter(self.candidate_generator):
+        if is_drafter(self.candidate_generator):
             raise LossyUnsupportedError(
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
                 f"batch has {rows} rows; pass a function that returns one, which is called once per row"
@@ -224,7 +242,7 @@ class DrafterChoice:
         model = self.early_exit if own else weakref.ref(self.assistant_model)
         generator = self.candidate_generator
         other = None if generator is None else getattr(generator, "__qualname__", type(generator).__qualname__)
-        return model, other, tuple(sorted(self.options)), self.num_assistant_tokens
+        return model, other, tuple(sorted(self.options)), self.num_assistant_tokens, repr(self.stop)
 
     @property
     def drafts_with_model(self) -> bool:
@@ -239,7 +257,8 @@ class DrafterChoice:
         return isinstance(self.assistant_model, Eagle3) and self.candidate_generator is None
 
     @property
-    def _encoded(self) -> bool:
+    def encoded(self) -> bool:
+        """Whether a draft model with an encoder drafts for a target with one."""
         return self.target.config.is_encoder_decoder and self.assistant_model is not None
 
     @property
@@ -257,126 +276,6 @@ class DrafterChoice:
         """Whether transformers' own drafter for a special kind of draft model is to be used."""
         special = self.options.get("speculation_type") or self.options.get("use_mtp")
         return bool(special) or compat.drafts_from_target_states(self.assistant_model)
-
-    def drafter(
-        self,
-        acceptor: Acceptor,
-        call: Prepared,
-        processors: LogitsProcessorList,
-        randomness: Randomness,
-        progress: Progress,
-        forwards: Callable[[], Forwards] | None = None,
-        tree: TreeConfig | None = None,
-    ) -> Drafter:
-        """Return the call's drafter; ``forwards`` makes those of a draft model, where they are no usual ones."""
-        if tree is not None:
-            return self._tree_drafter(tree, acceptor, call, processors, randomness)
-        if self.drafts_with_model:
-            settings = self._settings(call, processors, randomness)
-            settings["vocabulary"] = vocabulary_of(self.target, self.assistant_model)
-            if acceptor.run_ahead is not None:
-                return RunAheadDrafter.of(self.assistant_model, acceptor.run_ahead, progress, **settings)
-            length = draft_length_of(self.num_assistant_tokens, self.schedule, self.assistant_model, acceptor.name)
-            return ModelDrafter(
-                self.assistant_model, length, forwards=forwards, **self._kept(acceptor, call), **settings
-            )
-        if self.drafts_with_eagle3:
-            length = draft_length_of(self.num_assistant_tokens, self.schedule, self.assistant_model, acceptor.name)
-            settings = self._settings(call, processors, randomness) | self._kept(acceptor, call)
-            return Eagle3Drafter(self.assistant_model, self.target, length, **settings)
-        if call.batch == 1:
-            return self._for_one(acceptor, call, call, randomness)
-        drafter = PerRowDrafter(lambda row: self._for_one(acceptor, call.row(row), call, randomness), call.batch)
-        if any(x.drafts_every_round for x in drafter.drafters):
-            raise LossyUnsupportedError(
-                f"`candidate_generator` {type(drafter.drafters[0].generator).__name__} drafts from the states of one "
-                f"sequence, but the batch has {call.batch} rows; call generate() for one prompt at a time"
-            )
-        return drafter
-
-    def _tree_drafter(
-        self,
-        tree: TreeConfig,
-        acceptor: Acceptor,
-        call: Prepared,
-        processors: LogitsProcessorList,
-        randomness: Randomness,
-    ) -> Drafter:
-        length = node_count_of(tree, self.assistant_model, acceptor.name)
-        settings = self._settings(call, processors, randomness)
-        settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
-        if self.drafts_with_eagle3:
-            return Eagle3TreeDrafter(self.assistant_model, self.target, length, **settings)
-        vocabulary = vocabulary_of(self.target, self.assistant_model)
-        return TreeDrafter(self.assistant_model, length, vocabulary=vocabulary, **settings)
-
-    def _settings(self, call: Prepared, processors: LogitsProcessorList, randomness: Randomness) -> dict[str, Any]:
-        shared = compat.shared_decisions(self.target)
-        return {
-            "processors": processors,
-            "do_sample": call.config.do_sample,
-            "max_length": call.config.max_length,
-            "attention_mask": mask_of(call.ids, call.inputs),
-            "randomness": randomness,
-            "agree": shared and shared.agree,
-        }
-
-    def _kept(self, acceptor: Acceptor, call: Prepared) -> dict[str, Any]:
-        return {
-            # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
-            "keep_logits": call.wants_q or bool(acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
-            "keep_hidden": "draft_hidden" in acceptor.needs,
-            "confidence": self.confidence,
-        }
-
-    def _for_one(self, acceptor: Acceptor, row: Prepared, call: Prepared, randomness: Randomness) -> GeneratorDrafter:
-        """Return a drafter for one row of a call."""
-        generator = self._generator(acceptor, row, randomness)
-        if "draft_probs" in acceptor.needs and isinstance(generator, compat.DRAFTERS_WITHOUT_LOGITS):
-            raise LossyValueError(
-                f"the rule {acceptor.name!r} needs the draft's distribution, but {type(generator).__name__} has none; "
-                "pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
-            )
-        if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(call.inputs)):
-            raise LossyUnsupportedError(
-                f"{type(generator).__name__} drafts from the target's states in every round, but a "
-                f"{type(cache).__name__} has rounds in which no drafted token could be forgotten; use a dynamic cache"
-            )
-        wants_states = bool(call.config.return_dict_in_generate and call.config.output_hidden_states)
-        return GeneratorDrafter(generator, acceptor, row.inputs, wants_states)
-
-    def _generator(self, acceptor: Acceptor, call: Prepared, randomness: Randomness) -> CandidateGenerator:
-        """Return what drafts for one sequence: the user's own, one for another tokenizer, or transformers' own."""
-        drafter = self.candidate_generator
-        if drafter is None and (self.translation is not None or self._encoded):
-            settings = self._kept(acceptor, call) | self._settings(call, call.processors, randomness)
-            length = draft_length_of(self.num_assistant_tokens, self.schedule)
-            if self.translation is not None:
-                return CrossTokenizerDrafter(
-                    self.assistant_model, length, translation=self.translation, prompt=call.ids, **settings
-                )
-            vocabulary = vocabulary_of(self.target, self.assistant_model)
-            return EncoderDecoderDrafter(self.assistant_model, length, call=call, vocabulary=vocabulary, **settings)
-        if drafter is None:
-            config = copy.deepcopy(call.config)
-            config.update(**self.options, assistant_early_exit=None, num_assistant_tokens=self.num_assistant_tokens)
-            return compat.stock_drafter(
-                self.target, config, call.ids, call.processors, call.inputs, self.assistant_model
-            )
-        if not _is_drafter(drafter):
-            drafter = drafter(
-                input_ids=call.ids,
-                generation_config=call.config,
-                logits_processor=call.processors,
-                model_kwargs=call.inputs,
-            )
-            if not _is_drafter(drafter):
-                raise LossyValueError(
-                    f"`candidate_generator` has to return a CandidateGenerator, but returned {drafter!r}"
-                )
-        if isinstance(drafter, ModelDrafter):
-            drafter.reset()  # it may have drafted for another prompt
-        return drafter
 
 
 def _translation(
@@ -396,5 +295,5 @@ def _translation(
     return Translation(tokenizer, assistant_tokenizer, *sizes)
 
 
-def _is_drafter(value: Any) -> bool:
+def is_drafter(value: Any) -> bool:
     return isinstance(value, CandidateGenerator)

@@ -28,6 +28,7 @@ from ..stats import LossyStats
 from ..verification.target import Target, Verifier
 from ..verification.tree_target import TreeTarget, TreeVerifier
 from .drafter_choice import DrafterChoice
+from .drafter_making import DrafterMaker
 from .forwards_choice import choose_forwards
 from .prepared import Prepared
 from .refusals import (
@@ -101,7 +102,7 @@ class LossyCall:
             )
         if (refusal := compat.refusal_of_adapter(model)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
-        choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"))
+        choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"), config.stop_drafting)
         if choice.is_empty and level > 1:  # saved with the model, which is used without its drafter here
             warn_once(
                 f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are decoded "
@@ -172,7 +173,9 @@ class LossyCall:
         tree = self.config.tree
         kinds = (Verifier, Target, Decoding) if tree is None else (TreeVerifier, TreeTarget, TreeDecoding)
         verifier = kinds[0](self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
-        drafter = self.choice.drafter(acceptor, call, processors, randomness, progress, forwards.draft, tree)
+        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness).drafter(
+            progress, forwards.draft, tree
+        )
         run = Run(
             target=kinds[1](forwards.target, verifier),
             drafter=drafter,

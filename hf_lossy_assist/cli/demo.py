@@ -14,6 +14,7 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
+from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.comparison import run_comparison, texts_of, warm_up
 from ..evaluation.evaluate import Evaluation
@@ -25,7 +26,7 @@ from ..heads import Head
 from ..pairs import Pair
 from ..tasks import Example
 from .console import limit_threads, progress
-from .options import Gamma
+from .options import Gamma, PairName
 from .rendering import marked, traced_text
 
 TEMPERATURE = 0.9
@@ -52,36 +53,39 @@ def demo_modes(heads: Mapping[str, Head], gamma: int) -> list[DecodingMode]:
 
 
 def demo(
+    pair: PairName = "arithmetic",
     problems: Annotated[int, typer.Option(min=1, help="Test problems, answered by every mode.")] = 32,
     gamma: Gamma = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
 ) -> None:
-    """Answer the same questions with every mode on the bundled pair, and compare quality and speed."""
+    """Answer the same questions with every mode on a bundled pair, and compare quality and speed."""
     limit_threads(threads)
     disable_progress_bar()
     screen = Console()
+    if pairs.task_of(pair) is None:
+        raise LossyValueError(f"`--pair` has to be one that has a task, but is {pair!r}")
     screen.print("loading the bundled pair", style="dim")
-    pair = pairs.load("arithmetic")
-    models, length = Models(pair.target, pair.draft, pair.rule_heads), pair.task.max_new_tokens
+    loaded = pairs.load(pair)
+    models, length = Models(loaded.target, loaded.draft, loaded.rule_heads), loaded.task.max_new_tokens
     modes = demo_modes(models.heads, gamma)
-    examples = pair.task.examples("test", problems)
+    examples = loaded.task.examples("test", problems)
     first, *batches = (
-        batches_of([pair.task.encode(example, pair.tokenizer)], seed=seed + max(0, i))[0]
-        for i, example in enumerate([*pair.task.examples("validation", 1), *examples], start=-1)
+        batches_of([loaded.task.encode(example, loaded.tokenizer)], seed=seed + max(0, i))[0]
+        for i, example in enumerate([*loaded.task.examples("validation", 1), *examples], start=-1)
     )
     screen.print(f"answering {problems} problems in {len(modes)} modes each", style="dim")
     warm_up(models, modes, first, 16, strict=True)
     with progress(screen) as bar:
         records, responses = run_comparison(models, modes, batches, length, repeats=1, meter=False, track=bar.track)
     texts = {label: texts_of(answers) for label, answers in responses.items()}
-    store, evaluation = AnswerStore(), Evaluation(models, pair.tokenizer, pair.task, modes, TARGET_ALONE, problems)
+    store, evaluation = AnswerStore(), Evaluation(models, loaded.tokenizer, loaded.task, modes, TARGET_ALONE, problems)
     evaluation.take(responses, store)
     # A question that the shown modes answer in different words shows most.
     differ = [len({tuple(texts[label][i]) for label in SHOWN}) == len(SHOWN) for i in range(problems)]
     shown = differ.index(True) if any(differ) else 0
     answers = [(label, responses[label][shown], store.known[label, shown].score == 1) for label in SHOWN]
-    screen.print(_side_by_side(pair, examples[shown], answers, colour=screen.color_system is not None))
+    screen.print(_side_by_side(loaded, examples[shown], answers, colour=screen.color_system is not None))
     screen.print(_results(modes, summarise(modes, records), list(evaluation.result(store).modes.values()), gamma))
     screen.print(
         "Mean accepted: drafted tokens kept per round. Tokens per round counts the target's own token too. Speeds are "

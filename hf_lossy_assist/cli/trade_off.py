@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
-from ..acceptors import REGISTRY, Acceptor, register
 from ..config import nearest
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
@@ -25,7 +20,7 @@ from ..evaluation.evaluate import Evaluation, score_point
 from ..evaluation.modes import DecodingMode, Models
 from ..evaluation.plots import PlotPoint, plot
 from ..evaluation.quality import ModeScore
-from ..messages import Verification
+from ..evaluation.static_lists import MismatchRates, maths_tokens, python_tokens, registered
 from .console import limit_threads
 from .evaluate import answer_all, score_table
 from .models import ModelOptions, load_heads
@@ -38,6 +33,9 @@ def trade_off(
     assistant: DraftSource = None,
     task: TaskName = None,
     data: TaskData = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels of `mine`, to list tokens by how often their mismatches mattered.")
+    ] = None,
     head: Annotated[str | None, typer.Option(help="Another head than the pair's: a folder or a Hub id.")] = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems of the split.")] = 500,
     split: Annotated[str, typer.Option(help="Which problems.")] = "test",
@@ -62,10 +60,11 @@ def trade_off(
     heads = {**loaded.heads, **load_heads([] if head is None else [f"{sweep}={head}"], "cpu")}
     if sweep not in heads:
         raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has none for {sweep!r}")
-    families, screen = SWEEPS[sweep](maths_tokens(loaded.tokenizer)), Console()
+    lists = static_lists(loaded.tokenizer, LISTS.get(loaded.task.name, LISTS["arithmetic"]), labels)
+    families, screen = SWEEPS[sweep](lists), Console()
     modes = [mode for points in families.values() for mode in with_gamma(points, gamma)]
     folder = None if out is None else out / f"trade-off-{sweep}"
-    with _registered():
+    with registered():
         evaluation = Evaluation(
             Models(loaded.target, loaded.draft, heads), loaded.tokenizer, loaded.task, modes, "lossless", problems,
             split, batch_size,
@@ -77,63 +76,10 @@ def trade_off(
         plot_families(families, scores, out / f"trade-off-{sweep}.png")
 
 
-_MATHS = re.compile(r"\d|^\s*[-+*/=<>%^()x×÷·−]+\s*$")
 JUDGE_THRESHOLDS = (0.01, 0.02, 0.05, 0.2, 0.75, 0.95, 0.98)
+CUTS = (0.05, 0.1, 0.2, 0.35)
 VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 TOP_K = (2, 4, 8, 16)
-
-
-def maths_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the ids of tokens with digits, and of those made of operators, brackets or a lone x.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist import pairs
-    >>> tokenizer = pairs.load("arithmetic").tokenizer
-    >>> {tokenizer.convert_tokens_to_ids(x) for x in ("7", "+", "=")} <= {*maths_tokens(tokenizer)}
-    True
-    """
-    texts = {i: tokenizer.decode([i]) for i in range(len(tokenizer))}
-    return tuple(sorted({i for i, text in texts.items() if _MATHS.search(text)} | set(tokenizer.all_special_ids)))
-
-
-@dataclass(frozen=True)
-class MathsTokens(Acceptor):
-    """Keep x iff the target would choose it too, or neither its token nor the draft's is one of mathematics.
-
-    Garipov et al. 2025 (AutoJudge), appendix K. A baseline for measurements; greedy.
-
-    Parameters
-    ----------
-    important
-        The ids of the tokens of mathematics.
-    """
-
-    important: tuple[int, ...] = field(default=())
-
-    name: ClassVar[str] = "maths"
-    paper: ClassVar[str] = "Garipov et al. 2025 (appendix K)"
-    lossless_at: ClassVar[Mapping[str, Any]] = {}
-
-    def is_lossless(self, do_sample: bool) -> bool:
-        """Tell that it never is."""
-        return False
-
-    def keep(self, v: Verification) -> Tensor:
-        """Return ``(B, n)`` where neither token is of mathematics, or both are the same."""
-        important = torch.tensor(self.important, device=v.tokens.device)
-        mismatch = torch.isin(v.tokens, important) | torch.isin(v.best[:, :-1], important)
-        return v.lossless | (~mismatch & v.allowed)
-
-
-@contextmanager
-def _registered() -> Iterator[None]:
-    """Make ``lossy_mode="maths"`` available inside the block."""
-    register(MathsTokens)
-    try:
-        yield
-    finally:
-        REGISTRY.pop(MathsTokens.name, None)
 
 
 Families = Mapping[str, list[DecodingMode]]
@@ -145,10 +91,45 @@ def with_gamma(modes: list[DecodingMode], gamma: int) -> list[DecodingMode]:
     return [DecodingMode(mode.label, mode.rule, mode.settings, gamma) for mode in modes]
 
 
-def judge_families(maths: tuple[int, ...] = ()) -> Families:
-    """Return the judge, alone and above DropMatch, beside top-K, tokens of mathematics and lossless."""
-    both, narrow, known = ["judge", "dropmatch"], {"all_of": ["maths", "topk"]}, {"important": maths}
-    return {
+Lists = Mapping[str, "StaticList"]
+"""Static lists by name."""
+
+LISTS: Mapping[str, Mapping[str, Callable[[PreTrainedTokenizerBase], tuple[int, ...]]]] = {
+    "arithmetic": {"maths": maths_tokens},
+    "programs": {"maths": maths_tokens, "python": python_tokens},
+}
+"""What lists of important tokens have been thought of, by task."""
+
+
+@dataclass(frozen=True)
+class StaticList:
+    """A rule that goes by tokens alone, and the family it belongs to."""
+
+    family: str
+    rule: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def static_lists(
+    tokenizer: PreTrainedTokenizerBase,
+    known: Mapping[str, Callable[[PreTrainedTokenizerBase], tuple[int, ...]]],
+    labels: Path | None = None,
+) -> Lists:
+    """Return lists of kinds of tokens, and those that follow from mined labels."""
+    lists = {name: StaticList(name, "listed", {"important": find(tokenizer)}) for name, find in known.items()}
+    if labels is not None:
+        rates = MismatchRates.mined(labels, len(tokenizer))
+        for cut in CUTS:
+            lists[f"mined tokens {cut}"] = StaticList("mined tokens", "listed", {"important": rates.important(cut)})
+        for cut in CUTS:
+            lists[f"mined pairs {cut}"] = StaticList("mined pairs", "listed_pairs", {"free": rates.free_pairs(cut)})
+    return lists
+
+
+def judge_families(lists: Lists) -> Families:
+    """Return the judge, alone and above DropMatch, beside top-K, static lists and lossless."""
+    both = ["judge", "dropmatch"]
+    families = {
         "lossless": [DecodingMode("lossless", "lossless")],
         "judge": [DecodingMode(f"judge τ={t}", "judge", {"threshold": t}) for t in JUDGE_THRESHOLDS],
         "judge + dropmatch": [
@@ -156,14 +137,20 @@ def judge_families(maths: tuple[int, ...] = ()) -> Families:
         ],
         "dropmatch": [DecodingMode("dropmatch", "dropmatch")],
         "top-K": [DecodingMode(f"top-K K={k}", "topk", {"k": k}) for k in TOP_K],
-        "maths": [DecodingMode("maths", "maths", known)],
-        "maths and top-K": [
-            DecodingMode(f"maths and top-K K={k}", narrow, {"maths": known, "topk": {"k": k}}) for k in TOP_K
-        ],
     }
+    combined = [name for name, known in lists.items() if name == known.family][-1:]
+    for name, known in lists.items():
+        families.setdefault(known.family, []).append(DecodingMode(name, known.rule, known.settings))
+        if name in combined:
+            narrow = {"all_of": [known.rule, "topk"]}
+            families[f"{name} and top-K"] = [
+                DecodingMode(f"{name} and top-K K={k}", narrow, {known.rule: known.settings, "topk": {"k": k}})
+                for k in TOP_K
+            ]
+    return families
 
 
-def sprinter_families(maths: tuple[int, ...] = ()) -> Families:
+def sprinter_families(lists: Lists) -> Families:
     """Return SPRINTER at several thresholds, beside lossless."""
     return {
         "lossless": [DecodingMode("lossless", "lossless")],
@@ -171,8 +158,8 @@ def sprinter_families(maths: tuple[int, ...] = ()) -> Families:
     }
 
 
-SWEEPS: Mapping[str, Callable[[tuple[int, ...]], Families]] = {"judge": judge_families, "sprinter": sprinter_families}
-"""Named sets of settings, by the rule whose head they need; they are given the tokens of mathematics."""
+SWEEPS: Mapping[str, Callable[[Lists], Families]] = {"judge": judge_families, "sprinter": sprinter_families}
+"""Named sets of settings, by the rule whose head they need; they are given static lists of tokens."""
 
 
 def plot_families(families: Families, scores: Mapping[str, ModeScore], path: Path) -> None:

@@ -1,8 +1,9 @@
-"""``lossy-assist train-pair`` and ``evaluate-pair``: make the bundled pair again, from a seed, and measure it."""
+"""``lossy-assist train-pair`` and ``evaluate-pair``: make a bundled pair again, from a seed, and measure it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,34 +12,38 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from ..config import nearest
+from ..errors import LossyValueError
 from ..pairs import ROLES, cards
 from ..pairs.pair import bundled_folder
 from ..pairs.pretraining import save_model, train_model
 from ..pairs.recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
 from .console import limit_threads, progress
-from .options import Threads
+from .options import PairName, Threads
 
 # Enough to see every stage work; such a model answers nothing.
 _QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "batch": 4, "cycles": (Cycle(15), Cycle(5))}
 
 
 def train_pair(
-    out: Annotated[Path, typer.Option(help="Folder for `target` and `draft`.")] = Path("arithmetic-pair"),
+    pair: Annotated[str, typer.Argument(help="The pair: arithmetic or programs.")] = "arithmetic",
+    out: Annotated[Path | None, typer.Option(help="Folder for `target` and `draft`; PAIR-pair by default.")] = None,
     role: Annotated[Literal["target", "draft", "both"], typer.Option(help="Which model to train.")] = "both",
     threads: Threads = None,
     problems: Annotated[int, typer.Option(min=1, help="Test problems for the final measurement.")] = 1000,
     quick: Annotated[bool, typer.Option("--quick", help="A few steps of tiny models, to try the command out.")] = False,
 ) -> None:
-    """Train the bundled pair from its seed, measure it, and write weights, figures and model cards.
+    """Train a bundled pair from its seed, measure it, and write weights, figures and model cards.
 
     Interrupted runs continue from OUT/.checkpoints when the command is repeated.
     """
     limit_threads(threads)
     disable_progress_bar()
     screen = Console()
-    tokenizer = build_tokenizer()
+    recipes, out = recipes_of(pair), Path(f"{pair}-pair") if out is None else out
+    tokenizer = build_tokenizer(pair=pair)
     for name in _roles_of(role):
-        recipe = dataclasses.replace(RECIPES[name], **_QUICK) if quick else RECIPES[name]
+        recipe = dataclasses.replace(recipes[name], **_QUICK) if quick else recipes[name]
         _train(name, recipe, tokenizer, out, screen)
         _evaluate(name, recipe, out / name, 20 if quick else problems, screen, write=True)
 
@@ -66,8 +71,9 @@ def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, o
 
 
 def evaluate_pair(
+    pair: PairName = "arithmetic",
     folder: Annotated[
-        Path | None, typer.Option(help="Folder with `target` and `draft`; the bundled pair by default.")
+        Path | None, typer.Option(help="Folder with `target` and `draft`; the bundled ones by default.")
     ] = None,
     role: Annotated[Literal["target", "draft", "both"], typer.Option(help="Which model to measure.")] = "both",
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 1000,
@@ -77,10 +83,18 @@ def evaluate_pair(
     """Measure the exact-answer accuracy of each model of a pair alone, greedily."""
     limit_threads(threads)
     disable_progress_bar()
-    root = bundled_folder("arithmetic") if folder is None else folder
+    recipes_of(pair)
+    root = bundled_folder(pair) if folder is None else folder
     for name in _roles_of(role):
-        recipe = cards.recorded_recipe(root / name, name)
+        recipe = cards.recorded_recipe(root / name, name, pair)
         _evaluate(name, recipe, root / name, problems, Console(), write=write)
+
+
+def recipes_of(pair: str) -> Mapping[str, ModelRecipe]:
+    """Return the recipe of each model of a pair that is trained here."""
+    if pair not in RECIPES:
+        raise LossyValueError(f"`PAIR` has to be one of {list(RECIPES)}, but is {pair!r}{nearest(pair, RECIPES)}")
+    return RECIPES[pair].models
 
 
 def _roles_of(role: str) -> tuple[str, ...]:

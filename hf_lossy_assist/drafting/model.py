@@ -34,6 +34,7 @@ from ..sampling import Randomness, process
 from ..verification.lm_head_hook import lm_head_hook
 from . import Drafter
 from .draft_length import Agree, ConstantLength, DraftLength, Round
+from .draft_stop import DraftStop
 from .vocabulary import Vocabulary, check_vocabularies
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         Whether the processed logits of q are returned with the tokens.
     keep_hidden
         Whether the inputs of the LM head are kept, too.
-    confidence
-        Stop drafting after a token whose probability q(x) is below this.
+    stop
+        Ends a round's draft early.
     vocabulary
         Which of the model's tokens are which of the target's; by default they are the same.
     forwards
@@ -114,7 +115,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         randomness: Randomness | None = None,
         keep_logits: bool = True,
         keep_hidden: bool = False,
-        confidence: float | None = None,
+        stop: DraftStop | None = None,
         vocabulary: Vocabulary | None = None,
         forwards: Callable[[], Forwards] | None = None,
         agree: Agree | None = None,
@@ -126,7 +127,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.max_length = max_length
         self.randomness = Randomness() if randomness is None else randomness
         self.keep_logits = keep_logits
-        self.confidence = confidence
+        self.stop = stop
         self.vocabulary = Vocabulary() if vocabulary is None else vocabulary
         self.device = device_of(model)
         self._mask = attention_mask
@@ -174,6 +175,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._forget_after(ids.shape[1] - 1)
         self.text.begin(ids)
         scores, states, sure = [], [], []
+        if self.stop is not None:
+            self.stop.begin()
         for _ in range(n):
             token, logits, chosen_by = self.step()
             self.text.append(token)
@@ -181,8 +184,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 scores.append(logits)
             if self._hook is not None:
                 states.append(self._hook.hidden)
-            if self.confidence is not None:
-                sure.append((chosen_by.gather(-1, token[..., None]) >= self.confidence).flatten().tolist())
+            if self.stop is not None:
+                sure.append(self.stop.goes_on(chosen_by, token).tolist())
                 if not any(map(all, zip(*sure, strict=True))):
                     break
         self._drafted = n = self.text.length - ids.shape[1]
@@ -219,6 +222,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._learn(num_matches)
 
     def _learn(self, accepted: int) -> None:
+        if self.stop is not None:
+            self.stop.observe(self._drafted, accepted)
         if len(self._marks) == 2:
             begin, drafted, end = *self._marks, self._watch.mark()
             seconds = self._watch.between(begin, drafted), self._watch.between(drafted, end)
@@ -241,7 +246,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         logits = self.vocabulary.logits(self.read())
         if self.processors:
             logits = process(self.processors, self.text.ids, logits)
-        chosen_by = logits.softmax(-1) if self.do_sample or self.confidence is not None else logits
+        chosen_by = logits.softmax(-1) if self.do_sample or self.stop is not None else logits
         token = self.randomness.categorical(chosen_by) if self.do_sample else logits.argmax(-1)
         return token, logits, chosen_by
 

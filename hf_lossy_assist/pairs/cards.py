@@ -28,7 +28,6 @@ def measure(
     role: str,
     recipe: ModelRecipe,
     *,
-    pair: str = "arithmetic",
     problems: int = 1000,
     on_answer: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def measure(
     """
     model = load_model(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    alone, task = [DecodingMode()], task_of(pair)
+    alone, task = [DecodingMode()], task_of(recipe.pair)
     evaluation = Evaluation(Models(model, None), tokenizer, task, alone, TARGET_ALONE, problems, batch_size=50)
     answers = []
     for answer in evaluation.run():
@@ -47,7 +46,7 @@ def measure(
     correct = sum(answer.score == 1 for answer in answers)
     said = zip(evaluation.examples, answers, strict=True)
     return {
-        "pair": pair,
+        "pair": recipe.pair,
         "role": role,
         "accuracy": correct / len(answers),
         "correct": correct,
@@ -61,7 +60,7 @@ def measure(
             "hf_lossy_assist": __version__,
             **versions_of("torch", "transformers"),
         },
-        "command": f"lossy-assist evaluate-pair --role {role} --problems {problems}",
+        "command": f"lossy-assist evaluate-pair --pair {recipe.pair} --role {role} --problems {problems}",
     }
 
 
@@ -71,10 +70,12 @@ def write(folder: Path, figures: dict[str, Any]) -> None:
     (folder / "README.md").write_text(render_card(figures))
 
 
-def recorded_recipe(folder: Path, role: str) -> ModelRecipe:
+def recorded_recipe(folder: Path, role: str, pair: str = "arithmetic") -> ModelRecipe:
     """Return the recipe in a model's figures, or the published one where it has no figures yet."""
     path = folder / "figures.json"
-    return ModelRecipe.from_dict(json.loads(path.read_text())["recipe"]) if path.exists() else RECIPES[role]
+    if not path.exists():
+        return RECIPES[pair].models[role]
+    return ModelRecipe.from_dict(json.loads(path.read_text())["recipe"])
 
 
 def render_card(figures: dict[str, Any]) -> str:
@@ -84,7 +85,7 @@ def render_card(figures: dict[str, Any]) -> str:
     result = EvalResult(
         task_type="text-generation",
         dataset_type=f"hf_lossy_assist/{pair}",
-        dataset_name=f"hf_lossy_assist {pair} word problems",
+        dataset_name=f"hf_lossy_assist {pair}",
         dataset_split=figures["split"],
         metric_type="exact_match",
         metric_name="Exact answers",
@@ -102,11 +103,13 @@ def render_card(figures: dict[str, Any]) -> str:
     recipe = ModelRecipe.from_dict(figures["recipe"])
     values = figures["recipe"] | {
         "steps": recipe.steps,
-        "cycles": "; ".join(_describe(cycle) for cycle in recipe.cycles),
+        "cycles": "; ".join(_describe(cycle, RECIPES[pair].harder) for cycle in recipe.cycles),
         "metadata": metadata.to_yaml(),
         "title": title,
         "pair": pair,
         "role": role,
+        "trained_on": RECIPES[pair].problems,
+        "precision": "bfloat16 autocast" if recipe.bfloat16 else "float32",
         "prompt": task_of(pair).examples(figures["split"], 1)[0].prompt,
         "accuracy": f"{100 * figures['accuracy']:.1f} %",
         "correct": figures["correct"],
@@ -121,10 +124,10 @@ def render_card(figures: dict[str, Any]) -> str:
     return Template(_TEMPLATE.read_text()).substitute(values)
 
 
-def _describe(cycle: Cycle) -> str:
+def _describe(cycle: Cycle, harder: str) -> str:
     text = f"{cycle.steps} steps with peak {cycle.peak_lr:g}"
     if cycle.number_weight != 1:
         text += f", numbers counting {cycle.number_weight:g} times"
-    if cycle.interleaved:
-        text += ", the events of two people interleaved (harder than the task)"
+    if cycle.harder:
+        text += f", {harder} (harder than the task)"
     return text

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from ..errors import LossyValueError
 from ..heads import Head
 from ..heads.head_loading import HEADS
-from ..tasks import Arithmetic, Task
+from ..tasks import Arithmetic, Programs, Task
 from . import smollm2
 
-NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "smollm2": None}
+NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "programs": Programs, "smollm2": None}
 """The pairs, each with the task that judges its answers, if there is one."""
 
 ROLES = ("target", "draft")
@@ -56,7 +56,7 @@ def load(
     device: torch.device | str | None = None,
     folder: str | Path | None = None,
 ) -> Pair:
-    """Load a pair: ``"arithmetic"``, which is bundled, or ``"smollm2"``, whose target the extra ``smollm2`` brings.
+    """Load a pair: ``"arithmetic"`` or ``"programs"``, or ``"smollm2"``, whose target the extra ``smollm2`` brings.
 
     Nothing is downloaded. The first load of ``"smollm2"`` converts its weights into the user's cache.
 

@@ -1,4 +1,4 @@
-"""Training of the bundled pair from a seed, on a CPU, resumably."""
+"""Training of a bundled pair from a seed, on a CPU, resumably."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def train_model(
     on_step: Callable[[int, float], None] = lambda step, loss: None,
     checkpoint_every: int = 100,
 ):
-    """Train one model of the pair in float32; continue from ``checkpoint`` where it holds the same recipe.
+    """Train one model of a pair, with weights in float32; continue from ``checkpoint`` where it holds the same recipe.
 
     Every step's batch follows from the recipe's seed and the step alone. The checkpoint is a safetensors file with
     weights and optimizer state. ``on_step`` is called with the number of finished steps and the last loss.
@@ -86,7 +86,7 @@ def train_model(
     for step, (ids, labels) in enumerate(batches(recipe, tokenizer, first), start=first):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, step)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.bfloat16):
             logits = model(input_ids=ids).logits[:, :-1]
         answers = labels[:, 1:] != -100
         losses = torch.nn.functional.cross_entropy(logits[answers].float(), labels[:, 1:][answers], reduction="none")

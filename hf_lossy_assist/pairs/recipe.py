@@ -1,16 +1,18 @@
-"""The recipe of the bundled arithmetic pair: sizes, schedule, tokenizer."""
+"""The recipes of the bundled pairs: sizes, schedule, tokenizer."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..tasks.arithmetic import Arithmetic
+from ..tasks.programs import Programs
+from ..tasks.task import Example
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
-VOCAB_SIZE = 1024
 MAX_LENGTH = 512
 # Batches are cut from a pool of problems sorted by length, so that little of a batch is padding.
 POOL = 8
@@ -21,19 +23,23 @@ class Cycle:
     """One warm-up and cool-down of the learning rate.
 
     Positions inside or right before a number count ``number_weight`` times in the loss. That depends on the token
-    before a position only, so the distribution to be learned stays the same. ``interleaved`` trains on the harder order
-    of questions about two people, in which only names tell whose event is whose.
+    before a position only, so the distribution to be learned stays the same. ``harder`` trains on what is harder than
+    the task, as the pair's recipe says.
     """
 
     steps: int
     peak_lr: float = 1.5e-3
     number_weight: float = 1.0
-    interleaved: bool = False
+    harder: bool = False
 
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """One model of the pair and its training schedule."""
+    """One model of the pair and its training schedule.
+
+    Forwards in training are in ``bfloat16`` by autocast, or in float32. With ``start``, a bundled model of the same
+    size as in ``"arithmetic/target"``, training goes on from its layers, and from its embeddings of shared tokens.
+    """
 
     layers: int
     hidden: int
@@ -44,6 +50,9 @@ class ModelRecipe:
     weight_decay: float = 0.01
     warmup: float = 0.06
     seed: int = 0
+    pair: str = "arithmetic"
+    bfloat16: bool = True
+    start: str | None = None
 
     @property
     def steps(self) -> int:
@@ -64,46 +73,107 @@ class ModelRecipe:
         return cls(**values | {"cycles": tuple(Cycle(**cycle) for cycle in values["cycles"])})
 
 
+@dataclass(frozen=True)
+class PairRecipe:
+    """What both models of a pair have in common, and the recipe of each.
+
+    ``problems`` says what they were trained on, ``harder`` what was harder in cycles that say so; ``draw`` draws
+    examples of it: of a cycle, how many, from a generator.
+    """
+
+    problems: str
+    harder: str
+    draw: Callable[[Cycle, int, random.Random], list[Example]]
+    vocabulary: int
+    models: Mapping[str, ModelRecipe]
+
+
 RECIPES = {
-    "target": ModelRecipe(
-        layers=4,
-        hidden=256,
-        heads=8,
-        intermediate=768,
-        cycles=(
-            Cycle(2600, interleaved=True),
-            Cycle(1200, 1e-3, number_weight=4.0, interleaved=True),
-            Cycle(400, 8e-4, number_weight=2.0),
-        ),
+    "arithmetic": PairRecipe(
+        problems="word problems whose answers can be checked",
+        harder="the events of two people interleaved",
+        draw=lambda cycle, n, rng: Arithmetic().draw("train", n, rng, interleaved=cycle.harder),
+        vocabulary=1024,
+        models={
+            "target": ModelRecipe(
+                layers=4,
+                hidden=256,
+                heads=8,
+                intermediate=768,
+                cycles=(
+                    Cycle(2600, harder=True),
+                    Cycle(1200, 1e-3, number_weight=4.0, harder=True),
+                    Cycle(400, 8e-4, number_weight=2.0),
+                ),
+            ),
+            "draft": ModelRecipe(
+                layers=2,
+                hidden=128,
+                heads=4,
+                intermediate=256,
+                cycles=(Cycle(2000, harder=True), Cycle(500, 1e-3)),
+                seed=1,
+            ),
+        },
     ),
-    "draft": ModelRecipe(
-        layers=2,
-        hidden=128,
-        heads=4,
-        intermediate=256,
-        cycles=(Cycle(2000, interleaved=True), Cycle(500, 1e-3)),
-        seed=1,
+    "programs": PairRecipe(
+        problems="descriptions of short Python functions, whose programs can be run",
+        harder="bounds also written by their neighbours",
+        draw=lambda cycle, n, rng: Programs().draw("train", n, rng, harder=cycle.harder),
+        vocabulary=640,
+        models={
+            "target": ModelRecipe(
+                layers=4,
+                hidden=256,
+                heads=8,
+                intermediate=768,
+                cycles=(
+                    Cycle(300, 1e-3, harder=True),
+                    Cycle(300, 1e-3, harder=True),
+                    Cycle(400, 1e-3, harder=True),
+                    Cycle(300, 1.5e-3),
+                ),
+                batch=20,
+                pair="programs",
+                bfloat16=False,
+                start="arithmetic/target",
+            ),
+            "draft": ModelRecipe(
+                layers=2,
+                hidden=128,
+                heads=4,
+                intermediate=256,
+                cycles=(Cycle(300, 2e-3, harder=True),) * 3,
+                batch=20,
+                seed=1,
+                pair="programs",
+                bfloat16=False,
+                start="arithmetic/draft",
+            ),
+        },
     ),
 }
+"""The bundled pairs by name."""
 
 
-def build_tokenizer(problems: int = 6000):
-    """Train the pair's byte-level BPE; every digit stays a token of its own."""
+def build_tokenizer(problems: int = 6000, pair: str = "arithmetic"):
+    """Train a pair's byte-level BPE; every digit stays a token of its own."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
+    recipe = RECIPES[pair]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=recipe.vocabulary,
         special_tokens=[PAD, BOS, EOS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    examples = Arithmetic().draw("train", problems, random.Random("0/train"), interleaved=True)
+    examples = recipe.draw(recipe.models["target"].cycles[0], problems, random.Random("0/train"))
     tokenizer.train_from_iterator((e.prompt + e.solution for e in examples), trainer)
     bos = tokenizer.token_to_id(BOS)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -121,7 +191,7 @@ def build_tokenizer(problems: int = 6000):
 
 
 def build_model(recipe: ModelRecipe, tokenizer):
-    """Return a freshly initialised Llama of the recipe's size."""
+    """Return a Llama of the recipe's size: freshly initialised, or with what it starts from."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -139,7 +209,27 @@ def build_model(recipe: ModelRecipe, tokenizer):
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config)
+    if recipe.start is not None:
+        _lend(Path(__file__).parent / recipe.start, model, tokenizer)
+    return model
+
+
+def _lend(folder: Path, model, tokenizer) -> None:
+    """Give a model the layers of another, and its embeddings of the tokens that both have."""
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    other = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    theirs, ours = AutoTokenizer.from_pretrained(folder).get_vocab(), tokenizer.get_vocab()
+    shared = sorted(theirs.keys() & ours.keys())
+    embeddings = model.get_input_embeddings().weight
+    with torch.no_grad():
+        embeddings[[ours[token] for token in shared]] = other.get_input_embeddings().weight[
+            [theirs[token] for token in shared]
+        ]
+    own = {name: weight for name, weight in model.state_dict().items() if weight.shape == embeddings.shape}
+    model.load_state_dict(other.state_dict() | own)
 
 
 def batches(recipe: ModelRecipe, tokenizer, first_step: int) -> Iterator[tuple]:
@@ -152,8 +242,7 @@ def batches(recipe: ModelRecipe, tokenizer, first_step: int) -> Iterator[tuple]:
 
 def _pool(recipe: ModelRecipe, tokenizer, pool: int) -> list[list[tuple[list[int], list[int]]]]:
     rng = random.Random(f"{recipe.seed}/{pool}")
-    interleaved = recipe.cycle_at(pool * POOL)[0].interleaved
-    examples = Arithmetic().draw("train", POOL * recipe.batch, rng, interleaved=interleaved)
+    examples = RECIPES[recipe.pair].draw(recipe.cycle_at(pool * POOL)[0], POOL * recipe.batch, rng)
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     answers = tokenizer([e.solution + EOS for e in examples], add_special_tokens=False)["input_ids"]
     rows = sorted(zip(prompts, answers, strict=True), key=lambda row: len(row[0]) + len(row[1]))
@@ -166,7 +255,7 @@ def _collate(rows: list[tuple[list[int], list[int]]], tokenizer) -> tuple:
     import torch
 
     # Few different shapes: kernels in reduced precision keep memory for each shape they have met.
-    length = -(-max(len(prompt) + len(answer) for prompt, answer in rows) // 32) * 32
+    length = -(-max(len(prompt) + len(answer) for prompt, answer in rows) // 16) * 16
     ids = torch.full((len(rows), length), tokenizer.pad_token_id)
     labels = torch.full((len(rows), length), -100)
     for row, (prompt, answer) in enumerate(rows):

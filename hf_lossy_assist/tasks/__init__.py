@@ -2,6 +2,7 @@
 
 from .arithmetic import Arithmetic
 from .lookup import load
+from .programs import Programs
 from .task import Example, Task
 
-__all__ = ["Arithmetic", "Example", "Task", "load"]
+__all__ = ["Arithmetic", "Example", "Programs", "Task", "load"]

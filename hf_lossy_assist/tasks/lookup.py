@@ -21,6 +21,7 @@ SHIPPED = {
     "code": f"{__package__}.code:Code",
     "ifeval": f"{__package__}.ifeval:IFEval",
     "preference": f"{__package__}.preference:Preference",
+    "programs": f"{__package__}.programs:Programs",
     "prompts": f"{__package__}.plain_prompts:Prompts",
     "summaries": f"{__package__}.summaries:Summaries",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -12,10 +13,10 @@ from hf_lossy_assist import JudgeHead, LossyValueError, pairs
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli import trade_off as command
-from hf_lossy_assist.cli.trade_off import SWEEPS, MathsTokens, maths_tokens, trade_off
+from hf_lossy_assist.cli.trade_off import LISTS, SWEEPS, StaticList, static_lists, trade_off
 from hf_lossy_assist.evaluation.modes import DecodingMode
+from hf_lossy_assist.evaluation.static_lists import MismatchRates
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity
-from hf_lossy_assist.messages import Verification
 
 
 def test_the_command_refuses_an_unknown_sweep_and_a_missing_head(tmp_path):
@@ -31,12 +32,13 @@ def test_settings_of_families_are_compared(bundled, tmp_path, monkeypatch):
     config = JudgeConfig(**identities, task="arithmetic", threshold=0.5)
     JudgeHead(config, torch.zeros(config.width), -1.0).save_pretrained(tmp_path / "lenient")
 
-    def families(maths):
-        narrow = {"maths": {"important": maths}, "topk": {"k": 2}}
+    def families(lists):
+        known = lists["maths"].settings
+        narrow = {"listed": known, "topk": {"k": 2}}
         return {
             "lossless": [DecodingMode("lossless", "lossless")],
-            "maths": [DecodingMode("maths", "maths", {"important": maths})],
-            "narrow": [DecodingMode("narrow K=2", {"all_of": ["maths", "topk"]}, narrow)],
+            "maths": [DecodingMode("maths", "listed", known)],
+            "narrow": [DecodingMode("narrow K=2", {"all_of": ["listed", "topk"]}, narrow)],
             "judge": [DecodingMode("judge τ=0.5", "judge", {"threshold": 0.5})],
         }
 
@@ -56,11 +58,11 @@ def test_settings_of_families_are_compared(bundled, tmp_path, monkeypatch):
     assert (tmp_path / "trade-off-judge.png").read_bytes().startswith(b"\x89PNG")
     lines = (tmp_path / "trade-off-judge" / "results.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 8
-    assert "maths" not in REGISTRY
+    assert "listed" not in REGISTRY
 
 
 def test_sweeps_hold_what_is_compared():
-    families = SWEEPS["judge"](())
+    families = SWEEPS["judge"]({"maths": StaticList("maths", "listed")})
     assert list(families) == [
         "lossless",
         "judge",
@@ -71,20 +73,19 @@ def test_sweeps_hold_what_is_compared():
         "maths and top-K",
     ]
     assert len(families["judge"]) >= 6
-    assert len(SWEEPS["sprinter"](())["sprinter"]) >= 5
+    assert len(SWEEPS["sprinter"]({})["sprinter"]) >= 5
 
 
-def test_maths_tokens_of_a_tokenizer():
-    pair = pairs.load("arithmetic")
-    ids = maths_tokens(pair.tokenizer)
-    words = {pair.tokenizer.decode([i]).strip() for i in ids}
-    assert set("0123456789+-=") <= words
-    assert "apples" not in words
-    assert pair.tokenizer.eos_token_id in ids
-
-
-def test_a_mismatch_matters_where_either_token_is_of_mathematics():
-    logits = torch.eye(6)[[1, 1, 4, 4, 0]][None]
-    v = Verification(tokens=torch.tensor([[1, 2, 5, 1]]), logits=logits)
-    kept = MathsTokens(important=(1, 3)).keep(v)
-    assert kept.tolist() == [[True, False, True, False]]
+def test_lists_are_a_task_s_own_and_those_of_mined_labels(monkeypatch):
+    tokenizer = pairs.load("arithmetic").tokenizer
+    rates = MismatchRates.of(np.array([3, 3, 3]), np.array([4, 4, 5]), np.array([0.0, 0.0, 1.0]), len(tokenizer))
+    monkeypatch.setattr(MismatchRates, "mined", lambda folder, size: rates)
+    lists = static_lists(tokenizer, LISTS["programs"], "mined")
+    assert list(static_lists(tokenizer, LISTS["programs"])) == ["maths", "python"]
+    assert {entry.family for entry in lists.values()} == {"maths", "python", "mined tokens", "mined pairs"}
+    assert lists["mined pairs 0.3"].settings == {"free": ((3, 4),)}
+    families = SWEEPS["judge"](lists)
+    assert len(families["mined pairs"]) == len(families["mined tokens"]) >= 4
+    assert "python and top-K" in families
+    assert "maths and top-K" not in families
+    assert "mined pairs and top-K" not in families

@@ -21,8 +21,10 @@ def inputs(pair: pairs.Pair, n: int) -> list[dict[str, torch.Tensor]]:
     return [pair.tokenizer(e.prompt, return_tensors="pt") for e in pair.task.examples("test", n)]
 
 
-def test_lossless_text_is_plain_text_on_40_problems(pair: pairs.Pair):
-    for i, prompt in enumerate(inputs(pair, 40)):
+@pytest.mark.parametrize(("name", "problems"), [("arithmetic", 40), ("programs", 20)])
+def test_lossless_text_is_plain_text(name: str, problems: int):
+    pair = pairs.load(name)
+    for i, prompt in enumerate(inputs(pair, problems)):
         plain = pair.target.generate(**prompt, output_logits=True, **GREEDY)
         ours = pair.target.generate(
             **prompt,

@@ -12,6 +12,8 @@ from hf_lossy_assist.pairs.recipe import RECIPES, build_tokenizer
 from hf_lossy_assist.tasks import Arithmetic
 from tests.tiny_pair import TINY
 
+DRAFT = RECIPES["arithmetic"].models["draft"]
+
 FIGURES = {
     "pair": "arithmetic",
     "role": "draft",
@@ -22,7 +24,7 @@ FIGURES = {
     "split": "test",
     "parameters": 254_000,
     "vocabulary": 796,
-    "recipe": asdict(RECIPES["draft"]),
+    "recipe": asdict(DRAFT),
     "versions": {"torch": "2.13.0"},
     "command": "lossy-assist evaluate-pair --role draft --problems 1000",
 }
@@ -44,13 +46,13 @@ def test_a_card_states_what_was_measured_and_how():
     assert "**43.2 %** (432 of 1,000 test problems" in card.text
     assert "254,000" in card.text
     assert FIGURES["command"] in card.text
-    assert f"{RECIPES['draft'].steps} steps of 48 problems" in card.text
+    assert f"{DRAFT.steps} steps of 48 problems" in card.text
     assert "$" not in card.text
 
 
 def test_measuring_and_writing(tiny_pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 4)
-    assert cards.recorded_recipe(tmp_path, "draft") == RECIPES["draft"]
+    assert cards.recorded_recipe(tmp_path, "draft") == DRAFT
     figures = cards.measure(tiny_pair_folder / "draft", "draft", TINY, problems=3)
     assert (figures["problems"], figures["correct"], figures["unanswered"]) == (3, 0, 3)
     cards.write(tmp_path, figures)

@@ -1,4 +1,4 @@
-"""The bundled heads belong to the bundled pair, do their work, and are what the Hub would get."""
+"""The bundled heads belong to their pairs, do their work, and are what the Hub would get."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import pytest
 
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
 from hf_lossy_assist.heads.head_loading import load_folder
+from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs.recipe import RECIPES
 
 HUB_CARDS = Path(__file__).parents[2] / "hub_cards"
 
 
-@pytest.fixture(scope="module")
-def pair() -> pairs.Pair:
-    return pairs.load("arithmetic")
+@pytest.fixture(scope="module", params=list(RECIPES))
+def pair(request) -> pairs.Pair:
+    return pairs.load(request.param)
 
 
 def run(pair: pairs.Pair, mode, n: int = 12, **kwargs):
@@ -53,11 +55,12 @@ def test_every_head_has_the_kind_its_name_says(pair):
         assert len(head.config.results) >= 6, "what it does on the test split is on its card"
 
 
-@pytest.mark.parametrize(("role", "card"), [("judge", "arithmetic-judge"), ("verifier", "arithmetic-verifier")])
-def test_hub_cards_hold_the_bundled_heads(role: str, card: str):
-    bundled = Path(pairs.__file__).parent / "arithmetic" / role
+@pytest.mark.parametrize("role", ["judge", "verifier"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_hub_cards_hold_the_bundled_heads(name: str, role: str):
+    bundled, card = bundled_folder(name) / role, f"{name}-{role}"
     files = sorted(path.name for path in bundled.iterdir())
     assert files == ["README.md", "config.json", "model.safetensors", "roc.png"]
-    for name in files:
-        assert (HUB_CARDS / card / name).read_bytes() == (bundled / name).read_bytes()
-    assert load_folder(HUB_CARDS / card).config.task == "arithmetic"
+    for file in files:
+        assert (HUB_CARDS / card / file).read_bytes() == (bundled / file).read_bytes()
+    assert load_folder(HUB_CARDS / card).config.task == name

@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from hf_lossy_assist.pairs.recipe import POOL, Cycle, batches, build_model, build_tokenizer
-from hf_lossy_assist.tasks import Arithmetic
+from hf_lossy_assist import pairs
+from hf_lossy_assist.pairs.recipe import POOL, RECIPES, Cycle, batches, build_model, build_tokenizer
+from hf_lossy_assist.tasks import Arithmetic, Programs
 from tests.tiny_pair import TINY
 
 
@@ -60,6 +61,38 @@ def test_labels_are_the_answer_and_its_end(tokenizer):
             prompt = tokenizer.decode(row[: int((label != -100).nonzero()[0])], skip_special_tokens=True)
             assert prompt.endswith("\nAnswer:")
             assert torch.equal(row[label != -100], answer)
+
+
+def test_every_pair_s_recipes_are_of_that_pair():
+    for name, pair in RECIPES.items():
+        assert {recipe.pair for recipe in pair.models.values()} == {name}
+        assert set(pair.models) == {"target", "draft"}
+
+
+def test_programs_are_drawn_for_a_recipe_of_programs():
+    tokenizer = build_tokenizer(200, "programs")
+    recipe = dataclasses.replace(TINY, pair="programs")
+    ids, labels = next(iter(batches(recipe, tokenizer, 0)))
+    for row, label in zip(ids, labels, strict=True):
+        text = tokenizer.decode(row, skip_special_tokens=True)
+        assert text.startswith("Task: ")
+        assert Programs().extract_answer(tokenizer.decode(label[label != -100], skip_special_tokens=True)) is not None
+
+
+def test_what_a_recipe_starts_from_is_lent_to_it():
+    """The layers are the other model's, and so are the embeddings of tokens that both have; no others."""
+    tokenizer = build_tokenizer(200, "programs")
+    recipe = RECIPES["programs"].models["draft"]
+    model, lender = build_model(recipe, tokenizer), pairs.load("arithmetic")
+    for name, weight in lender.draft.model.layers.state_dict().items():
+        assert torch.equal(model.model.layers.state_dict()[name], weight)
+    ours, theirs = (x.get_input_embeddings().weight for x in (model, lender.draft))
+    digit = "7"
+    assert torch.equal(
+        ours[tokenizer.convert_tokens_to_ids(digit)], theirs[lender.tokenizer.convert_tokens_to_ids(digit)]
+    )
+    assert len(ours) == len(tokenizer)
+    assert model.lm_head.weight.data_ptr() == ours.data_ptr()
 
 
 def test_a_recipe_s_seed_decides_the_weights(tokenizer):

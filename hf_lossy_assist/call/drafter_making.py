@@ -1,0 +1,167 @@
+"""Making the drafter that a call has chosen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import LogitsProcessorList
+
+from .. import compat
+from ..acceptors import Acceptor
+from ..compat import CandidateGenerator
+from ..decoding.progress import Progress
+from ..drafting import Drafter
+from ..drafting.cross_tokenizer import CrossTokenizerDrafter
+from ..drafting.draft_length import DraftLength, draft_length_of, node_count_of
+from ..drafting.draft_stop import ConfidenceStop, fresh
+from ..drafting.eagle3_drafter import Eagle3Drafter
+from ..drafting.encoder_decoder import EncoderDecoderDrafter
+from ..drafting.model import ModelDrafter, mask_of
+from ..drafting.per_row import GeneratorDrafter, PerRowDrafter
+from ..drafting.run_ahead import RunAheadDrafter
+from ..drafting.tree import Eagle3TreeDrafter, TreeDrafter
+from ..drafting.tree_config import TreeConfig
+from ..drafting.vocabulary import vocabulary_of
+from ..errors import LossyUnsupportedError, LossyValueError
+from ..forwards import Forwards
+from ..sampling import Randomness
+from .drafter_choice import DrafterChoice, is_drafter
+from .prepared import Prepared
+
+
+@dataclass(frozen=True, eq=False)
+class DrafterMaker:
+    """Makes what drafts for a call.
+
+    Attributes
+    ----------
+    choice
+        What the user said about drafting.
+    acceptor
+        The rule to draft for.
+    call
+        The call, of all its rows.
+    processors
+        The logits processors that the draft's own logits go through.
+    randomness
+        The run's source of random numbers.
+    """
+
+    choice: DrafterChoice
+    acceptor: Acceptor
+    call: Prepared
+    processors: LogitsProcessorList
+    randomness: Randomness
+
+    def drafter(
+        self, progress: Progress, forwards: Callable[[], Forwards] | None = None, tree: TreeConfig | None = None
+    ) -> Drafter:
+        """Return the call's drafter; ``forwards`` makes those of a draft model, where they are no usual ones."""
+        choice, acceptor = self.choice, self.acceptor
+        if tree is not None:
+            return self._tree_drafter(tree)
+        if choice.drafts_with_model:
+            settings = self._settings(self.call, self.processors)
+            settings["vocabulary"] = vocabulary_of(choice.target, choice.assistant_model)
+            if acceptor.run_ahead is not None:
+                return RunAheadDrafter.of(choice.assistant_model, acceptor.run_ahead, progress, **settings)
+            return ModelDrafter(choice.assistant_model, self._length(), forwards=forwards, **self._kept(), **settings)
+        if choice.drafts_with_eagle3:
+            settings = self._settings(self.call, self.processors) | self._kept()
+            return Eagle3Drafter(choice.assistant_model, choice.target, self._length(), **settings)
+        if self.call.batch == 1:
+            return self._for_one(self.call)
+        drafter = PerRowDrafter(lambda row: self._for_one(self.call.row(row)), self.call.batch)
+        if any(x.drafts_every_round for x in drafter.drafters):
+            raise LossyUnsupportedError(
+                f"`candidate_generator` {type(drafter.drafters[0].generator).__name__} drafts from the states of one "
+                f"sequence, but the batch has {self.call.batch} rows; call generate() for one prompt at a time"
+            )
+        return drafter
+
+    def _tree_drafter(self, tree: TreeConfig) -> Drafter:
+        choice = self.choice
+        length = node_count_of(tree, choice.assistant_model, self.acceptor.name)
+        settings = self._settings(self.call, self.processors)
+        settings |= {"shape": tree, "keep_hidden": "draft_hidden" in self.acceptor.needs}
+        if choice.drafts_with_eagle3:
+            return Eagle3TreeDrafter(choice.assistant_model, choice.target, length, **settings)
+        vocabulary = vocabulary_of(choice.target, choice.assistant_model)
+        return TreeDrafter(choice.assistant_model, length, vocabulary=vocabulary, **settings)
+
+    def _length(self) -> DraftLength:
+        choice = self.choice
+        return draft_length_of(choice.num_assistant_tokens, choice.schedule, choice.assistant_model, self.acceptor.name)
+
+    def _settings(self, call: Prepared, processors: LogitsProcessorList) -> dict[str, Any]:
+        shared = compat.shared_decisions(self.choice.target)
+        return {
+            "processors": processors,
+            "do_sample": call.config.do_sample,
+            "max_length": call.config.max_length,
+            "attention_mask": mask_of(call.ids, call.inputs),
+            "randomness": self.randomness,
+            "agree": shared and shared.agree,
+        }
+
+    def _kept(self) -> dict[str, Any]:
+        choice = self.choice
+        return {
+            # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
+            "keep_logits": self.call.wants_q or bool(self.acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
+            "keep_hidden": "draft_hidden" in self.acceptor.needs,
+            "stop": fresh(choice.stop) if choice.confidence is None else ConfidenceStop(choice.confidence),
+        }
+
+    def _for_one(self, row: Prepared) -> GeneratorDrafter:
+        """Return a drafter for one row of the call."""
+        generator = self._generator(row)
+        if "draft_probs" in self.acceptor.needs and isinstance(generator, compat.DRAFTERS_WITHOUT_LOGITS):
+            raise LossyValueError(
+                f"the rule {self.acceptor.name!r} needs the draft's distribution, but {type(generator).__name__} has "
+                "none; pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
+            )
+        if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(self.call.inputs)):
+            raise LossyUnsupportedError(
+                f"{type(generator).__name__} drafts from the target's states in every round, but a "
+                f"{type(cache).__name__} has rounds in which no drafted token could be forgotten; use a dynamic cache"
+            )
+        wants_states = bool(self.call.config.return_dict_in_generate and self.call.config.output_hidden_states)
+        return GeneratorDrafter(generator, self.acceptor, row.inputs, wants_states)
+
+    def _generator(self, row: Prepared) -> CandidateGenerator:
+        """Return what drafts for one sequence: the user's own, one for another tokenizer, or transformers' own."""
+        choice = self.choice
+        drafter = choice.candidate_generator
+        if drafter is None and (choice.translation is not None or choice.encoded):
+            settings = self._kept() | self._settings(row, row.processors)
+            length = draft_length_of(choice.num_assistant_tokens, choice.schedule)
+            if choice.translation is not None:
+                return CrossTokenizerDrafter(
+                    choice.assistant_model, length, translation=choice.translation, prompt=row.ids, **settings
+                )
+            vocabulary = vocabulary_of(choice.target, choice.assistant_model)
+            return EncoderDecoderDrafter(choice.assistant_model, length, call=row, vocabulary=vocabulary, **settings)
+        if drafter is None:
+            config = copy.deepcopy(row.config)
+            config.update(**choice.options, assistant_early_exit=None, num_assistant_tokens=choice.num_assistant_tokens)
+            return compat.stock_drafter(
+                choice.target, config, row.ids, row.processors, row.inputs, choice.assistant_model
+            )
+        if not is_drafter(drafter):
+            drafter = drafter(
+                input_ids=row.ids,
+                generation_config=row.config,
+                logits_processor=row.processors,
+                model_kwargs=row.inputs,
+            )
+            if not is_drafter(drafter):
+                raise LossyValueError(
+                    f"`candidate_generator` has to return a CandidateGenerator, but returned {drafter!r}"
+                )
+        if isinstance(drafter, ModelDrafter):
+            drafter.reset()  # it may have drafted for another prompt
+        return drafter

@@ -1,0 +1,150 @@
+"""When a round's draft ends before it has γ tokens, by what the draft itself knows: lossless rules stay lossless."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import LossyValueError
+
+
+class DraftStop(ABC):
+    """Decides after every drafted token whether to draft on. The token itself is verified either way."""
+
+    name: ClassVar[str]
+
+    def begin(self) -> None:
+        """Begin a round."""
+        return
+
+    @abstractmethod
+    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
+        """Tell which rows draft on ``(B,)``, from the law ``(B, 1, V)`` that the token ``(B, 1)`` came from."""
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        """Learn from a round."""
+        return
+
+
+def _check(setting: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        wanted = f"a number >= {low:g}" + (f" and <= {high:g}" if math.isfinite(high) else "")
+        raise LossyValueError(f"`{setting}` of `stop_drafting` in `lossy_config` has to be {wanted}, but is {value!r}")
+
+
+@dataclass
+class ConfidenceStop(DraftStop):
+    """Stop after a token x with q(x) below the threshold: transformers' ``assistant_confidence_threshold``."""
+
+    threshold: float = 0.4
+
+    name = "confidence"
+
+    def __post_init__(self) -> None:
+        _check("threshold", self.threshold, 0, 1)
+
+    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
+        return (q.gather(-1, token[..., None]) >= self.threshold).flatten()
+
+
+@dataclass
+class EntropyStop(DraftStop):
+    """Stop after a token with ``1 - sqrt(scale · H(q)) < λ``, where λ follows the acceptance of the rounds.
+
+    AdaEDL (Agrawal et al. 2024): the left side approximates a lower bound of the probability that the token is
+    accepted. λ begins at ``threshold``. A round whose running acceptance is below ``acceptance`` raises it by a tenth
+    of ``step``, another lowers it by as much; in a batch, rows share it.
+
+    Parameters
+    ----------
+    threshold
+        λ in the first round.
+    scale
+        The paper's γ.
+    acceptance
+        The share of drafted tokens that is aimed at.
+    step
+        How fast λ changes; 0 for never.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sure, unsure = torch.tensor([[[0.98, 0.01, 0.01]], [[0.4, 0.3, 0.3]]])
+    >>> stop = EntropyStop(threshold=0.6)
+    >>> stop.goes_on(torch.stack([sure, unsure]), torch.tensor([[0], [0]]))
+    tensor([ True, False])
+    """
+
+    threshold: float = 0.6
+    scale: float = 0.2
+    acceptance: float = 0.9
+    step: float = 0.01
+    current: float = field(init=False)
+    _rate: float | None = field(init=False, default=None)
+
+    name = "entropy"
+
+    _RATE_MEMORY = 0.5
+    _THRESHOLD_MEMORY = 0.9
+
+    def __post_init__(self) -> None:
+        for setting, high in {"threshold": 1, "scale": math.inf, "acceptance": 1, "step": 1}.items():
+            _check(setting, getattr(self, setting), 0, high)
+        self.current = self.threshold
+
+    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
+        entropy = -torch.xlogy(q, q).sum(-1)
+        return (1 - (self.scale * entropy).sqrt() >= self.current).flatten()
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if drafted == 0:
+            return
+        before = accepted / drafted if self._rate is None else self._rate
+        self._rate = self._RATE_MEMORY * before + (1 - self._RATE_MEMORY) * accepted / drafted
+        wanted = self.current + (self.step if self._rate < self.acceptance else -self.step)
+        kept = self._THRESHOLD_MEMORY * self.current + (1 - self._THRESHOLD_MEMORY) * wanted
+        self.current = min(max(kept, 0.0), 1.0)
+
+
+@dataclass
+class AcceptanceStop(DraftStop):
+    """Stop once the probability that all of the draft's tokens are accepted, ``Π q(xᵢ)``, is below ``1 - threshold``.
+
+    The stopping of SpecDec++ (Huang et al. 2024) with the draft's own probability of each token in the place of its
+    trained head.
+
+    Parameters
+    ----------
+    threshold
+        The paper's h: the probability of a rejection up to which drafting goes on.
+    """
+
+    threshold: float = 0.7
+    _all: Tensor | None = field(init=False, default=None)
+
+    name = "acceptance"
+
+    def __post_init__(self) -> None:
+        _check("threshold", self.threshold, 0, 1)
+
+    def begin(self) -> None:
+        self._all = None
+
+    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
+        accepted = q.gather(-1, token[..., None]).flatten()
+        self._all = accepted if self._all is None else self._all * accepted
+        return 1 - self._all <= self.threshold
+
+
+STOPS = {kind.name: kind for kind in (ConfidenceStop, EntropyStop, AcceptanceStop)}
+"""What ``stop_drafting`` in ``lossy_config`` names by ``"by"``."""
+
+
+def fresh(stop: DraftStop | None) -> DraftStop | None:
+    """Return the same with nothing learnt, for another text."""
+    return None if stop is None else replace(stop)

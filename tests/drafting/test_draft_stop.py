@@ -1,0 +1,169 @@
+"""Ending drafts early: each law against a naive one, losslessness, and batches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.config import parse
+from hf_lossy_assist.drafting.draft_stop import AcceptanceStop, ConfidenceStop, EntropyStop
+from hf_lossy_assist.drafting.model import ModelDrafter
+from tests.decoding.test_batches import GREEDY, both, padded
+from tests.models import noisy_copy, prompt, tiny
+from tests.parity import assert_same_rows
+
+STOPS = [
+    {"by": "confidence", "threshold": 0.1},
+    {"by": "entropy", "threshold": 0.4, "scale": 0.1},
+    {"by": "acceptance", "threshold": 0.995},
+]
+
+
+def by_name(settings: dict) -> str:
+    return settings["by"]
+
+
+def laws(n: int = 40, size: int = 6) -> torch.Tensor:
+    """Return laws from nearly certain to nearly uniform ``(n, 1, V)``, some with zeros."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(n, 1, size, generator=generator) * torch.linspace(0.1, 8, n)[:, None, None]
+    logits[::5, :, :2] = -math.inf
+    return logits.softmax(-1)
+
+
+def test_the_entropy_bound_is_that_of_the_paper():
+    q = laws()
+    kept = EntropyStop(threshold=0.55, scale=0.3).goes_on(q, torch.zeros(len(q), 1, dtype=torch.long)).tolist()
+    for law, goes_on in zip(q[:, 0].tolist(), kept, strict=True):
+        entropy = -sum(x * math.log(x) for x in law if x > 0)
+        assert goes_on == (1 - math.sqrt(0.3 * entropy) >= 0.55)
+    assert 5 < sum(kept) < 35
+
+
+def test_the_threshold_follows_the_acceptance():
+    stop, level, rate = EntropyStop(threshold=0.5, acceptance=0.8, step=0.1), 0.5, None
+    for drafted, accepted in ((4, 4), (4, 4), (5, 0), (3, 1), (0, 0), (8, 8), (8, 8), (8, 8)):
+        stop.observe(drafted, accepted)
+        if drafted:
+            rate = accepted / drafted if rate is None else 0.5 * rate + 0.5 * accepted / drafted
+            level += 0.01 if rate < 0.8 else -0.01
+        assert stop.current == pytest.approx(level)
+
+
+def test_acceptance_is_a_product_that_begins_anew_in_every_round():
+    q, tokens = laws(12), torch.zeros(1, 1, dtype=torch.long)
+    stop = AcceptanceStop(threshold=0.6)
+    for _ in range(2):
+        stop.begin()
+        product = 1.0
+        for law in q:
+            product *= law[0, 0].item()
+            assert stop.goes_on(law[None], tokens).item() == (1 - product <= 0.6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", STOPS, ids=by_name)
+def test_a_draft_ends_with_the_first_token_that_is_unsure(settings):
+    model = tiny()
+    stop = parse("lossless", {"stop_drafting": settings}).stop_drafting
+    lengths = set()
+    for seed in range(12):
+        ids = prompt(seed=seed)
+        drafted, logits = ModelDrafter(model, 8, stop=stop).get_candidates(ids)
+        n = drafted.shape[1] - ids.shape[1]
+        naive = parse("lossless", {"stop_drafting": settings}).stop_drafting
+        naive.begin()
+        verdicts = [
+            naive.goes_on(logits[:, i : i + 1].softmax(-1), drafted[:, ids.shape[1] + i, None]).item() for i in range(n)
+        ]
+        assert all(verdicts[:-1])
+        assert n == 8 or not verdicts[-1]
+        lengths.add(n)
+    assert len(lengths) > 1
+
+
+@pytest.mark.parametrize("settings", STOPS, ids=by_name)
+def test_lossless_text_stays_plain_and_less_is_drafted(settings):
+    target = tiny()
+    draft = noisy_copy(target, 0.01)
+    plain, _ = both(target, target)
+    runs = [
+        target.generate(
+            **GREEDY, **padded(), assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=8, lossy_config=c
+        )
+        for c in (None, {"stop_drafting": settings})
+    ]
+    for run in runs:
+        assert_same_rows(run.sequences, plain)
+    assert runs[1].lossy_stats.drafted < runs[0].lossy_stats.drafted
+
+
+def test_a_confidence_is_the_option_of_transformers():
+    target = tiny()
+    draft = noisy_copy(target, 0.01)
+    options = GREEDY | {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "lossless"}
+    ours = target.generate(**options, lossy_config={"stop_drafting": {"by": "confidence", "threshold": 0.1}})
+    same = target.generate(**options, assistant_confidence_threshold=0.1)
+    assert torch.equal(ours.sequences, same.sequences)
+    assert ours.lossy_stats.trace == same.lossy_stats.trace
+
+
+def test_what_one_call_learnt_is_not_in_the_next():
+    target = tiny()
+    options = GREEDY | {"input_ids": prompt(), "assistant_model": noisy_copy(target, 0.02), "lossy_mode": "lossless"}
+    config = {"stop_drafting": {"by": "entropy", "threshold": 0.3, "step": 1.0}}
+    first, second = (target.generate(**options, lossy_config=config) for _ in range(2))
+    assert first.lossy_stats.trace == second.lossy_stats.trace
+
+
+def test_defaults_and_settings():
+    assert parse("topk", {"k": 2, "stop_drafting": {"by": "entropy"}}).stop_drafting == EntropyStop()
+    stop = parse("lossless", {"stop_drafting": {"by": "acceptance", "threshold": 0.5}}).stop_drafting
+    assert stop == AcceptanceStop(0.5)
+    assert parse("lossless").stop_drafting is None
+    assert ConfidenceStop().threshold == 0.4
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({}, ["`by`", "None"]),
+        ({"by": "entropie"}, ["`by`", "did you mean 'entropy'"]),
+        ({"by": "entropy", "treshold": 0.4}, ["'treshold'", "did you mean 'threshold'"]),
+        ({"by": "entropy", "current": 0.4}, ["'current'"]),
+        ({"by": "entropy", "threshold": 1.5}, ["`threshold`", "<= 1", "1.5"]),
+        ({"by": "entropy", "scale": -1}, ["`scale`", ">= 0", "-1"]),
+        ({"by": "confidence", "threshold": True}, ["`threshold`", "True"]),
+        (0.4, ["stop_drafting", "dict"]),
+    ],
+)
+def test_what_is_no_setting_is_refused(value, words):
+    with pytest.raises(LossyValueError) as error:
+        parse("lossless", {"stop_drafting": value})
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"assistant_model": None, "prompt_lookup_num_tokens": 3}, ["`stop_drafting`", "`assistant_model`"]),
+        ({"assistant_confidence_threshold": 0.4}, ["`assistant_confidence_threshold`", "`stop_drafting`"]),
+        ({"lossy_config": {"stop_drafting": {"by": "entropy"}, "tree": {}}}, ["`stop_drafting`", "`tree`"]),
+    ],
+)
+def test_what_does_not_go_together_is_refused(keywords, words):
+    target = tiny()
+    options = {
+        "input_ids": prompt(),
+        "assistant_model": target,
+        "lossy_mode": "lossless",
+        "lossy_config": {"stop_drafting": {"by": "entropy"}},
+    }
+    with pytest.raises((LossyUnsupportedError, LossyValueError)) as error:
+        target.generate(**GREEDY | options | keywords)
+    for word in words:
+        assert word in str(error.value)
