@@ -111,9 +111,7 @@ class DrafterMaker:
         choice = self.choice
         return {
             # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
-            "keep_logits": self.call.config.do_sample
-            or self.call.inspected
-            or bool(self.acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
+            "keep_logits": self.call.wants_q or bool(self.acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
             "keep_hidden": "draft_hidden" in self.acceptor.needs,
             "stop": fresh(choice.stop) if choice.confidence is None else ConfidenceStop(choice.confidence),
         }

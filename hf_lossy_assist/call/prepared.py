@@ -50,6 +50,11 @@ class Prepared:
     inspected: bool = False
 
     @property
+    def wants_q(self) -> bool:
+        """Whether the draft's distribution is needed, whatever the rule reads."""
+        return self.config.do_sample or self.inspected
+
+    @property
     def batch(self) -> int:
         """How many rows there are."""
         return len(self.ids)

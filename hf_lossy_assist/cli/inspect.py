@@ -17,7 +17,7 @@ from ..inspection.comparing import compare
 from ..tasks import Example
 from .console import limit_threads
 from .models import ModelOptions, load_heads
-from .options import RULES, Device, DraftSource, PairInstead, Sample, TargetSource, Threads
+from .options import RULES, Device, DraftSource, Dtype, PairInstead, Sample, TargetSource, Threads
 
 COMMAND_OPTIONS = {"epilog": RULES}
 
@@ -45,6 +45,7 @@ def inspect(
     sample: Sample = False,
     temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random number.")] = 0,
+    dtype: Dtype = None,
     device: Device = "cpu",
     threads: Threads = None,
 ) -> None:
@@ -57,7 +58,7 @@ def inspect(
     disable_progress_bar()
     if not out.parent.is_dir():
         raise LossyValueError(f"`--out` has to be a file in a folder that is there, but is {str(out)!r}")
-    options = ModelOptions(pair, model, assistant, device=device)
+    options = ModelOptions(pair, model, assistant, dtype, device)
     options.check({"PROMPT": prompt} if pair is None else None)
     drafted, warmth = parse_gamma("--gamma", gamma), temperature if sample else None
     modes = [parsed for text in mode or ["lossless"] for parsed in parse_modes(text, drafted, warmth)]
