@@ -100,7 +100,7 @@ class Program:
             If it fails, uses what this language does not have, or takes more than 5000 steps.
         """
         try:
-            _Run({self._parameter: list(values)}).block(self._body)
+            _Execution({self._parameter: list(values)}).block(self._body)
         except _Return as result:
             return result.args[0]
         except (_Continue, TypeError, ValueError, IndexError, ZeroDivisionError, RecursionError) as error:
@@ -108,7 +108,7 @@ class Program:
         return None
 
 
-class _Run:
+class _Execution:
     """One call: its variables, and how many steps are left."""
 
     def __init__(self, variables: dict[str, Any]) -> None:

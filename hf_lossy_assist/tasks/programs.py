@@ -42,7 +42,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProgramProblem:
     """What a function computes, without any wording."""
 
     part: Part
@@ -112,7 +112,7 @@ def _draw_part(rng: random.Random, kind: str) -> Part:
     return Part(kind, rng.randint(*_NUMBERS[kind])) if kind in _NUMBERS else Part(kind)
 
 
-def draw_problem(rng: random.Random) -> Problem:
+def draw_problem(rng: random.Random) -> ProgramProblem:
     """Draw what a function computes: one or two tests, and often a part of the list and a change."""
     part = "all" if rng.random() < 0.4 else rng.choice(sorted(_PARTS.keys() - {"all"}))
     result = rng.choice(sorted(_RESULTS))
@@ -120,10 +120,10 @@ def draw_problem(rng: random.Random) -> Problem:
     while True:
         tests = tuple(_draw_part(rng, kind) for kind in rng.sample(sorted(_TESTS), rng.choice((1, 1, 2))))
         if sum(all(_TESTS[test.kind](v, test.k) for test in tests) for v in range(12)) > 2:
-            return Problem(_draw_part(rng, part), tests, _draw_part(rng, change), Part(result))
+            return ProgramProblem(_draw_part(rng, part), tests, _draw_part(rng, change), Part(result))
 
 
-def describe(problem: Problem, rng: random.Random) -> str:
+def describe(problem: ProgramProblem, rng: random.Random) -> str:
     """Put a problem into words."""
     tests = rng.choice((" and ", ", ")).join(test.said(w.SAID_TESTS, rng) for test in problem.tests)
     sentences = (
@@ -135,7 +135,7 @@ def describe(problem: Problem, rng: random.Random) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def write_program(problem: Problem, rng: random.Random, *, harder: bool = False) -> str:
+def write_program(problem: ProgramProblem, rng: random.Random, *, harder: bool = False) -> str:
     """Return one of a problem's many programs; ``harder`` ones also test ``x >= 5`` where ``x > 4`` is asked for."""
     written = w.HARDER_TESTS if harder else w.TESTS
     name, a, v = rng.choice(w.FUNCTIONS), rng.choice(w.LISTS), rng.choice(w.ELEMENTS)
@@ -170,7 +170,7 @@ def _loop(
     part: str,
     tests: list[str],
     each: str,
-    problem: Problem,
+    problem: ProgramProblem,
     written: dict[str, tuple[str, ...]],
     rng: random.Random,
 ) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from hf_lossy_assist.tasks import Programs, programs
 from hf_lossy_assist.tasks import program_wordings as w
-from hf_lossy_assist.tasks.programs import INPUTS, Part, Problem, draw_problem, write_program
+from hf_lossy_assist.tasks.programs import INPUTS, Part, ProgramProblem, draw_problem, write_program
 
 NAMES = {*w.LISTS, *w.ELEMENTS, *w.KEPT, *w.TOTALS}
 
@@ -42,21 +42,21 @@ def test_splits_share_no_problem_whatever_the_seed(monkeypatch):
 def test_the_order_of_two_tests_does_not_decide_the_split():
     rng = random.Random(1)
     for problem in [p for p in (draw_problem(rng) for _ in range(200)) if len(p.tests) == 2]:
-        assert Problem(problem.part, problem.tests[::-1], problem.change, problem.result).split == problem.split
+        assert ProgramProblem(problem.part, problem.tests[::-1], problem.change, problem.result).split == problem.split
 
 
 def test_every_way_to_write_a_problem_passes():
     rng, task = random.Random(2), Programs()
     for kind in w.SAID_RESULTS:
         for tests in ((Part("above", 4),), (Part("least", 3), Part("odd")), (Part("multiple", 3), Part("most", 7))):
-            problem = Problem(Part("skip", 2), tests, Part("from", 9), Part(kind))
+            problem = ProgramProblem(Part("skip", 2), tests, Part("from", 9), Part(kind))
             answer = " ".join(str(problem.solve(values)).replace(" ", "") for values in INPUTS)
             for i in range(30):
                 text = write_program(problem, rng, harder=i % 2 == 0)
                 assert task.extract_answer(text) == answer, text
 
 
-def passing(problem: Problem) -> list[int]:
+def passing(problem: ProgramProblem) -> list[int]:
     """Return the numbers that pass a problem's tests, among those that a whole input has of one kind."""
     return [v for v in range(-1, 11) if all(programs._TESTS[test.kind](v, test.k) for test in problem.tests)]
 
@@ -69,7 +69,7 @@ def test_every_pair_of_problems_that_differ_in_one_number_has_different_answers(
             if test.kind not in ("above", "least", "below", "most"):
                 continue
             tests = (*problem.tests[:i], Part(test.kind, test.k + 1), *problem.tests[i + 1 :])
-            other = Problem(problem.part, tests, problem.change, problem.result)
+            other = ProgramProblem(problem.part, tests, problem.change, problem.result)
             passed = [
                 sum(all(programs._TESTS[t.kind](v, t.k) for t in p.tests) for v in range(-1, 11))
                 for p in (problem, other)
