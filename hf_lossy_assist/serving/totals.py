@@ -47,7 +47,9 @@ class Totals(Collector):
             self._requests[model] += 1
             self._last[model] = stats
             # Without what grows with every token.
-            self._total[model] = replace(joined([self._total.get(model, LossyStats()), stats]), trace=(), rows=())
+            self._total[model] = replace(
+                joined([self._total.get(model, LossyStats()), stats]), trace=(), records=(), rows=()
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return every model's number of requests, total and last request, as plain values."""

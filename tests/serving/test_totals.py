@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hf_lossy_assist.inspection import TokenRecord
 from hf_lossy_assist.serving.totals import Totals
 from hf_lossy_assist.stats import LossyStats
 
@@ -23,6 +24,7 @@ STATS = LossyStats(
     accepted_by={"topk": 10},
     seconds={"total": 2.0, "drafting": 1.0, "verifying": 0.5},
     trace=("accepted",) * 14,
+    records=(TokenRecord(5, "accepted", 0),) * 14,
 )
 
 
@@ -41,6 +43,13 @@ def test_requests_are_added_up_by_model(totals: Totals):
     assert found["total"]["tokens_per_round"] == found["last"]["tokens_per_round"] == 3.5
     assert found["total"]["accepted_by"] == {"topk": 10, "typical": 10}
     assert totals.to_dict()["b"]["requests"] == 1
+
+
+def test_what_grows_with_every_token_is_not_kept(totals: Totals):
+    total = totals._total["a"]
+    assert not total.trace
+    assert not total.records
+    assert not total.rows
 
 
 def test_prometheus_can_read_them(totals: Totals):
