@@ -20,7 +20,7 @@ inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors=
 
 # The draft is small: every process has it whole. No seed is needed, for rank 0 draws one for all.
 with hf_lossy_assist.enabled(target, assistant_model=pair.draft, lossy_mode="typical"):
-    ids = target.generate(**inputs, do_sample=True, temperature=0.7, max_new_tokens=160)
+    ids = target.generate(**inputs, do_sample=True, temperature=0.7, max_new_tokens=60)
     stats = hf_lossy_assist.last_stats(target)
 if int(os.environ.get("RANK", 0)) == 0:
     print(pair.tokenizer.decode(ids[0], skip_special_tokens=True))
