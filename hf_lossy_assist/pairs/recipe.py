@@ -131,6 +131,7 @@ RECIPES = {
                     Cycle(300, 1e-3, harder=True),
                     Cycle(400, 1e-3, harder=True),
                     Cycle(300, 1.5e-3),
+                    Cycle(350, 1.5e-3),
                 ),
                 batch=20,
                 pair="programs",
