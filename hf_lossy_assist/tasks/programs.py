@@ -221,7 +221,9 @@ class Programs(Task):
             problem = draw_problem(rng)
             if problem.split == split:
                 answer = " ".join(_written(problem.solve(values)) for values in INPUTS)
-                examples.append(Example(f"Task: {describe(problem, rng)}\n", answer, write_program(problem, rng, harder=harder)))
+                examples.append(
+                    Example(f"Task: {describe(problem, rng)}\n", answer, write_program(problem, rng, harder=harder))
+                )
         return examples
 
     def extract_answer(self, text: str) -> str | None:

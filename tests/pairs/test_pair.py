@@ -33,7 +33,8 @@ def test_a_pair_is_loaded_in_the_dtype_asked_for(tiny_pair_folder):
 
 def test_an_unknown_pair_is_an_error_with_the_nearest_name():
     with pytest.raises(
-        LossyValueError, match=r"`name` .*\['arithmetic', 'programs', 'smollm2'\], but is 'aritmetic'; did you mean 'arithmetic'"
+        LossyValueError,
+        match=r"`name` .*\['arithmetic', 'programs', 'smollm2'\], but is 'aritmetic'; did you mean 'arithmetic'",
     ):
         pairs.load("aritmetic")
 
@@ -43,7 +44,9 @@ def test_a_folder_without_weights_is_an_error_that_says_how_to_make_them(tmp_pat
         pairs.load("arithmetic", folder=tmp_path)
 
 
-@pytest.mark.parametrize(("name", "least", "draft_range"), [("arithmetic", 0.95, (0.4, 0.75)), ("programs", 0.8, (0.35, 0.6))])
+@pytest.mark.parametrize(
+    ("name", "least", "draft_range"), [("arithmetic", 0.95, (0.4, 0.75)), ("programs", 0.8, (0.35, 0.6))]
+)
 def test_a_bundled_pair_keeps_its_promises(name, least, draft_range):
     folder = bundled_folder(name)
     target, draft = (json.loads((folder / role / "figures.json").read_text()) for role in pairs.ROLES)

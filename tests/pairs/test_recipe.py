@@ -88,7 +88,9 @@ def test_what_a_recipe_starts_from_is_lent_to_it():
         assert torch.equal(model.model.layers.state_dict()[name], weight)
     ours, theirs = (x.get_input_embeddings().weight for x in (model, lender.draft))
     digit = "7"
-    assert torch.equal(ours[tokenizer.convert_tokens_to_ids(digit)], theirs[lender.tokenizer.convert_tokens_to_ids(digit)])
+    assert torch.equal(
+        ours[tokenizer.convert_tokens_to_ids(digit)], theirs[lender.tokenizer.convert_tokens_to_ids(digit)]
+    )
     assert len(ours) == len(tokenizer)
     assert model.lm_head.weight.data_ptr() == ours.data_ptr()
 
