@@ -7,13 +7,13 @@ import doctest
 import importlib
 import re
 import shlex
-import tomllib
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import tomllib
 import torch
 import typer
 from sybil import Document, Example, Region, Sybil

@@ -77,7 +77,8 @@ class ModelRecipe:
 class PairRecipe:
     """What both models of a pair have in common, and the recipe of each.
 
-    ``problems`` says what they were trained on, ``harder`` what was harder in cycles that say so; ``draw`` draws examples of it: of a cycle, how many, from a generator.
+    ``problems`` says what they were trained on, and ``harder`` what was harder in cycles that say so; ``draw`` draws
+    examples of it: of a cycle, how many, from a generator.
     """
 
     problems: str
