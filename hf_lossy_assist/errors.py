@@ -1,7 +1,7 @@
 """The errors of this package. Every one is a ``ValueError``, so ``except ValueError`` keeps working."""
 
 import functools
-import sys
+import inspect
 import warnings
 
 _NOT_THE_USER_S = ("hf_lossy_assist", "transformers", "torch", "contextlib")
@@ -22,7 +22,7 @@ class LossyUnsupportedError(LossyError):
 
 def warn(message: str) -> None:
     """Warn the user, of the line of theirs that led here."""
-    frame, level = sys._getframe(1), 2
+    frame, level = inspect.currentframe().f_back, 2
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER_S:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, UserWarning, stacklevel=level)

@@ -77,7 +77,7 @@ class ModelRecipe:
 class PairRecipe:
     """What both models of a pair have in common, and the recipe of each.
 
-    ``problems`` says what they were trained on, ``harder`` what was harder in cycles that say so; ``draw`` draws
+    ``problems`` says what they were trained on, and ``harder`` what was harder in cycles that say so; ``draw`` draws
     examples of it: of a cycle, how many, from a generator.
     """
 
@@ -132,6 +132,7 @@ RECIPES = {
                     Cycle(300, 1e-3, harder=True),
                     Cycle(400, 1e-3, harder=True),
                     Cycle(300, 1.5e-3),
+                    Cycle(350, 1.5e-3),
                 ),
                 batch=20,
                 pair="programs",

@@ -83,7 +83,7 @@ def test_lists_are_a_task_s_own_and_those_of_mined_labels(monkeypatch):
     lists = static_lists(tokenizer, LISTS["programs"], "mined")
     assert list(static_lists(tokenizer, LISTS["programs"])) == ["maths", "python"]
     assert {entry.family for entry in lists.values()} == {"maths", "python", "mined tokens", "mined pairs"}
-    assert lists["mined pairs 0.3"].settings == {"free": ((3, 4),)}
+    assert lists["mined pairs 0.35"].settings == {"free": ((3, 4),)}
     families = SWEEPS["judge"](lists)
     assert len(families["mined pairs"]) == len(families["mined tokens"]) >= 4
     assert "python and top-K" in families
