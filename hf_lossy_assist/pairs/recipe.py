@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..tasks.arithmetic import Arithmetic
 from ..tasks.programs import Programs
-from ..tasks.task import Example
+from ..tasks.task import SeededTask
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 MAX_LENGTH = 512
@@ -77,13 +77,13 @@ class ModelRecipe:
 class PairRecipe:
     """What both models of a pair have in common, and the recipe of each.
 
-    ``problems`` says what they were trained on, and ``harder`` what was harder in cycles that say so; ``draw`` draws
-    examples of it: of a cycle, how many, from a generator.
+    ``problems`` says what they were trained on, and ``harder`` what was harder in cycles that say so; ``task`` draws
+    it.
     """
 
     problems: str
     harder: str
-    draw: Callable[[Cycle, int, random.Random], list[Example]]
+    task: SeededTask
     vocabulary: int
     models: Mapping[str, ModelRecipe]
 
@@ -92,7 +92,7 @@ RECIPES = {
     "arithmetic": PairRecipe(
         problems="word problems whose answers can be checked",
         harder="the events of two people interleaved",
-        draw=lambda cycle, n, rng: Arithmetic().draw("train", n, rng, interleaved=cycle.harder),
+        task=Arithmetic(),
         vocabulary=1024,
         models={
             "target": ModelRecipe(
@@ -119,7 +119,7 @@ RECIPES = {
     "programs": PairRecipe(
         problems="descriptions of short Python functions, whose programs can be run",
         harder="bounds also written by their neighbours",
-        draw=lambda cycle, n, rng: Programs().draw("train", n, rng, harder=cycle.harder),
+        task=Programs(),
         vocabulary=640,
         models={
             "target": ModelRecipe(
@@ -174,7 +174,9 @@ def build_tokenizer(problems: int = 6000, pair: str = "arithmetic"):
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    examples = recipe.draw(recipe.models["target"].cycles[0], problems, random.Random("0/train"))
+    examples = recipe.task.draw(
+        "train", problems, random.Random("0/train"), harder=recipe.models["target"].cycles[0].harder
+    )
     tokenizer.train_from_iterator((e.prompt + e.solution for e in examples), trainer)
     bos = tokenizer.token_to_id(BOS)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -243,7 +245,9 @@ def batches(recipe: ModelRecipe, tokenizer, first_step: int) -> Iterator[tuple]:
 
 def _pool(recipe: ModelRecipe, tokenizer, pool: int) -> list[list[tuple[list[int], list[int]]]]:
     rng = random.Random(f"{recipe.seed}/{pool}")
-    examples = RECIPES[recipe.pair].draw(recipe.cycle_at(pool * POOL)[0], POOL * recipe.batch, rng)
+    examples = RECIPES[recipe.pair].task.draw(
+        "train", POOL * recipe.batch, rng, harder=recipe.cycle_at(pool * POOL)[0].harder
+    )
     prompts = tokenizer([e.prompt for e in examples])["input_ids"]
     answers = tokenizer([e.solution + EOS for e in examples], add_special_tokens=False)["input_ids"]
     rows = sorted(zip(prompts, answers, strict=True), key=lambda row: len(row[0]) + len(row[1]))

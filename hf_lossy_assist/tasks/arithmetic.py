@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass
 
 from . import wordings as w
-from .task import Example, Task
+from .task import Example, SeededTask
 
 MAX_TOTAL = 900
 _ANSWER = re.compile(r"answer is\s*(-?[\d,]*\d)")
@@ -142,7 +142,7 @@ def word_problem(problem: Problem, rng: random.Random, *, interleaved: bool = Fa
     )
 
 
-class Arithmetic(Task):
+class Arithmetic(SeededTask):
     """Seeded word problems of + − × whose last sentence is "The answer is N."
 
     Parameters
@@ -160,21 +160,11 @@ class Arithmetic(Task):
 
     name = "arithmetic"
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    def draw_problem(self, rng: random.Random) -> Problem:
+        return draw_problem(rng)
 
-    def examples(self, split: str, n: int) -> list[Example]:
-        return self.draw(split, n, random.Random(f"{self.seed}/{split}"))
-
-    def draw(self, split: str, n: int, rng: random.Random, *, interleaved: bool = False) -> list[Example]:
-        """Draw ``n`` examples of ``split`` from a generator of the caller's; see :func:`word_problem`."""
-        self.check_split(split)
-        examples = []
-        while len(examples) < n:
-            problem = draw_problem(rng)
-            if problem.split == split:
-                examples.append(word_problem(problem, rng, interleaved=interleaved))
-        return examples
+    def word(self, problem: Problem, rng: random.Random, *, harder: bool) -> Example:
+        return word_problem(problem, rng, interleaved=harder)
 
     def extract_answer(self, text: str) -> str | None:
         found = _ANSWER.findall(text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from . import program_wordings as w
 from .interpreter import Program, ProgramError
-from .task import Example, Task
+from .task import Example, SeededTask
 
 # Of 20 buckets of problems, one is the test split, one the validation split, the rest training.
 _BUCKETS = {"test": range(0, 1), "validation": range(1, 2), "train": range(2, 20)}
@@ -184,7 +184,7 @@ def _loop(
     return [*lines, f"    if {' and '.join(tests)}:", f"        {each}"]
 
 
-class Programs(Task):
+class Programs(SeededTask):
     """Seeded descriptions of functions of a list, whose answer is what the function returns for a number of lists.
 
     The program is run by :class:`~hf_lossy_assist.tasks.interpreter.Program`, which can do nothing but compute.
@@ -207,24 +207,12 @@ class Programs(Task):
     name = "programs"
     max_new_tokens = 100
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    def draw_problem(self, rng: random.Random) -> ProgramProblem:
+        return draw_problem(rng)
 
-    def examples(self, split: str, n: int) -> list[Example]:
-        return self.draw(split, n, random.Random(f"{self.seed}/{split}"))
-
-    def draw(self, split: str, n: int, rng: random.Random, *, harder: bool = False) -> list[Example]:
-        """Draw ``n`` examples of ``split`` from a generator of the caller's; see :func:`write_program`."""
-        self.check_split(split)
-        examples = []
-        while len(examples) < n:
-            problem = draw_problem(rng)
-            if problem.split == split:
-                answer = " ".join(_written(problem.solve(values)) for values in INPUTS)
-                examples.append(
-                    Example(f"Task: {describe(problem, rng)}\n", answer, write_program(problem, rng, harder=harder))
-                )
-        return examples
+    def word(self, problem: ProgramProblem, rng: random.Random, *, harder: bool) -> Example:
+        answer = " ".join(_written(problem.solve(values)) for values in INPUTS)
+        return Example(f"Task: {describe(problem, rng)}\n", answer, write_program(problem, rng, harder=harder))
 
     def extract_answer(self, text: str) -> str | None:
         """Return what the program returns for each of the lists, or None where the text is no such program."""

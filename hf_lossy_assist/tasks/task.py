@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LossyValueError
 
@@ -127,3 +128,37 @@ class Task(ABC):
         ``own`` is what the mode that all others are compared with responded, usually the target alone.
         """
         return float(self.correct(example, response))
+
+
+class SeededTask(Task):
+    """A task whose problems are drawn; each belongs to one split, whatever the seed.
+
+    Parameters
+    ----------
+    seed
+        Every seed gives other problems; the splits stay disjoint across seeds.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    @abstractmethod
+    def draw_problem(self, rng: random.Random) -> Any:
+        """Return a random problem, which has a ``split``."""
+
+    @abstractmethod
+    def word(self, problem: Any, rng: random.Random, *, harder: bool) -> Example:
+        """Put a problem into words, for training also into ``harder`` ones."""
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        return self.draw(split, n, random.Random(f"{self.seed}/{split}"))
+
+    def draw(self, split: str, n: int, rng: random.Random, *, harder: bool = False) -> list[Example]:
+        """Draw ``n`` examples of ``split`` from a generator of the caller's."""
+        self.check_split(split)
+        examples = []
+        while len(examples) < n:
+            problem = self.draw_problem(rng)
+            if problem.split == split:
+                examples.append(self.word(problem, rng, harder=harder))
+        return examples

@@ -153,8 +153,8 @@ def test_all_else_is_refused(text):
 )
 def test_no_program_takes_long_or_much(body, monkeypatch):
     steps = []
-    spend = interpreter._Run.spend
-    monkeypatch.setattr(interpreter._Run, "spend", lambda run, n: (steps.append(n), spend(run, n))[1])
+    spend = interpreter._Execution.spend
+    monkeypatch.setattr(interpreter._Execution, "spend", lambda run, n: (steps.append(n), spend(run, n))[1])
     tracemalloc.start()
     try:
         result = ours(f"def f(a):\n    {body}", tuple(range(12)))
