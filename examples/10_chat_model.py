@@ -18,7 +18,7 @@ with hf_lossy_assist.enabled(pair.target, assistant_model=pair.draft, num_assist
             lossy_mode=mode,
             lossy_config={"seed": 0},  # the same on every machine: nothing depends on the clock
             do_sample=False,
-            max_new_tokens=60,
+            max_new_tokens=40,
             return_dict_in_generate=True,
         )
         answer = pair.tokenizer.decode(output.sequences[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)

@@ -104,18 +104,15 @@ def test_sampling_acceptance_through_stock(row: Row):
 
 
 @pytest.mark.parametrize("drafter", ["ours", "stock's"])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_lossless_sampling_through_stock_is_the_target_s_law(drafter: str, temperature: float):
+def test_lossless_sampling_through_stock_is_the_target_s_law(drafter: str):
     """Warpers come after the user's processors in stock's list, and still count."""
     target, draft = constant(P), constant(Q, seed=5)
     own = {"assistant_model": draft} if drafter == "ours" else {}
     ids = torch.tensor([[1]])
     hook = LossyVerification("lossless", target, seed=3, **own)
     torch.manual_seed(0)
-    out = stock(
-        hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, temperature=temperature, max_new_tokens=4000
-    )
-    law = np.array(P) ** (1 / temperature)
+    out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, temperature=0.6, max_new_tokens=4000)
+    law = np.array(P) ** (1 / 0.6)
     assert chi_square_p(np.bincount(out[0, 1:], minlength=len(P)), law / law.sum()) > 1e-5
 
 

@@ -34,7 +34,7 @@ def sample(mode, head, draft, tokens=6000, max_draft=10**6, **config):
     )
 
 
-@pytest.mark.parametrize(("tpr", "fpr"), [(0.9, 0.3), (0.6, 0.6), (1.0, 0.0), (0.0, 0.0), (0.8, 1.0)])
+@pytest.mark.parametrize(("tpr", "fpr"), [(0.9, 0.3), (1.0, 0.0), (0.8, 1.0)])
 def test_output_law_of_theorem_1(tpr: float, fpr: float):
     draft = telling(Q)
     head = head_for(constant(P), draft, "token", cls=Simulated).rates(tpr, fpr)

@@ -125,7 +125,9 @@ def test_errors_are_one_line(tiny_pair_folder, arguments, message):
 
 @pytest.mark.parametrize("command", commands("grown_models"), ids=lambda command: command[-1])
 def test_documented_commands(tmp_path, command, monkeypatch):
-    """As they stand, but on sizes and a device that every machine has."""
+    """As they stand, but on sizes and a device that every machine has, and with nothing translated to machine code."""
+    compile_module = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module, **_: compile_module(module, backend="eager"))
     monkeypatch.setattr(roofline, "_SECONDS", 0.0)
     monkeypatch.setattr(roofline, "_SQUARE", (32, 32))
     small = {"--device": "cpu", "--grow": "layers=5", "--grow-draft": "layers=3", "--accuracy-problems": "1"}
