@@ -32,6 +32,7 @@ PATCHED = ("generate", "_sample", "_assisted_decoding")
 @pytest.fixture(autouse=True)
 def _not_enabled(_enabled_and_undone):
     """These tests enable for themselves."""
+    gc.collect()  # models of other tests that are enabled still
     disable()
     yield
     enable()
@@ -45,7 +46,6 @@ def test_an_interruption_while_enabling_leaves_nothing_that_can_not_be_enabled()
     """At every operation: who enables afterwards has lossy calls, and who disables has the plain method back."""
     target = tiny()
     fields = {**KWARGS, "assistant_model": noisy_copy(target), "lossy_mode": "topk", "return_dict_in_generate": True}
-    gc.collect()  # models of other tests that are enabled still
     original, operation, interruptions = GenerationMixin.generate, 0, 0
     while True:
         operation += 1
