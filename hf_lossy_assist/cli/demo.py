@@ -54,7 +54,7 @@ def demo_modes(heads: Mapping[str, Head], gamma: int) -> list[DecodingMode]:
 
 def demo(
     pair: PairName = "arithmetic",
-    problems: Annotated[int, typer.Option(min=1, help="Test problems, answered by every mode.")] = 32,
+    problems: Annotated[int, typer.Option(min=1, help="Test problems, answered by every mode.")] = 20,
     gamma: Gamma = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all draws.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
