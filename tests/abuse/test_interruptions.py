@@ -13,9 +13,9 @@ import torch
 from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.candidate_generator import CandidateGenerator
 
-from hf_lossy_assist import LossyVerification, last_stats
+from hf_lossy_assist import LossyVerification, enabling, last_stats
 from hf_lossy_assist.drafting.model import ModelDrafter
-from tests.abuse.broken_off import state_of
+from tests.abuse.broken_off import Interruption, state_of
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import judge_head
 from tests.models import noisy_copy, prompt, tiny
@@ -234,3 +234,17 @@ def test_generating_inside_a_streamer_and_disabling_there():
     assert outer.sequences.tolist() == inner[1].tolist() == alone.tolist()
     assert set(outer.lossy_stats.accepted_by) == {"dropmatch"}
     assert inner[2].tolist() == tiny().generate(prompt(), **KWARGS).tolist()
+
+
+def test_no_call_counts_as_running_for_ever():
+    """Broken off at any moment while a call begins or ends: who disables has the plain method back."""
+
+    def call() -> None:
+        with enabling._in_use():
+            pass
+
+    counting = Interruption()
+    counting.during(call)
+    broken_off = [Interruption(moment).during(call) for moment in range(1, counting.moments + 1)]
+    assert sum(broken_off) > 5
+    assert not enabling._running
