@@ -56,8 +56,8 @@ class Fly(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
-        entropy, threshold = self.quantities(v).values()
-        unsure = entropy >= threshold
+        said = self.quantities(v)
+        unsure = said["entropy"] >= said["threshold"]
         match = v.lossless & v.allowed
         return match | (unsure & v.followed(match, self.window - 1) & v.allowed)
 

@@ -40,10 +40,13 @@ class Typical(Acceptor):
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
-        return (v.p_x > self.quantities(v)["threshold"]) & v.allowed
+        return (v.p_x > self._threshold(v)) & v.allowed
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        return {"threshold": (self.delta * torch.exp(-entropy(v.p[:, :-1]))).clamp(max=self.epsilon)}
+        return {"threshold": self._threshold(v)}
+
+    def _threshold(self, v: Verification) -> Tensor:
+        return (self.delta * torch.exp(-entropy(v.p[:, :-1]))).clamp(max=self.epsilon)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)

@@ -17,13 +17,13 @@ from ..config import nearest
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, score_point
-from ..evaluation.modes import DecodingMode, Models
+from ..evaluation.modes import DecodingMode
 from ..evaluation.plots import PlotPoint, plot
 from ..evaluation.quality import ModeScore
 from ..evaluation.static_lists import MismatchRates, maths_tokens, python_tokens, registered
 from .console import limit_threads
 from .evaluate import answer_all, score_table
-from .models import ModelOptions, load_heads
+from .models import ModelOptions
 from .options import DraftSource, Gamma, PairName, TaskData, TaskName, Threads
 
 
@@ -52,13 +52,10 @@ def trade_off(
         raise LossyValueError(f"`SWEEP` has to be one of {list(SWEEPS)}, but is {sweep!r}{nearest(sweep, SWEEPS)}")
     limit_threads(threads)
     disable_progress_bar()
-    loaded = ModelOptions(pair, assistant=assistant, device="cpu").load(
-        None if task is None else tasks.load(task, data)
-    )
-    if loaded.task is None:
-        raise LossyValueError(f"`--task` has to be given: the pair {pair!r} has none of its own")
-    heads = {**loaded.heads, **load_heads([] if head is None else [f"{sweep}={head}"], "cpu")}
-    if sweep not in heads:
+    chosen = None if task is None else tasks.load(task, data)
+    own = [] if head is None else [f"{sweep}={head}"]
+    loaded = ModelOptions(pair, assistant=assistant, device="cpu").load_for_task(chosen, own, assisted=True)
+    if sweep not in loaded.heads:
         raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has none for {sweep!r}")
     lists = static_lists(loaded.tokenizer, LISTS.get(loaded.task.name, LISTS["arithmetic"]), labels)
     families, screen = SWEEPS[sweep](lists), Console()
@@ -66,7 +63,7 @@ def trade_off(
     folder = None if out is None else out / f"trade-off-{sweep}"
     with registered():
         evaluation = Evaluation(
-            Models(loaded.target, loaded.draft, heads), loaded.tokenizer, loaded.task, modes, "lossless", problems,
+            loaded.models, loaded.tokenizer, loaded.task, modes, "lossless", problems,
             split, batch_size,
         )  # fmt: skip
         store = AnswerStore() if folder is None else AnswerStore(folder, evaluation.plan())
