@@ -1,4 +1,4 @@
-"""A headless Chromium, of the session; whoever asks for a page is skipped where there is none."""
+"""A headless Chromium; whoever asks for a page is skipped where there is none."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MILLISECONDS = 120_000
 """What anything may take, on a busy machine."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """The browser."""
+    """The browser, of a module: while it is open, an event loop runs in this thread, and others cannot."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("there is no chromium")
