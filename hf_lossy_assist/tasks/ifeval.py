@@ -48,7 +48,8 @@ class IFEval(Task):
         if any(_SENTENCES & {*row["instruction_id_list"]} for row in self._rows) and not _knows_sentences():
             raise LossyUnsupportedError(
                 "splitting a text into sentences needs data of nltk: get them once by "
-                "`python -m nltk.downloader punkt_tab`, or leave these prompts out by the option `sentences=false` of the task"
+                "`python -m nltk.downloader punkt_tab`, or leave these prompts out by the option `sentences=false` of "
+                "the task"
             )
 
     def examples(self, split: str, n: int) -> list[Example]:
