@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
 from hf_lossy_assist.calibration import Certificate, calibrate, calibrate_from
 from hf_lossy_assist.calibration.certificate_card import write_card
-from hf_lossy_assist.cli.options import certified
+from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
@@ -191,10 +191,10 @@ def test_what_is_no_certificate_is_refused(source):
 
 
 def test_commands_take_the_folder(saved: Path):
-    mode, config, head, gamma = certified(None, [str(saved)], None)
+    mode, config, head, gamma = stored(None, [str(saved)], None)
     assert (mode, config, head, gamma) == ("topk", {"k": 2, "certificate": str(saved)}, None, 5)
-    assert certified("topk", ["k=3"], None) is None
+    assert stored("topk", ["k=3"], None) is None
     with pytest.raises(LossyValueError, match="`--mode`"):
-        certified("topk", [str(saved)], None)
+        stored("topk", [str(saved)], None)
     (named,) = parse_modes(str(saved), 8)
     assert named.config == {"lossy_mode": "topk", "lossy_config": config, "num_assistant_tokens": 5}

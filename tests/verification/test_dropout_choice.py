@@ -10,7 +10,6 @@ from transformers import CompileConfig
 import hf_lossy_assist
 from hf_lossy_assist import LossyVerification, last_stats
 from hf_lossy_assist.acceptors import DroppedHeads
-from hf_lossy_assist.errors import warn_once
 from hf_lossy_assist.sampling import Randomness
 from hf_lossy_assist.verification import lm_head_hook as module
 from hf_lossy_assist.verification.lm_head_hook import AGREEMENT, DROPOUTS, LMHeadHook, choose_dropout
@@ -165,7 +164,6 @@ def test_a_static_cache_sees_the_same(models, chosen):
 @pytest.mark.filterwarnings("error:.*no effect")
 @pytest.mark.parametrize("gamma", [5, 40], ids=["an eager forward over the prompt", "a compiled one"])
 def test_compiled_forwards_see_the_same(models, chosen, gamma):
-    warn_once.cache_clear()
     target, draft = models
     options = {
         "assistant_model": draft, "max_new_tokens": 8, "do_sample": False, "lossy_mode": "dropmatch",
