@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hf_lossy_assist.calibration import select
-from hf_lossy_assist.calibration.betting import SHARES
+from hf_lossy_assist.calibration.betting import SHARES, _growth, _mixed
 
 from . import command
-from .outcome_matrix import outcomes
+from .outcome_matrix import by_rule, outcomes
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 """Losses ``(n, m)`` of m settings on n problems."""
@@ -111,12 +111,19 @@ def certified_shares(losses: np.ndarray, limit: float, problems: int, repeats: i
     """
     rng, bad = np.random.default_rng(seed), losses.mean(0) >= limit
     counts = np.zeros(losses.shape[1] + 1)
+    growth = _growth(losses.T[..., None], limit)  # (m, n, bettors)
     for _ in range(repeats):
-        drawn = losses[rng.integers(len(losses), size=problems)]
-        alone = np.array([select(column[:, None], limit) is not None for column in drawn.T])
+        drawn = rng.integers(len(losses), size=problems)
+        alone = np.array([_certified(own[drawn].cumsum(0)) for own in growth])
         in_order = np.logical_and.accumulate(alone)  # what `select` says of all columns
         counts += [*alone, (in_order & bad).any()]
     return counts / repeats
+
+
+def _certified(logs: np.ndarray) -> bool:
+    """Say of all bettors' wealth ``(n, bettors)`` what `select` says; their mixture is looked at where it counts."""
+    richest, needed = logs.max(), math.log(20)
+    return richest >= needed and (richest >= needed + math.log(len(SHARES)) or _mixed(logs).max() >= needed)
 
 
 def matrix_table(source: Path, problems: int, repeats: int) -> Table:
@@ -128,8 +135,7 @@ def matrix_table(source: Path, problems: int, repeats: int) -> Table:
     for name in ("true loss", *(f"{limit:g} points" for limit in LIMITS)):
         table.add_column(name, justify="right")
     wrong = []
-    for rule in dict.fromkeys(label.split(":")[0] for label in labels):
-        settings = [label for label in labels if label.split(":")[0] == rule]
+    for settings in by_rule(labels).values():
         losses = np.stack([scores[reference] - scores[label] for label in settings], 1)
         shares = [certified_shares(losses, limit / 100, problems, repeats) for limit in LIMITS]
         for place, label in enumerate(settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -33,12 +34,24 @@ def outcomes(source: Path) -> tuple[list[int], Scores]:
     return ids, {label: np.array([own[i] for i in ids]) for label, own in found.items()}
 
 
+def by_rule(labels: Iterable[str]) -> dict[str, list[str]]:
+    """Return the labels of settings by their rules: ``rule:key=value`` or ``rule key=value``."""
+    rules: dict[str, list[str]] = {}
+    for label in labels:
+        rules.setdefault(label.rpartition(" ")[0] or label.partition(":")[0], []).append(label)
+    return rules
+
+
 def main(
     folder: Annotated[Path, typer.Argument(help="What `evaluate` has written.")],
     file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
+    rule: Annotated[list[str] | None, typer.Option(help="Only settings of this one. Repeatable.")] = None,
 ) -> None:
     """Write the scores of the problems that all modes have answered."""
     ids, scores = outcomes(folder)
+    reference, *labels = scores
+    kept = [label for name, own in by_rule(labels).items() if rule is None or name in rule for label in own]
+    scores = {label: scores[label] for label in (reference, *kept)}
     with file.open("w", encoding="utf-8", newline="") as opened:
         writer = csv.writer(opened, lineterminator="\n")
         writer.writerow(["id", *scores])
