@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hf_lossy_assist.calibration import select
-from hf_lossy_assist.calibration.betting import SHARES
-from hf_lossy_assist.evaluation.answers import load_answers
+from hf_lossy_assist.calibration.betting import SHARES, _growth, _mixed
 
 from . import command
+from .outcome_matrix import by_rule, outcomes
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 """Losses ``(n, m)`` of m settings on n problems."""
@@ -75,15 +75,19 @@ def problems_needed(mean: float, differ: float, repeats: int, most: int = 200_00
     rng = np.random.default_rng(seed)
     draw, found = answers_law(mean, differ), []
     for _ in range(repeats):
-        losses = draw(rng, most)[:, 0]
-        wealth = np.full(most, -np.inf)
-        for share in SHARES:
+        logs, seen, needed = np.full((1, len(SHARES)), -math.log(len(SHARES))), 0, math.inf
+        while seen < most and needed == math.inf:
             with np.errstate(divide="ignore"):
-                own = np.log1p(np.maximum(share * (LIMIT - losses) / (1 - LIMIT), -1)).cumsum()
-            wealth = np.logaddexp(wealth, own - math.log(len(SHARES)))
-        over = wealth >= math.log(20)
-        found.append(over.argmax() + 1 if over.any() else math.inf)
+                growth = np.log1p(np.maximum(SHARES * (LIMIT - draw(rng, _AT_ONCE)) / (1 - LIMIT), -1))
+            logs = logs[-1] + growth.cumsum(0)
+            over = np.logaddexp.reduce(logs, axis=1) >= math.log(20)
+            needed = seen + over.argmax() + 1 if over.any() else math.inf
+            seen += _AT_ONCE
+        found.append(needed)
     return float(np.median(found))
+
+
+_AT_ONCE = 2000
 
 
 def hoeffding_needed(mean: float) -> int:
@@ -91,50 +95,98 @@ def hoeffding_needed(mean: float) -> int:
     return math.ceil(2 * math.log(20) / (LIMIT - mean) ** 2)
 
 
-def resampled(folder: Path, rng: np.random.Generator) -> tuple[Draw, list[str], np.ndarray]:
-    """Return draws of whole problems from a folder of ``evaluate``, its modes, and their true mean losses there."""
-    plan, answers = load_answers(folder)
-    scores: dict[str, dict[int, float]] = {}
-    for answer in answers:
-        scores.setdefault(answer.mode, {})[answer.id] = answer.score
-    reference = scores.pop(plan["reference"])
-    labels = [label for label in plan["modes"] if label in scores]
-    ids = sorted(set(reference).intersection(*map(set, scores.values())))
-    losses = np.array([[reference[i] - scores[label][i] for label in labels] for i in ids])
-    return (lambda rng, n: losses[rng.integers(len(losses), size=n)]), labels, losses.mean(0)
+def bernstein_needed(mean: float, differ: float) -> int:
+    """Return it for the empirical Bernstein bound (Maurer & Pontil 2009) of so many problems, fixed before."""
+    variance, log = differ - mean**2, math.log(2 * 20)
+    # The positive root of gap·x² - sqrt(2·variance·log)·x - 14/3·log, where x² is n; n - 1 is taken for n.
+    gap, root = LIMIT - mean, math.sqrt(2 * variance * log)
+    return math.ceil(((root + math.sqrt(root**2 + 4 * gap * 14 / 3 * log)) / (2 * gap)) ** 2) + 1
+
+
+def certified_shares(losses: np.ndarray, limit: float, problems: int, repeats: int, seed: int = 0) -> np.ndarray:
+    """Return in what shares of calibrations each of some settings is certified, and then any that must not be.
+
+    Each is tested alone; the last is of tests in the order of the columns. ``losses`` ``(n, m)`` are the truth, of
+    which every calibration draws as many ``problems``.
+    """
+    rng, bad = np.random.default_rng(seed), losses.mean(0) >= limit
+    counts = np.zeros(losses.shape[1] + 1)
+    growth = _growth(losses.T[..., None], limit)  # (m, n, bettors)
+    for _ in range(repeats):
+        drawn = rng.integers(len(losses), size=problems)
+        alone = np.array([_certified(own[drawn].cumsum(0)) for own in growth])
+        in_order = np.logical_and.accumulate(alone)  # what `select` says of all columns
+        counts += [*alone, (in_order & bad).any()]
+    return counts / repeats
+
+
+def _certified(logs: np.ndarray) -> bool:
+    """Say of all bettors' wealth ``(n, bettors)`` what `select` says; their mixture is looked at where it counts."""
+    richest, needed = logs.max(), math.log(20)
+    return richest >= needed and (richest >= needed + math.log(len(SHARES)) or _mixed(logs).max() >= needed)
+
+
+def matrix_table(source: Path, problems: int, repeats: int) -> Table:
+    """Lay out how often settings are certified whose true losses are those on all problems of a file or folder."""
+    _, scores = outcomes(source)
+    reference, *labels = scores
+    table = Table(title=f"{source.stem}: certified in % of {repeats} calibrations on {problems} problems each")
+    table.add_column("setting")
+    for name in ("true loss", *(f"{limit:g} points" for limit in LIMITS)):
+        table.add_column(name, justify="right")
+    wrong = []
+    for settings in by_rule(labels).values():
+        losses = np.stack([scores[reference] - scores[label] for label in settings], 1)
+        shares = [certified_shares(losses, limit / 100, problems, repeats) for limit in LIMITS]
+        for place, label in enumerate(settings):
+            mean = 100 * losses[:, place].mean()
+            marks = ("wrongly " if mean >= limit else "" for limit in LIMITS)
+            cells = (f"{mark}{100 * own[place]:.1f}" for mark, own in zip(marks, shares, strict=True))
+            table.add_row(label, f"{mean:.2f}", *cells)
+        wrong.append([own[-1] for own in shares])
+    table.add_row("a rule's settings in order: any wrongly", "", *(f"{100 * most:.1f}" for most in np.max(wrong, 0)))
+    return table
+
+
+LIMITS = (1, 2, 5)
+"""In points."""
 
 
 def main(
     repeats: Annotated[int, typer.Option(min=10, help="Simulated calibrations of each law.")] = 1000,
     problems: Annotated[int, typer.Option(min=10, help="Problems of each, for validity.")] = 3000,
     answers: Annotated[
-        Path | None, typer.Option(help="Also resample the answers in this folder of `evaluate`.")
+        list[Path] | None,
+        typer.Option(help="Resample the answers in this folder of `evaluate`, or file of outcome_matrix. Repeatable."),
     ] = None,
 ) -> None:
-    """Tabulate wrong certificates over simulated repeats, and the problems needed beside Hoeffding's bound."""
+    """Tabulate wrong certificates over simulated repeats, and the problems needed beside other bounds.
+
+    With --answers, only the answers there are resampled: what is true of all of them is the truth.
+    """
     screen = Console()
     most = 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)
+    for source in answers or ():
+        screen.print(matrix_table(source, problems, repeats))
+    if answers:
+        screen.print(f"wrong certificates may be {100 * most:.1f} %: 5 % and three standard errors")
+        return
     table = Table(title=f"Wrongly certified at 1 point and 95 %, in {repeats} repeats of {problems} problems")
     table.add_column("losses")
     table.add_column(f"share (at most {100 * most:.1f} %)", justify="right")
     for name, (draw, first_bad) in LAWS.items():
         table.add_row(name, f"{100 * wrongly_certified(draw, first_bad, problems, repeats):.1f} %")
-    if answers is not None:
-        draw, labels, means = resampled(answers, np.random.default_rng(0))
-        for i, label in enumerate(labels):
-            if means[i] >= LIMIT:
-                share = wrongly_certified(lambda rng, n, i=i: draw(rng, n)[:, [i]], 0, problems, repeats)
-                table.add_row(f"{label} of {answers.name}, {100 * means[i]:.2f} points", f"{100 * share:.1f} %")
     screen.print(table)
     table = Table(title="Problems until certified at 1 point and 95 % (median of 40)")
-    for name in ("true loss (points)", "answers that differ", "betting", "Hoeffding", "share"):
+    for name in ("true loss (points)", "answers that differ", "betting", "Bernstein", "Hoeffding", "share"):
         table.add_column(name, justify="right")
     for mean in (0.0, 0.0025, 0.005, 0.0075):
-        for differ in (mean, 0.01, 0.03, 0.1):
+        for differ in (mean, *(share for share in (0.01, 0.03, 0.1) if share > mean)):
             needed, usual = problems_needed(mean, differ, 40), hoeffding_needed(mean)
             table.add_row(
-                f"{100 * mean:g}", f"{100 * differ:g} %", f"{needed:,.0f}", f"{usual:,}", f"{needed / usual:.3f}"
-            )
+                f"{100 * mean:g}", f"{100 * differ:g} %", f"{needed:,.0f}", f"{bernstein_needed(mean, differ):,}",
+                f"{usual:,}", f"{needed / usual:.3f}",
+            )  # fmt: skip
     screen.print(table)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from ..config import RunConfig
 from ..errors import LossyValueError
 from ..heads import Head, ModelIdentity
 from ..heads.checks import brief, known_fields
+from ..heads.head import checksum
 from ..heads.hub import CARD, HUB_REFERENCE, Publication, hub_errors
 from ..heads.repository import existing_folder
 from ..mining.files import write_whole
@@ -63,7 +63,7 @@ class Certificate:
     temperature: float | None  # of draws; None for greedy decoding
     target: Mapping[str, Any]
     draft: Mapping[str, Any] | None
-    heads: Mapping[str, int]  # checksums of their weights, by rule
+    heads: Mapping[str, int]  # checksums of their weights and biases, by rule
     # What each text of the chosen setting was like: drafted tokens kept per round, and the share of its tokens that
     # only the rule let through; by the names that statistics have for them.
     usual: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -152,15 +152,15 @@ def _in_full(acceptor: Acceptor) -> dict[str, Any]:
     return {"rule": acceptor.name, **{key: str(x) if x == float("inf") else x for key, x in values.items()}}
 
 
-def head_sums(acceptor: Acceptor) -> dict[str, int]:
-    """Return a checksum of the weights of each head that a rule has, by the rule."""
+def heads_of(acceptor: Acceptor) -> dict[str, Head]:
+    """Return the head of each rule that has one, by the rule."""
     rules = getattr(acceptor, "rules", (acceptor,))
-    return {rule.name: head_sum(rule.head) for rule in rules if getattr(rule, "head", None) is not None}
+    return {rule.name: rule.head for rule in rules if getattr(rule, "head", None) is not None}
 
 
-def head_sum(head: Head) -> int:
-    """Return a checksum of a head's weights."""
-    return zlib.crc32(head.weight.detach().float().cpu().numpy().tobytes())
+def head_sums(acceptor: Acceptor) -> dict[str, int]:
+    """Return a checksum of each head's weights and bias, by the rule."""
+    return {name: checksum(head.weight, head.bias) for name, head in heads_of(acceptor).items()}
 
 
 def certificate_publication(folder: Path) -> Publication:

@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": ("bench:bench", "Compare modes of generation: speed, where the time goes, accuracy, memory."),
     "acceptance": ("acceptance:acceptance", "Run every rule, and show what it keeps and how likely the result is."),
     "trade-off": ("trade_off:trade_off", "Answer a task's problems at many settings of a rule and of its rivals."),
+    "dropout": ("dropout:dropout", "Find the dropout that suits a model under dropmatch, and store it."),
     "windows": ("windows:windows", 'Compare `num_assistant_tokens="auto"` with fixed numbers of drafted tokens.'),
     "mine": ("mine:mine", "Find out which tokens of a draft change the answer, and store them with states."),
     "train": ("train:app", "Train heads from labelled data, and drafts for a target."),

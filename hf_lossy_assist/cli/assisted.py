@@ -14,7 +14,7 @@ from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import parse_config
 from .models import LoadedModels
-from .options import certified, parse_mode
+from .options import parse_mode, stored
 
 DRAFTED, LOOKED_UP = 8, 10
 """Tokens per round by default, of a model and of prompt lookup."""
@@ -41,7 +41,7 @@ class AssistedDecoding:
         **more: Any,
     ) -> AssistedDecoding:
         """Read the options ``--mode``, ``--config``, ``--head``, ``--num-assistant-tokens`` and ``--seed``."""
-        found = certified(mode, config, head, gamma)
+        found = stored(mode, config, head, gamma)
         rule, settings, head, gamma = found or (parse_mode(mode or "lossless"), parse_config(config or ()), head, gamma)
         if seed is not None:
             settings.setdefault("seed", seed)

@@ -63,7 +63,7 @@ RuleSettings = Annotated[
     list[str] | None,
     typer.Option(
         metavar="K=V",
-        help="A setting, e.g. beta=0.2; of one rule among several: topk.k=2. Repeatable. Or a folder of `calibrate`.",
+        help="A setting, e.g. beta=0.2; of one of several rules: topk.k=2. Repeatable. Or a folder of `calibrate`.",
     ),
 ]
 
@@ -99,18 +99,19 @@ def parse_task_options(items: Sequence[str]) -> dict[str, str]:
     return parsed
 
 
-def certified(
+def stored(
     mode: str | None, config: Sequence[str] | None, head: Any, gamma: Any = None
 ) -> tuple[Any, dict[str, Any], Any, Any] | None:
-    """Return mode, settings, head and γ of the folder of ``calibrate`` that ``--config`` names, or None if it does not.
+    """Return mode, settings, head and γ of the folder that ``--config`` names, or None if it names none.
 
-    The settings name the certificate, so that no other models, heads and draws are let through.
+    What ``calibrate`` has written is certified: its settings name the certificate, so that no other models, heads and
+    draws are let through.
     """
     if config is None or len(config) != 1 or not (Path(config[0]) / GENERATION_CONFIG).is_file():
         return None
     for option, value in {"--mode": mode, "--head": head, "--num-assistant-tokens": gamma}.items():
         if value is not None:
             raise LossyValueError(f"`{option}` is what the folder of `--config` {config[0]!r} says; leave it out")
-    setting = DecodingMode.certified(config[0])
+    setting = DecodingMode.stored(config[0])
     found = GenerationConfig.from_pretrained(config[0])
     return setting.rule, dict(setting.settings), getattr(found, "lossy_head", None), setting.gamma

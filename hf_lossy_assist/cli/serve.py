@@ -14,7 +14,7 @@ from ..config import parse
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..evaluation.modes import parse_config
 from ..serving import Settings
-from .options import RULES, RuleSettings, certified, parse_mode
+from .options import RULES, RuleSettings, parse_mode, stored
 
 # Everything is read by the command below, which knows the options of transformers' server.
 COMMAND_OPTIONS = {
@@ -86,7 +86,7 @@ def _settings(
     ] = False,
 ) -> Settings:
     allowed = {"allowed_heads": tuple(allow_head or ()), "allow_compile": allow_compile}
-    if (found := certified(mode, config, head)) is not None:
+    if (found := stored(mode, config, head)) is not None:
         *named, gamma = found
         return Settings(assistant, *named, **allowed, num_assistant_tokens=gamma)
     if mode is None:

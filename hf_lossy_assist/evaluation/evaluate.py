@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import tasks
 from ..errors import LossyValueError
 from ..heads import Head, ModelIdentity
+from ..heads.head import checksum
 from ..mining.mining_run import Process, this_process
 from ..tasks import Example, Task
 from .answers import Answer, AnswerStore
@@ -195,8 +196,7 @@ class Evaluation:
 
 
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
-    weights = {rule: heads[rule].weight.detach().float().cpu() for rule in mode.rules if rule in heads}
-    sums = {rule: zlib.crc32(weight.numpy().tobytes()) for rule, weight in weights.items()}
+    sums = {rule: checksum(heads[rule].weight) for rule in mode.rules if rule in heads}
     return {**mode.config, "temperature": mode.temperature, "heads": sums}
 
 

@@ -18,7 +18,7 @@ from ..enabling import enabled
 from ..errors import LossyValueError
 from ..heads import Head
 
-GENERATION_CONFIG = "generation_config.json"
+GENERATION_CONFIG, CERTIFICATE = "generation_config.json", "certificate.json"
 
 TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alone"
 """The labels of plain generation, of transformers' own assisted generation, and of plain generation by the draft."""
@@ -72,10 +72,12 @@ class DecodingMode:
         return cls(label, gamma=DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature=temperature)
 
     @classmethod
-    def certified(cls, folder: str) -> DecodingMode:
-        """Return the mode in a folder that ``calibrate`` has written, which refuses what is not certified there."""
+    def stored(cls, folder: str) -> DecodingMode:
+        """Return the mode in a generation configuration, which refuses what a certificate beside it does not say."""
         config = GenerationConfig.from_pretrained(folder)
-        settings = {**(getattr(config, "lossy_config", None) or {}), "certificate": folder}
+        settings = dict(getattr(config, "lossy_config", None) or {})
+        if (Path(folder) / CERTIFICATE).is_file():
+            settings["certificate"] = folder
         temperature = config.temperature if config.do_sample else None
         return cls(folder, config.lossy_mode, settings, config.num_assistant_tokens, temperature)
 
@@ -216,7 +218,7 @@ def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -
 
 def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMode:
     if (Path(text) / GENERATION_CONFIG).is_file():
-        return DecodingMode.certified(text)
+        return DecodingMode.stored(text)
     name, *settings = text.split(":")
     name, at, own = name.partition("@")
     if at:

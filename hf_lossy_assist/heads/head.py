@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -17,6 +18,11 @@ from . import head_cards
 from .head_config import LIBRARY, HeadConfig
 from .hub import CARD, upload
 from .repository import CONFIG, local_files, publication, read_config, read_weights, write_weights
+
+
+def checksum(*weights: Tensor) -> int:
+    """Return a number by which weights are told from others, whatever their dtype and device."""
+    return zlib.crc32(b"".join(weight.detach().float().cpu().numpy().tobytes() for weight in weights))
 
 
 class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):

@@ -19,7 +19,7 @@ DROPOUTS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.
 """What :func:`choose_dropout` chooses from."""
 
 AGREEMENT = 0.95
-_POSITIONS, _FEWEST = 64, 16
+POSITIONS, _FEWEST = 64, 16
 
 
 @torch.no_grad()
@@ -100,7 +100,7 @@ class LMHeadHook:
         if self.dropped is None or self.dropout is not None:
             return 1
         own = known if mask is None or mask.dim() != 2 else int(mask.sum(-1).min())
-        return max(1, min(-(-_POSITIONS // rows), own, known))
+        return max(1, min(-(-POSITIONS // rows), own, known))
 
     def over(self, drafted: int, room: int = 1) -> LMHeadHook:
         """Return a context manager: in its block, read the head's one call of this thread over ``drafted`` tokens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,20 @@ from transformers import GenerationConfig
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
 from hf_lossy_assist.calibration import Certificate, calibrate, calibrate_from
 from hf_lossy_assist.calibration.certificate_card import write_card
-from hf_lossy_assist.cli.options import certified
+from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.tasks import Example, Task
+from tests.acceptors.table import judge_head
 from tests.models import noisy_copy, prompt, tiny
 
 MODES = "plain,topk:k=2,topk:k=3,near_top:alpha=0.1"
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
+HEAD = judge_head(TARGET, DRAFT)
+OTHER_HEAD = JudgeHead(HEAD.config, HEAD.weight + 0.1, HEAD.bias)
 
 
 class Numbers(Task):
@@ -172,6 +177,37 @@ def test_another_run_is_refused_before_any_forward(saved: Path, changes: dict, m
     assert not forwards
 
 
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The certificate of a rule with a head."""
+    models, modes = Models(TARGET, DRAFT, {"judge": HEAD}), named_modes("plain,judge:threshold=0.5")
+    plan = Evaluation(models, Words(), Numbers(), modes, "plain", 100).plan()
+    folder = tmp_path_factory.mktemp("judged")
+    answers = [Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2) for mode in plan["modes"] for i in range(100)]
+    AnswerStore(folder / "answers", plan).add(answers)
+    for heads, message in ((None, "`--head judge=SOURCE`"), ({"judge": OTHER_HEAD}, "have other weights")):
+        with pytest.raises(LossyValueError, match=message):
+            calibrate_from(folder / "answers", 10, heads=heads)
+    calibrate_from(folder / "answers", 10, heads={"judge": HEAD}).save(folder)
+    return folder
+
+
+def test_a_certificate_is_of_the_head_too(judged: Path):
+    def judged_by(head: JudgeHead) -> list[list[int]]:
+        return run(judged, lossy_head=head).tolist()
+
+    with enabled(TARGET):
+        plain = TARGET.generate(
+            prompt(), assistant_model=DRAFT, lossy_mode="judge", lossy_config={"threshold": 0.5}, lossy_head=HEAD,
+            max_new_tokens=8, num_assistant_tokens=5, do_sample=False,
+        )  # fmt: skip
+    assert judged_by(HEAD) == plain.tolist()
+    assert judged_by(copy.deepcopy(HEAD)) == plain.tolist(), "equal weights are the same head"
+    for other in (OTHER_HEAD, JudgeHead(HEAD.config, HEAD.weight, HEAD.bias + 1)):
+        with pytest.raises(LossyValueError, match="its heads have other weights"):
+            judged_by(other)
+
+
 def test_another_target_and_another_loop_are_refused(saved: Path):
     other = tiny()
     with torch.no_grad():
@@ -191,10 +227,10 @@ def test_what_is_no_certificate_is_refused(source):
 
 
 def test_commands_take_the_folder(saved: Path):
-    mode, config, head, gamma = certified(None, [str(saved)], None)
+    mode, config, head, gamma = stored(None, [str(saved)], None)
     assert (mode, config, head, gamma) == ("topk", {"k": 2, "certificate": str(saved)}, None, 5)
-    assert certified("topk", ["k=3"], None) is None
+    assert stored("topk", ["k=3"], None) is None
     with pytest.raises(LossyValueError, match="`--mode`"):
-        certified("topk", [str(saved)], None)
+        stored("topk", [str(saved)], None)
     (named,) = parse_modes(str(saved), 8)
     assert named.config == {"lossy_mode": "topk", "lossy_config": config, "num_assistant_tokens": 5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import CompileConfig
 
 import hf_lossy_assist
 from hf_lossy_assist import LossyVerification, last_stats
@@ -155,6 +156,24 @@ def test_a_static_cache_sees_the_same(models, chosen):
     options = {"assistant_model": draft, "max_new_tokens": 8, "do_sample": False, "lossy_mode": "dropmatch"}
     for cache in (None, "static"):
         target.generate(input_ids=ids, lossy_config={"seed": 0}, cache_implementation=cache, **options)
+    grown, static = chosen
+    torch.testing.assert_close(grown[0], static[0], atol=1e-4, rtol=1e-4)
+    assert grown[1] == static[1]
+
+
+@pytest.mark.filterwarnings("error:.*no effect")
+@pytest.mark.parametrize("gamma", [5, 40], ids=["an eager forward over the prompt", "a compiled one"])
+def test_compiled_forwards_see_the_same(models, chosen, gamma):
+    target, draft = models
+    options = {
+        "assistant_model": draft, "max_new_tokens": 8, "do_sample": False, "lossy_mode": "dropmatch",
+        "num_assistant_tokens": gamma, "compile_config": CompileConfig(backend="eager"),
+    }  # fmt: skip
+    eager, compiled = (
+        target.generate(prompt(30), lossy_config={"seed": 0, "compile": compile}, **options).tolist()
+        for compile in (False, True)
+    )
+    assert compiled == eager
     grown, static = chosen
     torch.testing.assert_close(grown[0], static[0], atol=1e-4, rtol=1e-4)
     assert grown[1] == static[1]
