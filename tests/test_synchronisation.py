@@ -66,11 +66,13 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
         return tolist(tensor)
 
     def enter(*args: Any) -> None:
+        counted.__exit__(None, None, None)  # what a forward does is not counted, and is most of the work
         counted.inside += 1
         counted.steps += args[0] is DRAFT
 
     def leave(*args: Any) -> None:
         counted.inside -= 1
+        counted.__enter__()
 
     with ExitStack() as stack:
         for model in (TARGET, DRAFT):

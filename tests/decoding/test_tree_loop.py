@@ -53,11 +53,10 @@ def pairs_of():
 def test_lossless_greedy_texts_are_plain_ones(architecture: str, attention: str):
     target = tiny(architecture)
     target.set_attn_implementation(attention)
-    lengths = set()
-    for noise, shape in itertools.product((0.003, 0.03), (TREE, {"depth": 6, "top_k": 4, "nodes": 40})):
-        draft = noisy_copy(target, noise)
-        kwargs = GREEDY | {"input_ids": prompt(), "eos_token_id": None}
-        plain, ours = target.generate(**kwargs), trees(target, draft, shape, **kwargs)
+    kwargs, lengths = GREEDY | {"input_ids": prompt(), "eos_token_id": None}, set()
+    plain = target.generate(**kwargs)
+    for noise, shape in ((0.003, {"depth": 6, "top_k": 4, "nodes": 40}), (0.03, TREE)):
+        ours = trees(target, noisy_copy(target, noise), shape, **kwargs)
         assert_same_text(ours.sequences, plain)
         lengths |= lengths_of(ours)
     assert len(lengths) > 2
