@@ -19,7 +19,7 @@ from tests.acceptors.table import ROWS, Row, row_id
 from tests.models import ARCHITECTURES, constant, noisy_copy, prompt, tiny
 
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
-GREEDY = {"max_new_tokens": 40, "eos_token_id": None, "do_sample": False}
+GREEDY = {"max_new_tokens": 30, "eos_token_id": None, "do_sample": False}
 COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "accepted_histogram", "trace")
 
 
@@ -329,7 +329,7 @@ def test_a_draft_that_is_certain_breaks_nothing():
     target, draft = constant([0.6, 0.4]), constant([1 - 1e-9, 1e-9], seed=5)
     ids = torch.tensor([[1]])
     hook = LossyVerification("typical", target, assistant_model=draft, epsilon=1.0, delta=1e9, seed=0)
-    out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=1500)
+    out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=500)
     assert hook.stats.accepted == 0
     assert chi_square_p(np.bincount(out[0, 1:], minlength=2), np.array([0.6, 0.4])) > 1e-5
 

@@ -120,7 +120,7 @@ def test_laws_that_are_none_do_what_they_do_in_plain_generation(row: Row, damage
 
 
 @EVERY_ROW
-@pytest.mark.parametrize("gamma", [3, 30])
+@pytest.mark.parametrize("gamma", [3, 9])
 def test_the_text_ends_with_the_first_end_wherever_in_a_round_it_is(row: Row, gamma: int):
     kwargs = {"do_sample": False, "max_new_tokens": 16}
     free = generate(row, gamma=gamma, eos_token_id=None, **kwargs).sequences[0, 7:].tolist()

@@ -143,16 +143,20 @@ def test_lossless_tokens_per_round_match_the_closed_form(gamma: int):
     assert abs(run.tokens_per_round - expected) < 4.5 * (gamma + 1) / 2 / math.sqrt(run.rounds)
 
 
+def greedily(target, draft, mode=None, config=None, head=None):
+    drafting = {} if draft is None else {"assistant_model": draft, "num_assistant_tokens": 5}
+    return target.generate(
+        prompt(), **drafting, lossy_mode=mode, lossy_config=config, lossy_head=head, max_new_tokens=40,
+        eos_token_id=None, do_sample=False, return_dict_in_generate=True,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("row", {row.mode: row for row in ROWS}.values(), ids=row_id)
 def test_lossless_setting_equals_lossless_greedily(row: Row):
     target = tiny()
-    draft, mode = noisy_copy(target), row.mode
-    setting = dict(REGISTRY[mode].lossless_at)
-    kwargs = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "num_assistant_tokens": 5}
-    kwargs |= {"input_ids": prompt(), "assistant_model": draft, "return_dict_in_generate": True}
-    lossless = target.generate(**kwargs, lossy_mode="lossless")
-    out = target.generate(**kwargs, lossy_mode=mode, lossy_config=setting or None, lossy_head=row.head(target, draft))
-    assert out.sequences.tolist() == lossless.sequences.tolist()
+    draft = noisy_copy(target)
+    out = greedily(target, draft, row.mode, dict(REGISTRY[row.mode].lossless_at) or None, row.head(target, draft))
+    assert out.sequences.tolist() == greedily(target, None).sequences.tolist()
     assert out.lossy_stats.lossless
     assert out.lossy_stats.accepted_lossy == 0
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,21 +13,15 @@ from hf_lossy_assist.training.drafts.openings import Opening, of_prompts, read_p
 from hf_lossy_assist.training.drafts.text_run import end_tokens, write_until
 from hf_lossy_assist.training.drafts.text_store import TextStore
 from hf_lossy_assist.training.drafts.text_writing import TextSettings, write_texts
+from tests.forking import forked
 from tests.models import tiny
 from tests.training.drafts.fixtures import SETTINGS, tokenizer
 
-RUN = """
-import sys, time
-from pathlib import Path
-from hf_lossy_assist.training.drafts import text_run
-from tests.models import tiny
-from tests.training.drafts.fixtures import SETTINGS, tokenizer
-from hf_lossy_assist.training.drafts.openings import self_asked
-store, target, words = text_run.TextStore(Path(sys.argv[1])), tiny(), tokenizer()
-store.open(target, {"prompts": None})
-slow = lambda progress: (print("batch", flush=True), time.sleep(float(sys.argv[2])))
-text_run.write_until(600, store, target, words, [self_asked(words)], SETTINGS, on_batch=slow)
-"""
+
+def write_slowly(folder: Path, seconds: float) -> None:
+    store, target, words = TextStore(folder), tiny(), tokenizer()
+    store.open(target, {"prompts": None})
+    write_until(600, store, target, words, [self_asked(words)], SETTINGS, on_batch=lambda _: time.sleep(seconds))
 
 
 def all_texts(store: TextStore) -> list:
@@ -76,14 +69,13 @@ def test_own_prompts_are_different_turns_in_the_template(texts):
 
 
 def test_a_killed_run_goes_on_with_nothing_lost_or_doubled(tmp_path, texts):
-    command = [sys.executable, "-c", RUN, str(tmp_path)]
-    victim = subprocess.Popen([*command, "60"], stdout=subprocess.PIPE)
-    victim.stdout.readline()  # one batch is on disk
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    store = TextStore(tmp_path)
+    victim, store = forked(write_slowly, tmp_path, 60), TextStore(tmp_path)
+    while not store.batches() and victim.is_alive():
+        time.sleep(0.01)
+    victim.kill()
+    victim.join()
     assert store.batches() == [0]
-    subprocess.run([*command, "0"], check=True, stdout=subprocess.DEVNULL)
+    write_slowly(tmp_path, 0)
     assert store.answer_tokens() >= 600
     there = all_texts(store)
     assert there == all_texts(texts)[: len(there)]
