@@ -15,7 +15,7 @@ from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.config import head_type
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter, LayerStates
 from tests.drafting.uncached import eagle3_logits
-from tests.eagle3_heads import layer, random_head, trained_pair
+from tests.eagle3_heads import layer, random_head, trained_head, trained_pair
 from tests.models import ARCHITECTURES, VOCAB, prompt, tiny
 from tests.parity import assert_same_text
 
