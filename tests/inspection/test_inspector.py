@@ -27,15 +27,7 @@ ONE, BATCH = {"input_ids": prompt()}, padded()
 TREE = {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}
 
 
-def run(
-    row: Row,
-    inputs: Mapping[str, Tensor],
-    new: int = 24,
-    *,
-    do_sample: bool = False,
-    inspect: bool = True,
-    **config: Any,
-):
+def run(row: Row, inputs: Mapping[str, Tensor], new: int = 24, *, do_sample=False, inspect=True, **config: Any):
     """Decode; where tokens are drawn, at a temperature."""
     warmth = {"temperature": TEMPERATURE, "top_k": 0} if do_sample else {}
     return TARGET.generate(
