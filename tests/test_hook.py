@@ -81,7 +81,7 @@ def test_greedy_text_with_stock_s_drafter(row: Row):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.config.get("criterion") != "js"], ids=row_id)
 def test_prompt_lookup(row: Row):
-    target, ids = tiny(), prompt(6).repeat(1, 4)
+    target, ids = tiny("llama"), prompt(6).repeat(1, 4)
     if "draft_probs" in row.rule(target).needs:
         with pytest.raises(LossyError, match=f"'{row.mode}'.*assistant_model"):
             row.hook(target)
@@ -180,7 +180,7 @@ def test_other_processors_are_honoured(do_sample: bool, first: bool):
 
 
 def test_rounds_of_different_length():
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     draft.generation_config.update(num_assistant_tokens=2, num_assistant_tokens_schedule="heuristic")
     draft.generation_config.assistant_confidence_threshold = 0.0

@@ -216,7 +216,7 @@ def _of_plain(settings: dict) -> dict:
 
 
 def test_processors_that_forbid_all_that_can_be_drafted_end_no_run():
-    target, head = tiny(), random_head()
+    target, head = tiny("llama"), random_head()
     allowed = sorted(set(range(3, VOCAB)) - set(head.target_ids.tolist()))
     output = target.generate(
         prompt(), assistant_model=head, lossy_mode="lossless", do_sample=True, max_new_tokens=12, eos_token_id=None,
@@ -240,7 +240,7 @@ def test_a_cache_of_the_caller_s_is_gone_on_from():
 
 
 def test_a_head_without_embeddings_uses_the_target_s():
-    target = tiny()
+    target = tiny("llama")
     head = trained_head(target, prompts(), own_embeddings=False)
     _, ours = both(target, head, prompts(), eos_token_id=None)
     assert ours.lossy_stats.accepted > 0
@@ -248,7 +248,7 @@ def test_a_head_without_embeddings_uses_the_target_s():
 
 def test_half_precision_targets_and_heads_need_not_agree():
     _, head = trained_pair()
-    target = tiny().to(torch.bfloat16)
+    target = tiny("llama").to(torch.bfloat16)
     output = target.generate(prompts(), assistant_model=head, lossy_mode="lossless", max_new_tokens=12)
     assert output.shape[0] == 4
 

@@ -130,7 +130,7 @@ def test_too_few_texts_are_refused(texts, tmp_path):
 
 
 def test_states_are_kept_within_the_budget_and_are_the_target_s(texts, tmp_path):
-    target = tiny()
+    target = tiny("llama")
     kept, computed = data(texts, tmp_path / "kept"), data(texts, tmp_path / "computed", budget=0)
     for source in (kept, computed, kept):
         batch, _ = next(source.batches(DataPosition()))
