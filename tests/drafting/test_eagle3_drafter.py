@@ -264,7 +264,7 @@ def test_what_it_costs_is_counted():
     assert result.draft_tokens <= 7 + kept + rounds + 2 * rounds
 
 
-def test_rules_that_read_a_draft_model_s_states_are_refused(pairs_of, pair):
+def test_rules_that_read_a_draft_model_s_states_are_refused(pair):
     target, head = trained_pair()
     with pytest.raises(LossyValueError, match="'sprinter' runs a head on the draft model's states"):
         target.generate(prompt(), assistant_model=head, lossy_mode="sprinter", lossy_head=pair.heads["verifier"])
