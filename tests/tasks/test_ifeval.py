@@ -67,3 +67,24 @@ def test_malformed_rows_are_named(tmp_path, change):
     path.write_text(json.dumps(ROWS[0] | change))
     with pytest.raises(LossyValueError, match="row 1 of `data` needs a `prompt`"):
         load("ifeval", str(path))
+
+
+@installed
+def test_which_checkers_split_texts_into_sentences(monkeypatch):
+    import nltk
+    from if_verifiable.ifeval.instructions_registry import INSTRUCTION_DICT
+
+    def missing(*_, **__):
+        raise LookupError("punkt_tab")
+
+    monkeypatch.setattr(nltk.data, "load", missing)
+    monkeypatch.setattr(nltk.data, "find", missing)
+    needing = set()
+    for name, kind in INSTRUCTION_DICT.items():
+        checker = kind(name)
+        checker.build_description(**{"prompt_to_repeat": "a"} if name == "combination:repeat_prompt" else {})
+        try:
+            checker.check_following("Some words, and a few more.")
+        except LookupError:
+            needing.add(name)
+    assert needing == ifeval._SENTENCES
