@@ -171,9 +171,7 @@ def write_program(problem: ProgramProblem, rng: random.Random) -> str:
     return "\n    ".join([f"def {name}({a}):", *lines])
 
 
-def _loop(
-    v: str, part: str, tests: list[str], each: str, problem: ProgramProblem, rng: random.Random
-) -> list[str]:
+def _loop(v: str, part: str, tests: list[str], each: str, problem: ProgramProblem, rng: random.Random) -> list[str]:
     """Return the lines of a loop that does ``each`` with what passes the tests."""
     lines = [f"for {v} in {part}:"]
     if len(tests) == 1 and problem.tests[0].kind in w.OPPOSITES and rng.random() < 0.25:
