@@ -25,8 +25,8 @@ class IFEval(Task):
     loose
         Whether a response also counts that follows the instructions without its first or last line or its asterisks.
     sentences
-        Whether prompts take part whose checkers split a text into sentences; that needs data which ``nltk.download("punkt_tab")``
-        brings.
+        Whether prompts take part whose checkers split a text into sentences; that needs data which
+        ``nltk.download("punkt_tab")`` brings.
 
     Raises
     ------
@@ -47,8 +47,8 @@ class IFEval(Task):
         self._rows = [row for row in rows if sentences or not _SENTENCES & {*row["instruction_id_list"]}]
         if any(_SENTENCES & {*row["instruction_id_list"]} for row in self._rows) and not _knows_sentences():
             raise LossyUnsupportedError(
-                "splitting a text into sentences needs data of nltk: get them once by `python -m nltk.downloader punkt_tab`, or "
-                "leave these prompts out by the option `sentences=false` of the task"
+                "splitting a text into sentences needs data of nltk: get them once by "
+                "`python -m nltk.downloader punkt_tab`, or leave these prompts out by the option `sentences=false` of the task"
             )
 
     def examples(self, split: str, n: int) -> list[Example]:
