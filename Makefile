@@ -47,10 +47,10 @@ demo: $(STAMP)
 	$(BIN)/lossy-assist demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest -n $(JOBS) $(ONCE:%=--ignore=tests/%)
+	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(ONCE:%=--ignore=tests/%)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen3Config
 
 from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
 from hf_lossy_assist.drafting.eagle3_drafter import LayerStates
-from tests.models import VOCAB
+from tests.models import VOCAB, prompt, tiny
 
 SIZES = {
     "vocab_size": VOCAB,
@@ -76,6 +77,13 @@ def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 
         loss.backward()
         optimizer.step()
     return head.eval()
+
+
+@functools.cache
+def trained_pair(architecture: str = "llama") -> tuple[PreTrainedModel, Eagle3]:
+    """Return a target of an architecture and a head for it, the same ones to all who ask."""
+    target = tiny(architecture)
+    return target, trained_head(target, torch.cat([prompt(seed=seed) for seed in range(4)]))
 
 
 def legacy_values(head: Eagle3, specforge: bool) -> dict:

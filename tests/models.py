@@ -64,9 +64,11 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 
-def tiny(architecture: str = "llama", seed: int = 0) -> PreTrainedModel:
-    """Return a random model in evaluation mode."""
+def tiny(architecture: str | None = None, seed: int = 0) -> PreTrainedModel:
+    """Return a random model in evaluation mode: a Llama of one layer, unless an architecture is named."""
     torch.manual_seed(seed)
+    if architecture is None:
+        return LlamaForCausalLM(LlamaConfig(**_COMMON | {"num_hidden_layers": 1})).eval()
     return ARCHITECTURES[architecture]().eval()
 
 

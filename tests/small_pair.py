@@ -48,7 +48,7 @@ def tokenizer():
 @pytest.fixture(scope="session")
 def models() -> Models:
     """Models that say much the same, and never come to an end by themselves."""
-    target = tiny()
+    target = tiny("llama")
     target.generation_config.eos_token_id = None
     return Models(target, noisy_copy(target, 0.02))
 

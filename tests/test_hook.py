@@ -19,7 +19,7 @@ from tests.acceptors.table import ROWS, Row, row_id
 from tests.models import ARCHITECTURES, constant, noisy_copy, prompt, tiny
 
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
-GREEDY = {"max_new_tokens": 40, "eos_token_id": None, "do_sample": False}
+GREEDY = {"max_new_tokens": 30, "eos_token_id": None, "do_sample": False}
 COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "accepted_histogram", "trace")
 
 
@@ -45,9 +45,18 @@ def ours(target, draft, row: Row, gamma: int, ids=None, **kwargs):
     )
 
 
-@pytest.mark.parametrize("gamma", [1, 6])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt_neox"])
-@EVERY_ROW
+# What a rule reads of the target (logits, states, dropped heads) meets other architectures in a row of each kind.
+OTHER_TARGETS = [
+    ("lossless", "gemma3"), ("topk", "gpt_neox"), ("judge", "gemma3"), ("judge", "gpt_neox"), ("dropmatch", "gemma3"),
+    ("dropmatch", "gpt_neox"),
+]  # fmt: skip
+RUNS = [(row, "llama", gamma) for row in ROWS for gamma in (1, 6)]
+RUNS += [(row, architecture, 6) for row in ROWS for mode, architecture in OTHER_TARGETS if row.mode == mode]
+
+
+@pytest.mark.parametrize(
+    ("row", "architecture", "gamma"), RUNS, ids=[f"{row_id(row)}-{model}-{gamma}" for row, model, gamma in RUNS]
+)
 def test_greedy_text_and_counts_equal_our_loop_s(row: Row, architecture: str, gamma: int):
     target = tiny(architecture)
     draft = noisy_copy(target)
@@ -72,7 +81,7 @@ def test_greedy_text_with_stock_s_drafter(row: Row):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.config.get("criterion") != "js"], ids=row_id)
 def test_prompt_lookup(row: Row):
-    target, ids = tiny(), prompt(6).repeat(1, 4)
+    target, ids = tiny("llama"), prompt(6).repeat(1, 4)
     if "draft_probs" in row.rule(target).needs:
         with pytest.raises(LossyError, match=f"'{row.mode}'.*assistant_model"):
             row.hook(target)
@@ -96,7 +105,7 @@ def test_sampling_acceptance_through_stock(row: Row):
     draft = constant(Q, seed=5)
     hook = row.hook(target, draft, num_assistant_tokens=4, seed=3)
     ids = torch.tensor([[1]])
-    stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=2000)
+    stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=800)
     expected = (law.q * row.acceptance(law, row.config)).sum()
     trials = hook.stats.accepted + hook.stats.corrected
     error = np.sqrt(expected * (1 - expected) / trials + 0.25 / 40_000 * ("dropout" in row.config))
@@ -111,9 +120,10 @@ def test_lossless_sampling_through_stock_is_the_target_s_law(drafter: str):
     ids = torch.tensor([[1]])
     hook = LossyVerification("lossless", target, seed=3, **own)
     torch.manual_seed(0)
-    out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, temperature=0.6, max_new_tokens=4000)
-    law = np.array(P) ** (1 / 0.6)
-    assert chi_square_p(np.bincount(out[0, 1:], minlength=len(P)), law / law.sum()) > 1e-5
+    out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, temperature=0.6, max_new_tokens=1000)
+    law, counts = np.array(P) ** (1 / 0.6), np.bincount(out[0, 1:], minlength=len(P))
+    assert chi_square_p(counts, law / law.sum()) > 1e-5
+    assert chi_square_p(counts, np.array(P)) < 1e-9, "the test can tell the two apart"
 
 
 class First(SinglePositionMultiTokenCandidateGenerator):
@@ -170,7 +180,7 @@ def test_other_processors_are_honoured(do_sample: bool, first: bool):
 
 
 def test_rounds_of_different_length():
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     draft.generation_config.update(num_assistant_tokens=2, num_assistant_tokens_schedule="heuristic")
     draft.generation_config.assistant_confidence_threshold = 0.0
@@ -319,7 +329,7 @@ def test_a_draft_that_is_certain_breaks_nothing():
     target, draft = constant([0.6, 0.4]), constant([1 - 1e-9, 1e-9], seed=5)
     ids = torch.tensor([[1]])
     hook = LossyVerification("typical", target, assistant_model=draft, epsilon=1.0, delta=1e9, seed=0)
-    out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=1500)
+    out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=500)
     assert hook.stats.accepted == 0
     assert chi_square_p(np.bincount(out[0, 1:], minlength=2), np.array([0.6, 0.4])) > 1e-5
 

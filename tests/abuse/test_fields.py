@@ -26,7 +26,7 @@ from tests.models import prompt
 RUN_ONLY = ("output_scores", "output_logits")
 
 
-@settings(ABUSE, max_examples=60)
+@settings(ABUSE, max_examples=40)
 @given(
     fields=lossy_fields(),
     generation=some(GENERATION, 5),
@@ -60,7 +60,7 @@ def test_what_can_work_works(fields, generation, do_sample, length, tokens, gamm
 RULE_KEYS = [(name, each.name) for name, rule in REGISTRY.items() for each in settings_of(rule)]
 
 
-@settings(ABUSE, max_examples=100)
+@settings(ABUSE, max_examples=60)
 @given(where=st.sampled_from([*RULE_KEYS, *((None, key) for key in RUN_SETTINGS)]), value=JUNK)
 def test_a_setting_of_any_value_works_or_is_refused_before_any_forward(where, value):
     """A value that can work may be among them; an error always is ours, and names the setting."""
@@ -76,7 +76,7 @@ def test_a_setting_of_any_value_works_or_is_refused_before_any_forward(where, va
             assert not out.forwards
 
 
-@settings(ABUSE, max_examples=100)
+@settings(ABUSE, max_examples=60)
 @given(
     name=st.sampled_from(
         ["lossy_mode", "lossy_config", "lossy_head", "num_assistant_tokens", "candidate_generator", "assistant_model",
@@ -105,7 +105,7 @@ def test_a_field_of_any_value_works_or_is_refused_before_any_forward(name, value
         assert not out.forwards
 
 
-@settings(ABUSE, max_examples=80)
+@settings(ABUSE, max_examples=40)
 @given(
     fields=lossy_fields(("lossless", "topk", "dropmatch", "judge")),
     name=st.sampled_from([*GENERATION, "max_new_tokens", "max_length", "num_beams", "num_return_sequences", "do_sample",

@@ -108,7 +108,7 @@ def assert_mask_and_corrections(rule: Acceptor, v: Verification, forbidden_too: 
 def test_masks_and_corrections(name: str):
     rule, forbidden_too = RULES[name], name in KEEPS_FORBIDDEN
 
-    @settings(ABUSE, max_examples=25)
+    @settings(ABUSE, max_examples=15)
     @given(verifications())
     def check(v: Verification) -> None:
         assert_mask_and_corrections(rule, v, forbidden_too)
@@ -120,7 +120,7 @@ def test_masks_and_corrections(name: str):
 def test_masks_and_corrections_at_any_settings(name: str):
     head = HEADS[name](TARGET, TARGET) if name in HEADS else None
 
-    @settings(ABUSE, max_examples=25)
+    @settings(ABUSE, max_examples=15)
     @given(settings_for(REGISTRY[name]), verifications())
     def check(config: dict[str, Any], v: Verification) -> None:
         rule = build_rule(name, config, head)
@@ -145,7 +145,7 @@ def lossless_positions(draw: st.DrawFn, v: Verification) -> LosslessPositions | 
 def test_decisions(name: str):
     rule, forbidden_too = RULES[name], name in KEEPS_FORBIDDEN
 
-    @settings(ABUSE, max_examples=25)
+    @settings(ABUSE, max_examples=15)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         v = data.draw(verifications())
@@ -174,7 +174,7 @@ def test_decisions(name: str):
 def test_a_list_keeps_what_any_keeps_and_all_of_what_all_keep():
     names = ("topk", "typical", "ears", "fly")
 
-    @settings(ABUSE, max_examples=25)
+    @settings(ABUSE, max_examples=15)
     @given(verifications())
     def check(v: Verification) -> None:
         masks = [RULES[name].keep(v) for name in names]

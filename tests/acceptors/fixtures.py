@@ -23,14 +23,19 @@ def law_of(do_sample: bool) -> tuple[Law, torch.nn.Module]:
     return Law(np.array(P), np.array(Q), weight, h, do_sample), target
 
 
-def generate(target, draft, tokens, rule, do_sample, gamma=4):
-    """``rule`` is a row, or the name of a mode, or a mode and its settings."""
+ROWS_OF_TEXT = 50
+"""Of a sample of thousands of tokens: as many rows share the forwards that one text would need for itself."""
+
+
+def generate(target, draft, tokens, rule, do_sample, gamma=4, rows=1):
+    """Return a run of ``tokens`` in each row; ``rule`` is a table's row, or a mode, or a mode and its settings."""
+    ids = torch.ones(rows, 1, dtype=torch.long)
     mode, config = rule if isinstance(rule, tuple) else (rule, {})
     keywords = rule.keywords(target, draft) if isinstance(rule, Row) else {"lossy_mode": mode, "lossy_config": config}
     keywords["lossy_config"] = {"seed": 3, **keywords["lossy_config"]}
     return target.generate(
-        input_ids=torch.tensor([[1]]),
-        attention_mask=torch.tensor([[1]]),
+        input_ids=ids,
+        attention_mask=ids,
         assistant_model=draft,
         num_assistant_tokens=gamma,
         **keywords,

@@ -19,7 +19,7 @@ from hf_lossy_assist.acceptors import REGISTRY, decide
 from hf_lossy_assist.config import parse
 from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.sampling import Randomness
-from tests.acceptors.fixtures import P, Q, Repeating, chi_square_p, generate, law_of
+from tests.acceptors.fixtures import ROWS_OF_TEXT, P, Q, Repeating, chi_square_p, generate, law_of
 from tests.acceptors.table import ROWS, Law, Row, one_hot, row_id
 from tests.models import constant, noisy_copy, prompt, tiny
 
@@ -43,7 +43,7 @@ def test_every_rule_has_a_row():
 @EVERY_ROW
 def test_acceptance_through_the_loop(row: Row, do_sample: bool):
     law, target = law_of(do_sample)
-    run = generate(target, constant(Q, seed=5), 3000, row, do_sample).lossy_stats
+    run = generate(target, constant(Q, seed=5), 60, row, do_sample, rows=ROWS_OF_TEXT).lossy_stats
     kept = row.acceptance(law, row.config).astype(float)
     expected = (law.q * kept).sum() if do_sample else kept[law.q.argmax()]
     trials = run.accepted + run.corrected
@@ -76,14 +76,16 @@ def test_acceptance_of_a_draft_without_a_distribution_through_the_loop(row: Row,
     law, target = law_of(do_sample)
     kept = row.acceptance(replace(law, q=one_hot(1, len(P))), row.config).astype(float)[1]
     mode, config = row.mode, {"seed": 3, **row.config}
+    ids = torch.ones(ROWS_OF_TEXT, 1, dtype=torch.long)
     run = target.generate(
-        input_ids=torch.tensor([[1]]),
-        candidate_generator=Repeating(1),
+        input_ids=ids,
+        attention_mask=ids,
+        candidate_generator=lambda **_: Repeating(1),
         lossy_mode=mode,
         lossy_config=config,
         do_sample=do_sample,
         top_k=0,
-        max_new_tokens=3000,
+        max_new_tokens=60,
         return_dict_in_generate=True,
     ).lossy_stats
     trials = run.accepted + run.corrected
@@ -126,8 +128,8 @@ def assert_output_law(
 
 
 def test_lossless_sampling_is_the_target_s_law():
-    out = generate(constant(P), constant(Q, seed=5), 6000, "lossless", True)
-    counts = np.bincount(out.sequences[0, 1:], minlength=len(P))
+    out = generate(constant(P), constant(Q, seed=5), 120, "lossless", True, rows=ROWS_OF_TEXT)
+    counts = np.bincount(out.sequences[:, 1:].flatten(), minlength=len(P))
     assert chi_square_p(counts, np.array(P)) > 1e-5
     assert chi_square_p(counts, np.array(Q)) < 1e-9, "the test can tell p from q"
 
@@ -135,22 +137,26 @@ def test_lossless_sampling_is_the_target_s_law():
 @pytest.mark.parametrize("gamma", [1, 3, 7])
 def test_lossless_tokens_per_round_match_the_closed_form(gamma: int):
     alpha = np.minimum(P, Q).sum()
-    run = generate(constant(P), constant(Q, seed=5), 4000, "lossless", True, gamma).lossy_stats
+    run = generate(constant(P), constant(Q, seed=5), 400, "lossless", True, gamma, rows=10).lossy_stats
     expected = (1 - alpha ** (gamma + 1)) / (1 - alpha)
     # A round's length is at most gamma + 1, so its standard deviation is at most half of that.
     assert abs(run.tokens_per_round - expected) < 4.5 * (gamma + 1) / 2 / math.sqrt(run.rounds)
 
 
+def greedily(target, draft, mode=None, config=None, head=None):
+    drafting = {} if draft is None else {"assistant_model": draft, "num_assistant_tokens": 5}
+    return target.generate(
+        prompt(), **drafting, lossy_mode=mode, lossy_config=config, lossy_head=head, max_new_tokens=40,
+        eos_token_id=None, do_sample=False, return_dict_in_generate=True,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("row", {row.mode: row for row in ROWS}.values(), ids=row_id)
 def test_lossless_setting_equals_lossless_greedily(row: Row):
     target = tiny()
-    draft, mode = noisy_copy(target), row.mode
-    setting = dict(REGISTRY[mode].lossless_at)
-    kwargs = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "num_assistant_tokens": 5}
-    kwargs |= {"input_ids": prompt(), "assistant_model": draft, "return_dict_in_generate": True}
-    lossless = target.generate(**kwargs, lossy_mode="lossless")
-    out = target.generate(**kwargs, lossy_mode=mode, lossy_config=setting or None, lossy_head=row.head(target, draft))
-    assert out.sequences.tolist() == lossless.sequences.tolist()
+    draft = noisy_copy(target)
+    out = greedily(target, draft, row.mode, dict(REGISTRY[row.mode].lossless_at) or None, row.head(target, draft))
+    assert out.sequences.tolist() == greedily(target, None).sequences.tolist()
     assert out.lossy_stats.lossless
     assert out.lossy_stats.accepted_lossy == 0
 
@@ -158,8 +164,8 @@ def test_lossless_setting_equals_lossless_greedily(row: Row):
 @pytest.mark.parametrize("row", [row for row in ROWS if REGISTRY[row.mode].lossless_when_sampling], ids=row_id)
 def test_lossless_setting_samples_the_target_s_law(row: Row):
     setting = replace(row, config=dict(REGISTRY[row.mode].lossless_at))
-    out = generate(constant(P), constant(Q, seed=5), 4000, setting, True)
-    assert chi_square_p(np.bincount(out.sequences[0, 1:], minlength=len(P)), np.array(P)) > 1e-5
+    out = generate(constant(P), constant(Q, seed=5), 80, setting, True, rows=ROWS_OF_TEXT)
+    assert chi_square_p(np.bincount(out.sequences[:, 1:].flatten(), minlength=len(P)), np.array(P)) > 1e-5
     assert out.lossy_stats.lossless
 
 

@@ -19,10 +19,14 @@ from tests.models import constant, noisy_copy, prompt, tiny
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 
 
-def sample(mode, head, draft, tokens=6000, max_draft=10**6, **config):
+TEXTS = 10
+
+
+def sample(mode, head, draft, tokens=600, max_draft=10**6, **config):
+    ids = torch.ones(TEXTS, 1, dtype=torch.long)
     return constant(P).generate(
-        input_ids=torch.tensor([[1]]),
-        attention_mask=torch.tensor([[1]]),
+        input_ids=ids,
+        attention_mask=ids,
         assistant_model=draft,
         lossy_mode=mode,
         lossy_head=head,
@@ -39,7 +43,7 @@ def test_output_law_of_theorem_1(tpr: float, fpr: float):
     draft = telling(Q)
     head = head_for(constant(P), draft, "token", cls=Simulated).rates(tpr, fpr)
     out = sample("sprinter", head, draft)
-    counts = np.bincount(out.sequences[0, 1:], minlength=V)
+    counts = np.bincount(out.sequences[:, 1:].flatten(), minlength=V)
     law = (1 - fpr) * np.array(P) + fpr * np.array(Q)
     assert chi_square_p(counts, law) > 1e-5
     if fpr:
@@ -56,7 +60,7 @@ def test_runs_are_as_long_as_the_rates_say():
     expected, spread = passing / (1 - passing), np.sqrt(passing) / (1 - passing)
     assert abs(stats.mean_run - expected) < 4.5 * spread / np.sqrt(stats.runs)
     assert sum(i * n for i, n in enumerate(stats.run_histogram)) == stats.unverified
-    assert stats.runs in (stats.rounds, stats.rounds + 1)
+    assert stats.rounds <= stats.runs <= stats.rounds + TEXTS
 
 
 def test_the_threshold_is_the_head_s_own_unless_another_is_given():
@@ -74,7 +78,7 @@ def test_the_threshold_is_the_head_s_own_unless_another_is_given():
 def test_what_the_target_keeps_is_credited_to_the_base():
     draft = telling(Q)
     head = head_for(constant(P), draft, "token", cls=Simulated).rates(0.9, 0.2)
-    stats = sample("sprinter", head, draft, 600).lossy_stats
+    stats = sample("sprinter", head, draft, 60).lossy_stats
     assert stats.unverified > 0
     assert stats.accepted > stats.unverified
     assert stats.accepted_by == {"sprinter": stats.unverified, "lossless": stats.accepted - stats.unverified}

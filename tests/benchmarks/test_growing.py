@@ -82,10 +82,13 @@ def bundled():
     return pairs.load("arithmetic")
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_logits_are_those_of_the_small_model(make, geometry):
-    model, ids = make(), prompt(24)
+# One model grows into every geometry, and every model into those that change several sizes at once.
+GROWN = [(name, geometry) for name in MODELS for geometry in GEOMETRIES if name == "grouped" or "," in geometry]
+
+
+@pytest.mark.parametrize(("name", "geometry"), GROWN)
+def test_logits_are_those_of_the_small_model(name, geometry):
+    model, ids = MODELS[name](), prompt(24)
     before = copy.deepcopy(model.state_dict())
     grown = grow(model, parse_geometry(geometry))
     wanted = logits(model, ids)

@@ -28,7 +28,7 @@ from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import judge_head
 from tests.models import LlamaConfig, LlamaForCausalLM, constant, noisy_copy, prompt, tiny
 
-TARGET = tiny()
+TARGET = tiny("llama")
 DRAFT = noisy_copy(TARGET)
 JUDGE = judge_head(constant([0.5, 0.5]), constant([0.5, 0.5]))
 UNTRAINED = JudgeHead(JUDGE.config)
@@ -214,7 +214,7 @@ def test_a_model_that_cannot_roll_back_is_refused():
 def test_models_that_can_t_run_over_trees_are_refused():
     kwargs = {"input_ids": prompt(), "lossy_mode": "lossless", "lossy_config": {"tree": {}}, "max_new_tokens": 4}
     bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)).eval()
-    target, draft = tiny(), noisy_copy(TARGET)
+    target, draft = tiny("llama"), noisy_copy(TARGET)
     for model in (target, draft, bloom):
         model.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
     with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no positions"):

@@ -169,7 +169,8 @@ def test_every_rule_runs_on_batches(row, do_sample: bool):
     assert [len(x.trace) for x in stats.rows] == [12] * 4
     if do_sample or "dropout" in row.config:
         return
-    for i, length in enumerate(LENGTHS):  # deterministic rules keep the same tokens alone
+    for i in (1, 2):  # deterministic rules keep the same tokens alone; the shortest row and the longest
+        length = LENGTHS[i]
         alone = target.generate(
             **(kwargs | {"input_ids": prompt(length, seed=i), "attention_mask": torch.ones(1, length).long()}),
             assistant_model=draft,

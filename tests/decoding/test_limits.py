@@ -43,8 +43,7 @@ def test_the_first_tokens_are_lossless(n: int):
     assert any(lossy(out)) == (n < 60)
 
 
-@pytest.mark.parametrize("budget", [0, 0.05, 0.2, 1])
-@pytest.mark.parametrize("gamma", [1, 5, 16])
+@pytest.mark.parametrize(("budget", "gamma"), [(0, 5), (0.05, 1), (0.05, 16), (0.2, 1), (0.2, 5), (0.2, 16), (1, 5)])
 def test_no_prefix_is_over_its_budget(budget: float, gamma: int):
     marks = lossy(run({"budget": budget}, num_assistant_tokens=gamma))
     for i in range(1, 61):

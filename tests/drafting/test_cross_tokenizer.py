@@ -85,9 +85,9 @@ def test_batches():
 @pytest.mark.parametrize("row", [row for row in ROWS if row.mode != "judge"], ids=row_id)
 def test_every_rule(row):
     target, draft = pair(0.05)
-    kwargs = GREEDY | BOTH | {"do_sample": True, "assistant_model": draft}
+    kwargs = GREEDY | BOTH | {"do_sample": True, "assistant_model": draft, "max_new_tokens": 12}
     out = target.generate(**prompts("ba mi"), **kwargs, **row.keywords(target, draft, seed=0))
-    assert len(out.lossy_stats.trace) == 30
+    assert len(out.lossy_stats.trace) == 12
 
 
 def test_sampling_has_the_target_s_law():
@@ -96,11 +96,11 @@ def test_sampling_has_the_target_s_law():
     p = np.array([0.0001, 0.0999, 0.1, 0.1, 0.3, 0.25, 0.15])
     q = np.array([0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3])
     out = constant(p.tolist()).generate(
-        input_ids=torch.tensor([[4]]), attention_mask=torch.tensor([[1]]), do_sample=True, top_k=0,
+        input_ids=torch.full((30, 1), 4), attention_mask=torch.ones(30, 1).long(), do_sample=True, top_k=0,
         assistant_model=constant(q.tolist(), seed=2), tokenizer=a, assistant_tokenizer=b, eos_token_id=None,
-        lossy_mode="lossless", lossy_config={"seed": 1}, max_new_tokens=3000, return_dict_in_generate=True,
+        lossy_mode="lossless", lossy_config={"seed": 1}, max_new_tokens=100, return_dict_in_generate=True,
     )  # fmt: skip
-    assert chi_square_p(np.bincount(out.sequences[0, 1:], minlength=7), p) > 1e-5
+    assert chi_square_p(np.bincount(out.sequences[:, 1:].flatten(), minlength=7), p) > 1e-5
     assert out.lossy_stats.acceptance_rate > 0.3
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -265,9 +263,3 @@ def test_the_card_says_what_the_head_is(tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "base_model: org/target" in card
     assert "drafts 24 of 64 tokens" in card
-
-
-def test_the_package_has_the_class_without_loading_models():
-    name = "transformers.models.llama.modeling_llama"
-    code = f"import sys, hf_lossy_assist; assert {name!r} not in sys.modules; hf_lossy_assist.Eagle3.from_pretrained"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -76,4 +76,4 @@ def test_a_failure_leaves_the_model_as_it_was():
 @pytest.mark.parametrize("layers", [2, True, "1"])
 def test_refused(layers):
     with pytest.raises(LossyError, match="assistant_early_exit"):
-        tiny().generate(input_ids=prompt(), **GREEDY, assistant_early_exit=layers, lossy_mode="lossless")
+        tiny("llama").generate(input_ids=prompt(), **GREEDY, assistant_early_exit=layers, lossy_mode="lossless")

@@ -45,7 +45,7 @@ def dflash():
     pytest.importorskip("transformers.models.muse_glimmer_assistant", reason="no draft of that kind in this version")
     from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
-    target = tiny()
+    target = tiny("llama")
     torch.manual_seed(1)
     draft = MuseGlimmerAssistantModel(
         MuseGlimmerAssistantConfig(
@@ -137,7 +137,7 @@ def test_rows_of_a_batch_are_decoded_one_by_one(drafted):
 
 def test_dflash_needs_its_draft():
     with pytest.raises(LossyError, match=r"speculation_type.*assistant_model"):
-        tiny().generate(input_ids=prompt(), **GREEDY, speculation_type="dflash", lossy_mode="lossless")
+        tiny("llama").generate(input_ids=prompt(), **GREEDY, speculation_type="dflash", lossy_mode="lossless")
 
 
 def test_a_row_s_law_does_not_depend_on_what_other_rows_drafters_report():

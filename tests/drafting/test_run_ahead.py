@@ -20,7 +20,7 @@ LONGER = GREEDY | {"max_new_tokens": 60}
 
 
 def test_a_verifier_that_always_rejects_is_lossless():
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     plain = target.generate(input_ids=prompt(), **LONGER)
     head = head_for(target, draft, bias=-50.0, scale=0.0)
@@ -33,7 +33,7 @@ def test_a_verifier_that_always_rejects_is_lossless():
 @pytest.mark.parametrize("position", ["previous", "token"])
 @pytest.mark.parametrize("max_draft", [1, 4, 64])
 def test_a_verifier_that_always_accepts_follows_the_draft(position: str, max_draft: int):
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target, 0.1)
     head = head_for(target, draft, position, bias=50.0, scale=0.0)
     out = target.generate(
@@ -110,7 +110,7 @@ class Watcher(BaseStreamer):
 
 
 def test_tokens_are_streamed_before_the_target_is_asked():
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     head = head_for(target, draft, bias=50.0, scale=0.0)
     watcher = Watcher(target)
@@ -122,7 +122,7 @@ def test_tokens_are_streamed_before_the_target_is_asked():
 
 
 def test_the_text_ends_inside_a_run():
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     head = head_for(target, draft, bias=50.0, scale=0.0)
     kwargs = {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "sprinter", "lossy_head": head}
@@ -134,7 +134,7 @@ def test_the_text_ends_inside_a_run():
 
 
 def test_flops_are_counted_by_the_paper_and_as_they_are():
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     head = head_for(target, draft, bias=50.0, scale=0.0)
     stats = target.generate(
@@ -203,7 +203,7 @@ def test_the_output_law_of_theorem_1_in_every_row():
 
 
 def test_heads_that_always_or_never_accept_in_a_batch():
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target, 0.1)
     kwargs = GREEDY | padded() | {"assistant_model": draft, "lossy_mode": "sprinter"}
     never = target.generate(**kwargs, lossy_head=head_for(target, draft, bias=-50.0, scale=0.0))

@@ -84,7 +84,7 @@ def test_a_draft_model_s_trees(architecture, more, monkeypatch):
 
 
 def test_a_head_s_trees(monkeypatch):
-    target, head = tiny(), random_head(drafted=24)
+    target, head = tiny("llama"), random_head(drafted=24)
 
     def log_q(text, padding, path):
         logits = eagle3_logits(target, head, text[padding:], torch.tensor([*path, 0]))[-1]
@@ -96,7 +96,7 @@ def test_a_head_s_trees(monkeypatch):
 
 def test_what_is_equally_likely_has_its_parents():
     """A draft that is sure of everything: many a child is as likely as its parent."""
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target, 0.0)
     with torch.no_grad():
         draft.lm_head.weight.mul_(1000)

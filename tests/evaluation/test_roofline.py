@@ -47,7 +47,10 @@ def test_rounds_of_products():
 
 
 def test_what_a_pass_reads():
-    untied, tied = tiny(), LlamaForCausalLM(LlamaConfig(**{**tiny().config.to_dict(), "tie_word_embeddings": True}))
+    untied, tied = (
+        tiny("llama"),
+        LlamaForCausalLM(LlamaConfig(**{**tiny("llama").config.to_dict(), "tie_word_embeddings": True})),
+    )
     everything = sum(p.numel() for p in untied.parameters())
     cost = Cost.of(untied)
     assert cost.weight_bytes == 4 * (everything - 64 * 32)
@@ -62,6 +65,6 @@ def test_what_a_pass_reads():
 def test_the_machine_can_do_something(dtype, monkeypatch):
     monkeypatch.setattr(roofline, "_SECONDS", 0.0)
     monkeypatch.setattr(roofline, "_SQUARE", (32, 32))
-    rates = roofline.measure_rates(tiny().to(dtype))
+    rates = roofline.measure_rates(tiny("llama").to(dtype))
     assert rates.bandwidth > 0
     assert rates.flops > 0

@@ -51,7 +51,7 @@ CACHES = {
     "hqq": of_backend("hqq", q_group_size=16, residual_length=8),
     "quanto": of_backend("quanto", q_group_size=16, residual_length=8),
 }
-TARGET = tiny()
+TARGET = tiny("llama")
 DRAFT = noisy_copy(TARGET, 0.01)
 
 
@@ -77,7 +77,7 @@ def test_turns_on_one_cache(cache: str):
 
 @pytest.mark.parametrize("drafting", ["early exit", "lookup", "eagle", "sampled"])
 def test_however_texts_are_drafted(drafting: str):
-    target = tiny()
+    target = tiny("llama")
     extra = {
         "early exit": {"assistant_early_exit": 1},
         "lookup": {"prompt_lookup_num_tokens": 3},

@@ -27,11 +27,11 @@ ONE, BATCH = {"input_ids": prompt()}, padded()
 TREE = {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}
 
 
-def run(row: Row, inputs: Mapping[str, Tensor], *, do_sample: bool = False, inspect: bool = True, **config: Any):
+def run(row: Row, inputs: Mapping[str, Tensor], new: int = 24, *, do_sample=False, inspect=True, **config: Any):
     """Decode; where tokens are drawn, at a temperature."""
     warmth = {"temperature": TEMPERATURE, "top_k": 0} if do_sample else {}
     return TARGET.generate(
-        **inputs, assistant_model=DRAFT, num_assistant_tokens=4, max_new_tokens=24, eos_token_id=None,
+        **inputs, assistant_model=DRAFT, num_assistant_tokens=4, max_new_tokens=new, eos_token_id=None,
         do_sample=do_sample, **warmth, return_dict_in_generate=True,
         **row.keywords(TARGET, DRAFT, seed=2, inspect=inspect, **config),
     )  # fmt: skip
@@ -113,7 +113,7 @@ DRAWN = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "draw
 @EVERY
 @DRAWN
 def test_being_inspected_changes_nothing(row: Row, do_sample: bool):
-    seen, unseen = (run(row, ONE, do_sample=do_sample, inspect=inspect) for inspect in (True, False))
+    seen, unseen = (run(row, ONE, 12, do_sample=do_sample, inspect=inspect) for inspect in (True, False))
     assert torch.equal(seen.sequences, unseen.sequences)
     assert seen.lossy_stats.trace == unseen.lossy_stats.trace
     assert all(record.judgement is None for record in unseen.lossy_stats.records)

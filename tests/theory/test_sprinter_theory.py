@@ -17,7 +17,7 @@ LONGEST = 400
 RATES = [(0.9, 0.3), (0.5, 0.5), (0.97, 0.0), (0.0, 0.4), (1.0, 0.6), (0.3, 0.9)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("tpr", "fpr"), [*RATES, (1.0, 1.0), (0.0, 0.0)])
 def test_theorems_1_and_7(tpr: float, fpr: float, seed: int):
     """One drafted token, a verifier with these rates, and the lossless rule for what it does not commit."""

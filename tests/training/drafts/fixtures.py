@@ -42,7 +42,7 @@ def tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
 
 def write_model(folder: Path, template: str | None = TEMPLATE) -> Path:
     """Write the target with its tokenizer, as ``--model`` takes it."""
-    tiny().save_pretrained(folder)
+    tiny("llama").save_pretrained(folder)
     tokenizer(template).save_pretrained(folder)
     return folder
 
@@ -50,7 +50,7 @@ def write_model(folder: Path, template: str | None = TEMPLATE) -> Path:
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory) -> TextStore:
     """Texts of the tiny target, by prompts of its own."""
-    store, target, words = TextStore(tmp_path_factory.mktemp("texts")), tiny(), tokenizer()
+    store, target, words = TextStore(tmp_path_factory.mktemp("texts")), tiny("llama"), tokenizer()
     store.open(target, {"prompts": None})
     write_until(1200, store, target, words, [self_asked(words)], SETTINGS)
     return store
@@ -59,12 +59,12 @@ def texts(tmp_path_factory) -> TextStore:
 def data(store: TextStore, folder: Path, layers: tuple[int, ...] = (0, 1, 2), **values) -> DraftData:
     """Return the texts as data for training; the tiny target has three states to read."""
     values = {"batch_tokens": 128, "held_out_share": 0.2} | values
-    return DraftData(store, StateShards(folder, tiny(), layers, values.pop("budget", 2**30), 256), **values)
+    return DraftData(store, StateShards(folder, tiny("llama"), layers, values.pop("budget", 2**30), 256), **values)
 
 
 def training(store, folder, kind="eagle3", settings=TRAINING, run=(), **values) -> DraftTraining:
     torch.manual_seed(0)
-    target, wanted = tiny(), (0, 1, 2) if kind == "eagle3" else ()
+    target, wanted = tiny("llama"), (0, 1, 2) if kind == "eagle3" else ()
     texts = data(store, folder / "states", wanted, **values)
     if kind == "eagle3":
         objective = Eagle3Objective(

@@ -20,7 +20,7 @@ def batch(texts, tmp_path):
 
 def objective(ids: torch.Tensor, steps: int = 3, decay: float = 0.5) -> Eagle3Objective:
     torch.manual_seed(3)
-    target = tiny()
+    target = tiny("llama")
     head = new_eagle3(target, ids, torch.randn(50, 96))
     with torch.no_grad():
         for parameter in head.parameters():
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_autograd():
 
 
 def test_a_new_head_drafts_the_most_frequent_tokens_and_fits_its_target(texts, tmp_path):
-    target, training = tiny(), data(texts, tmp_path)
+    target, training = tiny("llama"), data(texts, tmp_path)
     counts = torch.zeros(VOCAB, dtype=torch.long)
     held_out = {text.ids for text in training.held_out_texts(1000)}
     for batch in texts.batches():
@@ -105,7 +105,7 @@ def test_the_first_attention_heads_of_a_new_head_look_at_the_latest_tokens(atten
     """What one reads changes most with the embedding of the token that it looks at."""
     torch.manual_seed(0)
     states = torch.randn(50, 96) + 5 * torch.randn(96)
-    head = new_eagle3(tiny(), torch.arange(40), states)
+    head = new_eagle3(tiny("llama"), torch.arange(40), states)
     heard = []
     layer = head.layers[0].self_attn
     layer.o_proj.register_forward_pre_hook(lambda module, args: heard.append(args[0]))
@@ -129,7 +129,7 @@ def test_what_a_new_head_reads_is_even_where_the_states_are_not():
     scale = torch.ones(96)
     scale[::20] = 100.0
     states = scale * (torch.randn(400, 96) + 3 * (scale > 1))
-    head = new_eagle3(tiny(), torch.arange(40), states)
+    head = new_eagle3(tiny("llama"), torch.arange(40), states)
     with torch.no_grad():
         g = head.fuse(states)
     assert 0.5 < g[:, 1:].std(0).min() < g[:, 1:].std(0).max() < 2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,21 +13,15 @@ from hf_lossy_assist.training.drafts.openings import Opening, of_prompts, read_p
 from hf_lossy_assist.training.drafts.text_run import end_tokens, write_until
 from hf_lossy_assist.training.drafts.text_store import TextStore
 from hf_lossy_assist.training.drafts.text_writing import TextSettings, write_texts
+from tests.forking import forked
 from tests.models import tiny
 from tests.training.drafts.fixtures import SETTINGS, tokenizer
 
-RUN = """
-import sys, time
-from pathlib import Path
-from hf_lossy_assist.training.drafts import text_run
-from tests.models import tiny
-from tests.training.drafts.fixtures import SETTINGS, tokenizer
-from hf_lossy_assist.training.drafts.openings import self_asked
-store, target, words = text_run.TextStore(Path(sys.argv[1])), tiny(), tokenizer()
-store.open(target, {"prompts": None})
-slow = lambda progress: (print("batch", flush=True), time.sleep(float(sys.argv[2])))
-text_run.write_until(600, store, target, words, [self_asked(words)], SETTINGS, on_batch=slow)
-"""
+
+def write_slowly(folder: Path, seconds: float) -> None:
+    store, target, words = TextStore(folder), tiny("llama"), tokenizer()
+    store.open(target, {"prompts": None})
+    write_until(600, store, target, words, [self_asked(words)], SETTINGS, on_batch=lambda _: time.sleep(seconds))
 
 
 def all_texts(store: TextStore) -> list:
@@ -36,7 +29,7 @@ def all_texts(store: TextStore) -> list:
 
 
 def test_greedy_answers_are_those_of_generate_and_prompts_of_any_length_share_a_batch():
-    target, words = tiny(), tokenizer()
+    target, words = tiny("llama"), tokenizer()
     openings = of_prompts(["w9", "w9 w10 w11 w12 w13", "w30 w31"], words)
     greedy = TextSettings(rows=8, max_new_tokens=12, greedy_share=1.0)
     written = write_texts(target, openings, 0, greedy, end_tokens(target, words), set())
@@ -51,7 +44,7 @@ def test_drawn_tokens_follow_the_target_s_law():
     """Chi-square of 4,000 first tokens, at a confidence of 0.999."""
     from scipy.stats import chisquare
 
-    target = tiny()
+    target = tiny("llama")
     settings = TextSettings(rows=4000, max_new_tokens=1, temperature=1.3, greedy_share=0.0)
     written = write_texts(target, [Opening((5, 9, 17))] * 4000, 3, settings, frozenset(), set())
     with torch.no_grad():
@@ -76,21 +69,20 @@ def test_own_prompts_are_different_turns_in_the_template(texts):
 
 
 def test_a_killed_run_goes_on_with_nothing_lost_or_doubled(tmp_path, texts):
-    command = [sys.executable, "-c", RUN, str(tmp_path)]
-    victim = subprocess.Popen([*command, "60"], stdout=subprocess.PIPE)
-    victim.stdout.readline()  # one batch is on disk
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    store = TextStore(tmp_path)
+    victim, store = forked(write_slowly, tmp_path, 60), TextStore(tmp_path)
+    while not store.batches() and victim.is_alive():
+        time.sleep(0.01)
+    victim.kill()
+    victim.join()
     assert store.batches() == [0]
-    subprocess.run([*command, "0"], check=True, stdout=subprocess.DEVNULL)
+    write_slowly(tmp_path, 0)
     assert store.answer_tokens() >= 600
     there = all_texts(store)
     assert there == all_texts(texts)[: len(there)]
 
 
 def test_a_damaged_shard_is_written_again(tmp_path):
-    store, target, words = TextStore(tmp_path), tiny(), tokenizer()
+    store, target, words = TextStore(tmp_path), tiny("llama"), tokenizer()
     store.open(target, {"prompts": None})
     go = lambda: write_until(300, store, target, words, [self_asked(words)], SETTINGS)  # noqa: E731
     go()
@@ -107,11 +99,11 @@ def test_a_damaged_shard_is_written_again(tmp_path):
 
 def test_texts_of_another_run_are_refused(tmp_path):
     store = TextStore(tmp_path)
-    store.open(tiny(), {"prompts": None, "seed": 0})
+    store.open(tiny("llama"), {"prompts": None, "seed": 0})
     with pytest.raises(LossyValueError, match="`seed` was 0 and is 1"):
-        store.open(tiny(), {"prompts": None, "seed": 1})
+        store.open(tiny("llama"), {"prompts": None, "seed": 1})
     with pytest.raises(LossyValueError, match="of the target"):
-        store.open(tiny(seed=5), {"prompts": None, "seed": 0})
+        store.open(tiny("llama", seed=5), {"prompts": None, "seed": 0})
 
 
 @pytest.mark.parametrize(
