@@ -15,7 +15,7 @@ from .decoding.limits import Limits
 from .drafting.draft_stop import STOPS, DraftStop
 from .drafting.tree_config import TreeConfig
 from .errors import LossyValueError
-from .heads import Head, load_head
+from .heads import Head, VerifierHead, load_head
 
 if TYPE_CHECKING:
     from .calibration.certificate import Certificate
@@ -112,7 +112,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     break_even = _switch(settings, "break_even", seed is None)
     compiled = _switch(settings, "compile", None)
     tree = _tree(settings.pop("tree", None))
-    stop = _stop(settings.pop("stop_drafting", None))
+    stop = _stop(settings.pop("stop_drafting", None), device)
     certificate = _certificate(settings.pop("certificate", None))
     inspect = _switch(settings, "inspect", False)
     bounds = {key: settings.pop(key, None) for key in _LIMITS}
@@ -127,7 +127,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     for name in names:
         # Settings are cheaper to check than a head is to load.
         check_settings(name, _as_dict(f"lossy_config[{name!r}]", per_rule.get(name)))
-    loaded = {name: place_head(REGISTRY[name], source, device) for name, source in heads.items()}
+    loaded = {name: place_rule_head(REGISTRY[name], source, device) for name, source in heads.items()}
     rules = [build_rule(name, per_rule.get(name) or {}, loaded.get(name)) for name in names]
     if compose is AnyOf:
         rules = [*(rule.without_base() for rule in rules[:-1]), rules[-1]]
@@ -223,18 +223,19 @@ def head_type(rule: type[Acceptor]) -> type[Head] | None:
     return next((x.metadata["head"] for x in fields(rule) if "head" in x.metadata), None)
 
 
-def place_head(rule: type[Acceptor], source: Any, device: torch.device | str) -> Head:
-    """Return a rule's head on ``device``: a loaded one as it is or as a copy, any other from the Hub or a folder."""
-    wanted = head_type(rule)
+def place_rule_head(rule: type[Acceptor], source: Any, device: torch.device | str) -> Head:
+    """Return a rule's head on ``device``."""
+    return place_head(f"`lossy_head` of the rule {rule.name!r}", head_type(rule), source, device)
+
+
+def place_head(argument: str, wanted: type[Head], source: Any, device: torch.device | str) -> Head:
+    """Return a head on ``device``: a loaded one as it is or as a copy, any other from the Hub or a folder."""
     if isinstance(source, str):
         return load_head(wanted, source, device=device, dtype=torch.float32)
     if not isinstance(source, wanted):
-        raise LossyValueError(
-            f"`lossy_head` of the rule {rule.name!r} has to be a Hub id, a folder or a {wanted.__name__}, but is "
-            f"{source!r}"
-        )
+        raise LossyValueError(f"{argument} has to be a Hub id, a folder or a {wanted.__name__}, but is {source!r}")
     if not torch.isfinite(source.weight).all() or not torch.isfinite(source.bias):
-        raise LossyValueError(f"`lossy_head` of the rule {rule.name!r} has weights that are no numbers; train it first")
+        raise LossyValueError(f"{argument} has weights that are no numbers; train it first")
     same = source.weight.device == torch.device(device) and source.weight.dtype == torch.float32
     return source if same else copy.deepcopy(source).to(device=device, dtype=torch.float32)
 
@@ -312,7 +313,7 @@ def _tree(value: Any) -> TreeConfig | None:
     return TreeConfig(**settings)
 
 
-def _stop(value: Any) -> DraftStop | None:
+def _stop(value: Any, device: torch.device | str) -> DraftStop | None:
     if value is None:
         return None
     settings = _as_dict("lossy_config['stop_drafting']", value)
@@ -327,6 +328,10 @@ def _stop(value: Any) -> DraftStop | None:
         raise LossyValueError(
             f"`stop_drafting` in `lossy_config` by {by!r} has the keys {keys}, but not {unknown[0]!r}"
             + nearest(unknown[0], keys)
+        )
+    if settings.get("head") is not None:
+        settings["head"] = place_head(
+            "`head` of `stop_drafting` in `lossy_config`", VerifierHead, settings["head"], device
         )
     return STOPS[by](**settings)
 

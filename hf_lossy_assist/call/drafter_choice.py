@@ -198,6 +198,12 @@ class DrafterChoice:
                 f"the rule {acceptor.name!r} itself says when drafting stops; leave out `stop_drafting` in "
                 "`lossy_config`"
             )
+        if self.stop.reads_states and not self.drafts_with_model:
+            raise LossyUnsupportedError(
+                f"`stop_drafting` in `lossy_config` by {self.stop.name!r} reads the states of a draft model with the "
+                "target's tokenizer; stop by 'acceptance' with other drafters"
+            )
+        self.stop.check_models(self.target, self.assistant_model)
 
     @property
     def is_empty(self) -> bool:

@@ -109,11 +109,12 @@ class DrafterMaker:
 
     def _kept(self) -> dict[str, Any]:
         choice = self.choice
+        stop = fresh(choice.stop) if choice.confidence is None else ConfidenceStop(choice.confidence)
         return {
             # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
             "keep_logits": self.call.wants_q or bool(self.acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
-            "keep_hidden": "draft_hidden" in self.acceptor.needs,
-            "stop": fresh(choice.stop) if choice.confidence is None else ConfidenceStop(choice.confidence),
+            "keep_hidden": "draft_hidden" in self.acceptor.needs or (stop is not None and stop.reads_states),
+            "stop": stop,
         }
 
     def _for_one(self, row: Prepared) -> GeneratorDrafter:

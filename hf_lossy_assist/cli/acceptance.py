@@ -22,7 +22,7 @@ from ..stats import joined
 from ..tasks.overlap import rouge
 from .console import limit_threads, progress
 from .models import ModelOptions
-from .options import Device, DraftSource, FirstSeed, Gamma, PairInstead, RowsFile, TargetSource, Threads
+from .options import Device, DraftSource, Dtype, FirstSeed, Gamma, PairInstead, RowsFile, TargetSource, Threads
 from .rendering import Column, number, percent, table
 
 _LEGEND = (
@@ -50,14 +50,15 @@ def acceptance(
     seed: FirstSeed = 0,
     threads: Threads = None,
     device: Device = "cpu",
+    dtype: Dtype = None,
     out: RowsFile = None,
 ) -> None:
     """Run every rule, greedily and sampling, and show what it keeps and how likely the target finds the result.
 
-    Models run in float32. With both --pair and --assistant, the draft is not the pair's.
+    With both --pair and --assistant, the draft is not the pair's.
     """
     limit_threads(threads)
-    options = ModelOptions(pair, model, assistant, "float32", device)
+    options = ModelOptions(pair, model, assistant, dtype, device)
     options.check()
     loaded = options.load().asked("--prompts", prompts)
     heads = {}
@@ -67,7 +68,14 @@ def acceptance(
     modes = [mode for one in temperatures for mode in usual_modes(heads, gamma, one, every_setting=True)]
     examples, screen = loaded.examples(count), Console()
     texts = [example.prompt for example in examples]
-    origin = records.provenance(device, gamma=gamma, max_new_tokens=max_new_tokens, seed=seed, prompts=texts)
+    origin = records.provenance(
+        device,
+        dtype=str(loaded.target.dtype).removeprefix("torch."),
+        gamma=gamma,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        prompts=texts,
+    )
     put = batches_of(loaded.encode(examples), device=device, seed=seed)
     rows = measure(
         Models(loaded.target, loaded.draft, heads), modes, put, max_new_tokens,

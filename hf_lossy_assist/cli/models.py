@@ -20,7 +20,7 @@ from transformers import (
 
 from .. import pairs
 from ..acceptors import REGISTRY
-from ..config import head_type, place_head
+from ..config import head_type, place_rule_head
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
@@ -250,5 +250,5 @@ def load_heads(items: Sequence[str], device: torch.device | str) -> dict[str, He
         if not equals or name not in REGISTRY or head_type(REGISTRY[name]) is None:
             with_heads = [rule for rule in REGISTRY if head_type(REGISTRY[rule]) is not None]
             raise LossyValueError(f"`--head` has to be RULE=SOURCE with RULE one of {with_heads}, but is {item!r}")
-        heads[name] = place_head(REGISTRY[name], source, device)
+        heads[name] = place_rule_head(REGISTRY[name], source, device)
     return heads

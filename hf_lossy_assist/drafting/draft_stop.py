@@ -9,22 +9,45 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
+from ..heads import VerifierHead
 
 
 class DraftStop(ABC):
     """Decides after every drafted token whether to draft on. The token itself is verified either way."""
 
     name: ClassVar[str]
+    reads_states: ClassVar[bool] = False
+    """Whether it looks at the draft model's states."""
+
+    def check_models(self, target: PreTrainedModel, draft: PreTrainedModel) -> None:
+        """Refuse other models than those that it was trained for."""
+        return
 
     def begin(self) -> None:
         """Begin a round."""
         return
 
     @abstractmethod
-    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
-        """Tell which rows draft on ``(B,)``, from the law ``(B, 1, V)`` that the token ``(B, 1)`` came from."""
+    def goes_on(self, q: Tensor, token: Tensor, state: Tensor | None = None) -> Tensor:
+        """Tell which rows draft on.
+
+        Parameters
+        ----------
+        q
+            ``(B, 1, V)``, the law that the token came from.
+        token
+            ``(B, 1)``, the newest drafted token.
+        state
+            ``(B, d)``, the draft model's state that predicted it, where states are read.
+
+        Returns
+        -------
+        Tensor
+            ``(B,)``, of bools.
+        """
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a round."""
@@ -48,7 +71,7 @@ class ConfidenceStop(DraftStop):
     def __post_init__(self) -> None:
         _check("threshold", self.threshold, 0, 1)
 
-    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
+    def goes_on(self, q: Tensor, token: Tensor, state: Tensor | None = None) -> Tensor:
         return (q.gather(-1, token[..., None]) >= self.threshold).flatten()
 
 
@@ -97,7 +120,7 @@ class EntropyStop(DraftStop):
             _check(setting, getattr(self, setting), 0, high)
         self.current = self.threshold
 
-    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
+    def goes_on(self, q: Tensor, token: Tensor, state: Tensor | None = None) -> Tensor:
         entropy = -torch.xlogy(q, q).sum(-1)
         return (1 - (self.scale * entropy).sqrt() >= self.current).flatten()
 
@@ -115,8 +138,8 @@ class EntropyStop(DraftStop):
 class AcceptanceStop(DraftStop):
     """Stop once the probability that all of the draft's tokens are accepted, ``Π q(xᵢ)``, is below ``1 - threshold``.
 
-    The stopping of SpecDec++ (Huang et al. 2024) with the draft's own probability of each token in the place of its
-    trained head.
+    The stopping of SpecDec++ (Huang et al. 2024) with the draft's own probability of each token in the place of a
+    trained head's, which is :class:`HeadStop`.
 
     Parameters
     ----------
@@ -135,13 +158,52 @@ class AcceptanceStop(DraftStop):
     def begin(self) -> None:
         self._all = None
 
-    def goes_on(self, q: Tensor, token: Tensor) -> Tensor:
-        accepted = q.gather(-1, token[..., None]).flatten()
+    def goes_on(self, q: Tensor, token: Tensor, state: Tensor | None = None) -> Tensor:
+        accepted = self._acceptance(q, token, state)
         self._all = accepted if self._all is None else self._all * accepted
         return 1 - self._all <= self.threshold
 
+    def _acceptance(self, q: Tensor, token: Tensor, state: Tensor | None) -> Tensor:
+        """Return the predicted probability ``(B,)`` that the token is accepted."""
+        return q.gather(-1, token[..., None]).flatten()
 
-STOPS = {kind.name: kind for kind in (ConfidenceStop, EntropyStop, AcceptanceStop)}
+
+@dataclass
+class HeadStop(AcceptanceStop):
+    """The same with the probability that a trained head gives each token: SpecDec++ (Huang et al. 2024).
+
+    Parameters
+    ----------
+    threshold
+        The paper's h.
+    head
+        A :class:`~hf_lossy_assist.heads.VerifierHead` that reads the state that predicted a token: a folder, a Hub
+        id or a loaded one.
+    """
+
+    head: VerifierHead | None = None
+
+    name = "head"
+    reads_states = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        position = getattr(getattr(self.head, "config", None), "position", None)
+        if position != "previous":
+            raise LossyValueError(
+                "`head` of `stop_drafting` in `lossy_config` has to be a verifier head that reads the state which "
+                f"predicted a token (`position` 'previous'), but is {self.head!r} with `position` {position!r}; pass "
+                "its folder, its Hub id or a loaded head, or stop by 'acceptance', which needs none"
+            )
+
+    def check_models(self, target: PreTrainedModel, draft: PreTrainedModel) -> None:
+        self.head.check(target, draft)
+
+    def _acceptance(self, q: Tensor, token: Tensor, state: Tensor | None) -> Tensor:
+        return self.head.probability(state.to(self.head.weight.device).float()).to(q.device)
+
+
+STOPS = {kind.name: kind for kind in (ConfidenceStop, EntropyStop, AcceptanceStop, HeadStop)}
 """What ``stop_drafting`` in ``lossy_config`` names by ``"by"``."""
 
 

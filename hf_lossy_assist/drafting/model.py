@@ -185,7 +185,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
             if self._hook is not None:
                 states.append(self._hook.hidden)
             if self.stop is not None:
-                sure.append(self.stop.goes_on(chosen_by, token).tolist())
+                state = None if self._hook is None else self._hook.hidden[:, -1]
+                sure.append(self.stop.goes_on(chosen_by, token, state).tolist())
                 if not any(map(all, zip(*sure, strict=True))):
                     break
         self._drafted = n = self.text.length - ids.shape[1]

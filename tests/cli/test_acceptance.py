@@ -67,9 +67,10 @@ def test_the_opening_lines_of_stories(named, tmp_path):
     out = tmp_path / "rows.jsonl"
     run(
         "acceptance", *named, "--count", "1",
-        "--max-new-tokens", "2", "--temperature", "0", "--out", str(out),
+        "--max-new-tokens", "2", "--temperature", "0", "--dtype", "bfloat16", "--out", str(out),
     )  # fmt: skip
     origin, rows = read(out)
+    assert origin["dtype"] == "bfloat16"
     assert origin["prompts"] == ["Once upon a time, there was a little girl named Lily."]
     assert {row["temperature"] for row in rows} == {None}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -9,10 +10,13 @@ import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.config import parse
-from hf_lossy_assist.drafting.draft_stop import AcceptanceStop, ConfidenceStop, EntropyStop
+from hf_lossy_assist.drafting.draft_stop import AcceptanceStop, ConfidenceStop, EntropyStop, HeadStop
 from hf_lossy_assist.drafting.model import ModelDrafter
+from hf_lossy_assist.evaluation.modes import Models
+from hf_lossy_assist.heads import VerifierHead
 from tests.models import noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_rows
+from tests.small_pair import verifier_for
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "return_dict_in_generate": True}
 STOPS = [
@@ -167,3 +171,58 @@ def test_what_does_not_go_together_is_refused(keywords, words):
         target.generate(**GREEDY | options | keywords)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def noisy() -> Models:
+    target = tiny()
+    return Models(target, noisy_copy(target, 0.01))
+
+
+@pytest.fixture(scope="module")
+def head(noisy) -> VerifierHead:
+    """A head that finds most tokens acceptable, and few of them surely."""
+    return verifier_for(noisy, bias=2.0, scale=2.0)
+
+
+@torch.no_grad()
+def test_a_head_s_acceptance_ends_a_draft_by_the_states_that_predicted_its_tokens(noisy, head):
+    stop, ended = HeadStop(0.7, head), set()
+    for seed in range(8):
+        ids = prompt(seed=seed)
+        n = ModelDrafter(noisy.draft, 8, stop=stop, keep_hidden=True).get_candidates(ids)[0].shape[1] - ids.shape[1]
+        drafted = ModelDrafter(noisy.draft, 8).get_candidates(ids)[0]
+        states = noisy.draft.model(drafted).last_hidden_state[0, ids.shape[1] - 1 : -1]
+        product = torch.sigmoid(states @ head.weight.flatten() + head.bias).cumprod(0)
+        assert n == next((i for i, p in enumerate(product.tolist(), start=1) if 1 - p > 0.7), 8)
+        ended.add(n)
+    assert len(ended) > 1
+
+
+def test_a_head_leaves_lossless_text_as_it_is_and_less_is_drafted(noisy, head, tmp_path):
+    head.save_pretrained(tmp_path)
+    options = GREEDY | padded() | {"assistant_model": noisy.draft, "lossy_mode": "lossless", "num_assistant_tokens": 8}
+    runs = [
+        noisy.target.generate(**options, lossy_config=config)
+        for config in (None, {"stop_drafting": {"by": "head", "head": str(tmp_path), "threshold": 0.7}})
+    ]
+    assert runs[1].lossy_stats.drafted < runs[0].lossy_stats.drafted
+    assert_same_rows(runs[1].sequences, noisy.target.generate(**GREEDY, **padded(), output_logits=True))
+
+
+def test_a_head_that_can_not_stop_drafts_is_refused(noisy, head):
+    other = dataclasses.replace(head.config, position="token")
+    reads_on = VerifierHead(other, head.weight.detach(), head.bias.item())
+    for source, words in (
+        (None, ["`head`", "None"]),
+        (7, ["`head`", "VerifierHead", "7"]),
+        (reads_on, ["`position` 'previous'", "'token'"]),
+    ):
+        with pytest.raises(LossyValueError) as error:
+            parse("lossless", {"stop_drafting": {"by": "head", "head": source}})
+        for word in words:
+            assert word in str(error.value)
+    config = {"stop_drafting": {"by": "head", "head": head}}
+    options = GREEDY | {"input_ids": prompt(), "lossy_mode": "lossless", "lossy_config": config}
+    with pytest.raises(LossyValueError, match="trained for the target"):
+        noisy.target.generate(**options, assistant_model=tiny("gpt2"))
