@@ -82,10 +82,10 @@ class PairRecipe:
     """
 
     problems: str
-    harder: str
     task: SeededTask
     vocabulary: int
     models: Mapping[str, ModelRecipe]
+    harder: str = ""
 
 
 RECIPES = {
@@ -118,7 +118,6 @@ RECIPES = {
     ),
     "programs": PairRecipe(
         problems="descriptions of short Python functions, whose programs can be run",
-        harder="bounds also written by their neighbours",
         task=Programs(),
         vocabulary=640,
         models={
@@ -127,14 +126,8 @@ RECIPES = {
                 hidden=256,
                 heads=8,
                 intermediate=768,
-                cycles=(
-                    Cycle(300, 1e-3, harder=True),
-                    Cycle(300, 1e-3, harder=True),
-                    Cycle(400, 1e-3, harder=True),
-                    Cycle(300, 1.5e-3),
-                    Cycle(350, 1.5e-3),
-                ),
-                batch=20,
+                cycles=(Cycle(4000), Cycle(1200)),
+                batch=24,
                 pair="programs",
                 bfloat16=False,
                 start="arithmetic/target",
@@ -144,8 +137,8 @@ RECIPES = {
                 hidden=128,
                 heads=4,
                 intermediate=256,
-                cycles=(Cycle(300, 2e-3, harder=True),) * 3,
-                batch=20,
+                cycles=(Cycle(640, 2e-3),),
+                batch=24,
                 seed=1,
                 pair="programs",
                 bfloat16=False,

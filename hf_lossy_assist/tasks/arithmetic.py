@@ -163,8 +163,11 @@ class Arithmetic(SeededTask):
     def draw_problem(self, rng: random.Random) -> Problem:
         return draw_problem(rng)
 
-    def word(self, problem: Problem, rng: random.Random, *, harder: bool) -> Example:
-        return word_problem(problem, rng, interleaved=harder)
+    def word(self, problem: Problem, rng: random.Random) -> Example:
+        return word_problem(problem, rng)
+
+    def word_harder(self, problem: Problem, rng: random.Random) -> Example:
+        return word_problem(problem, rng, interleaved=True)
 
     def extract_answer(self, text: str) -> str | None:
         found = _ANSWER.findall(text)

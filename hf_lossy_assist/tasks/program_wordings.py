@@ -47,15 +47,6 @@ TESTS = {
     "multiple": ("{v} % {k} == 0", "not {v} % {k}"),
     "other": ("{v} != {k}", "{k} != {v}"),
 }
-# Where the number that is written, and so the operator, may also be another one.
-HARDER_TESTS = TESTS | {
-    "above": ("{v} > {k}", "{v} >= {more}", "{k} < {v}", "{more} <= {v}"),
-    "least": ("{v} >= {k}", "{v} > {less}", "{k} <= {v}", "{less} < {v}"),
-    "below": ("{v} < {k}", "{v} <= {less}", "{k} > {v}", "{less} >= {v}"),
-    "most": ("{v} <= {k}", "{v} < {more}", "{k} >= {v}", "{more} > {v}"),
-    "even": ("{v} % 2 == 0", "not {v} % 2", "{v} % 2 != 1"),
-    "odd": ("{v} % 2 == 1", "{v} % 2 != 0", "{v} % 2"),
-}
 OPPOSITES = {"above": "most", "least": "below", "below": "least", "most": "above", "even": "odd", "odd": "even"}
 SAID_SELECTION = ("Keep what is {tests}.", "Take numbers {tests}.")
 
@@ -123,4 +114,12 @@ COMMENTS = (
     "take everything {test}",
     "{test} is what we want",
     "look for numbers {test}",
+)
+EXAMPLES = (
+    "for example [{numbers}]",
+    "e.g. [{numbers}]",
+    "such as [{numbers}]",
+    "try [{numbers}]",
+    "called with [{numbers}]",
+    "say [{numbers}]",
 )

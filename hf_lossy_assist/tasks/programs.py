@@ -2,7 +2,8 @@
 
 A description says which part of a list counts, which of its numbers, what becomes of each, and what is returned. The
 same function can be written in thousands of ways. Names, order, comments, loops or comprehensions are free where they
-are first written, and forced from then on.
+are first written, and forced from then on. Most programs begin with an example of a list, which may be any: a digit
+there says nothing, and the same digit two lines later is the answer.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ _RESULTS = {
     "first": lambda b: b[0] if b else 0,
     "last": lambda b: b[-1] if b else 0,
 }
+# Two of a kind: of both, one says nothing that the other does not.
+_ALIKE = {"least": "above", "most": "below", "odd": "even"}
 # One digit each, and so are a bound's neighbours.
 _NUMBERS = {
     "skip": (1, 4), "first": (2, 5), "last": (2, 5), "cut": (1, 4),
@@ -119,7 +122,8 @@ def draw_problem(rng: random.Random) -> ProgramProblem:
     change = "none" if result == "count" or rng.random() < 0.35 else rng.choice(sorted(_CHANGES.keys() - {"none"}))
     while True:
         tests = tuple(_draw_part(rng, kind) for kind in rng.sample(sorted(_TESTS), rng.choice((1, 1, 2))))
-        if sum(all(_TESTS[test.kind](v, test.k) for test in tests) for v in range(12)) > 2:
+        kinds = {_ALIKE.get(test.kind, test.kind) for test in tests}
+        if len(kinds) == len(tests) and sum(all(_TESTS[t.kind](v, t.k) for t in tests) for v in range(12)) > 2:
             return ProgramProblem(_draw_part(rng, part), tests, _draw_part(rng, change), Part(result))
 
 
@@ -135,14 +139,16 @@ def describe(problem: ProgramProblem, rng: random.Random) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def write_program(problem: ProgramProblem, rng: random.Random, *, harder: bool = False) -> str:
-    """Return one of a problem's many programs; ``harder`` ones also test ``x >= 5`` where ``x > 4`` is asked for."""
-    written = w.HARDER_TESTS if harder else w.TESTS
+def write_program(problem: ProgramProblem, rng: random.Random) -> str:
+    """Return one of a problem's many programs."""
     name, a, v = rng.choice(w.FUNCTIONS), rng.choice(w.LISTS), rng.choice(w.ELEMENTS)
     change, part = problem.change.said(w.CHANGES, rng, v=v), problem.part.said(w.PARTS, rng, a=a)
-    tests = [test.said(written, rng, v=v) for test in rng.sample(problem.tests, len(problem.tests))]
+    tests = [test.said(w.TESTS, rng, v=v) for test in rng.sample(problem.tests, len(problem.tests))]
     kind = problem.result.kind
     lines = []
+    if rng.random() < 0.8:
+        numbers = ", ".join(str(rng.randint(0, 9)) for _ in range(rng.randint(3, 7)))
+        lines.append("# " + rng.choice(w.EXAMPLES).format(numbers=numbers))
     if rng.random() < 0.4:
         said = rng.choice(problem.tests).said(w.SAID_TESTS, rng)
         lines.append("# " + rng.choice(w.COMMENTS).format(test=said))
@@ -154,11 +160,11 @@ def write_program(problem: ProgramProblem, rng: random.Random, *, harder: bool =
         t = rng.choice(w.TOTALS)
         before, each, after = (line.format(t=t, e=change) for line in rng.choice(w.LOOPS[kind]))
         lines += [before] if before else []
-        lines += [*_loop(v, part, tests, each, problem, written, rng), f"return {after}"]
+        lines += [*_loop(v, part, tests, each, problem, rng), f"return {after}"]
     else:
         b = rng.choice(w.KEPT)
         if form in ("loop", "append"):
-            lines += [f"{b} = []", *_loop(v, part, tests, f"{b}.append({change})", problem, written, rng)]
+            lines += [f"{b} = []", *_loop(v, part, tests, f"{b}.append({change})", problem, rng)]
         else:
             lines.append(f"{b} = [{change} for {v} in {part} if {' and '.join(tests)}]")
         lines.append("return " + rng.choice(w.RESULTS[kind]).format(b=b))
@@ -166,18 +172,12 @@ def write_program(problem: ProgramProblem, rng: random.Random, *, harder: bool =
 
 
 def _loop(
-    v: str,
-    part: str,
-    tests: list[str],
-    each: str,
-    problem: ProgramProblem,
-    written: dict[str, tuple[str, ...]],
-    rng: random.Random,
+    v: str, part: str, tests: list[str], each: str, problem: ProgramProblem, rng: random.Random
 ) -> list[str]:
     """Return the lines of a loop that does ``each`` with what passes the tests."""
     lines = [f"for {v} in {part}:"]
     if len(tests) == 1 and problem.tests[0].kind in w.OPPOSITES and rng.random() < 0.25:
-        opposite = Part(w.OPPOSITES[problem.tests[0].kind], problem.tests[0].k).said(written, rng, v=v)
+        opposite = Part(w.OPPOSITES[problem.tests[0].kind], problem.tests[0].k).said(w.TESTS, rng, v=v)
         return [*lines, f"    if {opposite}:", "        continue", f"    {each}"]
     if len(tests) == 2 and rng.random() < 0.4:
         return [*lines, f"    if {tests[0]}:", f"        if {tests[1]}:", f"            {each}"]
@@ -205,14 +205,14 @@ class Programs(SeededTask):
     """
 
     name = "programs"
-    max_new_tokens = 100
+    max_new_tokens = 120
 
     def draw_problem(self, rng: random.Random) -> ProgramProblem:
         return draw_problem(rng)
 
-    def word(self, problem: ProgramProblem, rng: random.Random, *, harder: bool) -> Example:
+    def word(self, problem: ProgramProblem, rng: random.Random) -> Example:
         answer = " ".join(_written(problem.solve(values)) for values in INPUTS)
-        return Example(f"Task: {describe(problem, rng)}\n", answer, write_program(problem, rng, harder=harder))
+        return Example(f"Task: {describe(problem, rng)}\n", answer, write_program(problem, rng))
 
     def extract_answer(self, text: str) -> str | None:
         """Return what the program returns for each of the lists, or None where the text is no such program."""

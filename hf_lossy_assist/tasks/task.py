@@ -147,8 +147,12 @@ class SeededTask(Task):
         """Return a random problem, which has a ``split``."""
 
     @abstractmethod
-    def word(self, problem: Any, rng: random.Random, *, harder: bool) -> Example:
-        """Put a problem into words, for training also into ``harder`` ones."""
+    def word(self, problem: Any, rng: random.Random) -> Example:
+        """Put a problem into words."""
+
+    def word_harder(self, problem: Any, rng: random.Random) -> Example:
+        """Put a problem into words harder than the task's own, for training."""
+        return self.word(problem, rng)
 
     def examples(self, split: str, n: int) -> list[Example]:
         return self.draw(split, n, random.Random(f"{self.seed}/{split}"))
@@ -156,9 +160,9 @@ class SeededTask(Task):
     def draw(self, split: str, n: int, rng: random.Random, *, harder: bool = False) -> list[Example]:
         """Draw ``n`` examples of ``split`` from a generator of the caller's."""
         self.check_split(split)
-        examples = []
+        word, examples = self.word_harder if harder else self.word, []
         while len(examples) < n:
             problem = self.draw_problem(rng)
             if problem.split == split:
-                examples.append(self.word(problem, rng, harder=harder))
+                examples.append(word(problem, rng))
         return examples
