@@ -9,8 +9,8 @@ from ..errors import LossyUnsupportedError, LossyValueError
 from .task import Example, Task
 from .task_data import Row, read_rows
 
-# The checkers of these count sentences by a tokenizer whose data nltk downloads.
-_SENTENCES = frozenset({"length_constraints:number_sentences"})
+# The checkers of these split a text into sentences by a tokenizer whose data nltk downloads.
+_SENTENCES = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
 
 
 class IFEval(Task):
@@ -25,7 +25,7 @@ class IFEval(Task):
     loose
         Whether a response also counts that follows the instructions without its first or last line or its asterisks.
     sentences
-        Whether prompts take part whose checkers count sentences; that needs data which ``nltk.download("punkt_tab")``
+        Whether prompts take part whose checkers split a text into sentences; that needs data which ``nltk.download("punkt_tab")``
         brings.
 
     Raises
@@ -47,7 +47,7 @@ class IFEval(Task):
         self._rows = [row for row in rows if sentences or not _SENTENCES & {*row["instruction_id_list"]}]
         if any(_SENTENCES & {*row["instruction_id_list"]} for row in self._rows) and not _knows_sentences():
             raise LossyUnsupportedError(
-                "counting sentences needs data of nltk: get them once by `python -m nltk.downloader punkt_tab`, or "
+                "splitting a text into sentences needs data of nltk: get them once by `python -m nltk.downloader punkt_tab`, or "
                 "leave these prompts out by the option `sentences=false` of the task"
             )
 
