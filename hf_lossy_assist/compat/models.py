@@ -45,9 +45,9 @@ def has_recurrent_state(model: PreTrainedModel) -> bool:
     return model._is_stateful or not model._supports_default_dynamic_cache()
 
 
-def origin_of(model: PreTrainedModel) -> tuple[str, str | None]:
+def origin_of(model: nn.Module) -> tuple[str, str | None]:
     """Return what the model was loaded from, a Hub id or a folder or nothing, and the commit if it is known."""
-    return model.config._name_or_path, getattr(model.config, "_commit_hash", None)
+    return getattr(model.config, "_name_or_path", ""), getattr(model.config, "_commit_hash", None)
 
 
 def pre_hooks_of(module: nn.Module) -> dict[int, Any]:

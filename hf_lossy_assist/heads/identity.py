@@ -65,8 +65,8 @@ class ModelIdentity:
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelIdentity:
-        """Return the identity of a transformers model, also of one inside PEFT's or ``torch.compile``'s wrapper."""
-        inner = unwrap(model)
+        """Return the identity of an EAGLE-3 head, or of a transformers model, also inside its wrappers."""
+        inner = _inside(model)
         head = inner.get_output_embeddings()
         if head is None:
             raise LossyValueError(f"`model` has to have an LM head, but {type(inner).__name__} has none")
@@ -109,7 +109,7 @@ class ModelIdentity:
         found = []
         if self.name != other.name and self.is_on_hub and other.is_on_hub:
             found.append(f"the model is {other.name!r}, not {self.name!r}")
-        if self.architecture not in {cls.__name__ for cls in type(unwrap(model)).__mro__}:
+        if self.architecture not in {cls.__name__ for cls in type(_inside(model)).__mro__}:
             found.append(f"the architecture is {other.architecture}, not {self.architecture}")
         if self.hidden_size != other.hidden_size:
             found.append(f"the hidden size is {other.hidden_size}, not {self.hidden_size}")
@@ -118,6 +118,12 @@ class ModelIdentity:
         if not found and not _same_norms(self.fingerprint, other.fingerprint):
             found.append("the weights of the LM head are other ones")
         return found
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    from ..drafting.eagle3 import Eagle3  # which needs this package
+
+    return model if isinstance(model, Eagle3) else unwrap(model)
 
 
 def _name(path: str) -> str:

@@ -15,6 +15,7 @@ from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes, referen
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.quality import mode_scores
 from hf_lossy_assist.mining.mining_run import Process
+from tests.eagle3_heads import layer, random_head
 from tests.small_pair import PROBLEMS
 
 MODES = "plain,stock,lossless,topk:k=3"
@@ -194,3 +195,14 @@ def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluat
     with pytest.raises(LossyValueError, match="assistant has to be given for the mode 'draft'"):
         replace(evaluation, models=Models(pair.target), modes=named_modes("plain,draft"))
     assert reference_of(named_modes("draft,lossless")) == "lossless"
+
+
+def test_an_eagle3_head_drafts_and_the_plan_knows_it(pair, tmp_path):
+    config = pair.target.config
+    sizes = {"target_hidden_size": config.hidden_size, "target_layers": (0, 1)}
+    one, other = (random_head(layer(vocab_size=config.vocab_size), seed=seed, **sizes) for seed in (0, 1))
+    shared = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 1, "max_new_tokens": 3, "out": tmp_path}
+    found = hf_lossy_assist.evaluate(pair.target, one, modes="plain,lossless", **shared)
+    assert found.modes["lossless"].n == 1
+    with pytest.raises(LossyValueError, match="draft"):
+        hf_lossy_assist.evaluate(pair.target, other, modes="plain,lossless", **shared)
