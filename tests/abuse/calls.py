@@ -16,7 +16,7 @@ from tests.acceptors.fixtures import HEADS as HEADS_FOR
 from tests.acceptors.strategies import settings_for
 from tests.models import VOCAB, noisy_copy, tiny
 
-TARGET = tiny()
+TARGET = tiny("llama")
 DRAFT = noisy_copy(TARGET, 0.05)
 HEADS = {rule: head(TARGET, DRAFT) for rule, head in HEADS_FOR.items()}
 

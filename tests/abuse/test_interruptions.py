@@ -121,7 +121,7 @@ def fields_of(mode: str, target: Any, draft: Any) -> dict[str, Any]:
     [*itertools.product(MODES, ["processor", "streamer", "criterion", "target", "draft"]), ("lossless", "drafter")],
 )
 def test_a_broken_off_call_leaves_nothing_behind(mode: str, place: str):
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     fields = fields_of(mode, target, draft)
 
@@ -145,7 +145,7 @@ def test_a_broken_off_call_leaves_nothing_behind(mode: str, place: str):
 @pytest.mark.parametrize("place", ["processor", "streamer", "criterion", "target", "draft"])
 @pytest.mark.parametrize("mode", ["topk", "dropmatch", "judge"])
 def test_the_same_in_stock_s_loop(mode: str, place: str):
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     before = state_of(target, draft)
     head = judge_head(target, draft) if mode == "judge" else None
@@ -171,7 +171,7 @@ def test_an_interrupt_between_two_steps_of_our_own_loop(monkeypatch: pytest.Monk
     from hf_lossy_assist.decoding.progress import Progress
     from hf_lossy_assist.verification.target import Target
 
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     before = state_of(target, draft)
     stages = [(Decoding, name) for name in ("draft", "verify", "accept", "commit", "finish")]
@@ -197,7 +197,7 @@ def test_a_cache_of_the_caller_s_survives():
     """It holds a prefix of the text afterwards, which is all that a broken off plain call leaves of it, too."""
     from transformers import DynamicCache
 
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     cache = DynamicCache(config=target.config)
     fuse = Fuse(Boom, 3)
@@ -210,7 +210,7 @@ def test_generating_inside_a_streamer_and_disabling_there():
     """What runs inside a call is a call of its own, and who disables does not take the loop away."""
     from hf_lossy_assist import disable, enable
 
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target)
     fields = fields_of("dropmatch", target, draft)
     alone = target.generate(prompt(), assistant_model=draft, **fields)
@@ -233,7 +233,7 @@ def test_generating_inside_a_streamer_and_disabling_there():
     assert not installed
     assert outer.sequences.tolist() == inner[1].tolist() == alone.tolist()
     assert set(outer.lossy_stats.accepted_by) == {"dropmatch"}
-    assert inner[2].tolist() == tiny().generate(prompt(), **KWARGS).tolist()
+    assert inner[2].tolist() == tiny("llama").generate(prompt(), **KWARGS).tolist()
 
 
 def test_no_call_counts_as_running_for_ever():

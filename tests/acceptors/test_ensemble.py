@@ -18,7 +18,7 @@ from tests.models import noisy_copy, prompt, tiny
 
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])
 def test_greedy_text_equals_stock(weight: float):
-    target = tiny()
+    target = tiny("llama")
     draft = noisy_copy(target, 0.03)
     draft.generation_config.num_assistant_tokens = 5
     draft.generation_config.assistant_confidence_threshold = 0.0

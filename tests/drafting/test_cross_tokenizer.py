@@ -39,7 +39,7 @@ SIZE = len(TARGET)
 
 def pair(noise: float = 0.01):
     """Return a target, and a draft that thinks much the same, in its own tokens."""
-    target = tiny()
+    target = tiny("llama")
     target.resize_token_embeddings(SIZE, mean_resizing=False)
     draft = noisy_copy(target, noise)
     draft.resize_token_embeddings(len(DRAFT), mean_resizing=False)

@@ -114,7 +114,7 @@ def test_checkpoints_of_other_tools_give_the_same_logits(specforge, binary, tmp_
 
 
 def test_layers_are_numbered_as_each_tool_numbers_them(tmp_path):
-    deep = tiny()
+    deep = tiny("llama")
     deep.config.num_hidden_layers = 12
     head = random_head(target_layers=(2, 6, 9))
     specforge = Eagle3.from_pretrained(write_legacy(head, tmp_path / "a", specforge=True))
@@ -248,9 +248,9 @@ def test_other_models_are_refused_by_name(values, tmp_path):
 def test_a_head_of_another_target_is_refused_with_what_differs(values, message):
     head = random_head(**values)
     with pytest.raises(LossyValueError, match=message):
-        head.check(tiny())
+        head.check(tiny("llama"))
     with pytest.raises(LossyValueError, match=message):
-        tiny().generate(prompt(), assistant_model=head, lossy_mode="lossless", max_new_tokens=4)
+        tiny("llama").generate(prompt(), assistant_model=head, lossy_mode="lossless", max_new_tokens=4)
 
 
 def test_sliding_windows_and_other_layers_are_refused():

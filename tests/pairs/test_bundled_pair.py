@@ -69,7 +69,7 @@ def test_lossy_rules_keep_more_than_lossless(pair: pairs.Pair, mode: str, config
                 num_assistant_tokens=8,
                 **GREEDY,
             ).lossy_stats
-            for prompt in inputs(pair, 12)
+            for prompt in inputs(pair, 6)
         ]
         kept[name] = sum(run.accepted for run in runs) / sum(run.rounds for run in runs)
     assert kept[mode] > kept["lossless"] + 0.2
