@@ -11,7 +11,7 @@ from hf_lossy_assist.cli.dropout import head_inputs
 from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.verification.lm_head_hook import AGREEMENT, DROPOUTS
-from tests.verification.test_dropout_choice import agreement
+from tests.agreement import agreement
 
 
 def run(*arguments: str) -> str:

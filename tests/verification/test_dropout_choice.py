@@ -13,6 +13,7 @@ from hf_lossy_assist.acceptors import DroppedHeads
 from hf_lossy_assist.sampling import Randomness
 from hf_lossy_assist.verification import lm_head_hook as module
 from hf_lossy_assist.verification.lm_head_hook import AGREEMENT, DROPOUTS, LMHeadHook, choose_dropout
+from tests.agreement import agreement
 from tests.models import noisy_copy, prompt, tiny
 
 
@@ -25,21 +26,6 @@ def head_and_states(scale: float, seed: int, positions: int = 40) -> tuple[nn.Li
         tokens = torch.randint(50, (1, positions))
         states = scale * head.weight[tokens] / 64**0.5 + torch.randn(1, positions, 64)
     return head, states
-
-
-def agreement(head: nn.Module, states: Tensor, paths: int, dropout: float) -> float:
-    """Count naively, position by position, at the surer half of them."""
-    rows = states.flatten(0, 1)
-    logits = [head(row) for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: -logits[i].softmax(-1).max().item())
-    surest = order[: len(rows) // 2]
-    uniform = torch.rand((paths, len(surest), rows.shape[-1]), generator=torch.Generator().manual_seed(0))
-    same = 0
-    for path in range(paths):
-        for place, i in enumerate(surest):
-            kept = torch.where(uniform[path, place] < dropout, 0.0, rows[i] / (1 - dropout))
-            same += int(head(kept).argmax() == logits[i].argmax())
-    return same / (paths * len(surest))
 
 
 @pytest.mark.parametrize("seed", range(4))
