@@ -7,7 +7,7 @@ OLDEST := .venv-oldest
 # Processes that run tests side by side.
 JOBS ?= 2
 # Tests in which no version of transformers makes a difference: they run once, with the newest.
-ONCE := benchmarks calibration heads inspection tasks theory trial test_distributions.py test_layout.py test_notebooks.py
+ONCE := benchmarks calibration heads inspection mining tasks theory training trial test_distributions.py test_layout.py test_notebooks.py
 
 # The first Python on the PATH that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \

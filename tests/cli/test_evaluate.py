@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +16,6 @@ from typer.testing import CliRunner
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation import evaluate as module
 from hf_lossy_assist.tasks import Arithmetic
-from tests.forking import forked
 
 MODES = "plain,lossless,topk:k=2"
 SMALL = ("--limit", "3", "--max-new-tokens", "6", "--gamma", "3")
@@ -93,35 +96,34 @@ def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
     assert len(read(tmp_path)[1]) == 9
 
 
-def asked(folder: Path, pair: Path, output: Path) -> None:
-    """Run the command in this process, and write what it prints."""
+def command(folder: Path, pair: Path, *arguments: str) -> list[str]:
     models = ("--model", str(pair / "target"), "--assistant", str(pair / "draft"), "--task", "arithmetic")
     limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--device", "cpu")
-    output.write_text(run(*models, *limits, "--out", str(folder)).output, encoding="utf-8")
+    return [sys.executable, "-m", "hf_lossy_assist", "evaluate", *models, *limits, "--out", str(folder), *arguments]
 
 
 def test_a_process_that_was_killed_is_taken_up_by_two(tiny_pair_folder, tmp_path):
-    folder = tmp_path / "results"
-    killed = forked(asked, folder, tiny_pair_folder, tmp_path / "killed.txt")
-    results = folder / "results.jsonl"
-    while not (results.exists() and results.read_text().count("\n") >= 5) and killed.is_alive():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = subprocess.Popen(command(tmp_path, tiny_pair_folder), env=environment, stdout=subprocess.DEVNULL)
+    results, deadline = tmp_path / "results.jsonl", time.monotonic() + 120
+    while not (results.exists() and results.read_text().count("\n") >= 5) and time.monotonic() < deadline:
         time.sleep(0.01)
-    killed.kill()
-    killed.join()
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(60)
     before = results.read_bytes()
     before = before[: before.rfind(b"\n") + 1]
-    assert len(before.splitlines()) >= 5
     both = [
-        forked(asked, folder, tiny_pair_folder, tmp_path / f"{rank}.txt", RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank)
-        for rank in "01"
-    ]
-    for process in both:
-        process.join(240)
-    assert [process.exitcode for process in both] == [0, 0]
-    outputs = [(tmp_path / f"{rank}.txt").read_text(encoding="utf-8") for rank in "01"]
+        subprocess.Popen(
+            command(tmp_path, tiny_pair_folder), stdout=subprocess.PIPE, text=True,
+            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=240)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
     assert any("points against" in output for output in outputs), "whoever is last prints the table"
     assert results.read_bytes().startswith(before)
-    summary, rows = read(folder)
+    summary, rows = read(tmp_path)
     assert len(rows) == len({(row["mode"], row["id"]) for row in rows}) == 12 * 3
     assert all(entry["n"] == 12 for entry in summary.values())
     assert {row["id"] for row in rows} == set(range(len(Arithmetic().examples("test", 12))))

@@ -6,6 +6,9 @@ import functools
 import json
 import os
 import re
+import socket
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -14,7 +17,6 @@ from typer.testing import CliRunner
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.mining.storage import Store, load_mined
-from tests.forking import done_by_two
 from tests.mining.server import serving
 
 TASK = "tests.mining.parts:Letters"
@@ -170,17 +172,29 @@ def test_processes_share_the_prompts(options, tmp_path, monkeypatch):
     assert figure(ok(*options), "prompts") == "4"
 
 
-def test_two_processes_mine_side_by_side(options, tmp_path):
-    """As a launcher starts them, here or on two machines that see one folder."""
-
-    def mine() -> None:
-        (tmp_path / os.environ["RANK"]).write_text(ok(*options), encoding="utf-8")
-
-    done_by_two(mine)
+def test_accelerate_launches_a_process_on_each_of_two_machines(options, tmp_path):
+    """Which are this one twice, and see one folder."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    launch = [
+        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_machines", "2",
+        "--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", str(port),
+        "--mixed_precision", "no", "--dynamo_backend", "no",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    both = [
+        subprocess.Popen(
+            [*launch, "--machine_rank", str(rank), "-m", "hf_lossy_assist", "mine", *map(str, options)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     assert sorted(load_mined(tmp_path / "data").prompts["prompt_id"]) == [0, 1, 2, 3]
     assert {path.name.split("-")[1] for path in (tmp_path / "data").glob("prompts-*")} == {"000", "001"}
-    outputs = [(tmp_path / rank).read_text(encoding="utf-8") for rank in "01"]
-    assert "4" in [figure(printed, "prompts") for printed in outputs if "prompts" in printed]
+    assert "4" in [figure(printed, "prompts") for printed, _ in outputs if "prompts" in printed]
 
 
 OUT_OF_PAIR = ["--out", "x", "--pair", "arithmetic"]

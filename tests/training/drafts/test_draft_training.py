@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,23 +15,23 @@ from safetensors.torch import load_file
 
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.training.drafts.draft_batches import DataPosition
-from hf_lossy_assist.training.drafts.draft_training import CHECKPOINT, LOG, DraftProgress, rounds_of
-from hf_lossy_assist.training.drafts.text_store import TextStore
-from tests.forking import done_by_two, forked
+from hf_lossy_assist.training.drafts.draft_training import CHECKPOINT, LOG, rounds_of
 from tests.models import tiny
 from tests.training.drafts.fixtures import TRAINING, data, training
 
-
-def killed_after(end: int, store: TextStore, folder: Path) -> None:
-    """Go on training, and be killed after a step, or never after step 0."""
-    run = training(store, folder)
-    run.resume()
-
-    def kill(progress: DraftProgress) -> None:
-        if progress.step == end:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    run.train(checkpoint_seconds=0, held_out_texts=4, on_step=kill)
+RUN = """
+import os, signal, sys
+from pathlib import Path
+from hf_lossy_assist.training.drafts.text_store import TextStore
+from tests.training.drafts.fixtures import training
+store, folder, end = TextStore(Path(sys.argv[1])), Path(sys.argv[2]), int(sys.argv[3])
+run = training(store, folder, "eagle3")
+run.resume()
+def kill(progress):
+    if progress.step == end:
+        os.kill(os.getpid(), signal.SIGKILL)
+run.train(checkpoint_seconds=0, held_out_texts=4, on_step=kill)
+"""
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "assistant"])
@@ -53,33 +53,24 @@ def test_a_run_that_is_killed_ends_bit_alike(texts, tmp_path):
     whole = training(texts, tmp_path / "whole")
     whole.train(checkpoint_seconds=0, held_out_texts=4)
     for end in (5, 17, 0):
-        process = forked(killed_after, end, texts, tmp_path / "killed")
-        process.join()
-        assert process.exitcode == (-signal.SIGKILL if end else 0)
+        command = [sys.executable, "-c", RUN, str(texts.folder), str(tmp_path / "killed"), str(end)]
+        code = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
+        assert code == (-signal.SIGKILL if end else 0)
     expected, found = (load_file(tmp_path / name / CHECKPOINT) for name in ("whole", "killed"))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def train_together(store: TextStore, folder: Path) -> None:
-    """Train in one of two processes, and write what came of it."""
-    run = training(store, folder)
-    process = run.accelerator.process_index
-    run.data.process, run.data.processes = process, run.accelerator.num_processes
-    first = next(run.data.batches(run.state.position))[0]
-    run.train(held_out_texts=4, stopped=lambda: run.state.step == 6)
-    weights = b"".join(p.detach().numpy().tobytes() for p in run.objective.parameters())
-    said = {
-        "weights": hashlib.sha256(weights).hexdigest(),
-        "first": first.ids.tolist(),
-        "seen": run.state.tokens_seen,
-    }
-    (folder / f"{process}.json").write_text(json.dumps(said))
-
-
 def test_two_processes_do_the_steps_of_one(texts, tmp_path):
     """Each takes half of the batches of a step; their weights stay equal."""
-    done_by_two(train_together, texts, tmp_path)
+    command = [
+        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+        "-m", "tests.training.drafts.two_trainers", str(texts.folder), str(tmp_path),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     said = [json.loads((tmp_path / f"{process}.json").read_text()) for process in (0, 1)]
     assert said[0]["weights"] == said[1]["weights"]
     assert said[0]["first"] != said[1]["first"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,15 +14,21 @@ from hf_lossy_assist.training.drafts.openings import Opening, of_prompts, read_p
 from hf_lossy_assist.training.drafts.text_run import end_tokens, write_until
 from hf_lossy_assist.training.drafts.text_store import TextStore
 from hf_lossy_assist.training.drafts.text_writing import TextSettings, write_texts
-from tests.forking import forked
 from tests.models import tiny
 from tests.training.drafts.fixtures import SETTINGS, tokenizer
 
-
-def write_slowly(folder: Path, seconds: float) -> None:
-    store, target, words = TextStore(folder), tiny("llama"), tokenizer()
-    store.open(target, {"prompts": None})
-    write_until(600, store, target, words, [self_asked(words)], SETTINGS, on_batch=lambda _: time.sleep(seconds))
+RUN = """
+import sys, time
+from pathlib import Path
+from hf_lossy_assist.training.drafts import text_run
+from tests.models import tiny
+from tests.training.drafts.fixtures import SETTINGS, tokenizer
+from hf_lossy_assist.training.drafts.openings import self_asked
+store, target, words = text_run.TextStore(Path(sys.argv[1])), tiny("llama"), tokenizer()
+store.open(target, {"prompts": None})
+slow = lambda progress: (print("batch", flush=True), time.sleep(float(sys.argv[2])))
+text_run.write_until(600, store, target, words, [self_asked(words)], SETTINGS, on_batch=slow)
+"""
 
 
 def all_texts(store: TextStore) -> list:
@@ -69,13 +76,14 @@ def test_own_prompts_are_different_turns_in_the_template(texts):
 
 
 def test_a_killed_run_goes_on_with_nothing_lost_or_doubled(tmp_path, texts):
-    victim, store = forked(write_slowly, tmp_path, 60), TextStore(tmp_path)
-    while not store.batches() and victim.is_alive():
-        time.sleep(0.01)
-    victim.kill()
-    victim.join()
+    command = [sys.executable, "-c", RUN, str(tmp_path)]
+    victim = subprocess.Popen([*command, "60"], stdout=subprocess.PIPE)
+    victim.stdout.readline()  # one batch is on disk
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    store = TextStore(tmp_path)
     assert store.batches() == [0]
-    write_slowly(tmp_path, 0)
+    subprocess.run([*command, "0"], check=True, stdout=subprocess.DEVNULL)
     assert store.answer_tokens() >= 600
     there = all_texts(store)
     assert there == all_texts(texts)[: len(there)]
@@ -103,7 +111,7 @@ def test_texts_of_another_run_are_refused(tmp_path):
     with pytest.raises(LossyValueError, match="`seed` was 0 and is 1"):
         store.open(tiny("llama"), {"prompts": None, "seed": 1})
     with pytest.raises(LossyValueError, match="of the target"):
-        store.open(tiny("llama", seed=5), {"prompts": None, "seed": 0})
+        store.open(tiny(seed=5), {"prompts": None, "seed": 0})
 
 
 @pytest.mark.parametrize(
