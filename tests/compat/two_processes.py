@@ -1,4 +1,4 @@
-"""Run in two processes of one group: texts of different lengths, forwards in step."""
+"""Run by `accelerate launch` in two processes: texts of different lengths, forwards in step."""
 
 from __future__ import annotations
 
