@@ -75,12 +75,10 @@ def problems_needed(mean: float, differ: float, repeats: int, most: int = 200_00
     rng = np.random.default_rng(seed)
     draw, found = answers_law(mean, differ), []
     for _ in range(repeats):
-        logs, seen, needed = np.full((1, len(SHARES)), -math.log(len(SHARES))), 0, math.inf
+        logs, seen, needed = np.zeros((1, len(SHARES))), 0, math.inf
         while seen < most and needed == math.inf:
-            with np.errstate(divide="ignore"):
-                growth = np.log1p(np.maximum(SHARES * (LIMIT - draw(rng, _AT_ONCE)) / (1 - LIMIT), -1))
-            logs = logs[-1] + growth.cumsum(0)
-            over = np.logaddexp.reduce(logs, axis=1) >= math.log(20)
+            logs = logs[-1] + _growth(draw(rng, _AT_ONCE), LIMIT).cumsum(0)
+            over = _mixed(logs) >= math.log(20)
             needed = seen + over.argmax() + 1 if over.any() else math.inf
             seen += _AT_ONCE
         found.append(needed)

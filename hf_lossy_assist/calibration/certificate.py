@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 from ..acceptors import Acceptor, settings_of
 from ..config import RunConfig
 from ..errors import LossyValueError
+from ..evaluation.modes import CERTIFICATE, GENERATION_CONFIG
 from ..heads import Head, ModelIdentity
 from ..heads.checks import brief, known_fields
 from ..heads.head import checksum
@@ -22,7 +23,7 @@ from ..heads.hub import CARD, HUB_REFERENCE, Publication, hub_errors
 from ..heads.repository import existing_folder
 from ..mining.files import write_whole
 
-FILE, GENERATION_CONFIG, PLOT = "certificate.json", "generation_config.json", "plot.png"
+PLOT = "plot.png"
 
 _MOST_BYTES = 1 << 24
 
@@ -88,10 +89,12 @@ class Certificate:
             if match is None:
                 raise LossyValueError(f"`certificate` has to be a folder or an id on the Hub, but is {brief(source)}")
             with hub_errors(source, match["revision"]):
-                folder = Path(snapshot_download(match["id"], revision=match["revision"], allow_patterns=[FILE]))
-        path = folder / FILE
+                folder = Path(snapshot_download(match["id"], revision=match["revision"], allow_patterns=[CERTIFICATE]))
+        path = folder / CERTIFICATE
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            raise LossyValueError(f"`certificate` has to name a folder with a {FILE}, but {str(folder)!r} has none")
+            raise LossyValueError(
+                f"`certificate` has to name a folder with a {CERTIFICATE}, but {str(folder)!r} has none"
+            )
         try:
             known = known_fields(cls, json.loads(path.read_text(encoding="utf-8")), f"the certificate {str(path)!r}")
             tested = [TestedSetting(**each) for each in known["tested"]]
@@ -104,7 +107,7 @@ class Certificate:
     def save(self, folder: Path, lossy_head: Any = None) -> None:
         """Write the certificate, and for a chosen setting the generation configuration with its lossy fields."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / FILE, (json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n").encode())
+        write_whole(folder / CERTIFICATE, (json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n").encode())
         if self.chosen is None:
             return
         drawn = {} if self.temperature is None else {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
@@ -166,5 +169,5 @@ def head_sums(acceptor: Acceptor) -> dict[str, int]:
 def certificate_publication(folder: Path) -> Publication:
     """Return the files of a certificate's folder that belong on the Hub."""
     Certificate.load(folder)
-    names = [name for name in (FILE, GENERATION_CONFIG, CARD, PLOT) if (folder / name).is_file()]
+    names = [name for name in (CERTIFICATE, GENERATION_CONFIG, CARD, PLOT) if (folder / name).is_file()]
     return Publication("certificate", {name: folder / name for name in names})

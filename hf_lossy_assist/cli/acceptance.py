@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -22,7 +21,18 @@ from ..stats import joined
 from ..tasks.overlap import rouge
 from .console import limit_threads, progress
 from .models import ModelOptions
-from .options import Device, DraftSource, Dtype, FirstSeed, Gamma, PairInstead, RowsFile, TargetSource, Threads
+from .options import (
+    Device,
+    DraftSource,
+    Dtype,
+    FirstSeed,
+    Gamma,
+    PairInstead,
+    PromptFile,
+    RowsFile,
+    TargetSource,
+    Threads,
+)
 from .rendering import Column, number, percent, table
 
 _LEGEND = (
@@ -37,9 +47,7 @@ def acceptance(
     model: TargetSource = None,
     assistant: DraftSource = None,
     pair: PairInstead = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="One prompt a line; openings of stories, or the pair's problems, by default.")
-    ] = None,
+    prompts: PromptFile = None,
     verifier_head: Annotated[
         str | None, typer.Option(help="A verifier head, a folder or a Hub id: SPRINTER at several thresholds too.")
     ] = None,

@@ -17,7 +17,7 @@ from ..mining.states import read_text
 from ..verification.lm_head_hook import POSITIONS, choose_dropout
 from .console import limit_threads
 from .models import ModelOptions
-from .options import Dtype, Gamma, PairInstead, TargetSource, Threads, Where
+from .options import Dtype, Gamma, PairInstead, PromptFile, TargetSource, Threads, Where
 
 RULE = "dropmatch"
 
@@ -26,9 +26,7 @@ def dropout(
     out: Annotated[Path, typer.Option(help="Folder for the generation configuration.")],
     model: TargetSource = None,
     pair: PairInstead = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="One prompt a line; openings of stories, or the pair's problems, by default.")
-    ] = None,
+    prompts: PromptFile = None,
     count: Annotated[int, typer.Option(min=1, help="How many prompts at most.")] = 10,
     num_paths: Annotated[int, typer.Option(min=1, help="K, the number of dropped heads.")] = REGISTRY[RULE].num_paths,
     gamma: Gamma = 5,

@@ -29,6 +29,9 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's c
 Device = Annotated[str, typer.Option(help="Where both models run.")]
 Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")]
 FirstSeed = Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")]
+PromptFile = Annotated[
+    Path | None, typer.Option(help="One prompt a line; openings of stories, or the pair's problems, by default.")
+]
 RowsFile = Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")]
 TaskName = Annotated[
     str | None, typer.Option(help=f"{', '.join(SHIPPED)}, or package.module:Name of your own; a pair's own by default.")

@@ -1,7 +1,7 @@
 """Sentences, names and comments of the programs task: what a program does not depend on.
 
 Several wordings stand for every part of a description, and several pieces of Python for every part of a program.
-``{v}`` is the name of a list's element, ``{k}`` a number and ``{more}`` the number after it.
+``{v}`` is the name of a list's element, and ``{k}`` a number.
 """
 
 FUNCTIONS = ("solve", "run", "f", "compute", "answer", "process", "work", "main")

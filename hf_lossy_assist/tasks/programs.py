@@ -39,7 +39,7 @@ class Part:
 
     def said(self, wordings: dict[str, tuple[str, ...]], rng: random.Random, **names: str) -> str:
         """Return the part in one of its wordings."""
-        return rng.choice(wordings[self.kind]).format(k=self.k, more=self.k + 1, less=self.k - 1, **names)
+        return rng.choice(wordings[self.kind]).format(k=self.k, **names)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ _RESULTS = {
 }
 # Two of a kind: of both, one says nothing that the other does not.
 _ALIKE = {"least": "above", "most": "below", "odd": "even"}
-# One digit each, and so are a bound's neighbours.
+# One digit each.
 _NUMBERS = {
     "skip": (1, 4), "first": (2, 5), "last": (2, 5), "cut": (1, 4),
     "above": (2, 8), "least": (2, 8), "below": (2, 8), "most": (2, 8), "multiple": (3, 7), "other": (2, 8),
