@@ -12,9 +12,8 @@ from ..config import parse
 from ..errors import LossyValueError
 from ..evaluation.answers import Answer, AnswerStore, load_answers
 from ..evaluation.evaluate import Evaluation
-from ..heads.head import checksum
 from .betting import LossTest, bound, certify
-from .certificate import Certificate, TestedSetting, head_sums, heads_of, rule_in_full
+from .certificate import Certificate, TestedSetting, head_sums, rule_in_full
 
 Answers = Mapping[str, Mapping[int, Answer]]
 """By mode and problem."""
@@ -192,7 +191,7 @@ def _statement(
             raise LossyValueError(f"the head of the rule {name!r} has to be given, `--head {name}=SOURCE`")
         run = parse(best.config["lossy_mode"], best.config["lossy_config"], used or None)
         rule, sums = rule_in_full(run), head_sums(run.acceptor)
-        if {name: checksum(head.weight) for name, head in heads_of(run.acceptor).items()} != described["heads"]:
+        if sums != described["heads"]:
             raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
         texts = [own for _, own in sorted(by_mode[best.mode].items())]
         usual = {

@@ -16,9 +16,8 @@ from ..acceptors import Acceptor, settings_of
 from ..config import RunConfig
 from ..errors import LossyValueError
 from ..evaluation.modes import CERTIFICATE, GENERATION_CONFIG
-from ..heads import Head, ModelIdentity
+from ..heads import ModelIdentity
 from ..heads.checks import brief, known_fields
-from ..heads.head import checksum
 from ..heads.hub import CARD, HUB_REFERENCE, Publication, hub_errors
 from ..heads.repository import existing_folder
 from ..mining.files import write_whole
@@ -155,15 +154,10 @@ def _in_full(acceptor: Acceptor) -> dict[str, Any]:
     return {"rule": acceptor.name, **{key: str(x) if x == float("inf") else x for key, x in values.items()}}
 
 
-def heads_of(acceptor: Acceptor) -> dict[str, Head]:
-    """Return the head of each rule that has one, by the rule."""
-    rules = getattr(acceptor, "rules", (acceptor,))
-    return {rule.name: rule.head for rule in rules if getattr(rule, "head", None) is not None}
-
-
 def head_sums(acceptor: Acceptor) -> dict[str, int]:
-    """Return a checksum of each head's weights and bias, by the rule."""
-    return {name: checksum(head.weight, head.bias) for name, head in heads_of(acceptor).items()}
+    """Return the checksum of each rule's head, by the rule."""
+    rules = getattr(acceptor, "rules", (acceptor,))
+    return {rule.name: rule.head.checksum for rule in rules if getattr(rule, "head", None) is not None}
 
 
 def certificate_publication(folder: Path) -> Publication:

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import tasks
 from ..errors import LossyValueError
 from ..heads import Head, ModelIdentity
-from ..heads.head import checksum
 from ..mining.mining_run import Process, this_process
 from ..tasks import Example, Task
 from .answers import Answer, AnswerStore
@@ -196,7 +195,7 @@ class Evaluation:
 
 
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
-    sums = {rule: checksum(heads[rule].weight) for rule in mode.rules if rule in heads}
+    sums = {rule: heads[rule].checksum for rule in mode.rules if rule in heads}
     return {**mode.config, "temperature": mode.temperature, "heads": sums}
 
 

@@ -20,11 +20,6 @@ from .hub import CARD, upload
 from .repository import CONFIG, local_files, publication, read_config, read_weights, write_weights
 
 
-def checksum(*weights: Tensor) -> int:
-    """Return a number by which weights are told from others, whatever their dtype and device."""
-    return zlib.crc32(b"".join(weight.detach().float().cpu().numpy().tobytes() for weight in weights))
-
-
 class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     """A probability per token: ``sigmoid(w · h + b)``, one dot product.
 
@@ -57,6 +52,12 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     @staticmethod
     def _shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
         return {"weight": (config.width,), "bias": ()}
+
+    @property
+    def checksum(self) -> int:
+        """A number by which the weights are told from others, whatever their dtype and device."""
+        tensors = (self.weight, self.bias)
+        return zlib.crc32(b"".join(tensor.detach().float().cpu().numpy().tobytes() for tensor in tensors))
 
     def logit(self, features: Tensor) -> Tensor:
         """Return ``(...)`` log-odds from features ``(..., d)``, computed in the dtype of the weight."""
