@@ -25,11 +25,12 @@ def losses_of(file: Path) -> np.ndarray:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_settings_that_lose_too_much_are_seldom_certified_on_real_answers(file: Path):
     losses = losses_of(file)
-    for limit in LIMITS:
-        bad = losses.mean(0) >= limit / 100
-        shares = certified_shares(losses, limit / 100, 500, REPEATS)
-        assert shares[:-1][bad].max() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPEATS)
-    assert shares[:-1][~bad].max() > 0.5, "what loses less than the last limit is certified"
+    true = losses.mean(0)
+    for limit in true[true > 0]:  # a setting that loses just as much as is allowed is the hardest
+        shares = certified_shares(losses, limit, 500, REPEATS)
+        assert shares[:-1][true >= limit].max() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPEATS)
+    shares = certified_shares(losses, LIMITS[-1] / 100, 500, REPEATS)
+    assert shares[:-1].max() > 0.5, "what loses less than the last limit is certified"
 
 
 def test_shares_are_those_of_select():
