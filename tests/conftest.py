@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -15,6 +18,16 @@ from hf_lossy_assist.errors import warn_once
 def pair() -> pairs.Pair:
     """The bundled pair."""
     return pairs.load("arithmetic")
+
+
+@pytest.fixture
+def gguf_read_once(monkeypatch: pytest.MonkeyPatch):
+    """What loads a configuration, weights and a tokenizer from a GGUF file parses its 50,000 words once, not each time."""
+    if find_spec("gguf") is not None:
+        import gguf
+
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            monkeypatch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
 
 
 @pytest.fixture(autouse=True)
