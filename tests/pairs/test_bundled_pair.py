@@ -41,9 +41,7 @@ def test_the_hook_does_in_stock_s_loop_what_ours_does(pair: pairs.Pair, row: Row
     hook = row.hook(pair.target, pair.draft, num_assistant_tokens=8, seed=0)
     for prompt in inputs(pair, 2):
         kwargs = GREEDY | {**prompt, "assistant_model": pair.draft, "max_new_tokens": 60}
-        ours = pair.target.generate(
-            **kwargs, **row.keywords(pair.target, pair.draft, seed=0), num_assistant_tokens=8
-        )
+        ours = pair.target.generate(**kwargs, **row.keywords(pair.target, pair.draft, seed=0), num_assistant_tokens=8)
         with hook:
             theirs = pair.target.generate(**kwargs, logits_processor=[hook])
         assert theirs.sequences.tolist() == ours.sequences.tolist()
