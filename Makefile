@@ -6,8 +6,12 @@ STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
 # Processes that run tests side by side.
 JOBS ?= 2
-# Tests in which no version of transformers makes a difference: they run once, with the newest.
-ONCE := benchmarks calibration heads inspection mining tasks theory training trial test_distributions.py test_layout.py test_notebooks.py
+# Tests in which no version of transformers makes a difference: they run once, with the newest. What these commands, pairs and
+# examples ask of transformers, the tests of decoding, drafting and the hook ask of the oldest, too.
+ONCE := benchmarks calibration heads inspection mining tasks theory training trial \
+	$(foreach command,acceptance calibrate mine trade_off train_drafts train_heads train_pair,cli/test_$(command).py) \
+	$(foreach part,cards heads pair pretraining recipe smollm2 smollm2_drafts,pairs/test_$(part).py) \
+	test_distributions.py test_examples.py test_layout.py test_notebooks.py
 
 # The first Python on the PATH that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \

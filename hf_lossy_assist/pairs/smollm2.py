@@ -61,9 +61,10 @@ def _convert(source: Path, folder: Path) -> None:
     quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF, dtype=torch.float32)
     values = quantised.config.to_dict()
     del values["quantization_config"]
-    model = LlamaForCausalLM(LlamaConfig.from_dict(values | {"_name_or_path": "SmolLM2-135M-Instruct"}))
-    model.load_state_dict(quantised.state_dict())
+    config = LlamaConfig.from_dict(values | {"_name_or_path": "SmolLM2-135M-Instruct"})
+    weights = quantised.state_dict()
+    model = LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=torch.bfloat16)
     model.generation_config = quantised.generation_config
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_GGUF, padding_side="left")
     tokenizer.save_pretrained(folder)

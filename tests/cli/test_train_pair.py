@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -17,6 +18,10 @@ from tests.tiny_pair import TINY
 @pytest.fixture(autouse=True)
 def _short_answers(monkeypatch):
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 4)
+    monkeypatch.setattr(train_pair, "build_tokenizer", tokenizer)
+
+
+tokenizer = functools.cache(train_pair.build_tokenizer)  # whose training takes seconds, and comes to the same
 
 
 def run(*arguments: str) -> str:

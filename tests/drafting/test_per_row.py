@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,8 @@ def multi_token(monkeypatch, layers: int):
     torch.manual_seed(0)
     target = DeepseekV3ForCausalLM(config).eval()
 
-    def from_pretrained(main_model, device_map=None):
+    @functools.cache  # every call and row asks for it
+    def made(main_model):
         with torch.random.fork_rng(devices=[]), torch.no_grad():  # the drafter's own draws go on
             torch.manual_seed(1)
             model = MtpModel(main_model, layers).eval()
@@ -36,7 +39,7 @@ def multi_token(monkeypatch, layers: int):
                 parameter.normal_(std=0.2) if parameter.dim() > 1 else parameter.fill_(1)
         return model
 
-    monkeypatch.setattr(MtpModel, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(MtpModel, "from_pretrained", lambda main_model, device_map=None: made(main_model))
     return target
 
 

@@ -222,10 +222,11 @@ def test_transformers_serve_is_such_a_server(tmp_path):
                 assert server.poll() is None
                 time.sleep(0.2)
         parts = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
-        prompts = parts.prompts(1)
+        prompts = parts.prompts(9)[8:]  # a few mismatches, important and not
         completions = Completions(f"http://localhost:{port}/v1", str(tmp_path))
         found = {one.prompt.id: one.found for one in searches(parts, completions).run(prompts)}
     finally:
         server.terminate()
         server.wait()
     assert found == by_prompt(parts, prompts)
+    assert {mismatch.important for mismatch in found[8].mismatches} == {True, False}

@@ -152,7 +152,7 @@ def test_a_draft_is_taken_from_a_folder(tiny_target, tiny_pair_folder):
 
 
 @installed
-def test_the_target_is_the_model_of_the_package_and_answers(cache):
+def test_the_target_is_the_model_of_the_package_and_answers(cache, gguf_read_once):
     from transformers import AutoModelForCausalLM
 
     pair = pairs.load("smollm2")

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from openai import OpenAI
+from typing import TYPE_CHECKING, Any
 
 from hf_lossy_assist import pairs
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 FIELDS = {"lossy_mode": "topk", "lossy_config": {"k": 2, "break_even": False}, "lossy_assistant": "../draft"}
 START_SECONDS = 120
@@ -53,6 +54,8 @@ class Server:
 
     @property
     def client(self) -> OpenAI:
+        from openai import OpenAI  # which takes a second, in every process that collects tests
+
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
 
