@@ -116,16 +116,17 @@ class Evaluation:
                 continue
             ids = range(b * self.batch_size, b * self.batch_size + len(batch))
             labels = [mode.label for mode in modes if mode.label == self.reference or wanted(mode.label)]
-            for mode in [modes[0], *(rotated(modes[1:], b) if modes[1:] else [])]:
-                missing = [i for i in ids if (mode.label, i) not in store.known]
-                if mode.label not in labels or not missing:
-                    continue
-                if mode.label not in warm:
-                    warm_up(self.models, [mode], batch, min(_WARM_UP_TOKENS, self.length), strict=True)
-                    warm.add(mode.label)
+            missing = {label: [i for i in ids if (label, i) not in store.known] for label in labels}
+            turns = [modes[0], *(rotated(modes[1:], b) if modes[1:] else [])]
+            turns = [mode for mode in turns if missing.get(mode.label)]
+            # All at once: what can't run says so before others have answered.
+            cold = [mode for mode in turns if mode.label not in warm]
+            warm_up(self.models, cold, batch, min(_WARM_UP_TOKENS, self.length), strict=True)
+            warm |= {mode.label for mode in cold}
+            for mode in turns:
                 response = run_request(self.models, mode, batch, self.length)
                 answers = self.scored(mode, ids, response, store)
-                store.add([answer for answer in answers if answer.id in missing])
+                store.add([answer for answer in answers if answer.id in missing[mode.label]])
             for i in ids:
                 yield {label: store.known[label, i] for label in labels}
 

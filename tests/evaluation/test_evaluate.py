@@ -180,8 +180,10 @@ def test_what_can_t_be_evaluated_is_refused_first(evaluation, change, message):
 
 
 def test_a_mode_that_can_t_run_is_refused_before_any_answer(evaluation):
+    store = AnswerStore()
     with pytest.raises(LossyValueError, match="one that can't run here, topk:k=-1"):
-        answered(replace(evaluation, modes=named_modes("topk:k=-1"), reference="topk:k=-1"))
+        list(replace(evaluation, modes=named_modes("plain,topk:k=-1")).run(store))
+    assert not store.known
 
 
 def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluation, pair):
