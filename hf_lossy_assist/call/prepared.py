@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat import CACHE_NAMES, empty_copy, padding_token
+from ..compat import CACHE_NAMES, empty_copy, padding_token, processes_rows_alike
 from ..decoding.batch_layout import RowProcessors
 
 
@@ -67,7 +67,9 @@ class Prepared:
             for name, value in self.inputs.items()
             if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == ids.shape[1]
         }
-        processors = LogitsProcessorList([RowProcessors(self.processors, row, self.batch)] if self.processors else [])
+        processors = self.processors
+        if not all(map(processes_rows_alike, processors)):
+            processors = LogitsProcessorList([RowProcessors(processors, row, self.batch)])
         return replace(self, ids=ids, inputs=inputs, processors=processors)
 
     def alone(self, row: int) -> Prepared:

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, TopKLogitsWarper
 from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import LossyError, LossyVerification
@@ -136,6 +136,26 @@ def test_rows_of_a_batch_are_decoded_one_by_one(drafted):
     assert ours.lossy_stats.target_calls == ours.lossy_stats.rounds
     assert len(ours.scores) == 30
     assert ours.scores[0].shape == (4, VOCAB)
+
+
+def test_processors_see_the_whole_batch_only_where_they_may_tell_rows_apart(drafted, monkeypatch):
+    target, keywords = drafted
+    warp, rows = TopKLogitsWarper.__call__, []
+
+    def counted(self, input_ids, scores):
+        rows[-1] += len(scores)
+        return warp(self, input_ids, scores)
+
+    monkeypatch.setattr(TopKLogitsWarper, "__call__", counted)
+    kwargs = GREEDY | padded() | {"do_sample": True, "top_k": 5, "max_new_tokens": 6, "lossy_mode": "lossless"}
+    texts = []
+    for asked in ({}, {"prefix_allowed_tokens_fn": lambda row, _: range(VOCAB)}):
+        rows.append(0)
+        torch.manual_seed(0)  # for drafters that draw by themselves
+        texts.append(target.generate(**kwargs, **keywords, **asked, lossy_config={"seed": 0}).sequences.tolist())
+    alike, told_apart = rows
+    assert alike < told_apart / 3
+    assert texts[0] == texts[1]
 
 
 def test_dflash_needs_its_draft():
