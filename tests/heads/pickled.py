@@ -163,7 +163,7 @@ BOMBS = {
     "a number of many digits": b"I" + b"9" * 100_000 + b"\n.",
     "a number of many bytes": b"\x8b" + struct.pack("<I", 1 << 20) + b"\x7f" * (1 << 20) + b".",
     "many instructions": b"(" + b"N" * 3_000_000 + b"l.",
-    "tuples in tuples": b")" + b"\x85" * 300_000 + b".",
+    "tuples in tuples": b")" + b"\x85" * 1_000_000 + b".",
     "tuples in tuples as a key": b"})" + b"\x85" * 150_000 + b"Ns.",
     "pairs of the same as a key": b"}" + nested(60) + b"Ns.",
     "lists in lists": as_value("mean", b"]" + b"]a" * 90_000),
