@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat import CACHE_NAMES, empty_copy, padding_token, processes_rows_alike
-from ..decoding.batch_layout import RowProcessors
+from ..compat import CACHE_NAMES, empty_copy, padding_token
+from ..decoding.batch_layout import of_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +67,7 @@ class Prepared:
             for name, value in self.inputs.items()
             if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == ids.shape[1]
         }
-        processors = self.processors
-        if not all(map(processes_rows_alike, processors)):
-            processors = LogitsProcessorList([RowProcessors(processors, row, self.batch)])
-        return replace(self, ids=ids, inputs=inputs, processors=processors)
+        return replace(self, ids=ids, inputs=inputs, processors=of_row(self.processors, row, self.batch))
 
     def alone(self, row: int) -> Prepared:
         """Return one row of a batch with all of its inputs and an empty cache of its own."""

@@ -58,7 +58,7 @@ from .models import (
     with_attention_of,
 )
 from .parallel import is_sharded, shared_clock, shared_decisions, shared_seed
-from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, processes_rows_alike
+from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, process_rows_alike
 from .quantised_caches import forgettable, quantises
 from .recurrent_states import CacheSnapshot, continuation_of, refusal_to_go_on
 from .tree_inputs import TreeInputs, obstacle_to_trees
@@ -106,7 +106,7 @@ __all__ = [
     "origin_of",
     "padding_token",
     "pre_hooks_of",
-    "processes_rows_alike",
+    "process_rows_alike",
     "quantises",
     "ready_for_rollback",
     "recording",

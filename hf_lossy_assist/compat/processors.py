@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from transformers.generation import logits_process as _processors
@@ -41,6 +42,9 @@ STATEFUL_PROCESSORS = (
 )
 
 
-def processes_rows_alike(processor: Any) -> bool:
-    """Tell whether a logits processor is known not to care which row of the batch it looks at."""
-    return type(processor).__module__ == _processors.__name__ and not isinstance(processor, _INDEXED_PROCESSORS)
+def process_rows_alike(processors: Iterable[Any]) -> bool:
+    """Tell whether logits processors are known not to care which row of the batch they look at."""
+    return all(
+        type(processor).__module__ == _processors.__name__ and not isinstance(processor, _INDEXED_PROCESSORS)
+        for processor in processors
+    )

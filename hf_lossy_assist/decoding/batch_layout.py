@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ..compat import PREFIX_FREE_PROCESSORS, processes_rows_alike
+from ..compat import PREFIX_FREE_PROCESSORS, process_rows_alike
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ class RowAlignedProcessors(LogitsProcessor):
     def __init__(self, processors: LogitsProcessorList, layout: BatchLayout) -> None:
         self.processors = processors
         self.layout = layout
-        self._alike = all(processes_rows_alike(processor) for processor in processors)
+        self._alike = process_rows_alike(processors)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if self.layout.untouched:
@@ -217,3 +217,10 @@ def row_aligned(processors: LogitsProcessorList, layout: BatchLayout) -> LogitsP
     if all(type(processor) in PREFIX_FREE_PROCESSORS for processor in processors):
         return processors
     return LogitsProcessorList([RowAlignedProcessors(processors, layout)])
+
+
+def of_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
+    """Return processors for one row's text alone; those that may tell rows apart are still shown a whole batch."""
+    if process_rows_alike(processors):
+        return processors
+    return LogitsProcessorList([RowProcessors(processors, row, batch)])
