@@ -271,6 +271,7 @@ class DraftRun:
                 record = TrainingRecord(said, training.state.step, training.state.tokens_seen, held_out, _command())
                 kind.save(objective, target, self.sources.out, record)
                 screen.print(f"saved in {self.sources.out}")
+            accelerator.end_training()
 
 
 def eagle3(

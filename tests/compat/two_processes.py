@@ -10,6 +10,7 @@ from accelerate import PartialState
 
 import hf_lossy_assist
 from tests.acceptors.fixtures import verifier_head as head_for
+from tests.leaving import leave
 from tests.models import noisy_copy, padded, prompt, tiny
 
 state = PartialState(cpu=True)
@@ -46,4 +47,4 @@ plain = target.generate(input_ids=prompt(5), do_sample=False, eos_token_id=None,
 ours = target.generate(input_ids=prompt(5), **common, lossy_mode="lossless", max_new_tokens=8)
 if not plain.equal(ours):
     sys.exit("texts differ")
-dist.destroy_process_group()
+leave()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hf_lossy_assist.training.drafts.text_store import TextStore
+from tests.leaving import leave
 from tests.training.drafts.fixtures import training
 
 texts, folder = map(Path, sys.argv[1:])
@@ -23,3 +24,4 @@ said = {
     "seen": run.state.tokens_seen,
 }
 (folder / f"{process}.json").write_text(json.dumps(said))
+leave()
