@@ -290,7 +290,7 @@ class _RoundsOfStock(CandidateGenerator):
         padding = None if mask is None or mask.dim() != 2 else mask[:, : mask.shape[1] - drafted]
         room = self.verifier.room(padding, 1, max(1, tokens - drafted))
         self._forward.enter_context(self.stats.timed("verifying"))
-        self._forward.enter_context(self.verifier.watching(drafted, room))
+        self._forward.enter_context(self.verifier.watching(drafted))
         return room
 
     def leave_forward(self, outputs: Any) -> None:

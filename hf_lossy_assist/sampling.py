@@ -43,8 +43,8 @@ class Randomness:
         drawn = torch.multinomial(flat, 1, generator=self.generator(weights.device))
         return drawn.reshape(weights.shape[:-1])
 
-    def keep_mask(self, shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
-        """Return an inverted-dropout mask: 0 with probability ``rate``, else ``1 / (1 - rate)``."""
+    def keep_mask(self, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
+        """Return an inverted-dropout mask: 0 with probability ``rate``, which broadcasts, else ``1 / (1 - rate)``."""
         mask = torch.empty(shape, device=like.device, dtype=like.dtype)
         return mask.bernoulli_(1 - rate, generator=self.generator(like.device)).div_(1 - rate)
 

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY
 from ..mining.states import read_text
-from ..verification.lm_head_hook import POSITIONS, choose_dropout
+from ..verification.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from .console import limit_threads
 from .models import ModelOptions
 from .options import Dtype, Gamma, PairInstead, PromptFile, TargetSource, Threads, Where
@@ -45,8 +45,8 @@ def dropout(
     loaded, screen = options.load(assisted=False).asked("--prompts", prompts), Console()
     states = head_inputs(loaded.target, loaded.encode(loaded.examples(count)))
     head = loaded.target.get_output_embeddings()
-    found = choose_dropout(head, torch.cat(states)[None], num_paths)
-    each = sorted(choose_dropout(head, own[None], num_paths) for own in states)
+    found, *each = (DROPOUTS[choose_dropout(head, own, num_paths)] for own in (torch.cat(states), *states))
+    each.sort()
     settings = {"dropout": found, "num_paths": num_paths}
     GenerationConfig(lossy_mode=RULE, lossy_config=settings, num_assistant_tokens=gamma).save_pretrained(out)
     screen.print(f"dropout {found:g} over {len(each)} prompts; alone they have {each[0]:g} to {each[-1]:g}")

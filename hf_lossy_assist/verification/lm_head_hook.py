@@ -15,7 +15,7 @@ from ..compat import pre_hooks_of
 from ..errors import LossyUnsupportedError
 from ..sampling import Randomness
 
-DROPOUTS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
+DROPOUTS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """What :func:`choose_dropout` chooses from."""
 
 AGREEMENT = 0.95
@@ -23,8 +23,8 @@ POSITIONS, _FEWEST = 64, 16
 
 
 @torch.no_grad()
-def choose_dropout(head: nn.Module, states: Tensor, paths: int) -> float:
-    """Return the largest of :data:`DROPOUTS` at which a dropped head says what the clean one says.
+def choose_dropout(head: nn.Module, states: Tensor, paths: int) -> Tensor:
+    """Return which of :data:`DROPOUTS` is the largest at which a dropped head says what the clean one says.
 
     The noise of dropping depends on the width and on the head: what leaves one model's choices alone turns another's
     into nonsense. So ρ is chosen by what it does, at the half of the positions where the clean head is surest: there
@@ -36,33 +36,34 @@ def choose_dropout(head: nn.Module, states: Tensor, paths: int) -> float:
     head
         The LM head.
     states
-        ``(B, P, d)`` what enters it at positions of the prompt. Fewer than 16 say too little: the least ρ is theirs.
+        ``(P, d)`` what enters it at positions of the prompt. Fewer than 16 say too little: the least ρ is theirs.
     paths
         K.
 
     Returns
     -------
-    float
-        ρ; 0 where even the least disturbs too much.
+    Tensor
+        Its index, without dimensions, on the device of the states; 0 where even the least disturbs too much.
     """
-    clean = head(states).flatten(0, 1).float()
-    if len(clean) < _FEWEST:
-        return DROPOUTS[0]
-    surest = clean.softmax(-1).amax(-1).topk(len(clean) // 2).indices
-    best, kept = clean.argmax(-1)[surest], states.flatten(0, 1)[surest]
-    # The same numbers for every ρ: what a smaller one drops, a larger one drops too.
+    low = torch.zeros((), dtype=torch.long, device=states.device)
+    if len(states) < _FEWEST:
+        return low + 1
+    rates = states.new_tensor(DROPOUTS, dtype=torch.float32)
+    clean = head(states[None])[0].float()
+    surest = clean.softmax(-1).amax(-1).topk(len(states) // 2).indices
+    best, kept = clean.argmax(-1)[surest], states[surest]
+    # The same numbers for every ρ and every text: what a smaller one drops, a larger one drops too.
     generator = torch.Generator(kept.device).manual_seed(0)
-    uniform = torch.rand((paths, *kept.shape), device=kept.device, generator=generator)
-    low, high = -1, len(DROPOUTS)
-    while high - low > 1:
-        middle = (low + high) // 2
-        mask = (uniform >= DROPOUTS[middle]).to(kept.dtype) / (1 - DROPOUTS[middle])
-        chosen = head((kept * mask).flatten(0, 1)[None])[0].argmax(-1).unflatten(0, (paths, -1))
-        if (chosen == best).float().mean() >= AGREEMENT:
-            low = middle
-        else:
-            high = middle
-    return DROPOUTS[low] if low >= 0 else 0.0
+    most = max(POSITIONS // 2, len(kept))
+    uniform = torch.rand((most, paths, kept.shape[-1]), device=kept.device, generator=generator)[: len(kept)]
+    step = len(DROPOUTS) // 2  # of a power of two, so that the host need not know what is found on the way
+    while step:
+        rate = rates.take(low + step)
+        mask = (uniform >= rate).to(kept.dtype) / (1 - rate).to(kept.dtype)
+        chosen = head((kept[:, None] * mask).flatten(0, 1)[None])[0].argmax(-1).unflatten(0, (-1, paths))
+        low = low + step * ((chosen == best[:, None]).float().mean() >= AGREEMENT)
+        step //= 2
+    return low
 
 
 class LMHeadHook:
@@ -83,7 +84,8 @@ class LMHeadHook:
     Attributes
     ----------
     dropout
-        ρ; None as long as it has to be chosen, by the first forward's states.
+        ρ, of several rows ``(B, 1, 1, 1)`` where each has its own; None as long as it has to be chosen, by the first
+        forward's states.
     """
 
     def __init__(self, head: nn.Module, dropped: DroppedHeads | None, randomness: Randomness) -> None:
@@ -91,23 +93,30 @@ class LMHeadHook:
         self.dropped = dropped
         self.randomness = randomness
         self.hidden: Tensor | None = None
-        self.dropout = None if dropped is None or dropped.dropout == AUTO else dropped.dropout
+        self.dropout: float | Tensor | None = None if dropped is None or dropped.dropout == AUTO else dropped.dropout
         self._drafted = self._thread = 0
-        self._room = 1
+        self._own = [1]
 
     def room(self, mask: Tensor | None, rows: int, known: int) -> int:
         """Return at how many of the ``known`` positions before a draft states are wanted: more than one only once."""
         if self.dropped is None or self.dropout is not None:
             return 1
-        own = known if mask is None or mask.dim() != 2 else int(mask.sum(-1).min())
-        return max(1, min(-(-POSITIONS // rows), own, known))
+        padded = mask is not None and mask.dim() == 2
+        own = mask.sum(-1).tolist() if padded else [known] * rows
+        self._own = [max(1, min(POSITIONS, length, known)) for length in own]
+        return max(self._own)
 
-    def over(self, drafted: int, room: int = 1) -> LMHeadHook:
+    def move(self, rows: Tensor) -> None:
+        """Follow ``rows`` of the batch that go on."""
+        if isinstance(self.dropout, Tensor):
+            self.dropout = self.dropout.index_select(0, rows.to(self.dropout.device))
+
+    def over(self, drafted: int) -> LMHeadHook:
         """Return a context manager: in its block, read the head's one call of this thread over ``drafted`` tokens.
 
-        ``room`` is at how many positions before these it is called too.
+        It is called at the positions before these, too, that :meth:`room` has asked for.
         """
-        self._drafted, self._room = drafted, room
+        self._drafted = drafted
         return self
 
     # No generator: one that an interruption finds suspended stays so for as long as somebody keeps the traceback.
@@ -135,8 +144,13 @@ class LMHeadHook:
         if self.dropped is None:
             return None
         if self.dropout is None:
-            states = args[0][:, : args[0].shape[1] - self._drafted][:, -self._room :]
-            self.dropout = choose_dropout(module, states, self.dropped.num_paths)
+            known = args[0][:, : args[0].shape[1] - self._drafted]
+            chosen = [
+                choose_dropout(module, states[-own:], self.dropped.num_paths)
+                for states, own in zip(known, self._own, strict=True)
+            ]
+            rates = torch.tensor(DROPOUTS, device=known.device)
+            self.dropout = rates[torch.stack(chosen)][:, None, None, None] if len(chosen) > 1 else DROPOUTS[chosen[0]]
         return (torch.cat([self.hidden, self._drop(self.hidden[:, :-1])], dim=1), *args[1:])
 
     def _leave_head(self) -> None:

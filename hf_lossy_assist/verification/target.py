@@ -60,7 +60,7 @@ class Target:
         room = self.room(candidate, len(judged))
         keep = len(judged) + room
         self.forwards.catch_up(candidate, keep)
-        with self.verifier.watching(len(judged), room):
+        with self.verifier.watching(len(judged)):
             outputs = self.forwards.run(candidate, keep, draft.target_inputs)
         verification = self.verifier.judge(candidate, judged, outputs, self.forwards.sent, charged)
         if judged.trusted is None or len(judged) == 1:
@@ -80,6 +80,7 @@ class Target:
             self.forwards.keep_path(commit.start, commit.path)
         if commit.shift is not None:
             self.forwards.move(commit.shift, commit.ids)
+            self.verifier.move(commit.shift.index)
             return
         # The newest token is never in the cache: it is the first input of the next forward.
         self.forwards.rewind(commit.width - 1)
@@ -132,9 +133,14 @@ class Verifier:
         """Return at how many of the ``known`` positions before a draft the LM head is to be called: mostly the last."""
         return 1 if self.hook is None else self.hook.room(mask, rows, known)
 
-    def watching(self, drafted: int, room: int = 1) -> AbstractContextManager[Any]:
+    def move(self, rows: Tensor) -> None:
+        """Follow ``rows`` of the batch that go on."""
+        if self.hook is not None:
+            self.hook.move(rows)
+
+    def watching(self, drafted: int) -> AbstractContextManager[Any]:
         """Inside the block, read the LM head's input in a forward over ``drafted`` tokens, if the rule wants to."""
-        return nullcontext() if self.hook is None else self.hook.over(drafted, room)
+        return nullcontext() if self.hook is None else self.hook.over(drafted)
 
     def split(self, logits: Tensor, drafted: int) -> tuple[Tensor, Tensor | None]:
         """Split a forward's logits into clean ``(B, n+1, V)`` and dropped ``(B, K, n, V)`` ones, or None."""

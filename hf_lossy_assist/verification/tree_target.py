@@ -33,7 +33,7 @@ class TreeTarget(Target):
             return super().verify(candidate, draft, charged)
         n, tree = len(draft), draft.tree
         room = self.room(candidate, n)
-        with self.verifier.watching(n, room):
+        with self.verifier.watching(n):
             outputs = self.forwards.run_tree(candidate, n + room, tree.ancestors, tree.depths)
         return self.verifier.judge_tree(candidate, draft, outputs, self.forwards.sent, charged)
 

@@ -30,7 +30,7 @@ def test_the_largest_that_suits_all_prompts_is_stored_and_used(pair, tmp_path):
     with torch.no_grad():
         states = [pair.target.model(torch.tensor([ids])).last_hidden_state[0, -64:] for ids in prompts]
         torch.testing.assert_close(head_inputs(pair.target, prompts), states, atol=1e-4, rtol=1e-4)
-        head, all_of_them = pair.target.get_output_embeddings(), torch.cat(states)[None]
+        head, all_of_them = pair.target.get_output_embeddings(), torch.cat(states)
         larger = DROPOUTS[DROPOUTS.index(found) + 1 :][:1]
         assert agreement(head, all_of_them, 3, found) >= AGREEMENT
         assert all(agreement(head, all_of_them, 3, dropout) < AGREEMENT for dropout in larger)

@@ -14,7 +14,7 @@ from hf_lossy_assist.sampling import Randomness
 from hf_lossy_assist.verification import lm_head_hook as module
 from hf_lossy_assist.verification.lm_head_hook import AGREEMENT, DROPOUTS, LMHeadHook, choose_dropout
 from tests.agreement import agreement
-from tests.models import noisy_copy, prompt, tiny
+from tests.models import noisy_copy, padded, prompt, tiny
 
 
 def head_and_states(scale: float, seed: int, positions: int = 40) -> tuple[nn.Linear, Tensor]:
@@ -23,8 +23,8 @@ def head_and_states(scale: float, seed: int, positions: int = 40) -> tuple[nn.Li
     head = nn.Linear(64, 50, bias=False)
     with torch.no_grad():
         head.weight.normal_()
-        tokens = torch.randint(50, (1, positions))
-        states = scale * head.weight[tokens] / 64**0.5 + torch.randn(1, positions, 64)
+        tokens = torch.randint(50, (positions,))
+        states = scale * head.weight[tokens] / 64**0.5 + torch.randn(positions, 64)
     return head, states
 
 
@@ -33,25 +33,21 @@ def head_and_states(scale: float, seed: int, positions: int = 40) -> tuple[nn.Li
 def test_it_is_the_largest_that_leaves_the_surer_half_alone(scale, seed):
     head, states = head_and_states(scale, seed)
     with torch.no_grad():
-        chosen = choose_dropout(head, states, 5)
+        at = int(choose_dropout(head, states, 5))
         shares = [agreement(head, states, 5, dropout) for dropout in DROPOUTS]
-    if chosen == 0:
-        assert shares[0] < AGREEMENT
-        return
-    at = DROPOUTS.index(chosen)
     assert shares[at] >= AGREEMENT
     assert at == len(DROPOUTS) - 1 or shares[at + 1] < AGREEMENT
 
 
 def test_a_sure_head_bears_more_than_an_unsure_one():
-    sure, unsure = (choose_dropout(*head_and_states(scale, 0), 5) for scale in (20.0, 0.3))
+    sure, unsure = (DROPOUTS[choose_dropout(*head_and_states(scale, 0), 5)] for scale in (20.0, 0.3))
     assert sure == DROPOUTS[-1]
     assert unsure < 0.1
 
 
 def test_too_short_a_prompt_says_too_little_to_be_bold():
     head, states = head_and_states(20.0, 0, positions=15)
-    assert choose_dropout(head, states, 5) == DROPOUTS[0]
+    assert DROPOUTS[choose_dropout(head, states, 5)] == 0.005
 
 
 def test_it_draws_nothing_of_the_caller_s():
@@ -70,9 +66,9 @@ def chosen(monkeypatch):
     seen, choose = [], module.choose_dropout
 
     def noted(head, states, paths):
-        dropout = choose(head, states, paths)
-        seen.append((states.clone(), dropout))
-        return dropout
+        index = choose(head, states, paths)
+        seen.append((states.clone(), DROPOUTS[index]))
+        return index
 
     monkeypatch.setattr(module, "choose_dropout", noted)
     return seen
@@ -80,7 +76,7 @@ def chosen(monkeypatch):
 
 def last_states(model, ids, mask=None, n=64):
     with torch.no_grad():
-        return model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, -n:]
+        return model.model(input_ids=ids, attention_mask=mask).last_hidden_state[0, -n:]
 
 
 @pytest.fixture(scope="module")
@@ -108,20 +104,39 @@ def test_the_prompt_s_last_positions_are_looked_at_once(models, chosen, sample, 
     assert len(chosen) == 1
 
 
-def test_rows_are_looked_at_together_without_their_padding(models, chosen):
+def test_each_row_of_a_batch_has_the_dropout_that_it_has_alone(models, chosen):
     target, draft = models
-    short, long = prompt(10), prompt(30, 1)
-    ids = torch.cat([torch.cat([torch.zeros(1, 20, dtype=torch.long), short], 1), long])
-    mask = torch.ones_like(ids)
-    mask[0, :20] = 0
-    target.generate(
-        input_ids=ids, attention_mask=mask, assistant_model=draft, lossy_mode="dropmatch", max_new_tokens=6,
-        do_sample=False, pad_token_id=0,
+    lengths = (24, 80, 10, 40)
+    rows = [prompt(length, seed) for seed, length in enumerate(lengths)]
+    options = {"assistant_model": draft, "lossy_mode": "dropmatch", "max_new_tokens": 6, "do_sample": False}
+    for row in rows:
+        target.generate(row, **options)
+    target.generate(**padded(lengths), **options)
+    alone, together = chosen[: len(rows)], chosen[len(rows) :]
+    for (states, dropout), (own, same) in zip(alone, together, strict=True):
+        torch.testing.assert_close(own, states, atol=1e-4, rtol=1e-4)
+        assert same == dropout
+    assert len({dropout for _, dropout in alone}) > 1, "or any one would do for all"
+
+
+def test_rows_keep_their_dropout_when_others_end(models, monkeypatch):
+    """Without dropout a greedy row is the target's own text, whatever its neighbours drop."""
+    target, draft = models
+    rows = [prompt(20, seed) for seed in range(3)]
+    plain = [
+        target.generate(row, max_new_tokens=24, do_sample=False, eos_token_id=None)[0, 20:].tolist() for row in rows
+    ]
+    indices = iter((len(DROPOUTS) - 1, len(DROPOUTS) - 1, 0))
+    monkeypatch.setattr(module, "choose_dropout", lambda *_: torch.tensor(next(indices)))
+    end = next(token for token in plain[0] if token not in plain[2])
+    found = target.generate(
+        **padded((20, 20, 20)), assistant_model=draft, lossy_mode="dropmatch", lossy_config={"seed": 0},
+        max_new_tokens=24, do_sample=False, eos_token_id=end, return_dict_in_generate=True,
     )  # fmt: skip
-    ((states, _),) = chosen
-    assert states.shape[:2] == (2, 10)
-    torch.testing.assert_close(states[0], last_states(target, short)[0], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(states[1], last_states(target, long)[0, -10:], atol=1e-4, rtol=1e-4)
+    lengths = [row.tokens for row in found.lossy_stats.rows]
+    assert min(lengths[:2]) < lengths[2] == 24
+    assert found.sequences[2, 20:].tolist() == plain[2]
+    assert next(indices, None) is None
 
 
 def test_stock_s_loop_chooses_the_same(models, chosen):
@@ -169,5 +184,5 @@ def test_a_given_dropout_asks_for_no_more_than_the_last_position():
     hook = LMHeadHook(nn.Linear(4, 9), DroppedHeads(2, 0.1), Randomness(0))
     assert hook.room(None, 1, 50) == 1
     hook = LMHeadHook(nn.Linear(4, 9), DroppedHeads(2, "auto"), Randomness(0))
-    assert [hook.room(None, rows, 50) for rows in (1, 4, 100)] == [50, 16, 1]
-    assert hook.room(torch.tensor([[0, 1, 1], [1, 1, 1]]), 1, 3) == 2
+    assert [hook.room(None, rows, 90) for rows in (1, 4, 100)] == [64, 64, 64]
+    assert hook.room(torch.tensor([[0, 1, 1], [0, 0, 1]]), 2, 3) == 2
