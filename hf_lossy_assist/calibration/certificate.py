@@ -53,7 +53,7 @@ class Certificate:
     task: str
     split: str
     problems: int
-    digest: str  # of the problems
+    digest: str  # of the problems, and of how they are scored
     max_loss: float
     confidence: float
     reference: str  # the mode that all are compared with

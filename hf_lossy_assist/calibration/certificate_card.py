@@ -22,8 +22,8 @@ tags: [lossy-assist, certificate, speculative-decoding]
 {rows}
 
 {use}The bound is of the *mean* loss of the task's score over problems drawn like these {problems:,} of `{task}`, split
-`{split}` (SHA-256 of their list: `{digest}`), against `{reference}`: not of any single text, not of other kinds of
-problems, and not of anything that the score does not see. Target `{target}`, draft `{draft}`.
+`{split}` (SHA-256 of list and scoring: `{digest}`), against `{reference}`: not of any single text, not of other kinds
+of problems, and not of anything that the score does not see. Target `{target}`, draft `{draft}`.
 """
 
 _USE = """```python

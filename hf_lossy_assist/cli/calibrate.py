@@ -19,10 +19,9 @@ from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, named_modes, reference_of
 from ..evaluation.modes import parse_gamma
-from ..heads import Head
 from ..mining.mining_run import this_process
 from .console import limit_threads, progress
-from .models import ModelOptions
+from .models import ModelOptions, head_sources
 from .options import (
     DraftSource,
     Dtype,
@@ -84,7 +83,7 @@ def calibrate(
     """
     limit_threads(threads)
     screen = Console()
-    named = _named_heads(head or ())
+    named = head_sources(head or ())
     if answers is not None:
         chosen = None if modes is None else [name.strip() for name in modes.split(",")]
         certificate = calibrate_from(answers, max_loss, confidence, chosen, named)
@@ -124,10 +123,6 @@ def _answered(evaluation: Evaluation, max_loss: float, confidence: float, out: P
 
     with Live(bar, console=screen, transient=True, refresh_per_second=2):
         return certify_fastest(evaluation, max_loss, confidence, AnswerStore(out / "answers", evaluation.plan()), note)
-
-
-def _named_heads(items: list[str] | tuple[()]) -> dict[str, str | Head]:
-    return dict(item.split("=", 1) for item in items if "=" in item)
 
 
 def outcome_table(certificate: Certificate) -> Table:

@@ -242,13 +242,18 @@ def default_device() -> str:
     return f"cuda:{this_process().local}" if torch.cuda.is_available() else "cpu"
 
 
-def load_heads(items: Sequence[str], device: torch.device | str) -> dict[str, Head]:
-    """Load the heads that ``--head RULE=SOURCE`` names, by the rule that uses them."""
-    heads = {}
+def head_sources(items: Sequence[str]) -> dict[str, str]:
+    """Return where the heads are that ``--head RULE=SOURCE`` names, by the rule that uses them."""
+    sources = {}
     for item in items:
         name, equals, source = item.partition("=")
         if not equals or name not in REGISTRY or head_type(REGISTRY[name]) is None:
             with_heads = [rule for rule in REGISTRY if head_type(REGISTRY[rule]) is not None]
             raise LossyValueError(f"`--head` has to be RULE=SOURCE with RULE one of {with_heads}, but is {item!r}")
-        heads[name] = place_rule_head(REGISTRY[name], source, device)
-    return heads
+        sources[name] = source
+    return sources
+
+
+def load_heads(items: Sequence[str], device: torch.device | str) -> dict[str, Head]:
+    """Load the heads that ``--head RULE=SOURCE`` names, by the rule that uses them."""
+    return {name: place_rule_head(REGISTRY[name], source, device) for name, source in head_sources(items).items()}

@@ -166,6 +166,7 @@ class Evaluation:
             "task": self.task.name,
             "split": self.split,
             "measure": self.measure,
+            "scoring": dict(self.task.scoring),
             "reference": self.reference,
             "batch_size": self.batch_size,
             "max_new_tokens": self.length,

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from ..enabling import enable, last_stats
 from ..errors import LossyUnsupportedError, LossyValueError
-from .modes import parse_config
+from .modes import parse_config, parse_gamma
 
 NAME = "hf-lossy"
 
@@ -26,7 +26,7 @@ def register() -> type:
     - ``lossy_mode``: a rule, or several with ``+`` between; ``lossless`` by default;
     - ``lossy_config``: a dict, as JSON or as ``KEY=VALUE`` with ``:`` between;
     - ``lossy_head``: a Hub id or a folder;
-    - ``num_assistant_tokens``: drafted tokens per round.
+    - ``num_assistant_tokens``: drafted tokens per round, or ``auto``.
 
     Raises
     ------
@@ -53,11 +53,12 @@ def register() -> type:
             lossy_mode: str = "lossless",
             lossy_config: Any = None,
             lossy_head: Any = None,
-            num_assistant_tokens: int | None = None,
+            num_assistant_tokens: int | str | None = None,
             **options: Any,
         ) -> None:
             super().__init__(pretrained, **options)
             self._lossy: dict[str, Any] = {}
+            self._asked = self._lossy
             self._rounds = self._accepted = 0
             if assistant is None:
                 return
@@ -69,8 +70,9 @@ def register() -> type:
                 "assistant_model": assistant,
                 **_fields(lossy_mode, lossy_config),
                 **({} if lossy_head is None else {"lossy_head": lossy_head}),
-                **({} if num_assistant_tokens is None else {"num_assistant_tokens": int(num_assistant_tokens)}),
+                **_window(num_assistant_tokens),
             }
+            self._asked = self._lossy
 
         def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
             names = {"lossy_mode", "lossy_config"} & generation_kwargs.keys()
@@ -78,6 +80,8 @@ def register() -> type:
             if own and not self._lossy:
                 raise LossyValueError(f"`gen_kwargs` has {sorted(own)}, but no `assistant` in `model_args` drafts")
             lossy = self._lossy | (_fields(own.get("lossy_mode"), own.get("lossy_config")) if own else {})
+            if lossy != self._asked:
+                self._asked, self._rounds, self._accepted = lossy, 0, 0
             output = super()._model_generate(context, max_length, stop, **{**lossy, **generation_kwargs})
             if lossy:
                 stats = last_stats(self.model)
@@ -86,13 +90,17 @@ def register() -> type:
             return output
 
         def get_model_info(self) -> dict[str, Any]:
-            """Return what the harness stores with its results: of a lossy run, the tokens kept per round too."""
+            """Return what the harness stores with its results: of a lossy run, the last rule and what it kept."""
             if not self._rounds:
                 return super().get_model_info()
-            lossy = {name: str(self._lossy[name]) for name in ("lossy_mode", "lossy_config")}
+            lossy = {name: str(self._asked[name]) for name in ("lossy_mode", "lossy_config")}
             return {**super().get_model_info(), **lossy, "mean_accepted": self._accepted / self._rounds}
 
     return HFLossy
+
+
+def _window(gamma: int | str | None) -> dict[str, Any]:
+    return {} if gamma is None else {"num_assistant_tokens": parse_gamma("num_assistant_tokens", str(gamma))}
 
 
 def _fields(mode: str | None, config: Any) -> dict[str, Any]:

@@ -58,11 +58,8 @@ class ModeScore:
     mean_accepted: float  # drafted tokens kept
     tokens_per_round: float
     tokens_per_second: float
-
-    @property
-    def target_calls_per_100_tokens(self) -> float:
-        """Calls of the target per 100 tokens of a text: one a round."""
-        return 100 / self.tokens_per_round if self.tokens_per_round else 0.0
+    target_calls_per_100_tokens: float  # of a text: one a round
+    same_texts: int  # that are the reference's
 
 
 def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
@@ -86,5 +83,6 @@ def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
         )
         kept = (accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)
         score = sum(answer.score for answer in own.values()) / len(own)
-        rows.append(ModeScore(label, score, len(own), *apart, *kept, tokens / seconds))
+        same = sum(own[i].text == compared_with[i].text for i in both)
+        rows.append(ModeScore(label, score, len(own), *apart, *kept, tokens / seconds, 100 * rounds / tokens, same))
     return rows

@@ -42,6 +42,7 @@ class IFEval(Task):
 
     def __init__(self, data: str = "google/IFEval", loose: bool = False, sentences: bool = True) -> None:
         self.loose = loose
+        self.scoring = {"loose": loose}
         self._checkers = _checkers()
         rows = [_checked(row, number) for number, row in enumerate(read_rows(data, None, "train"), start=1)]
         self._rows = [row for row in rows if sentences or not _SENTENCES & {*row["instruction_id_list"]}]

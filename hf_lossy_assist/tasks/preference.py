@@ -111,6 +111,7 @@ class Preference(Task):
         self.judge = ChatEndpoint(base_url=base_url, model=model, **endpoint)
         self.votes = votes
         self.attempts_per_vote = attempts_per_vote
+        self.scoring = {"model": model, "votes": votes}
         self._data = data
 
     def examples(self, split: str, n: int) -> list[Example]:

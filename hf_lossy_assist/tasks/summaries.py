@@ -64,6 +64,7 @@ class Summaries(FewShotTest):
         if metric not in METRICS:
             raise LossyValueError(f"`metric` has to be one of {list(METRICS)}, but is {metric!r}")
         self.metric = metric
+        self.scoring = {"metric": metric}
         self._references: dict[str, list[str]] = {}
         rows = read_rows(data, config, hub_split, category)
         super().__init__([self._example(row, instruction, number) for number, row in enumerate(rows, start=1)], shots)

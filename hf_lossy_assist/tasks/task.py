@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LossyValueError
@@ -48,6 +50,9 @@ class Task(ABC):
         The splits that :meth:`examples` accepts.
     max_new_tokens
         The longest response that an answer needs, in tokens.
+    scoring
+        What scores depend on beside the problems: the settings of a metric or a judge. Answers that were scored
+        otherwise are not mixed with new ones.
 
     Examples
     --------
@@ -66,6 +71,7 @@ class Task(ABC):
     name: str
     splits: tuple[str, ...] = ("train", "validation", "test")
     max_new_tokens: int = 160
+    scoring: Mapping[str, Any] = MappingProxyType({})
 
     @abstractmethod
     def examples(self, split: str, n: int) -> list[Example]:

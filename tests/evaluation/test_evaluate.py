@@ -15,6 +15,7 @@ from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes, referen
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.quality import mode_scores
 from hf_lossy_assist.mining.mining_run import Process
+from hf_lossy_assist.tasks.summaries import Summaries
 from tests.eagle3_heads import layer, random_head
 from tests.small_pair import PROBLEMS
 
@@ -141,6 +142,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
     for label, entry in summary.items():
         assert list(entry) == [
             "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
+            "target_calls_per_100_tokens", "same_texts",
         ]  # fmt: skip
         assert {"label": label, **entry} == asdict(result.modes[label])
         assert (entry["low"] < entry["high"]) is (label != "plain")
@@ -150,6 +152,15 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
             hf_lossy_assist.evaluate(pair.target, pair.draft, **{"modes": MODES, **options, **change})
     with pytest.raises(LossyValueError, match="`target` was"):
         hf_lossy_assist.evaluate(pair.draft, pair.draft, modes=MODES, **options)
+
+
+def test_answers_that_were_scored_otherwise_are_not_gone_on_with(pair, tmp_path):
+    data = tmp_path / "texts.jsonl"
+    data.write_text(json.dumps({"document": "It rained all day.", "summary": "rain all day"}))
+    options = {"tokenizer": pair.tokenizer, "modes": "plain", "max_new_tokens": 4, "out": tmp_path / "out"}
+    hf_lossy_assist.evaluate(pair.target, task=Summaries(str(data)), **options)
+    with pytest.raises(LossyValueError, match=r"`scoring` was {'metric': 'rougeL'} and is {'metric': 'rouge1'}"):
+        hf_lossy_assist.evaluate(pair.target, task=Summaries(str(data), metric="rouge1"), **options)
 
 
 def test_the_target_alone_needs_no_draft(pair):

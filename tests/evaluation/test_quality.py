@@ -67,7 +67,7 @@ def test_nothing_seen_is_not_certain():
 
 
 def answer(mode: str, id: int, score: float, tokens: int = 10, rounds: int = 4, accepted: int = 6) -> Answer:
-    return Answer(mode, id, score, tokens, rounds, accepted, 0.5, "text")
+    return Answer(mode, id, score, tokens, rounds, accepted, 0.5, f"text {score}")
 
 
 def test_modes_are_summed_up_and_compared_problem_by_problem():
@@ -81,5 +81,6 @@ def test_modes_are_summed_up_and_compared_problem_by_problem():
     assert (a.score, a.n, b.score) == (0.5, 3, pytest.approx(1 / 3))
     assert (b.mean_accepted, b.tokens_per_round, b.tokens_per_second) == (3, 4, 40)
     assert b.target_calls_per_100_tokens == 25
+    assert (a.same_texts, b.same_texts, c.same_texts) == (2, 3, 0)
     assert (c.n, c.difference) == (1, 1.0), "only on the problems that both have answered"
     assert (c.tokens_per_round, c.target_calls_per_100_tokens) == (0, 0), "the target was never asked"
