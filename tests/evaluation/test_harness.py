@@ -77,6 +77,8 @@ def test_what_is_lossy_is_said_by_the_model_s_arguments_or_by_those_of_generatio
     options = {"assistant": str(tiny_pair_folder / "draft"), "device": "cpu", "dtype": "float32"}
     asked = {"context": torch.arange(3, 23).view(2, 10), "max_length": 22, "stop": ["Question:"], "do_sample": False}
     strict = make(target, **options)
+    bold = make(target, lossy_mode="topk+typical", lossy_config="topk.k=9999", num_assistant_tokens="auto", **options)
+    assert bold._lossy["num_assistant_tokens"] == "auto"
     bold = make(target, lossy_mode="topk+typical", lossy_config="topk.k=9999", num_assistant_tokens="4", **options)
     everything = bold._model_generate(**asked)
     assert bold.get_model_info()["mean_accepted"] > 2
@@ -86,6 +88,9 @@ def test_what_is_lossy_is_said_by_the_model_s_arguments_or_by_those_of_generatio
     ).tolist()  # fmt: skip
     again = strict._model_generate(**asked, lossy_mode="topk", lossy_config="k=9999", num_assistant_tokens=4)
     assert again.tolist() == everything.tolist()
+    said = strict.get_model_info()
+    assert said["lossy_mode"] == "topk", "what was asked for last"
+    assert said["mean_accepted"] > 2
     with pytest.raises(LossyValueError, match="no `assistant`"):
         make(target, device="cpu")._model_generate(**asked, lossy_mode="topk")
 
