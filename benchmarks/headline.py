@@ -17,7 +17,7 @@ MODES = {
     "target alone": "target alone",
     "stock assisted": "transformers' assisted generation, γ = 8",
     "lossless@24": "lossless, γ = 24",
-    "dropmatch@24": "dropmatch, γ = 24",
+    "dropmatch@24": "dropmatch, ρ = 0.3, γ = 24",
     "judge@24": "judge, γ = 24",
 }
 """The modes that are shown, by their label in the rows."""

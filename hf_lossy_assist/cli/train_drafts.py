@@ -164,8 +164,7 @@ def _stopping() -> Iterator[Callable[[], bool]]:
 
 def _command() -> str:
     """Return the command line; of paths that only this machine has, the last part."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return "lossy-assist " + shlex.join(words)
+    return shlex.join(["lossy-assist", *(Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:])])
 
 
 def _report(screen: Console, steps: int) -> dict[str, Callable]:
