@@ -1,0 +1,66 @@
+"""The prompts of SmolLM2's tables, from files of data sets: ``python -m benchmarks.prompt_files --help``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import command
+
+Row = dict[str, Any]
+
+GROUPS = ("chat", "translation", "qa", "math_reasoning")
+"""Of Spec-Bench; the first stands for the eight categories of MT-bench that are part of it."""
+
+
+def first_turn(row: Row) -> str:
+    """Return what the user says first."""
+    return row["turns"][0]
+
+
+def short(rows: Iterable[Row], characters: int = 300) -> list[Row]:
+    """Return those whose first turn is no longer than that."""
+    return [row for row in rows if len(first_turn(row)) <= characters]
+
+
+def spec_bench_prompts(rows: list[Row], each: int = 15) -> list[Row]:
+    """Return the first short ones of each group."""
+    others = {"translation", "summarization", "qa", "math_reasoning", "rag"}
+    by_group = {
+        group: [row for row in rows if row["category"] == group or (group == "chat" and row["category"] not in others)]
+        for group in GROUPS
+    }
+    return [row for group in GROUPS for row in short(by_group[group])[:each]]
+
+
+def summaries(rows: list[Row]) -> list[Row]:
+    """Return the texts to sum up, the shortest first."""
+    return sorted((row for row in rows if row["category"] == "summarization"), key=lambda row: len(first_turn(row)))
+
+
+def main(
+    spec_bench: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl.")],
+    mt_bench: Annotated[Path, typer.Option(help="MT-bench's question.jsonl.")],
+    out: Annotated[Path, typer.Option(help="Folder for spec-bench.jsonl, summarization.jsonl and mt-bench.jsonl.")],
+) -> None:
+    """Write the files that the commands of docs/results/smollm2.md read."""
+    questions, chats = ([json.loads(line) for line in path.read_text().splitlines()] for path in (spec_bench, mt_bench))
+    files = {
+        "spec-bench": [{"prompt": first_turn(row)} for row in spec_bench_prompts(questions)],
+        "summarization": summaries(questions)[:40],
+        "mt-bench": [{"prompt": first_turn(row)} for row in short(chats, 250)[:40]],
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in files.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (out / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+app = command(main)
+
+if __name__ == "__main__":
+    app()
