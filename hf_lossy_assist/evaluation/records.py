@@ -27,12 +27,19 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "argv": ["lossy-assist", *sys.argv[1:]],
+        "argv": _command_line(sys.orig_argv, sys.argv[1:]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "threads": torch.get_num_threads(),
         "device": str(device),
         **settings,
     }
+
+
+def _command_line(started: list[str], arguments: list[str]) -> list[str]:
+    """Return what one would type for a process: the package's command, or the module that was run, and arguments."""
+    *before, program = started[: len(started) - len(arguments)]
+    is_study = before[-1:] == ["-m"] and program != "hf_lossy_assist"
+    return [*(["python", "-m", program] if is_study else ["lossy-assist"]), *arguments]
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from hf_lossy_assist.evaluation import records
 from hf_lossy_assist.evaluation.plots import PlotPoint
 
@@ -24,3 +26,16 @@ def test_rows_are_written_with_their_origin(tmp_path):
     assert [(row["table"], row["label"], row["x"][0]) for row in read] == [
         ("PlotPoint", "a", 1), ("PlotPoint", "b", 2), ("PlotPoint", "c", 1),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("started", "said"),
+    [
+        (["/bin/python", "/bin/lossy-assist"], "lossy-assist bench --out x"),
+        (["/bin/python", "-u", "-m", "hf_lossy_assist"], "lossy-assist bench --out x"),
+        (["/bin/python", "-m", "benchmarks.grown_models"], "python -m benchmarks.grown_models bench --out x"),
+    ],
+)
+def test_the_command_line_is_that_which_one_would_type(started, said):
+    arguments = ["bench", "--out", "x"]
+    assert records._command_line([*started, *arguments], arguments) == said.split()
