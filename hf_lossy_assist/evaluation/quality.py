@@ -58,8 +58,9 @@ class ModeScore:
     mean_accepted: float  # drafted tokens kept
     tokens_per_round: float
     tokens_per_second: float
-    target_calls_per_100_tokens: float  # of a text: one a round
-    same_texts: int  # that are the reference's
+    # None in rows that were written before these were counted.
+    target_calls_per_100_tokens: float | None = None  # of a text: one a round
+    same_texts: int | None = None  # that are the reference's
 
 
 def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
@@ -84,5 +85,6 @@ def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
         kept = (accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)
         score = sum(answer.score for answer in own.values()) / len(own)
         same = sum(own[i].text == compared_with[i].text for i in both)
-        rows.append(ModeScore(label, score, len(own), *apart, *kept, tokens / seconds, 100 * rounds / tokens, same))
+        calls = 100 * rounds / tokens if tokens else 0.0
+        rows.append(ModeScore(label, score, len(own), *apart, *kept, tokens / seconds, calls, same))
     return rows

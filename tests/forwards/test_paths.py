@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -85,7 +87,9 @@ def test_rows_keep_paths_of_different_lengths():
     for i, row in enumerate(kept):
         ids[i, : len(row)] = row
     shift = RowShift((0, 1), (WIDTH + 3, WIDTH + 2), WIDTH + 3, ids.device)
-    Target(forwards, None).keep(commit(ids, path, (3, 2), shift))
+    moved = []
+    Target(forwards, SimpleNamespace(move=moved.append)).keep(commit(ids, path, (3, 2), shift))
+    assert [rows.tolist() for rows in moved] == [[0, 1]], "what reads the head moves with them"
     logits = forwards.run(shift.take(ids, 0), 1).logits[:, -1]
     for i, row in enumerate(kept):
         plain = model(input_ids=row[None], use_cache=False).logits[0, -1]
