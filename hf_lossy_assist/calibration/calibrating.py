@@ -202,7 +202,8 @@ def _statement(
         task=plan["task"], split=plan["split"], problems=len(plan["problems"]),
         digest=hashlib.sha256(json.dumps([plan["problems"], plan.get("scoring")]).encode()).hexdigest(),
         max_loss=max_loss, confidence=confidence, reference=plan["reference"],
-        chosen=None if best is None else best.mode, tested=tested, rule=rule, temperature=plan["modes"][plan["reference"]]["temperature"],
+        chosen=None if best is None else best.mode, tested=tested, rule=rule,
+        temperature=plan["modes"][plan["reference"]]["temperature"],
         target=plan["target"], draft=plan["draft"], heads=sums, usual=usual, versions=plan["runs"][-1],
     )  # fmt: skip
 
