@@ -5,41 +5,36 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from hf_lossy_assist.tasks.task_data import Row, prompt_of, read_jsonl
+
 from . import command
 
-Row = dict[str, Any]
-
+LONG = ("summarization", "rag")
+"""Categories of Spec-Bench that ask about a text."""
 GROUPS = ("chat", "translation", "qa", "math_reasoning")
-"""Of Spec-Bench; the first stands for the eight categories of MT-bench that are part of it."""
-
-
-def first_turn(row: Row) -> str:
-    """Return what the user says first."""
-    return row["turns"][0]
+"""Those that do not; the first stands for the eight of MT-bench, which is part of it."""
 
 
 def short(rows: Iterable[Row], characters: int = 300) -> list[Row]:
     """Return those whose first turn is no longer than that."""
-    return [row for row in rows if len(first_turn(row)) <= characters]
+    return [row for row in rows if len(prompt_of(row)) <= characters]
 
 
 def spec_bench_prompts(rows: list[Row], each: int = 15) -> list[Row]:
     """Return the first short ones of each group."""
-    others = {"translation", "summarization", "qa", "math_reasoning", "rag"}
-    by_group = {
-        group: [row for row in rows if row["category"] == group or (group == "chat" and row["category"] not in others)]
-        for group in GROUPS
-    }
+    by_group: dict[str, list[Row]] = {group: [] for group in (*GROUPS, *LONG)}
+    for row in rows:
+        by_group.get(row["category"], by_group["chat"]).append(row)
     return [row for group in GROUPS for row in short(by_group[group])[:each]]
 
 
 def summaries(rows: list[Row]) -> list[Row]:
     """Return the texts to sum up, the shortest first."""
-    return sorted((row for row in rows if row["category"] == "summarization"), key=lambda row: len(first_turn(row)))
+    return sorted((row for row in rows if row["category"] == "summarization"), key=lambda row: len(prompt_of(row)))
 
 
 def main(
@@ -48,11 +43,11 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for spec-bench.jsonl, summarization.jsonl and mt-bench.jsonl.")],
 ) -> None:
     """Write the files that the commands of docs/results/smollm2.md read."""
-    questions, chats = ([json.loads(line) for line in path.read_text().splitlines()] for path in (spec_bench, mt_bench))
+    questions, chats = read_jsonl(spec_bench, ("category",)), read_jsonl(mt_bench, ())
     files = {
-        "spec-bench": [{"prompt": first_turn(row)} for row in spec_bench_prompts(questions)],
+        "spec-bench": [{"prompt": prompt_of(row)} for row in spec_bench_prompts(questions)],
         "summarization": summaries(questions)[:40],
-        "mt-bench": [{"prompt": first_turn(row)} for row in short(chats, 250)[:40]],
+        "mt-bench": [{"prompt": prompt_of(row)} for row in short(chats, 250)[:40]],
     }
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
