@@ -60,13 +60,24 @@ class IFEval(Task):
     def extract_answer(self, text: str) -> str | None:
         return text.strip() or None
 
+    def keeps_answer(self, example: Example, current_response: str, new_response: str) -> bool:
+        """Tell whether ``new_response`` follows every instruction that ``current_response`` follows."""
+        return self._followed(example, current_response) <= self._followed(example, new_response)
+
     def correct(self, example: Example, response: str) -> bool:
         """Tell whether a response follows all instructions of its prompt."""
+        return len(self._followed(example, response)) == len(self._row(example)["instruction_id_list"])
+
+    def _followed(self, example: Example, response: str) -> set[int]:
+        """Return which of its prompt's instructions, counted from 0, a response follows."""
+        results, _ = self._checkers("ifeval", _Sample(self._row(example)), response)
+        passes = [one.loose_pass if self.loose else one.strict_pass for one in results]
+        return {number for number, passed in enumerate(passes) if passed}
+
+    def _row(self, example: Example) -> Row:
         if example.prompt not in self._by_prompt:
             raise LossyValueError(f"`example` is no prompt of this task; it is {example.prompt[:80]!r}")
-        row = self._by_prompt[example.prompt]
-        _, scores = self._checkers("ifeval", _Sample(row), response)
-        return bool(scores.binary_loose if self.loose else scores.binary_strict)
+        return self._by_prompt[example.prompt]
 
     @cached_property
     def _by_prompt(self) -> dict[str, Row]:

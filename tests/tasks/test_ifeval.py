@@ -52,6 +52,16 @@ def test_all_instructions_have_to_be_followed(data):
 
 
 @installed
+def test_a_change_matters_that_breaks_an_instruction_which_was_followed(data):
+    task = load("ifeval", data, sentences=False)
+    both = task.examples("test", 9)[1]
+    followed = {"*a b* and *c d e*": {0, 1}, "*a* *b*": {0}, "a b c d e": {1}, "a": set(), "": set()}
+    for current, before in followed.items():
+        for new, now in followed.items():
+            assert task.keeps_answer(both, current, new) is (before <= now), (current, new)
+
+
+@installed
 def test_sentences_need_their_data(data, monkeypatch):
     monkeypatch.setattr(ifeval, "_knows_sentences", lambda: False)
     with pytest.raises(LossyUnsupportedError, match=r"punkt_tab.*sentences=false"):
