@@ -176,7 +176,9 @@ class LossyVerification(LogitsProcessor):
                     f"LossyVerification can't be used with {type(processor).__name__}, which keeps a state of its own "
                     "from token to token; leave it out"
                 )
-        check_mode(self.config, generation_config.do_sample)
+        known = self.assistant_model is not None and isinstance(self.num_assistant_tokens, int)
+        longest = self.num_assistant_tokens if known else None
+        check_mode(self.config, generation_config.do_sample, longest)
         randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
         if self.assistant_model is None:
             drafter = build(

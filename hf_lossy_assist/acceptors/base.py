@@ -157,8 +157,11 @@ class Acceptor(ABC):
         """
         return {self.name: self.keep(v)}
 
-    def check_mode(self, do_sample: bool) -> str | None:
-        """Return a warning for a combination of rule and mode that does nothing, or None."""
+    def check_mode(self, do_sample: bool, longest: int | None = None) -> str | None:
+        """Return a warning of a rule that does nothing in this way of decoding, or None.
+
+        ``longest`` is how many tokens a draft has at most, where that is known.
+        """
         if self.has_effect(do_sample):
             return None
         here, there = ("sampling", "False") if do_sample else ("greedy decoding", "True")

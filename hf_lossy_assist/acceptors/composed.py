@@ -63,8 +63,9 @@ class _Composed(Acceptor):
     def charge(self, v: Verification) -> Tensor | None:
         return next((charge for rule in self.rules if (charge := rule.charge(v)) is not None), None)
 
-    def check_mode(self, do_sample: bool) -> str | None:
-        return next(filter(None, (rule.check_mode(do_sample) for rule in self.rules)), None)
+    def check_mode(self, do_sample: bool, longest: int | None = None) -> str | None:
+        longest = None if self.run_ahead else longest
+        return next(filter(None, (rule.check_mode(do_sample, longest) for rule in self.rules)), None)
 
 
 @dataclass(frozen=True)

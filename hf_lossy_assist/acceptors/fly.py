@@ -61,6 +61,15 @@ class Fly(Acceptor):
         match = v.lossless & v.allowed
         return match | (unsure & v.followed(match, self.window - 1) & v.allowed)
 
+    def check_mode(self, do_sample: bool, longest: int | None = None) -> str | None:
+        if longest is None or longest >= self.window:
+            return super().check_mode(do_sample, longest)
+        return (
+            f"`lossy_mode` 'fly' changes nothing with drafts of {longest} tokens: with `window={self.window}` it keeps "
+            f"mismatches that {self.window - 1} drafted tokens follow. Pass a larger `num_assistant_tokens` (its "
+            "authors draft 15 and more), or a smaller `window`."
+        )
+
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
         top = v.logits[:, :-1].topk(min(self.k, v.logits.shape[-1])).values
         entropy = torch.special.entr(top.softmax(-1)).sum(-1)

@@ -263,6 +263,15 @@ class DrafterChoice:
         return isinstance(self.assistant_model, Eagle3) and self.candidate_generator is None
 
     @property
+    def longest(self) -> int | None:
+        """How many tokens a chain has at most, where that is known beforehand."""
+        if self.assistant_model is None:
+            return self.options.get("prompt_lookup_num_tokens")
+        constant = isinstance(self.num_assistant_tokens, int) and not self.schedule.startswith("heuristic")
+        ours = self.drafts_with_model or self.drafts_with_eagle3
+        return self.num_assistant_tokens if constant and ours else None
+
+    @property
     def encoded(self) -> bool:
         """Whether a draft model with an encoder drafts for a target with one."""
         return self.target.config.is_encoder_decoder and self.assistant_model is not None

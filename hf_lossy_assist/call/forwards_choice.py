@@ -104,7 +104,7 @@ def _static(
         _say(given, obstacle)
         return None
     compiling = compat.compiles_by_itself(model, call.inputs, call.config) if compile is None else compile
-    widths = _verified_widths(choice, call)
+    widths = _verified_widths(choice)
     target = _target(model, call, widths[-1])
     if compiling and (obstacle := _compile(target, widths, call)) is not None:
         _say(False, obstacle)
@@ -134,12 +134,9 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
     return obstacle_to_static(model) or obstacle_to_inputs(call)
 
 
-def _verified_widths(choice: DrafterChoice, call: Prepared) -> tuple[int, ...]:
+def _verified_widths(choice: DrafterChoice) -> tuple[int, ...]:
     """Return how many tokens the target's forwards are over: drafted ones and the one before them."""
-    if choice.assistant_model is None:
-        return (choice.options["prompt_lookup_num_tokens"] + 1,)
-    constant = isinstance(choice.num_assistant_tokens, int) and not choice.schedule.startswith("heuristic")
-    return (choice.num_assistant_tokens + 1,) if constant and choice.drafts_with_model else _ANY_WIDTH
+    return _ANY_WIDTH if choice.longest is None or choice.drafts_with_eagle3 else (choice.longest + 1,)
 
 
 def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticForwards:

@@ -145,7 +145,7 @@ class LossyCall:
         if self.config.tree is not None:
             check_tree(self.model, self.choice.assistant_model, self.config, call)
         check_prepared(self.model, self.config.acceptor, call)
-        check_mode(self.config, generation_config.do_sample)
+        check_mode(self.config, generation_config.do_sample, self.choice.longest)
         check_certificate(self.config, self.model, self.choice, generation_config)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))

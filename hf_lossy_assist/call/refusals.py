@@ -133,14 +133,17 @@ def check_row_by_row(mode: str, call: Prepared) -> None:
         )
 
 
-def check_mode(config: RunConfig, do_sample: bool) -> None:
-    """Refuse a lossy setting where it must not be, and warn once of one that does nothing."""
+def check_mode(config: RunConfig, do_sample: bool, longest: int | None) -> None:
+    """Refuse a lossy setting where it must not be, and warn once of one that does nothing.
+
+    ``longest`` is how many tokens a chain has at most, where that is known.
+    """
     if config.require_lossless and not config.acceptor.is_lossless(do_sample):
         raise LossyValueError(
             f"`require_lossless` is set in `lossy_config`, but {config.acceptor!r} is lossy"
             + (" when sampling" if do_sample else " when decoding greedily")
         )
-    if (warning := config.acceptor.check_mode(do_sample)) is not None:
+    if (warning := config.acceptor.check_mode(do_sample, config.tree.depth if config.tree else longest)) is not None:
         warn_once(warning)
 
 

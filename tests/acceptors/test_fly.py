@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.acceptors import Fly, decide
+from hf_lossy_assist.errors import warn_once
 from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.sampling import Randomness
 from tests.acceptors.fixtures import P, Q, generate
-from tests.models import constant
+from tests.models import constant, noisy_copy, prompt, tiny
 
 VOCABULARY = 7
 
@@ -66,6 +68,40 @@ def test_every_round_ends_where_the_paper_ends_it(window: int, theta: float, k: 
 def test_a_window_longer_than_the_draft_is_lossless():
     v = verification(200, 5, False)
     assert torch.equal(Fly(window=6, theta=0.0).keep(v), v.lossless)
+
+
+@pytest.mark.parametrize(
+    ("longest", "warns"),
+    [
+        ({"num_assistant_tokens": 2}, True),
+        ({"num_assistant_tokens": 3}, False),
+        ({"num_assistant_tokens": "auto"}, False),
+        ({"num_assistant_tokens": 2, "num_assistant_tokens_schedule": "heuristic"}, False),
+        ({"assistant_model": None, "prompt_lookup_num_tokens": 2}, True),
+        ({"lossy_config": {"window": 3, "tree": {"depth": 2}}}, True),
+        ({"lossy_config": {"window": 3, "tree": {"depth": 3}}, "num_assistant_tokens": 2}, False),
+        ({"lossy_mode": ["fly", "topk"], "lossy_config": {"fly": {"window": 3}}, "num_assistant_tokens": 2}, True),
+    ],
+    ids=str,
+)
+def test_a_user_hears_that_drafts_are_too_short(longest, warns: bool, recwarn):
+    warn_once.cache_clear()
+    target = tiny()
+    settings = {"assistant_model": noisy_copy(target, 0.1), "lossy_mode": "fly", "lossy_config": {"window": 3}}
+    target.generate(input_ids=prompt(), do_sample=False, max_new_tokens=4, **settings | longest)
+    said = [str(one.message) for one in recwarn if "'fly' changes nothing with drafts of 2 tokens" in str(one.message)]
+    assert len(said) == warns
+
+
+@pytest.mark.parametrize(("gamma", "warns"), [(2, True), (3, False)])
+def test_a_user_of_stock_s_loop_hears_it_too(gamma: int, warns: bool, recwarn):
+    warn_once.cache_clear()
+    target = tiny()
+    draft = noisy_copy(target, 0.1)
+    settings = {"assistant_model": draft, "num_assistant_tokens": gamma}
+    with LossyVerification("fly", target, window=3, **settings) as hook:
+        target.generate(prompt(), do_sample=False, max_new_tokens=4, logits_processor=[hook], **settings)
+    assert any("'fly' changes nothing" in str(one.message) for one in recwarn) == warns
 
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
