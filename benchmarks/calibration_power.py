@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hf_lossy_assist.calibration import select
-from hf_lossy_assist.calibration.betting import SHARES, _growth, _mixed
+from hf_lossy_assist.calibration.betting import SHARES, growth_of, mixed
 
 from . import command
 from .outcome_matrix import by_rule, outcomes
@@ -77,8 +77,8 @@ def problems_needed(mean: float, differ: float, repeats: int, most: int = 200_00
     for _ in range(repeats):
         logs, seen, needed = np.zeros((1, len(SHARES))), 0, math.inf
         while seen < most and needed == math.inf:
-            logs = logs[-1] + _growth(draw(rng, _AT_ONCE), LIMIT).cumsum(0)
-            over = _mixed(logs) >= math.log(20)
+            logs = logs[-1] + growth_of(draw(rng, _AT_ONCE), LIMIT).cumsum(0)
+            over = mixed(logs) >= math.log(20)
             needed = seen + over.argmax() + 1 if over.any() else math.inf
             seen += _AT_ONCE
         found.append(needed)
@@ -109,7 +109,7 @@ def certified_shares(losses: np.ndarray, limit: float, problems: int, repeats: i
     """
     rng, bad = np.random.default_rng(seed), losses.mean(0) >= limit
     counts = np.zeros(losses.shape[1] + 1)
-    growth = _growth(losses.T[..., None], limit)  # (m, n, bettors)
+    growth = growth_of(losses.T[..., None], limit)  # (m, n, bettors)
     for _ in range(repeats):
         drawn = rng.integers(len(losses), size=problems)
         alone = np.array([_certified(own[drawn].cumsum(0)) for own in growth])
@@ -121,7 +121,7 @@ def certified_shares(losses: np.ndarray, limit: float, problems: int, repeats: i
 def _certified(logs: np.ndarray) -> bool:
     """Say of all bettors' wealth ``(n, bettors)`` what `select` says; their mixture is looked at where it counts."""
     richest, needed = logs.max(), math.log(20)
-    return richest >= needed and (richest >= needed + math.log(len(SHARES)) or _mixed(logs).max() >= needed)
+    return richest >= needed and (richest >= needed + math.log(len(SHARES)) or mixed(logs).max() >= needed)
 
 
 def matrix_table(source: Path, problems: int, repeats: int) -> Table:

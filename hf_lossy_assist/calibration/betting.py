@@ -45,8 +45,8 @@ class LossTest:
     def add(self, loss: float) -> None:
         """Take one problem's loss, in [-1, 1]."""
         (loss,) = _losses([loss])
-        self.logs = self.logs + _growth(loss, self.max_loss)
-        self.largest = max(self.largest, float(_mixed(self.logs)))
+        self.logs = self.logs + growth_of(loss, self.max_loss)
+        self.largest = max(self.largest, float(mixed(self.logs)))
         self.count += 1
 
     @property
@@ -56,7 +56,7 @@ class LossTest:
 
     def hopeless(self, remaining: int) -> bool:
         """Tell whether even that many more problems without any loss would not certify it."""
-        return not self.certified and float(_mixed(self.logs + remaining * _growth(0.0, self.max_loss))) < self.target
+        return not self.certified and float(mixed(self.logs + remaining * growth_of(0.0, self.max_loss))) < self.target
 
 
 def bound(losses: Any, confidence: float = 0.95) -> float:
@@ -163,16 +163,17 @@ def certify(
 
 def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:
     """Tell whether the bettors against that mean have ever had what it takes."""
-    return len(losses) > 0 and bool(_mixed(_growth(losses[:, None], mean).cumsum(0)).max() >= target)
+    return len(losses) > 0 and bool(mixed(growth_of(losses[:, None], mean).cumsum(0)).max() >= target)
 
 
-def _growth(losses: Any, mean: float) -> np.ndarray:
-    """Return the log of what each bettor's wealth is multiplied by."""
+def growth_of(losses: Any, mean: float) -> np.ndarray:
+    """Return ``(..., bettors)`` the log of what losses ``(..., 1)`` multiply each bettor's wealth by."""
     with np.errstate(divide="ignore"):
         return np.log1p(np.maximum(SHARES * (mean - losses) / (1 - mean), -1.0))
 
 
-def _mixed(logs: np.ndarray) -> np.ndarray:
+def mixed(logs: np.ndarray) -> np.ndarray:
+    """Return ``(...)`` the log of all bettors' wealth together, of ``(..., bettors)`` the logs of each one's."""
     return np.logaddexp.reduce(logs, axis=-1) - np.log(len(SHARES))
 
 
