@@ -211,7 +211,7 @@ def mine(
     ] = None,
     pair: Annotated[str | None, typer.Option(help="A bundled pair instead of --task, --model and --assistant.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="arithmetic, gsm8k, code, preference, or package.module:Name of your own.")
+        str | None, typer.Option(help="arithmetic, gsm8k, code, preference, ifeval, or your own package.module:Name.")
     ] = None,
     task_data: Annotated[str | None, typer.Option(help="A file for the task to read.")] = None,
     task_option: Annotated[
