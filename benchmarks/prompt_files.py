@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hf_lossy_assist.tasks import load
 from hf_lossy_assist.tasks.task_data import Row, prompt_of, read_jsonl
 
 from . import command
@@ -37,10 +38,19 @@ def summaries(rows: list[Row]) -> list[Row]:
     return sorted((row for row in rows if row["category"] == "summarization"), key=lambda row: len(prompt_of(row)))
 
 
+def not_evaluated(path: Path, evaluated: int = 200) -> list[Row]:
+    """Return the rows of IFEval's file after those that the tables score, but for what needs nltk's data."""
+    rows = read_jsonl(path, ())
+    examples = load("ifeval", str(path), sentences=False).examples("test", len(rows))
+    wanted = {example.prompt for example in examples[evaluated:]}
+    return [row for row in rows if row["prompt"] in wanted]
+
+
 def main(
     spec_bench: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl.")],
     mt_bench: Annotated[Path, typer.Option(help="MT-bench's question.jsonl.")],
-    out: Annotated[Path, typer.Option(help="Folder for spec-bench.jsonl, summarization.jsonl and mt-bench.jsonl.")],
+    ifeval: Annotated[Path, typer.Option(help="IFEval's input_data.jsonl.")],
+    out: Annotated[Path, typer.Option(help="Folder for the prompts.")],
 ) -> None:
     """Write the files that the commands of docs/results/smollm2.md read."""
     questions, chats = read_jsonl(spec_bench, ("category",)), read_jsonl(mt_bench, ())
@@ -48,10 +58,11 @@ def main(
         "spec-bench": [{"prompt": prompt_of(row)} for row in spec_bench_prompts(questions)],
         "summarization": summaries(questions)[:40],
         "mt-bench": [{"prompt": prompt_of(row)} for row in short(chats, 250)[:40]],
+        "ifeval-mining": not_evaluated(ifeval),
     }
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = "".join(json.dumps(row) + "\n" for row in rows)
         (out / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
