@@ -1,4 +1,4 @@
-"""The drafts for SmolLM2 that a checkout keeps."""
+"""The drafts and the judge for SmolLM2 that a checkout keeps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from hf_lossy_assist import Eagle3, pairs
+from hf_lossy_assist.heads.head_loading import load_folder
 from hf_lossy_assist.pairs import smollm2
 
 HUB_CARDS = Path(__file__).parents[2] / "hub_cards"
@@ -28,7 +29,7 @@ def test_published_drafts_are_small_and_their_cards_say_how_they_were_made(name,
 
 
 @installed
-def test_the_published_drafts_fit_the_target():
+def test_the_published_drafts_and_the_judge_fit_the_target():
     pair = pairs.load("smollm2", dtype=torch.bfloat16)
     head = Eagle3.from_pretrained(HUB_CARDS / "smollm2-135m-eagle3")
     head.check(pair.target)
@@ -37,3 +38,7 @@ def test_the_published_drafts_fit_the_target():
     assert AutoConfig.from_pretrained(smollm2.DRAFT).vocab_size == pair.target.config.vocab_size
     assert AutoTokenizer.from_pretrained(smollm2.DRAFT).get_vocab() == pair.tokenizer.get_vocab()
     assert pair.draft is not None
+    judge = load_folder(HUB_CARDS / "smollm2-135m-judge")
+    judge.check(pair.target, pair.draft)
+    assert judge.config.task == "ifeval"
+    assert judge.config.metrics["auc"] > 0.75
