@@ -154,8 +154,8 @@ def test_markdown_is_in_order(kind: str, changes: dict, request: pytest.FixtureR
             assert before == "", line
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("judge", "judge"), ("verifier", "sprinter")])
-def test_the_example_in_the_card_runs(kind: str, mode: str, request: pytest.FixtureRequest, tmp_path: Path):
+@pytest.mark.parametrize(("kind", "task"), [("judge", "arithmetic"), ("verifier", "another")])
+def test_the_example_in_the_card_runs(kind: str, task: str, request: pytest.FixtureRequest, tmp_path: Path):
     pair = pairs.load("arithmetic")
     template = request.getfixturevalue(kind)
     config = dataclasses.replace(
@@ -163,9 +163,11 @@ def test_the_example_in_the_card_runs(kind: str, mode: str, request: pytest.Fixt
         target=ModelIdentity.of(pair.target),
         draft=ModelIdentity.of(pair.draft),
         provenance={"pair": "arithmetic"},
+        task=task,
     )
     head = type(template)(config, torch.zeros(config.width), 0.0)
     card = card_of(head, tmp_path)
+    assert ("pair.task.examples" in snippet(card)) == (task == "arithmetic")
     names: dict = {}
     exec(snippet(card).replace(PLACEHOLDER_ID, str(tmp_path)), names)
     assert names["ids"].shape[1] > names["inputs"]["input_ids"].shape[1]
