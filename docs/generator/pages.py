@@ -28,8 +28,10 @@ TITLED = {
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/families.md": "families.md",
+    "benchmarks/smollm2/spec-bench.png": "results/spec-bench.png",
+    "benchmarks/smollm2/ifeval.png": "results/ifeval.png",
 }
-"""Pages that lie elsewhere in the repository, by their path there."""
+"""Pages and pictures that lie elsewhere in the repository, by their path there."""
 
 MODULES = ("acceptors", "calibration", "pairs", "tasks", "theory", "messages")
 """The modules that have a page of reference, beside the package itself."""

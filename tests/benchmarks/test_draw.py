@@ -10,7 +10,8 @@ import pytest
 from benchmarks.draw import app
 from tests.benchmarks.running import README, run
 
-ROWS = sorted(README.parent.rglob("bench.jsonl"))
+SUMMARIES = [path for path in README.parent.rglob("*.json") if path.name != "summary.json"]
+ROWS = sorted([*README.parent.rglob("bench.jsonl"), *SUMMARIES])
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=lambda path: f"{path.parent.name}/{path.stem}")
