@@ -19,7 +19,7 @@ from .config import parse
 from .decoding.progress import Progress, Stopping
 from .decoding.recorders import StatsRecorder
 from .decoding.row_decision import RowDecision
-from .drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, draft_length_of
+from .drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens, constant_length, draft_length_of
 from .drafting.model import ModelDrafter, check_draft_model, mask_of
 from .drafting.per_row import GeneratorDrafter
 from .errors import LossyUnsupportedError, LossyValueError
@@ -176,8 +176,7 @@ class LossyVerification(LogitsProcessor):
                     f"LossyVerification can't be used with {type(processor).__name__}, which keeps a state of its own "
                     "from token to token; leave it out"
                 )
-        known = self.assistant_model is not None and isinstance(self.num_assistant_tokens, int)
-        longest = self.num_assistant_tokens if known else None
+        longest = None if self.assistant_model is None else constant_length(self.num_assistant_tokens)
         check_mode(self.config, generation_config.do_sample, longest)
         randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
         if self.assistant_model is None:

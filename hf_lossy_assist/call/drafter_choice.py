@@ -19,6 +19,7 @@ from ..drafting.draft_length import (
     check_confidence,
     check_num_tokens,
     check_schedule,
+    constant_length,
 )
 from ..drafting.draft_stop import DraftStop
 from ..drafting.eagle3 import Eagle3
@@ -267,9 +268,8 @@ class DrafterChoice:
         """How many tokens a chain has at most, where that is known beforehand."""
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
-        constant = isinstance(self.num_assistant_tokens, int) and not self.schedule.startswith("heuristic")
         ours = self.drafts_with_model or self.drafts_with_eagle3
-        return self.num_assistant_tokens if constant and ours else None
+        return constant_length(self.num_assistant_tokens, self.schedule) if ours else None
 
     @property
     def encoded(self) -> bool:

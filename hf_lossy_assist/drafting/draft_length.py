@@ -250,7 +250,13 @@ def draft_length_of(
     check_num_tokens(num_tokens)
     if num_tokens == "auto":
         return AutoLength() if draft is None else _learned.setdefault(draft, {}).setdefault(rule, AutoLength())
-    return HeuristicLength(num_tokens) if schedule.startswith("heuristic") else ConstantLength(num_tokens)
+    constant = constant_length(num_tokens, schedule) is not None
+    return ConstantLength(num_tokens) if constant else HeuristicLength(num_tokens)
+
+
+def constant_length(num_tokens: int | str, schedule: str = "constant") -> int | None:
+    """Return how many tokens every draft is to have, or None where that changes from round to round."""
+    return num_tokens if isinstance(num_tokens, int) and not schedule.startswith("heuristic") else None
 
 
 def node_count_of(tree: TreeConfig, draft: nn.Module, rule: str = "") -> DraftLength:

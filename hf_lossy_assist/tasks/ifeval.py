@@ -66,18 +66,19 @@ class IFEval(Task):
 
     def correct(self, example: Example, response: str) -> bool:
         """Tell whether a response follows all instructions of its prompt."""
-        return len(self._followed(example, response)) == len(self._row(example)["instruction_id_list"])
+        _, scores = self._evaluate(example, response)
+        return bool(scores.binary_loose if self.loose else scores.binary_strict)
 
     def _followed(self, example: Example, response: str) -> set[int]:
         """Return which of its prompt's instructions, counted from 0, a response follows."""
-        results, _ = self._checkers("ifeval", _Sample(self._row(example)), response)
-        passes = [one.loose_pass if self.loose else one.strict_pass for one in results]
-        return {number for number, passed in enumerate(passes) if passed}
+        results, _ = self._evaluate(example, response)
+        return {i for i, one in enumerate(results) if (one.loose_pass if self.loose else one.strict_pass)}
 
-    def _row(self, example: Example) -> Row:
+    def _evaluate(self, example: Example, response: str) -> tuple[Any, Any]:
+        """Return the package's results, one for each instruction, and its scores."""
         if example.prompt not in self._by_prompt:
             raise LossyValueError(f"`example` is no prompt of this task; it is {example.prompt[:80]!r}")
-        return self._by_prompt[example.prompt]
+        return self._checkers("ifeval", _Sample(self._by_prompt[example.prompt]), response)
 
     @cached_property
     def _by_prompt(self) -> dict[str, Row]:
