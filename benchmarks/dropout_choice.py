@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from hf_lossy_assist.core.statistics import joined
 from hf_lossy_assist.evaluation.comparison import texts_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.pairs import Pair
-from hf_lossy_assist.stats import joined
 
 DROPOUTS = tuple(round(0.05 * i, 2) for i in range(1, 11))
 

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist.acceptors import DropMatch
 from hf_lossy_assist.acceptors.dropmatch import majority
+from hf_lossy_assist.core.distributions import Randomness, js_divergence
+from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.evaluate import evaluate
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
-from hf_lossy_assist.messages import Verification
 from hf_lossy_assist.pairs import Pair
-from hf_lossy_assist.sampling import Randomness, js_divergence
 
 Text = tuple[Tensor, Tensor]
 """A prompt ``(L,)`` and what was generated after it ``(n,)``."""

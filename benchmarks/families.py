@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from hf_lossy_assist import enable
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.options import Gamma, Threads
-from hf_lossy_assist.compat import has_recurrent_state, refusal_to_go_on
+from hf_lossy_assist.compat import has_recurrent_state, obstacle_to_rollback
 from tests.families import CONFIGS, family, has_family
-from tests.models import noisy_copy, padded
+from tests.tiny_models import noisy_copy, padded
 
 from . import command
 
@@ -54,7 +54,7 @@ def row_of(name: str, gamma: int, length: int) -> FamilyRow:
     """Decode a padded batch with a tiny random model of a family, by itself and with a noisy copy that drafts."""
     model = family(name)
     enable(model)
-    refusals = [refusal_to_go_on(model, several=several) for several in (True, False)]
+    refusals = [obstacle_to_rollback(model, several=several) for several in (True, False)]
     uses = [refusal is None for refusal in refusals]
     if uses[0]:
         state = "saved, replayed" if has_recurrent_state(model) else "cropped"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from hf_lossy_assist.config import nearest
+from hf_lossy_assist.call.config import nearest
 from hf_lossy_assist.errors import LossyValueError
 
 

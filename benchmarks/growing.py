@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_lossy_assist.compat import with_attention_of
+from hf_lossy_assist.compat import attention_of
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 
 from .geometry import Geometry
@@ -210,7 +210,7 @@ def _empty(
     fields["rope_parameters"] = rope | {"rope_theta": rope["rope_theta"] ** heads.theta_power}
     # The embedding holds constants, and the head what answers to them.
     fields["tie_word_embeddings"] = model.config.tie_word_embeddings and reserve.dims == 0
-    config = with_attention_of(model, type(model.config).from_dict(fields))
+    config = type(model.config).from_dict(fields, attn_implementation=attention_of(model))
     config.dtype = dtype
     with torch.device("meta"):
         grown = type(model)(config).to(dtype)

@@ -1,14 +1,12 @@
 """Drafts made from the target itself: some of its layers, or all of them with coarser weights.
 
 python -m benchmarks.made_drafts --model M --draft-bits 4 --out draft
-lossy-assist acceptance --model M --assistant draft
+python -m benchmarks.acceptance --model M --assistant draft
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lossy_assist.cli.models import load_model, pretrained
 from hf_lossy_assist.cli.options import numbers
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
+from hf_lossy_assist.models.replacing import sharing_copy
 from hf_lossy_assist.pairs.pair import bundled_folder, task_of
 
 from . import command
@@ -49,7 +48,7 @@ def drop_layers(model: PreTrainedModel, keep: Sequence[int]) -> PreTrainedModel:
     LossyUnsupportedError
         When the model does not keep its layers in one list.
     """
-    draft = _sharing_copy(model)
+    draft = sharing_copy(model)
     config = draft.config.get_text_config(decoder=True)
     total = config.num_hidden_layers
     keep = list(keep)
@@ -94,7 +93,7 @@ def round_weights(model: PreTrainedModel, bits: int) -> PreTrainedModel:
     """
     if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 16:
         raise LossyValueError(f"`bits` has to be an int >= 2 and <= 16, but is {bits!r}")
-    draft = _sharing_copy(model)
+    draft = sharing_copy(model)
     head = draft.get_output_embeddings()
     for module in draft.modules():
         dim = next((dim for kind, dim in _OUTPUT_DIM.items() if isinstance(module, kind)), None)
@@ -110,12 +109,6 @@ def _round(weight: Tensor, bits: int, dim: int) -> Tensor:
     scale = wide.abs().amax(1 - dim, keepdim=True) / levels
     scale = torch.where(scale > 0, scale, 1.0)  # a channel of zeros stays one
     return (scale * (wide / scale).round()).to(weight.dtype)
-
-
-def _sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy modules and configuration, but not the tensors."""
-    tensors = chain(model.parameters(), model.buffers())
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval()
 
 
 def _find_layers(model: PreTrainedModel, total: int) -> tuple[nn.Module, str]:

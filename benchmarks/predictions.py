@@ -22,14 +22,15 @@ from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import records
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models, parse_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, batches_of, run_request
-from hf_lossy_assist.theory import cactus_acceptance, cactus_divergence, ears_acceptance, lossless_acceptance
+from hf_lossy_assist.theory import ears_acceptance, lossless_acceptance
 
 from . import command
+from .theory_studies import acceptance, cactus_divergence
 
 CLOSED_FORMS: Mapping[str, Callable[..., Tensor]] = {
     "lossless": lambda p, q, **settings: lossless_acceptance(p, q),
     "ears": lambda p, q, beta=0.1, **settings: ears_acceptance(p, q, beta),
-    "cactus": lambda p, q, delta=0.1, **settings: cactus_acceptance(p, q, delta),
+    "cactus": lambda p, q, delta=0.1, **settings: acceptance("cactus", p, q, delta),
 }
 """The probability that a rule keeps a drafted token, of the laws p and q at its position."""
 
@@ -77,7 +78,7 @@ def predict(
     Parameters
     ----------
     models, prompts, max_new_tokens
-        As in :func:`~hf_lossy_assist.evaluation.comparison.interleave`; batches of one prompt.
+        As in :func:`~hf_lossy_assist.evaluation.comparison.run_comparison`; batches of one prompt.
     mode
         One that samples, with a rule in :data:`CLOSED_FORMS`.
     """

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Device, DraftSource, Gamma, PairInstead, TargetSource, Threads, numbers
+from hf_lossy_assist.core.statistics import joined
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import records
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.heads import VerifierHead
-from hf_lossy_assist.stats import joined
 from hf_lossy_assist.theory import sprinter_expected_run_length
 
 from . import command

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import importlib
+import io
 import re
 import shlex
 import unittest
@@ -21,7 +22,6 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipP
 from typer.testing import CliRunner
 
 from docs.generator import pages, plots, roles
-from docs.generator.formulas import FORMULAS
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli import app
 
@@ -69,7 +69,20 @@ def inline(document: Document) -> Iterator[Region]:
         yield Region(match.start(), match.end(), shlex.split(match[1]), lambda example: check(example.parsed))
 
 
-SYBIL = Sybil([PythonCodeBlockParser(), CodeBlockParser("bash", commands), inline, SkipParser()])
+def printed(example: Example) -> None:
+    """Check that a block of text is what the example before it printed."""
+    assert example.namespace["printed"].strip("\n") == example.parsed.strip("\n")
+
+
+SYBIL = Sybil(
+    [
+        PythonCodeBlockParser(),
+        CodeBlockParser("bash", commands),
+        CodeBlockParser("text", printed),
+        inline,
+        SkipParser(),
+    ]
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(pages.ROOT)))
@@ -78,20 +91,34 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     torch.set_num_threads(1)
     with mock.patch.dict(REGISTRY):
         for example in SYBIL.parse(page).examples():
-            with contextlib.suppress(unittest.SkipTest):
+            out = io.StringIO()
+            with contextlib.suppress(unittest.SkipTest), contextlib.redirect_stdout(out):
                 example.evaluate()
+            example.namespace["printed"] = out.getvalue()
 
 
-def test_every_page_is_in_the_navigation_and_there():
+def navigation() -> list[str]:
+    """Return the pages of the navigation, in its order."""
+
     def linked(entries: list[dict]) -> Iterator[str]:
         for entry in entries:
             for value in entry.values():
                 yield from [value] if isinstance(value, str) else linked(value)
 
     config = tomllib.loads((pages.ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    return list(linked(config["project"]["nav"]))
+
+
+def test_every_page_is_in_the_navigation_and_there():
     written = [place for path, place in pages.sources() if path.suffix == ".md"]
     written += [f"api/{name}.md" for name, _ in pages.reference()]
-    assert sorted(linked(config["project"]["nav"])) == sorted(written)
+    assert sorted(navigation()) == sorted(written)
+
+
+def test_readme_lists_the_guides_in_the_order_of_the_navigation():
+    _, _, listed = (pages.ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Documentation\n")
+    found = re.findall(r"\]\(docs/(guides/[\w-]+\.md)\)", listed)
+    assert found == [place for place in navigation() if place.startswith("guides/")]
 
 
 def test_the_repository_s_address_is_the_same_everywhere():
@@ -105,8 +132,7 @@ def test_the_walks_are_through_files_that_are_there():
     assert not [name for name in names if not any(path.endswith(f"/{name}") for path in files)]
 
 
-def test_every_rule_has_its_formula_and_picture(tmp_path: Path):
-    assert list(FORMULAS) == list(REGISTRY)
+def test_rules_have_pictures(tmp_path: Path):
     for name in ("ears", "dropmatch"):
         plots.draw(name, tmp_path / "plot.svg")
         assert "<svg" in (tmp_path / "plot.svg").read_text(encoding="utf-8")

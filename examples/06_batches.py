@@ -4,7 +4,7 @@ import hf_lossy_assist
 from hf_lossy_assist import pairs
 
 pair = pairs.load("arithmetic")
-problems = pair.task.examples("test", 3)
+problems = pair.task.examples("test", 4)[1:]
 inputs = pair.tokenizer([x.prompt for x in problems], return_tensors="pt", padding=True, padding_side="left")
 
 with hf_lossy_assist.enabled(pair.target):

@@ -3,7 +3,7 @@
 from hf_lossy_assist import LossyVerification, pairs
 
 pair = pairs.load("arithmetic")
-question = pair.task.examples("test", 1)[0]
+question = pair.task.examples("test", 2)[1]
 inputs = pair.tokenizer(question.prompt, return_tensors="pt")
 settings = {"assistant_model": pair.draft, "do_sample": False, "max_new_tokens": 160}
 

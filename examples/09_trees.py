@@ -4,7 +4,7 @@ import hf_lossy_assist
 from hf_lossy_assist import pairs
 
 pair = pairs.load("arithmetic")
-inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
+inputs = pair.tokenizer(pair.task.examples("test", 4)[3].prompt, return_tensors="pt")
 settings = {"max_new_tokens": 80, "do_sample": False, "return_dict_in_generate": True}
 tree = {"depth": 4, "top_k": 4, "nodes": 16}
 

@@ -16,7 +16,7 @@ processes = int(os.environ.get("WORLD_SIZE", 1))  # torchrun says how many
 pair = pairs.load("arithmetic")
 sharded = {"distributed_config": DistributedConfig(tp_size=processes)} if processes > 1 else {}
 target = AutoModelForCausalLM.from_pretrained(pair.target.name_or_path, **sharded).eval()
-inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
+inputs = pair.tokenizer(pair.task.examples("test", 2)[1].prompt, return_tensors="pt")
 
 # The draft is small: every process has it whole. No seed is needed, for rank 0 draws one for all.
 with hf_lossy_assist.enabled(target, assistant_model=pair.draft, lossy_mode="typical"):

@@ -1,6 +1,6 @@
 """Lossy speculative decoding for Hugging Face Transformers.
 
-Importing this package changes nothing and costs nothing; :func:`enable` makes ``generate()`` understand ``lossy_mode``.
+Importing this package has no side effects; :func:`enable` makes ``generate()`` understand ``lossy_mode``.
 """
 
 from __future__ import annotations
@@ -8,10 +8,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from .config import lossy_fields as lossy_fields
+    from .call.config import lossy_fields as lossy_fields
+    from .core.statistics import CollectedStats as CollectedStats
+    from .core.statistics import LossyStats as LossyStats
     from .decoding.outputs import GenerateLossyOutput as GenerateLossyOutput
     from .drafting.eagle3 import Eagle3 as Eagle3
+    from .drafting.frequent_tokens import frequent_tokens as frequent_tokens
+    from .drafting.frequent_tokens import trim_draft_vocabulary as trim_draft_vocabulary
     from .enabling import collect as collect
     from .enabling import disable as disable
     from .enabling import enable as enable
@@ -23,30 +29,33 @@ if TYPE_CHECKING:
     from .evaluation.evaluate import evaluate as evaluate
     from .heads import JudgeHead as JudgeHead
     from .heads import VerifierHead as VerifierHead
-    from .hook import LossyVerification as LossyVerification
-    from .stats import CollectedStats as CollectedStats
-    from .stats import LossyStats as LossyStats
+    from .integrations.transformers_loop import LossyVerification as LossyVerification
+    from .models.prepacked import prepack as prepack
+    from .models.quantised import quantize_draft as quantize_draft
 
-__version__ = "0.1.0"
 
 _PLACES = {
-    "CollectedStats": "stats",
+    "CollectedStats": "core.statistics",
     "Eagle3": "drafting.eagle3",
     "GenerateLossyOutput": "decoding.outputs",
     "JudgeHead": "heads",
     "LossyError": "errors",
-    "LossyStats": "stats",
+    "LossyStats": "core.statistics",
     "LossyUnsupportedError": "errors",
     "LossyValueError": "errors",
-    "LossyVerification": "hook",
+    "LossyVerification": "integrations.transformers_loop",
     "VerifierHead": "heads",
     "collect": "enabling",
     "disable": "enabling",
     "enable": "enabling",
     "enabled": "enabling",
     "evaluate": "evaluation.evaluate",
+    "frequent_tokens": "drafting.frequent_tokens",
     "last_stats": "enabling",
-    "lossy_fields": "config",
+    "lossy_fields": "call.config",
+    "prepack": "models.prepacked",
+    "quantize_draft": "models.quantised",
+    "trim_draft_vocabulary": "drafting.frequent_tokens",
 }
 _SUBMODULES = ("acceptors", "calibration", "pairs", "tasks", "theory")
 
@@ -54,7 +63,7 @@ __all__ = [*_PLACES, *_SUBMODULES]
 
 
 def __getattr__(name: str) -> Any:
-    # Commands that only show their help, and users of one part, need not pay for torch and all the others.
+    # Lazy, so that `--help` and users of one part do not wait for torch and everything else.
     if name in _SUBMODULES:
         return importlib.import_module(f".{name}", __name__)
     if name in _PLACES:

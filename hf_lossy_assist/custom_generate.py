@@ -1,4 +1,4 @@
-"""What a ``custom_generate`` repository calls: lossy decoding without an import and without ``enable``."""
+"""The entry point of a ``custom_generate`` repository: lossy decoding without an import and without ``enable``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .acceptors import REGISTRY
 from .enabling import enabled
 from .errors import LossyValueError
 
-# transformers hands on what it found the repository with; no model's forward knows these.
+# transformers also passes its keywords for finding the repository, which no forward knows.
 _HUB_KEYWORDS = ("revision", "token", "cache_dir", "force_download", "local_files_only", "proxies", "repo_type")
 
 
@@ -30,13 +30,12 @@ def generate(*args: Any, model: PreTrainedModel, **kwargs: Any) -> Any:
     Returns
     -------
     torch.LongTensor or GenerateLossyOutput
-        As ``generate()``.
+        The output of ``generate()``.
 
     Raises
     ------
     LossyValueError
-        When there is no ``lossy_mode``, neither as a keyword nor in a generation configuration; for bad settings as
-        everywhere.
+        When neither a keyword nor a generation configuration has a ``lossy_mode``, and for bad settings.
 
     Examples
     --------
@@ -52,10 +51,10 @@ def generate(*args: Any, model: PreTrainedModel, **kwargs: Any) -> Any:
     if "lossy_mode" not in kwargs and not wants_rule(model, kwargs) and not is_assistant:
         raise LossyValueError(
             "`lossy_mode` has to be given with this `custom_generate`, as a keyword or in the `generation_config`: one "
-            f"of {list(REGISTRY)}; None decodes as without it"
+            f"of {list(REGISTRY)}, or None for ordinary decoding"
         )
     with enabled(model):
-        # The class's: a model whose own repository brought us here has this function as its attribute `generate`.
+        # Use the class's: a model with such a repository has this function as its attribute `generate`.
         return type(model).generate(model, *args, **kwargs)
 
 

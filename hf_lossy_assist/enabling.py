@@ -1,4 +1,4 @@
-"""How ``generate()`` reaches this package, and how it stops doing so."""
+"""Connects ``generate()`` with this package, and disconnects it again."""
 
 from __future__ import annotations
 
@@ -6,47 +6,66 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
+from .call.config import FIELDS, nearest, parse
 from .call.drafter_choice import DRAFTERS, DRAFTING
 from .call.lossy_call import LossyCall
 from .compat import DECODING_METHODS, device_of, mark_user_cache, unwrap
-from .config import FIELDS, nearest, parse
+from .core.statistics import CollectedStats, LossyStats
 from .errors import LossyValueError
-from .stats import CollectedStats, LossyStats
 
 _lock = threading.RLock()
-# What each enabled model's calls have by default, as often as it is enabled.
-_defaults: weakref.WeakKeyDictionary[nn.Module, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
-_everywhere = 0
-# The calls on their way; one that is broken off anywhere dies with its frame.
+
+
+@dataclass(eq=False)
+class _Enabling:
+    """How a model is enabled: by :func:`enable`, and by every open block of :func:`enabled`."""
+
+    defaults: dict[str, Any] | None = None  # of enable(); None before it, and after disable()
+    blocks: list[dict[str, Any]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.defaults is not None or bool(self.blocks)
+
+    @property
+    def layers(self) -> list[dict[str, Any]]:
+        return [self.defaults or {}, *self.blocks]
+
+
+_enabled: weakref.WeakKeyDictionary[nn.Module, _Enabling] = weakref.WeakKeyDictionary()
+_everywhere = _Enabling()
+# The running calls; an interrupted one dies with its frame.
 _running: weakref.WeakSet[_Use] = weakref.WeakSet()
 _ORIGINAL = "_replaced_by_hf_lossy_assist"
 _last: weakref.WeakKeyDictionary[nn.Module, LossyStats] = weakref.WeakKeyDictionary()
 _collecting: list[tuple[nn.Module | None, CollectedStats]] = []
-# The call on its way through generate()'s preparations, in this thread.
+# The call that generate() is preparing in this thread.
 _pending: ContextVar[LossyCall | None] = ContextVar("pending lossy call", default=None)
 
 
 def enable(model: Any = None, **defaults: Any) -> None:
-    """Let ``generate()`` understand ``lossy_mode``, for one model or for all.
+    """Let ``generate()`` understand ``lossy_mode``, for one model or for all, until :func:`disable`.
 
-    Calls without a lossy field behave exactly as before. Counted: as many :func:`disable` calls undo it.
+    Calls without a lossy field behave exactly as before. Enabling again changes the named defaults, keeps the others,
+    and needs no second :func:`disable`. A new mode drops the settings and the head of the mode before it, and a new
+    drafter replaces the one before it.
 
     Parameters
     ----------
     model
         A transformers model, one wrapped by PEFT or ``torch.compile``, or a pipeline with one; None for every model.
     **defaults
-        What calls on the model are to have where they don't say otherwise: ``lossy_mode``, ``lossy_config``,
-        ``lossy_head``, ``assistant_model`` and all else that ``generate()`` takes about drafting. With a drafter and no
-        mode, calls are lossless; ``lossy_mode=None`` makes one an ordinary call.
+        Defaults of calls on the model: ``lossy_mode``, ``lossy_config``, ``lossy_head``, ``assistant_model`` and all
+        other keywords of ``generate()`` about drafting. None removes a default. With a drafter and no mode, calls are
+        lossless; a call with ``lossy_mode=None`` is an ordinary one.
 
     Raises
     ------
@@ -65,32 +84,16 @@ def enable(model: Any = None, **defaults: Any) -> None:
     dict_keys(['topk'])
     >>> hf_lossy_assist.disable(pair.target)
     """
-    global _everywhere
-    given = {name: value for name, value in defaults.items() if value is not None}
-    if model is None and given:
-        raise LossyValueError(f"`{next(iter(given))}` is a default of one model; pass the model to `enable()` too")
-    target = None if model is None else unwrap(model)
-    if given:
-        given = _checked(target, given)
+    enabling = _checked(model, defaults)
     with _lock:
-        if target is None:
-            _everywhere += 1
-        else:
-            _defaults.setdefault(target, []).append(given)
+        enabling.defaults = _merged([enabling.defaults or {}, defaults])
         _install()
 
 
 def disable(model: Any = None) -> None:
-    """Undo one :func:`enable` of the same argument. Does nothing where there is none to undo."""
-    global _everywhere
+    """Undo all calls of :func:`enable` with the same argument; open blocks of :func:`enabled` remain."""
     with _lock:
-        if model is None:
-            _everywhere = max(0, _everywhere - 1)
-        else:
-            target = unwrap(model)
-            del _defaults.get(target, [])[-1:]
-            if not _defaults.get(target, True):
-                del _defaults[target]
+        _enabling_of(model).defaults = None
         _uninstall_unless_used()
 
 
@@ -98,21 +101,32 @@ def disable(model: Any = None) -> None:
 def enabled(model: Any = None, **defaults: Any) -> Iterator[None]:
     """Enable inside a ``with`` block; arguments are those of :func:`enable`.
 
+    A model stays enabled until its last block ends, and longer where :func:`enable` was called. A block adds its
+    defaults to those around it, by the rules for enabling again, and removes them at its end.
+
     Examples
     --------
     >>> import hf_lossy_assist
     >>> with hf_lossy_assist.enabled():
     ...     pass
     """
-    enable(model, **defaults)
+    enabling = _checked(model, defaults)
     try:
+        with _lock:
+            enabling.blocks.append(defaults)
+            _install()
         yield
     finally:
-        disable(model)
+        with _lock:
+            enabling.blocks[:] = [block for block in enabling.blocks if block is not defaults]
+            _uninstall_unless_used()
 
 
 def last_stats(model: Any) -> LossyStats | None:
-    """Return the statistics of the last completed lossy call on ``model``, from any thread, or None."""
+    """Return the statistics of the last completed call on ``model``, from any thread; None after an ordinary call.
+
+    Calls while the model is not enabled don't count.
+    """
     return _last.get(unwrap(model))
 
 
@@ -123,7 +137,7 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
     Parameters
     ----------
     model
-        Whose; None for every model.
+        The model whose calls count; None for every model.
 
     Examples
     --------
@@ -143,29 +157,43 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
             _collecting[:] = [other for other in _collecting if other is not entry]
 
 
-def _is_enabled(model: nn.Module) -> bool:
-    return _everywhere > 0 or model in _defaults
+def _enabling_of(model: Any) -> _Enabling:
+    return _everywhere if model is None else _enabled.setdefault(unwrap(model), _Enabling())
 
 
-def _checked(target: PreTrainedModel, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's defaults, with a mode where they have a drafter, or raise."""
+def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:
+    """Return how a model is enabled so far; raise where these defaults can't be added."""
+    if model is None and defaults:
+        raise LossyValueError(f"`{next(iter(defaults))}` is a default of one model; pass the model to `enable()` too")
     known = (*FIELDS, *DRAFTING)
     for name in defaults:
         if name not in known:
-            raise LossyValueError(
-                f"`{name}` can't be a default of an enabled model, only {known}{nearest(name, known)}"
-            )
-    if any(name in defaults for name in DRAFTERS):
-        defaults.setdefault("lossy_mode", "lossless")
-    if "lossy_mode" in defaults:
-        parse(*(defaults.get(name) for name in FIELDS), device=device_of(target))
-    return defaults
+            raise LossyValueError(f"`{name}` can't be a default of a model; use one of {known}{nearest(name, known)}")
+    enabling = _enabling_of(model)
+    merged = _merged([*enabling.layers, defaults])
+    if defaults and "lossy_mode" in merged:
+        parse(*(merged.get(name) for name in FIELDS), device=device_of(unwrap(model)))
+    return enabling
+
+
+def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the defaults of several layers; later ones replace earlier ones."""
+    merged: dict[str, Any] = {}
+    for given in layers:
+        mode = merged.get("lossy_mode")
+        dropped = FIELDS if mode is not None and given.get("lossy_mode", mode) != mode else ()
+        if any(name in given for name in DRAFTERS):
+            dropped = (*dropped, *DRAFTERS)
+        merged = {name: value for name, value in merged.items() if name not in dropped} | given
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Add what an enabled model's calls have by default to those of one call; return the lossy fields among them."""
+    """Add an enabled model's defaults to one call's arguments; return the lossy fields among them."""
     with _lock:
-        defaults = next((given for given in reversed(_defaults.get(model, [])) if given), {})
+        defaults = _merged(_enabled.get(model, _everywhere).layers)
+    if any(name in defaults for name in DRAFTERS):
+        defaults.setdefault("lossy_mode", "lossless")
     if arguments.get("lossy_mode", defaults) is None:
         return {}
     drafts = any(arguments.get(name) is not None for name in DRAFTERS)
@@ -176,9 +204,9 @@ def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str
 
 
 def _install() -> None:
-    # generate() prepares inputs, cache, processors and criteria; the decoding method at its end is replaced for
-    # calls that ask for it. Both stay class attributes, so copies and subclasses of a model need no patch of their own.
-    # Each knows what it replaces, so that an interruption between them leaves nothing that can't be gone on from.
+    # generate() prepares inputs, cache, processors and criteria; lossy calls replace the decoding method at its end.
+    # Class attributes serve copies and subclasses of a model too. Each wrapper knows its original, so an interruption
+    # between them leaves the model usable.
     for name, wrap in (("generate", _wrap_generate), *((name, _wrap_decoding) for name in DECODING_METHODS)):
         current = getattr(GenerationMixin, name)
         if not hasattr(current, _ORIGINAL):
@@ -193,7 +221,7 @@ class _Use:
 
 @contextmanager
 def _in_use() -> Iterator[None]:
-    """Whoever disables meanwhile, in another thread or a streamer, does not turn this call into an ordinary one."""
+    """Keep lossy decoding installed for one call, even if another thread or a streamer disables it meanwhile."""
     use = _Use()
     try:
         with _lock:
@@ -207,7 +235,7 @@ def _in_use() -> Iterator[None]:
 
 
 def _uninstall_unless_used() -> None:
-    if _everywhere or _defaults or _running:
+    if _running or any((_everywhere, *_enabled.values())):
         return
     for name in ("generate", *DECODING_METHODS):
         original = getattr(getattr(GenerationMixin, name), _ORIGINAL, None)
@@ -220,13 +248,14 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Drafters of transformers call generate() with copies of our caller's configuration.
+        # transformers' drafters call generate() with copies of the caller's configuration.
         is_assistant = getattr(kwargs.get("generation_config"), "is_assistant", False)
-        if not _is_enabled(self) or is_assistant or kwargs.get("custom_generate") is not None:
-            if kwargs.get("lossy_mode") is not None and kwargs.get("custom_generate") is None:
+        custom = kwargs.get("custom_generate") is not None
+        if not (_everywhere or _enabled.get(self)) or is_assistant or custom:
+            if kwargs.get("lossy_mode") is not None and not custom:
                 raise LossyValueError(
-                    f"`lossy_mode` {kwargs['lossy_mode']!r} needs the model to be enabled, and this one is not, as a "
-                    "copy of an enabled model isn't; call `hf_lossy_assist.enable(model)`"
+                    f"`lossy_mode` {kwargs['lossy_mode']!r} needs the model to be enabled, and this one is not; a copy "
+                    "of an enabled model has to be enabled too; call `hf_lossy_assist.enable(model)`"
                 )
             return original(self, *args, **kwargs)
         arguments = signature.bind(self, *args, **kwargs).arguments
@@ -236,10 +265,13 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         mark_user_cache(arguments.get("past_key_values"))
         outer = _pending.get()
         try:
-            # None for an ordinary call, which may be made while a lossy one is being prepared: by its streamer, say.
+            # None for an ordinary call, which a streamer may make while a lossy call is being prepared.
             _pending.set(call)
             with _in_use():
-                return original(self, **arguments)
+                output = original(self, **arguments)
+            if call is None:
+                _last.pop(self, None)
+            return output
         finally:
             _pending.set(outer)
 
@@ -252,7 +284,7 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
         call = _pending.get()
         if call is None or call.model is not self:
             return original(self, *args, **kwargs)
-        _pending.set(None)  # what the drafter generates inside is an ordinary call
+        _pending.set(None)  # calls of the drafter inside are ordinary ones
         result, stats = call.decode(*args, **kwargs)
         _last[self] = stats
         with _lock:

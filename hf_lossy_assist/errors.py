@@ -1,11 +1,10 @@
-"""The errors of this package. Every one is a ``ValueError``, so ``except ValueError`` keeps working."""
+"""The errors of this package. All are a ``ValueError`` too, so ``except ValueError`` catches them."""
 
 import functools
 import inspect
 import warnings
 
-_NOT_THE_USER_S = ("hf_lossy_assist", "transformers", "torch", "contextlib")
-"""Packages through which a call goes on its way from the user's line."""
+_PASSED_THROUGH = ("hf_lossy_assist", "transformers", "torch", "contextlib")
 
 
 class LossyError(ValueError):
@@ -13,26 +12,25 @@ class LossyError(ValueError):
 
 
 class LossyValueError(LossyError):
-    """An argument has a value that can't work. The message names the argument, the rule and the value."""
+    """An argument has a value that does not work. The message names the argument, the rule and the value."""
 
 
 class LossyUnsupportedError(LossyError):
-    """A well-formed request for something that is not (yet) supported."""
+    """A well-formed request for something that is not supported (yet)."""
 
 
 def warn(message: str) -> None:
-    """Warn the user, of the line of theirs that led here."""
+    """Warn at the user's own line: the nearest caller outside these packages."""
     frame, level = inspect.currentframe().f_back, 2
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER_S:
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_THROUGH:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, UserWarning, stacklevel=level)
 
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Warn the user, once per process."""
     warn(message)
 
 
 class LossyServiceError(LossyError):
-    """A service elsewhere did not answer, refused, or answered nonsense, after all tries. Going on later may help."""
+    """A service did not answer, refused, or answered nonsense after all retries. A later attempt may succeed."""

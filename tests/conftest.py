@@ -11,8 +11,10 @@ import torch
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
+from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.decoding import break_even
 from hf_lossy_assist.errors import warn_once
+from hf_lossy_assist.pairs import qwen_coder
 
 
 def pytest_sessionstart():
@@ -32,6 +34,15 @@ def pair() -> pairs.Pair:
     return pairs.load("arithmetic")
 
 
+@pytest.fixture(scope="module")
+def qwen_coder_pair() -> pairs.Pair:
+    """The real pair, where `make qwen-coder` has made it."""
+    folder = qwen_coder.cache_folder()
+    if faults := list(filter(None, (qwen_coder.fault(folder / role) for role in pairs.ROLES))):
+        pytest.skip(f"`make qwen-coder` makes the pair: {faults[0]}")
+    return pairs.load("qwen-coder", folder=folder)
+
+
 @pytest.fixture
 def gguf_read_once(monkeypatch: pytest.MonkeyPatch):
     """What loads configuration, weights and tokenizer of a GGUF file parses its 50,000 words once, not each time."""
@@ -45,8 +56,14 @@ def gguf_read_once(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture(autouse=True)
 def _no_clock(monkeypatch: pytest.MonkeyPatch):
     """No test gives drafting up for being slow, unless it means to, nor does it know what others have learnt."""
-    monkeypatch.setattr(break_even, "PATIENCE", float("inf"))
+    monkeypatch.setattr(break_even, "VERDICTS", float("inf"))
     break_even.forget_speeds()
+
+
+@pytest.fixture(autouse=True)
+def _whole_drafts(monkeypatch: pytest.MonkeyPatch):
+    """No draft ends early, unless a test means it to: tiny models are sure of nothing."""
+    monkeypatch.setattr(call_config, "DEFAULT_STOP", None)
 
 
 @pytest.fixture(autouse=True)
@@ -59,5 +76,6 @@ def _nobody_was_warned():
 def _enabled_and_undone():
     """Every test runs with the package enabled, and has to leave transformers as it was."""
     torch.set_num_threads(1)  # tiny models: a second thread only waits
-    with hf_lossy_assist.enabled():
-        yield
+    hf_lossy_assist.enable()
+    yield
+    hf_lossy_assist.disable()

@@ -8,7 +8,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from tests.models import VOCAB
+from tests.tiny_models import VOCAB
 
 _TEXT = {
     "vocab_size": VOCAB,

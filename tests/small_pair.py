@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.pair_recipe import build_tokenizer
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig, VerifierHead
 from hf_lossy_assist.pairs import Pair
-from hf_lossy_assist.pairs.recipe import build_tokenizer
 from hf_lossy_assist.tasks import Arithmetic, Example, Task
-from tests.models import noisy_copy, tiny
+from tests.tiny_models import noisy_copy, tiny
 
 PROBLEMS = 6
 MAX_NEW_TOKENS = 20

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import GenerationMixin, pipeline
 
+from benchmarks.pair_recipe import build_tokenizer
 from hf_lossy_assist import (
     GenerateLossyOutput,
     LossyStats,
@@ -21,9 +22,8 @@ from hf_lossy_assist import (
     enabling,
     last_stats,
 )
-from hf_lossy_assist.pairs.recipe import build_tokenizer
 from tests.interrupting import InterruptAt
-from tests.models import noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False}
 PATCHED = ("generate", "_sample", "_assisted_decoding")
@@ -61,9 +61,7 @@ def test_an_interruption_while_enabling_leaves_nothing_that_can_not_be_enabled()
             enabling._lock.release()
         enable(target)
         assert len(patched()) == 3, operation
-        for _ in range(2):
-            disable(target)
-        disable()
+        disable(target)
         assert GenerationMixin.generate is original, operation
         if interruptions < operation:
             break
@@ -103,6 +101,102 @@ def test_defaults_of_an_enabled_model_are_those_of_its_calls():
         assert stats_of(target) is None
         with enabled(target, assistant_model=noisy_copy(target)):
             assert stats_of(target).lossless
+
+
+def test_enabling_again_is_undone_by_disabling_once():
+    """As a notebook's cell that is run again does it."""
+    target = tiny()
+    for _ in range(2):
+        enable(target)
+        enable()
+    disable()
+    assert len(patched()) == 3
+    disable(target)
+    assert not patched()
+    disable(target)
+    assert not patched()
+
+
+def test_enabling_again_changes_what_it_names_and_keeps_the_rest():
+    target = tiny()
+    enable(target, assistant_model=noisy_copy(target), num_assistant_tokens=2)
+    assert stats_of(target).lossless
+    enable(target, lossy_mode="topk", lossy_config={"k": 3})
+    assert stats_of(target).accepted_by.keys() == {"topk"}
+    assert stats_of(target).draft_calls
+    assert len(stats_of(target).accepted_histogram) <= 3
+    enable(target)
+    enable(target, lossy_config={"k": 1})
+    assert stats_of(target).accepted_by.keys() == {"topk"}
+    assert stats_of(target).lossless
+    enable(target, lossy_mode="typical")  # which has no setting `k`
+    assert stats_of(target).accepted_by.keys() == {"typical"}
+    enable(target, prompt_lookup_num_tokens=2)
+    assert stats_of(target).draft_calls == 0
+    enable(target, prompt_lookup_num_tokens=None)
+    with pytest.raises(LossyValueError, match="needs a drafter"):
+        stats_of(target)
+    enable(target, lossy_mode=None)
+    assert stats_of(target) is None
+    disable(target)
+    assert not patched()
+
+
+def test_a_mode_that_does_not_go_with_what_is_kept_changes_nothing():
+    target = tiny()
+    enable(target, assistant_model=noisy_copy(target), lossy_mode="topk", lossy_config={"k": 3})
+    with pytest.raises(LossyValueError, match="'beta' is unknown to the rule 'topk'"):
+        enable(target, lossy_config={"beta": 0.1})
+    assert stats_of(target).accepted_by.keys() == {"topk"}
+
+
+def test_a_block_keeps_a_model_enabled_and_ends_by_itself():
+    target = tiny()
+    draft = noisy_copy(target)
+    with enabled(target, assistant_model=draft, lossy_mode="topk"):
+        with enabled(target, lossy_mode="typical"):
+            enable(target, lossy_mode="ears")
+            disable(target)
+            assert stats_of(target).accepted_by.keys() == {"typical"}, "with the outer block's draft"
+        assert stats_of(target).accepted_by.keys() == {"topk"}
+        enable(target, num_assistant_tokens=1)
+    assert len(patched()) == 3
+    assert stats_of(target) is None, "the draft was the block's"
+    disable(target)
+    assert not patched()
+
+
+def test_blocks_may_end_in_another_order_than_they_began():
+    target = tiny()
+    draft = noisy_copy(target)
+    first, second = (enabled(target, assistant_model=draft, lossy_mode=mode) for mode in ("topk", "typical"))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert stats_of(target).accepted_by.keys() == {"typical"}
+    second.__exit__(None, None, None)
+    assert not patched()
+
+
+def test_the_last_statistics_are_those_of_the_last_call():
+    target = tiny()
+    lossy = {"assistant_model": noisy_copy(target), "lossy_mode": "topk"}
+    with enabled(target):
+        target.generate(prompt(), **KWARGS, **lossy)
+        assert last_stats(target).accepted_by.keys() == {"topk"}
+        with pytest.raises(LossyValueError):
+            target.generate(prompt(), **KWARGS, **lossy, num_beams=2)
+        assert last_stats(target) is not None, "no call was completed"
+        target.generate(prompt(), **KWARGS)
+        assert last_stats(target) is None
+        target.generate(prompt(), **KWARGS, **lossy)
+        target.generate(prompt(), **KWARGS, **lossy | {"lossy_mode": None})
+        assert last_stats(target) is None
+        target.generate(prompt(), **KWARGS, **lossy)
+    assert last_stats(target) is not None
+    with enabled():
+        tiny(seed=1).generate(prompt(), **KWARGS)
+    assert last_stats(target) is not None, "that was another model"
 
 
 def test_a_pipeline_is_enabled_by_its_model():

@@ -10,7 +10,7 @@ import warnings
 import hf_lossy_assist
 from hf_lossy_assist.calibration import Watch
 from hf_lossy_assist.errors import warn, warn_once
-from tests.models import noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 
 def line_here() -> int:

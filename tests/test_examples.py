@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import tempfile
 from importlib.util import find_spec
@@ -11,10 +12,11 @@ import pytest
 
 from hf_lossy_assist import disable, enable
 from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.decoding import break_even
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 SAYS = {
-    "01_generate": "tokens per round",
+    "01_generate": "kept only by the lossy rule",
     "02_pipeline": "drafted tokens kept",
     "03_train_judge": "judge: ",
     "04_verifier": "runs of ",
@@ -35,6 +37,7 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     if any(find_spec(module) is None for module in NEEDS.get(example.stem, ())):
         pytest.skip(f"{NEEDS[example.stem]} are not installed")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(break_even, "VERDICTS", 1)  # drafting is given up at the first sign
     known = dict(REGISTRY)
     disable()  # examples enable for themselves
     try:
@@ -43,4 +46,8 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         enable()
         for rule in REGISTRY.keys() - known.keys():
             del REGISTRY[rule]
-    assert SAYS[example.stem] in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert SAYS[example.stem] in said
+    asked = re.findall(r"asked (\d+) times for (\d+) tokens", said)
+    assert len(asked) == 2 * (example.stem == "04_verifier")
+    assert all(int(times) < int(tokens) for times, tokens in asked), "drafted, however busy the machine is"

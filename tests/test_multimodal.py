@@ -17,8 +17,8 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from tests.models import _COMMON, VOCAB, noisy_copy, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
+from tests.tiny_models import _COMMON, VOCAB, noisy_copy, prompt, tiny
 
 IMAGE = VOCAB - 1
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "return_dict_in_generate": True}

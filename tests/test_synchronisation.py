@@ -16,7 +16,7 @@ from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.decoding.loop import Decoding
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
-from tests.models import noisy_copy, padded, prompt, tiny
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)

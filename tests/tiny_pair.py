@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pair_recipe import Cycle, ModelRecipe, build_model, build_tokenizer
+from benchmarks.pretraining import save_model
 from hf_lossy_assist import pairs
-from hf_lossy_assist.pairs.pretraining import save_model
-from hf_lossy_assist.pairs.recipe import Cycle, ModelRecipe, build_model, build_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_lossy_assist.sampling import Randomness
-from hf_lossy_assist.trees import Tree, TreeVerification
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.trees import Tree
 
 
 def random_tree(rows: int, nodes: int, generator: torch.Generator, depth: int = 4) -> Tree:
@@ -52,5 +53,6 @@ def random_tokens(tree: Tree, vocabulary: int, generator: torch.Generator) -> Te
     return tokens
 
 
-def verification(tree: Tree, tokens: Tensor, logits: Tensor, seed: int = 0, **others: Any) -> TreeVerification:
-    return TreeVerification(tree, tokens, logits, randomness=Randomness(seed), **others)
+def verification(tree: Tree, tokens: Tensor, logits: Tensor, seed: int = 0, **others: Any) -> Verification:
+    said = {"shape": tree, "logits_after": logits, "randomness": Randomness(seed), **others}
+    return Verification(tokens, tree.positions(logits), **said)

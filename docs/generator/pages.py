@@ -13,8 +13,10 @@ from types import ModuleType
 import hf_lossy_assist
 from hf_lossy_assist.acceptors import REGISTRY
 
+from . import MODULES
 from .plots import draw
 from .rules import PLOTS, section
+from .tables import with_part
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -33,8 +35,6 @@ TITLED = {
 }
 """Pages and pictures that lie elsewhere in the repository, by their path there."""
 
-MODULES = ("acceptors", "calibration", "pairs", "tasks", "theory", "messages")
-"""The modules that have a page of reference, beside the package itself."""
 
 _PICTURES = {".png", ".svg"}
 _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -54,8 +54,9 @@ def write_pages(folder: Path) -> None:
     (folder / PLOTS).mkdir()
     for name in REGISTRY:
         draw(name, folder / PLOTS / f"{name}.svg")
-    with (folder / "rules.md").open("a", encoding="utf-8") as rules:
-        rules.write("\n" + "\n\n".join(map(section, REGISTRY)) + "\n")
+    rules = folder / "rules.md"
+    sections = "\n\n".join(map(section, REGISTRY))
+    rules.write_text(with_part(rules.read_text(encoding="utf-8"), "formulas", sections), encoding="utf-8")
     (folder / "api").mkdir()
     for name, text in reference():
         (folder / "api" / f"{name}.md").write_text(text, encoding="utf-8")

@@ -12,11 +12,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from hf_lossy_assist import JudgeHead, acceptors, theory
-from hf_lossy_assist.messages import Verification
+from hf_lossy_assist.acceptors.registry import Formula
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.pairs.pair import bundled_folder
-from hf_lossy_assist.sampling import Randomness
-
-from .formulas import FORMULAS, Formula
 
 GRID = torch.linspace(0.005, 0.995, 199)
 _DRAWS = 200
@@ -37,7 +36,7 @@ class Quantiles(Randomness):
 
 def draw(name: str, path: Path) -> None:
     """Draw how often a rule keeps x, at some of its settings and beside the lossless rule, as an SVG file."""
-    formula = FORMULAS[name]
+    formula = acceptors.REGISTRY[name].formula
     curve, xlabel = _SPECIAL.get(name, (kept, _SAMPLING if formula.do_sample else _GREEDY))
     with rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure = Figure(figsize=(6, 3.2), layout="constrained")
@@ -59,7 +58,7 @@ def kept(name: str, formula: Formula, settings: Mapping[str, Any]) -> Tensor:
 
 
 def _verification(positions: int, do_sample: bool, **more: Any) -> Verification:
-    """Return ``positions`` judgements of the same token x, 0, in one row per p(x)."""
+    """Return ``positions`` scores of the same token x, 0, in one row per p(x)."""
     logits = _law(GRID).log()[:, None].expand(-1, positions + 1, -1)
     tokens = torch.zeros(len(GRID), positions, dtype=torch.long)
     q = _Q.log().expand(len(GRID), positions, -1)

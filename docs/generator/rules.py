@@ -6,19 +6,17 @@ from latex2mathml.converter import convert
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor
 
-from .formulas import FORMULAS
-
 PLOTS = "plots"
 """The folder of the pictures, beside the page."""
 
 
 def section(name: str) -> str:
     """Return a rule's section, as Markdown."""
-    cls, formula = REGISTRY[name], FORMULAS[name]
+    cls, formula = REGISTRY[name], REGISTRY[name].formula
     return "\n\n".join(
         [
             f"## {name}",
-            f"Keep x iff{_display(formula.keep)}",
+            f"{formula.idea} Keep x iff{_display(formula.keep)}",
             f"Correction, the token that replaces the first one not kept{_display(formula.correction)}",
             f"![How often {name} keeps a token]({PLOTS}/{name}.svg)",
             _reference(cls),

@@ -1,11 +1,11 @@
-"""Acceptance rules: one file per published rule. Every file here is imported, so that its rule registers itself."""
+"""Acceptance rules, one file per published rule. All files here are imported, so that their rules register."""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
 from .base import Acceptor as Acceptor
 from .base import DroppedHeads as DroppedHeads
-from .base import RunAhead as RunAhead
+from .base import UnverifiedDrafting as UnverifiedDrafting
 from .base import decide as decide
 from .composed import AllOf as AllOf
 from .composed import AnyOf as AnyOf
@@ -14,12 +14,14 @@ from .registry import Setting as Setting
 from .registry import check_choice as check_choice
 from .registry import check_number as check_number
 from .registry import describe as describe
+from .registry import head_type as head_type
+from .registry import place_rule_head as place_rule_head
 from .registry import register as register
 from .registry import setting as setting
 from .registry import settings_of as settings_of
 
 # isort: off
-# The order of the registry and of README's table. A rule that is not named here comes after these.
+# The order of the registry and of README's table; other rules follow.
 from .lossless import Lossless as Lossless
 from .dropmatch import DropMatch as DropMatch
 from .ears import Ears as Ears
@@ -41,3 +43,4 @@ from .sprinter import Sprinter as Sprinter
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
+globals().update({_rule.__name__: _rule for _rule in REGISTRY.values()})

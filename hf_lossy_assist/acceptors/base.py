@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..messages import Decision, Verification
-from .registry import settings_of
+from ..core.messages import Decision, Verification
+from .registry import Formula, settings_of
 
 if TYPE_CHECKING:
-    from ..decoding.limits import LosslessPositions
+    from ..core.limits import LosslessPositions
     from ..heads.verifier_head import VerifierHead
 
 
 AUTO = "auto"
-"""The dropout that is chosen by its effect on a call's own prompt."""
+"""The dropout chosen by its effect on a call's prompt."""
 
 
 @dataclass(frozen=True)
 class DroppedHeads:
     """A request for ``num_paths`` passes of the LM head over inputs dropped with probability ``dropout``.
 
-    :data:`AUTO` leaves the probability to what it does to the head at hand.
+    :data:`AUTO` chooses the probability by its effect on the prompt.
     """
 
     num_paths: int
@@ -36,10 +36,10 @@ class DroppedHeads:
 
 
 @dataclass(frozen=True)
-class RunAhead:
+class UnverifiedDrafting:
     """A request that the draft commit tokens without the target while ``head`` scores them above ``threshold``.
 
-    At most ``max_draft - 1`` in a row: the target decides the next one. ``rule`` is the name of the rule that asks.
+    The target decides at least every ``max_draft``-th token. ``rule`` is the name of the requesting rule.
     """
 
     head: VerifierHead
@@ -52,38 +52,37 @@ class RunAhead:
 class Acceptor(ABC):
     """A published acceptance rule; its fields are the rule's settings.
 
-    A rule answers two questions: which drafted tokens it keeps, each judged on its own, and from which distribution
-    the token is taken that replaces the first one it does not keep. Fields that are declared with
-    :func:`~hf_lossy_assist.acceptors.setting` are checked when a rule is made; a ``__post_init__`` of one's own calls
-    this class's.
+    A rule decides which drafted tokens it keeps, each on its own, and from which distribution the correction is taken:
+    the token in place of the first one that it rejects. Fields declared with
+    :func:`~hf_lossy_assist.acceptors.setting` are checked on construction; a ``__post_init__`` of a subclass has to
+    call this one.
 
     Attributes
     ----------
     name
         The value of ``lossy_mode`` that selects the rule.
     paper
-        Where the rule comes from: the paper and its section, or the system.
-    needs
-        What the rule reads besides the target's logits: of ``"draft_probs"``, ``"draft_or_point_mass"``,
-        ``"hidden"``, ``"draft_hidden"`` and ``"dropped_heads"``. The first is for a rule that has no meaning without
-        the draft's distribution, the second for one to which a drafter that gives none was certain of its tokens. A
-        rule whose settings decide what it reads makes it a property.
+        The source of the rule: a paper and its section, or a system.
+    formula
+        The rule in LaTeX, for the documentation.
     usual
-        Settings to measure the rule with, where its defaults are lossless or unusual.
+        Settings to measure the rule with, if its defaults are lossless or unusual.
     lossless_at
         Settings at which the rule is lossless; empty for a rule that always is.
+    without_q
+        Settings at which the rule needs no draft distribution; empty if there are none.
     lossless_when_sampling
-        Whether these are lossless for sampling too, or only for greedy decoding.
+        Whether ``lossless_at`` holds for sampling too, or only for greedy decoding.
     relaxes
-        Where the rule differs from the lossless one: ``"both"``, or only ``"sampling"`` or ``"greedy"`` decoding, of a
-        rule that relaxes something the other does not have.
+        The kind of decoding that the rule can change: ``"sampling"``, ``"greedy"`` or ``"both"``.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
-    needs: ClassVar[frozenset[str]] = frozenset()
+    formula: ClassVar[Formula | None] = None
     usual: ClassVar[Mapping[str, Any]] = {}
     lossless_at: ClassVar[Mapping[str, Any]] = {}
+    without_q: ClassVar[Mapping[str, Any]] = {}
     lossless_when_sampling: ClassVar[bool] = False
     relaxes: ClassVar[str] = "both"
 
@@ -92,34 +91,53 @@ class Acceptor(ABC):
             each.check(self)
 
     @property
+    def needs(self) -> frozenset[str]:
+        """What the rule reads besides the target's logits; most rules set it as a class attribute.
+
+        A subset of ``"draft_probs"``, ``"draft_or_point_mass"``, ``"hidden"``, ``"draft_hidden"`` and
+        ``"dropped_heads"``. ``"draft_probs"`` requires a draft distribution; with ``"draft_or_point_mass"``, a drafter
+        without one counts as certain of its tokens.
+        """
+        return frozenset()
+
+    @property
     def dropped_heads(self) -> DroppedHeads | None:
-        """The dropped heads that the rule reads, for a rule that needs them."""
+        """The dropped heads that the rule reads, or None."""
         return None
 
     @property
-    def run_ahead(self) -> RunAhead | None:
-        """How far the rule lets the draft run without the target, for a rule that does."""
+    def unverified_drafting(self) -> UnverifiedDrafting | None:
+        """How the draft may commit tokens without the target, or None."""
         return None
 
     @property
     def lacks_base(self) -> bool:
-        """Whether the rule only adds to what the last rule of its list keeps."""
+        """Whether the rule only adds to the tokens that its list's last rule keeps."""
         return False
 
     def without_base(self) -> Acceptor:
-        """Return the rule as it stands in a list above another, which then is its base."""
+        """Return the rule for a list, in which the last rule takes the place of its base."""
+        return self
+
+    @property
+    def decides_whole_drafts(self) -> bool:
+        """Whether the rule has been asked to decide drafts as wholes, which no rule of a list can."""
+        return False
+
+    def alone(self, v: Verification) -> Acceptor:
+        """Return the rule for a draft that no other rule decides about."""
         return self
 
     def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
-        """Raise :class:`LossyError` where a trained head of the rule does not belong to the models."""
+        """Raise :class:`LossyError` if a trained head of the rule does not belong to the models."""
         return
 
     def has_effect(self, do_sample: bool) -> bool:
-        """Tell whether there is anything in this way of decoding that the rule relaxes."""
+        """Tell whether the rule can change this kind of decoding."""
         return self.relaxes in ("both", "sampling" if do_sample else "greedy")
 
     def is_lossless(self, do_sample: bool) -> bool:
-        """Tell whether the rule, as configured, leaves the distribution of the output as it is."""
+        """Tell whether the rule, as configured, leaves the distribution of the output unchanged."""
         if not self.has_effect(do_sample):
             return True
         values = {key: getattr(self, key) for key in self.lossless_at}
@@ -132,35 +150,35 @@ class Acceptor(ABC):
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         """Return the distribution ``(B, V)`` of the token that replaces the drafted one at positions ``at`` ``(B,)``.
 
-        Weights to draw from when sampling, scores to maximise when greedy; as for the lossless rule by default.
+        The values are weights to draw from, or scores to maximise; by default those of the lossless rule.
         """
         return v.residual_distribution(at)
 
     def charge(self, v: Verification) -> Tensor | None:
         """Return ``(B, n)`` what keeping each token takes from a budget over the whole text; None without a budget.
 
-        Whoever keeps a token: ``v.spent`` is what all tokens of the text so far have cost it.
+        A token is charged whichever rule keeps it. ``v.spent`` is the sum over the text so far.
         """
         return None
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        """Return ``(B, n)`` what the rule compares for each drafted token, by its name: for whoever inspects a run.
+        """Return ``(B, n)`` the quantities that the rule compares, by name, for inspection; draw no random numbers.
 
-        Nothing may be drawn here. By default p(x) / q(x), and the random number that it is compared with.
+        By default p(x) / q(x), and the random number that it is compared with.
         """
         return {"p/q": v.ratio, **({"u": v.u} if v.do_sample else {})}
 
     def credits(self, v: Verification) -> dict[str, Tensor]:
-        """Return ``(B, n)`` per rule which tokens are kept on its account; a token is credited to one rule only.
+        """Return ``(B, n)`` per rule which kept tokens are credited to it; a token is credited to one rule only.
 
-        A rule with a base is credited with what it alone keeps, and the base with all that it would keep anyway.
+        A base is credited with all tokens that it would keep, and the rule on top with the others.
         """
         return {self.name: self.keep(v)}
 
     def check_mode(self, do_sample: bool, longest: int | None = None) -> str | None:
-        """Return a warning of a rule that does nothing in this way of decoding, or None.
+        """Return a warning if the rule has no effect in this kind of decoding, else None.
 
-        ``longest`` is how many tokens a draft has at most, where that is known.
+        ``longest`` is the largest number of tokens in a draft, if known.
         """
         if self.has_effect(do_sample):
             return None
@@ -168,21 +186,14 @@ class Acceptor(ABC):
         other = "'ears' or 'cactus'" if do_sample else "'dropmatch' or 'topk'"
         return (
             f"`lossy_mode` {self.name!r} changes nothing in {here} (`do_sample={do_sample}`): the run is lossless. "
-            f"Pass `do_sample={there}`, or choose a rule that has something to relax here, e.g. {other}."
+            f"Pass `do_sample={there}`, or choose a rule that has an effect here, e.g. {other}."
         )
 
 
-def judge_tokens(
+def _judge_tokens(
     acceptor: Acceptor, v: Verification, positions: LosslessPositions | None
 ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-    """Judge every drafted token on its own.
-
-    Returns
-    -------
-    tuple
-        ``(B, n)`` which are kept; which on each rule's account; and where ``positions`` had the lossless rule decide,
-        or None for nowhere.
-    """
+    """Return ``(B, n)`` which tokens are kept, which on each rule's account, and where losslessness was imposed."""
     credits = acceptor.credits(v)
     keep = reduce(torch.logical_or, credits.values())
     strict = None if positions is None else positions.over(keep, v.lossless)
@@ -195,36 +206,32 @@ def judge_tokens(
     return keep, credits, strict
 
 
-def correction_at(acceptor: Acceptor, v: Verification, at: Tensor, strict: Tensor | None) -> Tensor:
-    """Return the correction ``(B, V)`` at positions ``at`` ``(B,)``, the lossless one where ``strict`` says so."""
-    replaced = acceptor.correction(v, at)
-    if strict is not None:
-        replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
-    return replaced
-
-
 def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | None = None) -> Decision:
-    """Apply a rule to one round: keep a prefix of the draft, then choose the token that follows it.
+    """Apply a rule to one round: keep a prefix of each draft, then choose the token that follows it.
 
-    Where ``positions`` says so, the lossless rule decides instead.
+    The lossless rule decides at ``positions``, unless drafts are decided as wholes. One path of a tree is kept:
+    greedily the deepest, the target's likeliest of ties; when sampling, through the first siblings that are kept.
     """
-    n = len(v)
-    if n == 0:
+    if len(v) == 0:
         none = v.tokens.bool()
         last = torch.zeros(len(none), dtype=torch.long, device=v.logits.device)
-        return Decision(none, last, v.choose(v.target_distribution(last)), none, {})
-    keep, credits, strict = judge_tokens(acceptor, v, positions)
-    prefix = keep.cumprod(-1)
-    n_accepted = prefix.sum(-1)
-    charge = acceptor.charge(v)
+        return Decision(none, last, v.choose(v.after(last)), last == 0, none, {})
+    rule = acceptor.alone(v)
+    whole = rule is not acceptor  # drafts are decided as wholes, without a loss
+    keep, credits, strict = _judge_tokens(rule, v, None if whole else positions)
+    # The lossless rule keeps one path at most, since the target has one argmax.
+    prefix = v.shape.prefix(keep, v.do_sample, lambda: None if rule.is_lossless(False) else v.log_p)
+    charge = rule.charge(v)
     if charge is not None:
-        charge = charge.where(prefix.bool(), 0.0).sum(-1)
-    if strict is None and not v.do_sample and type(acceptor).correction is Acceptor.correction:
-        # The lossless correction and the bonus are both the target's best token, which is known already.
-        next_token = v.best.gather(-1, n_accepted.unsqueeze(-1)).squeeze(-1)
-        return Decision(keep, n_accepted, next_token, v.lossless, credits, charge=charge)
-    at = n_accepted.clamp(max=n - 1)
-    replaced = correction_at(acceptor, v, at, strict)
-    last = torch.full_like(at, n) if v.lengths is None else v.lengths
-    following = torch.where((n_accepted < last)[:, None], replaced, v.target_distribution(last))
-    return Decision(keep, n_accepted, v.choose(following), v.lossless, credits, charge=charge)
+        charge = charge.where(prefix.mask.bool(), 0.0).sum(-1)
+    if strict is None and not v.do_sample and type(rule).correction is Acceptor.correction:
+        # The lossless correction and the bonus are the target's best token, which is known already.
+        next_token = v.best_after.gather(-1, prefix.end[:, None])[:, 0]
+    else:
+        at = prefix.rejected
+        replaced = rule.correction(v, at)
+        if strict is not None:
+            replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
+        next_token = v.choose(torch.where(prefix.complete[:, None], v.after(prefix.end), replaced))
+    lossless = keep if whole else v.lossless
+    return Decision(keep, prefix.length, next_token, prefix.complete, lossless, credits, prefix.columns, charge)

@@ -1,4 +1,4 @@
-"""Cactus: the lossless rule against a law near the target's that has more of the drafted token."""
+"""Cactus: the lossless rule for a distribution near p that gives the drafted token more weight."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..messages import Verification
-from ..sampling import residual
+from ..core.distributions import residual
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import Formula, register, setting
 
 
 @register
@@ -20,11 +20,10 @@ from .registry import register, setting
 class Cactus(Acceptor):
     """Keep x iff ``u <= h(x)/q(x)``, ``h(x) = min(1, p(x) + √(2δ·p(x)·(1 - p(x))))``. Correction ~ ``norm([h - q]+)``.
 
-    Hao & Mou 2026, "Constrained Acceptance Speculative Sampling". h is the law that, to second order, has most of x
-    among those with ``KL(h ‖ p) <= δ``; its other entries are p's, scaled by ``(1 - h(x)) / (1 - p(x))``. Exactly,
-    ``KL(h ‖ p) <= ln(1 + 2δ) < 2δ``, attained where ``p(x) = 1/(1 + 2δ)``; for smaller p(x) and small δ it is about δ.
-    Greedy decoding has no random threshold to relax, so there the rule is the lossless one. A drafter without a
-    distribution was certain of its token, ``q(x) = 1``: then what comes out has exactly the law h.
+    Hao & Mou 2026, "Constrained Acceptance Speculative Sampling". To second order, h gives x the largest probability
+    among distributions with ``KL(h ‖ p) <= δ``; its other entries are p's, scaled by ``(1 - h(x)) / (1 - p(x))``. The
+    exact bound is ``KL(h ‖ p) <= ln(1 + 2δ) < 2δ``, reached at ``p(x) = 1/(1 + 2δ)``. Greedy decoding is lossless.
+    For a drafter without a distribution, ``q(x) = 1`` and the output has exactly the distribution h.
 
     Parameters
     ----------
@@ -36,6 +35,13 @@ class Cactus(Acceptor):
 
     name = "cactus"
     paper = "Hao & Mou 2026 (Cactus, arXiv:2604.04987), section 2.2"
+    formula = Formula(
+        "Sample from the distribution h that favours x as much as a divergence of about δ from p allows. "
+        "Greedy decoding is lossless.",
+        r"u \le \frac{h(x)}{q(x)}, \qquad h(x) = \min\left(1,\ p(x) + \sqrt{2\delta\,p(x)\,(1 - p(x))}\right)",
+        r"\mathrm{norm}\left([h - q]_+\right), \quad h(v) = p(v)\,\frac{1 - h(x)}{1 - p(x)} \text{ for } v \ne x",
+        ({"delta": 0.01}, {"delta": 0.1}),
+    )
     needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"delta": 0.0}
     lossless_when_sampling = True
@@ -60,5 +66,5 @@ class Cactus(Acceptor):
         return residual(h, q)
 
     def _raised(self, p: Tensor) -> Tensor:
-        """Return h(x) for the drafted tokens' p(x)."""
+        """Return h(x) from p(x)."""
         return (p + (2 * self.delta * p * (1 - p)).clamp(min=0).sqrt()).clamp(max=1)

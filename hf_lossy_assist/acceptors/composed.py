@@ -1,4 +1,4 @@
-"""Rules that combine several: any of them, or all of them, have to keep a token."""
+"""Rules that combine several: any or all of them have to keep a token."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..core.messages import Verification
 from ..errors import LossyValueError
 from ..heads import Head
-from ..messages import Verification
-from .base import Acceptor, DroppedHeads, RunAhead
+from .base import Acceptor, DroppedHeads, UnverifiedDrafting
 from .lossless import Lossless
 from .registry import setting
 
@@ -26,13 +26,18 @@ class _Composed(Acceptor):
     conjunction: ClassVar[str]
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return f" {self.conjunction} ".join(rule.name for rule in self.rules)
 
     def __post_init__(self) -> None:
         heads = {rule.dropped_heads for rule in self.rules} - {None}
         if len(heads) > 1:
             raise LossyValueError(f"rules of one list have to share one set of dropped heads, but ask for {heads}")
+        if whole := [rule for rule in self.rules if rule.decides_whole_drafts]:
+            raise LossyValueError(
+                f"rules of a list judge tokens one by one, but {whole[0]!r} decides drafts as wholes; leave out "
+                "`verification` of that rule in `lossy_config`"
+            )
 
     def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
         for rule in self.rules:
@@ -47,8 +52,8 @@ class _Composed(Acceptor):
         return next((rule.dropped_heads for rule in self.rules if rule.dropped_heads), None)
 
     @property
-    def run_ahead(self) -> RunAhead | None:
-        return next((rule.run_ahead for rule in self.rules if rule.run_ahead), None)
+    def unverified_drafting(self) -> UnverifiedDrafting | None:
+        return next((rule.unverified_drafting for rule in self.rules if rule.unverified_drafting), None)
 
     def is_lossless(self, do_sample: bool) -> bool:
         # When sampling, one rule's acceptance with another's correction need not add up to p.
@@ -64,7 +69,7 @@ class _Composed(Acceptor):
         return next((charge for rule in self.rules if (charge := rule.charge(v)) is not None), None)
 
     def check_mode(self, do_sample: bool, longest: int | None = None) -> str | None:
-        longest = None if self.run_ahead else longest
+        longest = None if self.unverified_drafting else longest
         return next(filter(None, (rule.check_mode(do_sample, longest) for rule in self.rules)), None)
 
 
@@ -72,8 +77,8 @@ class _Composed(Acceptor):
 class AnyOf(_Composed):
     """Keep x iff any of the rules keeps it; the correction is that of the last rule.
 
-    A token is credited to the first rule of the list that keeps it; to a rule that only adds to the last one, its
-    base (``judge``), it is credited where no other keeps it.
+    A token is credited to the first rule of the list that keeps it. A rule that only adds to the last one (``judge``)
+    comes last.
     """
 
     conjunction: ClassVar[str] = "or"
@@ -99,10 +104,10 @@ class AllOf(_Composed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.run_ahead is not None:
+        if self.unverified_drafting is not None:
             raise LossyValueError(
                 f"`lossy_mode` {{'all_of': {[rule.name for rule in self.rules]}}} has a rule that keeps tokens without "
-                "the target; name it in a list, e.g. ['sprinter', 'ears'], where the others decide what it leaves"
+                "the target; use a list, e.g. ['sprinter', 'ears'], in which the others decide its remaining tokens"
             )
 
     def keep(self, v: Verification) -> Tensor:
@@ -113,8 +118,7 @@ class AllOf(_Composed):
 class HeadRule(Acceptor):
     """A rule that keeps some tokens by a trained head, and others by a base rule.
 
-    The threshold is the head's own by default. The rule is credited with what the head alone keeps, and the
-    base with all that it would keep anyway.
+    The rule is credited with the tokens that only the head keeps, and the base with all that it would keep.
     """
 
     head: Head
@@ -129,7 +133,7 @@ class HeadRule(Acceptor):
             object.__setattr__(self, "threshold", self.head_threshold())
 
     def head_threshold(self) -> float:
-        """Return the threshold where none is given: the one that the head was published with."""
+        """Return the default threshold: the one that the head was published with."""
         return self.head.config.threshold
 
     @property
@@ -146,7 +150,7 @@ class HeadRule(Acceptor):
         return super().is_lossless(do_sample) and (self.base is None or self.base.is_lossless(do_sample))
 
     def keep_by_head(self, v: Verification) -> Tensor:
-        """Return ``(B, n)`` which tokens the head lets through, whatever the base says."""
+        """Return ``(B, n)`` which tokens the head keeps, regardless of the base."""
         return torch.zeros_like(v.tokens, dtype=torch.bool)
 
     def keep(self, v: Verification) -> Tensor:

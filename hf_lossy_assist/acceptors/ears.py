@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..messages import Verification
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import RESIDUAL, Formula, register, setting
 
 
 @register
@@ -18,11 +18,9 @@ from .registry import register, setting
 class Ears(Acceptor):
     """Keep x iff ``p(x) / q(x) >= max(u - β·(1 - max p), 0)``. Correction ~ ``norm([p - q]+)``.
 
-    Sun et al., "EARS: Efficient Adaptive Rejection Sampling" (section 3.2). Given x, the acceptance
-    probability is ``min(1, p(x)/q(x) + β·(1 - max p))``. Greedy decoding has no random threshold to relax,
-    so there the rule is the lossless one. A token with ``p(x) = 0``, as after top-p or a grammar, is never kept,
-    although the formula would where ``u <= β·(1 - max p)``: what the user's processors forbid stays forbidden.
-    A drafter without a distribution was certain of its token: ``q(x) = 1``.
+    Sun et al., "EARS: Efficient Adaptive Rejection Sampling" (section 3.2). Given x, the acceptance probability is
+    ``min(1, p(x)/q(x) + β·(1 - max p))``. Greedy decoding is lossless. Unlike the formula, the rule never keeps a
+    token with ``p(x) = 0``: forbidden tokens stay forbidden. For a drafter without a distribution, ``q(x) = 1``.
 
     Parameters
     ----------
@@ -34,6 +32,12 @@ class Ears(Acceptor):
 
     name = "ears"
     paper = "Sun et al., EARS: Efficient Adaptive Rejection Sampling, section 3.2"
+    formula = Formula(
+        "Lower the random threshold where the target is unsure. Greedy decoding is lossless.",
+        r"\frac{p(x)}{q(x)} \ge \max\left(u - \beta\,(1 - \max p),\, 0\right)",
+        RESIDUAL,
+        ({"beta": 0.1}, {"beta": 0.2}, {"beta": 1.0}),
+    )
     needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"beta": 0.0}
     lossless_when_sampling = True

@@ -1,4 +1,4 @@
-"""Static ensemble: verify against a mixture of target and draft."""
+"""Static ensemble: verification against a mixture of target and draft."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..messages import Verification
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import RESIDUAL, Formula, register, setting
 
 
 @register
@@ -19,10 +19,9 @@ from .registry import register, setting
 class Ensemble(Acceptor):
     """Keep x iff ``u <= 1 - w + w·p(x)/q(x)``; greedy, iff ``x = argmax(w·p + (1-w)·q)``.
 
-    DIVERSE, and `assistant_ensemble_weight` of transformers, whose implementation this rule agrees with.
-    Correction ~ ``norm([p - q]+)``; greedy, the mixture's argmax. Unlike all other rules it can keep a token
-    that the user's processors forbid, because the mixture gives it weight. A drafter without a distribution was
-    certain of its token: ``q(x) = 1``.
+    DIVERSE, and `assistant_ensemble_weight` of transformers, with which this rule agrees. Correction ~
+    ``norm([p - q]+)``; greedy, the mixture's argmax. Unlike all other rules it can keep a token that the user's
+    processors forbid, because the mixture gives it weight. For a drafter without a distribution, ``q(x) = 1``.
 
     Parameters
     ----------
@@ -34,6 +33,12 @@ class Ensemble(Acceptor):
 
     name = "ensemble"
     paper = "DIVERSE (arXiv:2604.07622); transformers' `assistant_ensemble_weight`"
+    formula = Formula(
+        "Decode from a mixture of target and draft, of which the target has the share w.",
+        r"u \le 1 - w + w\,\frac{p(x)}{q(x)}; \qquad \text{greedy: } x = \mathrm{argmax}(w\,p + (1 - w)\,q)",
+        RESIDUAL + r"; \qquad \text{greedy: } \mathrm{argmax}(w\,p + (1 - w)\,q)",
+        ({"weight": 0.8}, {"weight": 0.5}),
+    )
     needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"weight": 1.0}
     lossless_when_sampling = True

@@ -1,4 +1,4 @@
-"""FLy: a mismatch stays if the target was unsure there and agrees with what follows."""
+"""FLy: keep a mismatch where the target was unsure and agrees with the tokens that follow."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..messages import Verification
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import Formula, register, setting
 
 
 @register
@@ -20,18 +20,18 @@ from .registry import register, setting
 class Fly(Acceptor):
     """Keep x iff it matches, or p is unsure there and the next ``W - 1`` drafted tokens match. Correction: lossless.
 
-    Li et al. 2025, "Training-Free Loosely Speculative Decoding" (section 3). A match is what the lossless rule
-    keeps. Unsure: the entropy of p's k likeliest tokens, renormalised, is at least θ of its maximum ``ln k``.
-    Each token is judged given that those before it are kept, so the window reads the target's view of the
-    draft as it stands. A mismatch among the last ``W - 1`` drafted tokens has no full window and is replaced:
-    draft more than W tokens per round (the authors draft 15 and more).
+    Li et al. 2025, "Training-Free Loosely Speculative Decoding" (section 3). A match is a token that the lossless rule
+    keeps. The target is unsure if the entropy of its k likeliest tokens, renormalised, is at least θ times its maximum
+    ``ln k``. The window reads the target's distributions given the draft as it stands. A mismatch among the last
+    ``W - 1`` drafted tokens has no full window and is replaced, so draft more than W tokens per round (the authors
+    draft 15 and more).
 
     Parameters
     ----------
     window
         W, which counts the mismatch itself; 1 looks at the entropy only.
     theta
-        The share of the largest possible entropy, from which on p counts as unsure; above 1 it never does.
+        The share of the largest possible entropy from which the target counts as unsure; above 1 it never does.
     k
         How many tokens the entropy is taken over.
 
@@ -39,7 +39,7 @@ class Fly(Acceptor):
     --------
     >>> import torch
     >>> from hf_lossy_assist.acceptors import Fly
-    >>> from hf_lossy_assist.messages import Verification
+    >>> from hf_lossy_assist.core.messages import Verification
     >>> unsure, sure = [1.1, 1.0, 1.0], [9.0, 0.0, 0.0]
     >>> logits = torch.tensor([[unsure, sure, sure, unsure, sure, sure]])
     >>> Fly(window=3).keep(Verification(tokens=torch.tensor([[1, 0, 0, 2, 0]]), logits=logits))
@@ -52,6 +52,14 @@ class Fly(Acceptor):
 
     name = "fly"
     paper = "Li et al. 2025 (FLy: Training-Free Loosely Speculative Decoding), section 3"
+    formula = Formula(
+        "Keep a mismatch if the target is unsure there and agrees with the draft afterwards. W is the "
+        "window, mismatch included.",
+        r"x \text{ matches, or } \frac{H(p_{\text{top } k})}{\ln k} \ge \theta"
+        r" \text{ and the next } W - 1 \text{ drafted tokens match}",
+        drawn=({}, {"theta": 0.6}, {"theta": 0.9}),
+        do_sample=False,
+    )
     lossless_at: ClassVar = {"theta": 2.0}
     lossless_when_sampling = True
 

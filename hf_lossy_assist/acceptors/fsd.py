@@ -1,4 +1,4 @@
-"""Fuzzy speculative decoding: where the two models agree well enough, the draft decides."""
+"""Fuzzy speculative decoding: the draft decides where the two models agree well enough."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..messages import Verification
-from ..sampling import js_divergence, kl_divergence, total_variation
+from ..core.distributions import js_divergence, kl_divergence, total_variation
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import TARGET, Formula, register, setting
 
 _DIVERGENCES = {"js": js_divergence, "kl": kl_divergence, "tv": total_variation}
 
@@ -22,8 +22,8 @@ _DIVERGENCES = {"js": js_divergence, "kl": kl_divergence, "tv": total_variation}
 class Fsd(Acceptor):
     """Keep x iff ``D(p ‖ q) <= T`` at its position, whatever x is. Correction: argmax of p, or a draw from p.
 
-    Holsman et al. 2025, "Fuzzy Speculative Decoding" (section 3). D compares the distributions after all processors,
-    soft also in greedy decoding, and in nats (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1). With ``strict_above``, the lossless rule
+    Holsman et al. 2025, "Fuzzy Speculative Decoding" (section 3). D compares the processed distributions, in nats and
+    not as argmaxes even in greedy decoding (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1). With ``strict_above``, the lossless rule
     decides where the target is sure; with ``divergence="kl"`` that is the training-free judge of Sun et al. 2026
     (arXiv:2601.04766).
 
@@ -44,13 +44,19 @@ class Fsd(Acceptor):
 
     name = "fsd"
     paper = "Holsman et al. 2025 (Fuzzy Speculative Decoding), section 3"
+    formula = Formula(
+        "Keep x, whichever token it is, if the two distributions are close at its position.",
+        r"D(p \,\|\, q) \le T, \qquad D \in \{\mathrm{JS}, \mathrm{KL}, \mathrm{TV}\}",
+        TARGET,
+        ({"threshold": 0.02}, {"threshold": 0.1}, {"threshold": 0.1, "divergence": "kl"}),
+    )
     needs = frozenset({"draft_probs"})
     lossless_at: ClassVar = {"threshold": 0.0}
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
         near = self._divergence(v) <= self.threshold
-        if self.threshold == 0:  # rounding may find no divergence where there is one
+        if self.threshold == 0:  # rounding may hide a divergence
             near = torch.zeros_like(near)
         if self.strict_above < 1:
             near = torch.where(v.max_p > self.strict_above, v.lossless, near)

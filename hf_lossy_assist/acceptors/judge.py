@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..core.messages import Verification
 from ..heads import JudgeHead
-from ..messages import Verification
 from .base import Acceptor
 from .composed import HeadRule
-from .registry import register, setting
+from .registry import Formula, register, setting
 
 
 @register
@@ -22,19 +22,19 @@ class Judge(HeadRule):
     """Keep x iff the base rule keeps it, or the head finds it unimportant: ``P(important | state) < threshold``.
 
     AutoJudge (Garipov et al. 2025, section 3): a logistic regression on final hidden states, trained on which
-    mismatches change a task's answer. Every drafted position is judged, in one product of states and weights.
-    A head that reads the draft model's state *after* x can't judge the round's last token; the base rule does.
+    mismatches change a task's answer. All drafted positions are judged in one product of states and weights. A head
+    that reads the draft model's state *after* x can't judge the round's last token; the base rule does.
 
     Parameters
     ----------
     head
         The trained head, from ``lossy_head``.
     threshold
-        The probability of being important below which a token is kept; the one in the head's configuration by default.
+        The probability of being important below which a token is kept; by default the head's own.
     recall
-        Instead of a threshold: the share of important tokens that are to be caught, looked up in the head's table.
+        Instead of a threshold: the share of important tokens to catch, looked up in the head's table.
     base
-        The rule that the head comes on top of. In a list of rules that is the last one, and this is None.
+        The rule that the head adds to. In a list of rules the last one takes its place, and this is None.
 
     Examples
     --------
@@ -50,10 +50,16 @@ class Judge(HeadRule):
 
     name = "judge"
     paper = "Garipov et al. 2025 (AutoJudge), section 3"
+    formula = Formula(
+        "A trained head reads the hidden state and says how likely a mismatch is to change the answer.",
+        r"\text{the base rule keeps } x, \text{ or } \sigma(w \cdot h + b) < \tau",
+        r"\text{the base rule's}",
+        ({"threshold": 0.05}, {"threshold": 0.5}, {"threshold": 0.9}),
+    )
     lossless_at: ClassVar = {"threshold": 0.0}
 
     @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
+    def needs(self) -> frozenset[str]:
         sources = {"target": "hidden", "draft": "draft_hidden"}
         own = frozenset(sources[name.split("_")[0]] for name in self.head.config.columns)
         return own if self.base is None else own | self.base.needs
@@ -65,13 +71,13 @@ class Judge(HeadRule):
         return replace(self, base=None, recall=None)
 
     def keep_by_head(self, v: Verification) -> Tensor:
-        return (self._important(v) < self.threshold) & v.allowed  # never of a state that is missing
+        return (self._important(v) < self.threshold) & v.allowed  # NaN, of a missing state, is never below
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
         return {"P(important)": self._important(v), **super().quantities(v)}
 
     def _important(self, v: Verification) -> Tensor:
-        """Return ``(B, n)`` P(important); NaN of a state that is missing."""
+        """Return ``(B, n)`` P(important); NaN for a missing state."""
         states = {}
         if v.hidden is not None:
             states |= {"target_previous": v.states_before, "target_draft": v.states_after}

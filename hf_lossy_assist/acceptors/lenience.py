@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..messages import Verification
-from ..sampling import residual
+from ..core.distributions import residual
+from ..core.messages import Verification
 from .base import Acceptor
 from .near_top import near_best
-from .registry import register, setting
+from .registry import BEST, Formula, register, setting
 
 
 @register
@@ -21,9 +21,8 @@ from .registry import register, setting
 class Lenience(Acceptor):
     """Keep x iff ``u <= p(x) / (ℓ·q(x))``; greedy, iff ``p(x) >= ℓ·max p``. Correction ~ ``norm([p - ℓ·q]+)``.
 
-    Leviathan et al. 2023 (appendix A.5), for both modes. No token comes out with more than ``1/ℓ`` times its
-    probability under p; drafted tokens are kept with probability ``Σ min(p/ℓ, q)``. A drafter without a distribution
-    was certain of its token: ``q(x) = 1``.
+    Leviathan et al. 2023 (appendix A.5). The output has no token with more than ``1/ℓ`` times its probability under
+    p; drafted tokens are kept with probability ``Σ min(p/ℓ, q)``. For a drafter without a distribution, ``q(x) = 1``.
 
     Parameters
     ----------
@@ -35,6 +34,12 @@ class Lenience(Acceptor):
 
     name = "lenience"
     paper = "Leviathan et al. 2023, appendix A.5"
+    formula = Formula(
+        "Divide the lossless threshold by ℓ, so that no token comes out with more than 1/ℓ times its probability.",
+        r"u \le \frac{p(x)}{\ell\, q(x)}; \qquad \text{greedy: } p(x) \ge \ell\,\max p",
+        r"\mathrm{norm}\left([p - \ell q]_+\right); \qquad \text{greedy: } " + BEST,
+        ({"factor": 0.5}, {"factor": 0.3}),
+    )
     needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"factor": 1.0}
     lossless_when_sampling = True

@@ -1,4 +1,4 @@
-"""Margin: where the target hardly prefers its best token, the runner-up will do."""
+"""Margin: the runner-up is good enough where the target hardly prefers its best token."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..messages import Verification
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import Formula, register, setting
 
 _THETA = 0.9
 
@@ -20,16 +20,16 @@ _THETA = 0.9
 class Margin(Acceptor):
     """Keep x iff the lossless rule keeps it, or x is second and ``z_2 / z_1 > θ``. Correction: lossless.
 
-    Song et al. 2026, "MARS: Margin-Aware Verification"; z are the target's logits, after all processors, and ``z_1``
-    has to be positive. The ratio changes when a constant is added to all logits, which no law does: it says little
-    about a model whose logits are large or negative. ``gap`` is the sound form, ``log p_1 - log p_2 < gap``.
+    Song et al. 2026, "MARS: Margin-Aware Verification"; z are the target's processed logits, and ``z_1`` has to be
+    positive. The ratio changes when a constant is added to all logits, although p does not, so it says little about a
+    model with large or negative logits. ``gap`` has no such flaw: ``log p_1 - log p_2 < gap``.
 
     Parameters
     ----------
     theta
         θ, as published. 1 is lossless greedy decoding.
     gap
-        How much less likely than the best token the runner-up may be, in nats, whatever the logits' ratio.
+        How much less likely than the best token the runner-up may be, in nats; replaces the ratio.
     """
 
     theta: float | None = setting(None, 0, 1, unset=f"{_THETA}")
@@ -37,6 +37,13 @@ class Margin(Acceptor):
 
     name = "margin"
     paper = "Song et al. 2026 (MARS, arXiv:2601.15498)"
+    formula = Formula(
+        "Keep the target's second choice if its logit is near that of the first.",
+        r"x = \mathrm{argmax}\, p, \text{ or } x \text{ is second and } \frac{z_{(2)}}{z_{(1)}} > \theta;"
+        r"\qquad \text{gap: } \log p_{(1)} - \log p_{(2)} < \text{gap}",
+        drawn=({"gap": 0.5}, {"gap": 2.0}),
+        do_sample=False,
+    )
     lossless_at: ClassVar = {"theta": 1.0}
 
     def keep(self, v: Verification) -> Tensor:

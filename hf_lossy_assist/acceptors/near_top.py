@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..messages import Verification
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import Formula, register, setting
 
 
 def near_best(v: Verification, share: float) -> Tensor:
@@ -24,7 +24,7 @@ class NearTop(Acceptor):
     """Keep x iff ``p(x) >= (1 - α)·max p``, or the lossless rule keeps it. Correction: lossless.
 
     After TokenV3 of "Faster Cascades via Speculative Decoding" (Narasimhan et al. 2025, section 4), which has no
-    lossless rule to fall back on; to that one, a drafter without a distribution was certain of its token.
+    lossless rule to fall back on. A drafter without a distribution counts as certain of its token.
 
     Parameters
     ----------
@@ -36,6 +36,11 @@ class NearTop(Acceptor):
 
     name = "near_top"
     paper = "Narasimhan et al. 2025 (Faster Cascades via Speculative Decoding), section 4"
+    formula = Formula(
+        "Keep x if it is nearly as probable as the best token, or if `lossless` keeps it.",
+        r"p(x) \ge (1 - \alpha)\,\max p \ \text{ or } u \le \frac{p(x)}{q(x)}",
+        drawn=({"alpha": 0.2}, {"alpha": 0.5}),
+    )
     needs = frozenset({"draft_or_point_mass"})
     lossless_at: ClassVar = {"alpha": 0.0}
 

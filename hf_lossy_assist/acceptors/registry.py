@@ -1,4 +1,4 @@
-"""Declarations of rules: names and settings with bounds, from which checks, help texts, tests and tables follow."""
+"""Declarations of rules: names, formulas, and settings with bounds, from which checks, help and tables follow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from ..errors import LossyValueError
+from ..heads import Head, place_head
 
 if TYPE_CHECKING:
     from .base import Acceptor
@@ -18,19 +21,29 @@ REGISTRY: dict[str, type[Acceptor]] = {}
 """All rules by name."""
 
 _R = TypeVar("_R", bound="type[Acceptor]")
-# What a law in float32 can tell from 0: as low as a setting goes that has to be above it.
+# The bound of settings above 0: float32's resolution at 1.
 _LEAST_ABOVE_0 = 2**-23
 _LARGEST_INT = 2**63 - 1  # that a tensor can be compared with
 
+RESIDUAL = r"\mathrm{norm}\left([p - q]_+\right)"
+BEST = r"\mathrm{argmax}\, p"
+TARGET = r"p; \qquad \text{greedy: } " + BEST
+LOSSLESS = RESIDUAL + r"; \qquad \text{greedy: } " + BEST
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A rule in LaTeX, for the documentation."""
+
+    idea: str  # what the rule does, in words
+    keep: str  # which drafted tokens x are kept
+    correction: str = LOSSLESS  # the distribution of the token that replaces x
+    drawn: tuple[Mapping[str, Any], ...] = ({},)  # settings to plot the rule at
+    do_sample: bool = True  # whether to plot sampling, or greedy decoding
+
 
 def register(rule: _R) -> _R:
-    """Make a rule available as ``lossy_mode=rule.name``; a class decorator.
-
-    Raises
-    ------
-    LossyValueError
-        When another rule already has that name.
-    """
+    """Make a rule available as ``lossy_mode=rule.name``; a class decorator. The name has to be new."""
     if REGISTRY.setdefault(rule.name, rule) is not rule:
         raise LossyValueError(f"`name` of a rule has to be new, but {rule.name!r} is {REGISTRY[rule.name].__name__}")
     return rule
@@ -38,10 +51,7 @@ def register(rule: _R) -> _R:
 
 @dataclass(frozen=True)
 class Setting:
-    """One declared setting of a rule: its name, what :func:`setting` was given, and its documentation.
-
-    ``help`` is what the class's docstring says about it under "Parameters".
-    """
+    """One setting of a rule: its name, the arguments of :func:`setting`, and its entry in the docstring as ``help``."""
 
     name: str
     default: Any
@@ -55,7 +65,7 @@ class Setting:
     help: str = ""
 
     def check(self, rule: Acceptor) -> None:
-        """Raise :class:`LossyValueError` where the rule's value can't work."""
+        """Raise :class:`LossyValueError` if the rule's value is out of bounds."""
         value = getattr(rule, self.name)
         if (value is None and self.default is None) or (self.word is not None and value == self.word):
             return
@@ -84,13 +94,12 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
     Parameters
     ----------
     default
-        The default; None where the setting may be left out.
+        The default; None for a setting that may be left out.
     low, high
         The bounds of a number, both included. Without them, the rule itself checks the value.
     more
-        ``integer=True`` for whole numbers only; ``choices``, the strings that the value may be; ``instead_of``, the
-        setting that can't be given together with this one; ``unset``, what counts where the value is None, in words;
-        ``word``, a text that the value may be instead of a number.
+        ``integer=True`` for whole numbers only; ``choices``, the allowed strings; ``instead_of``, a setting that
+        excludes this one; ``unset``, the meaning of None in words; ``word``, a string allowed instead of a number.
 
     Examples
     --------
@@ -111,7 +120,7 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
 
 @functools.cache
 def settings_of(rule: type[Acceptor]) -> tuple[Setting, ...]:
-    """Return the settings of a rule: its fields but for the head and those marked as internal.
+    """Return the settings of a rule: its fields without the head and internal ones.
 
     Examples
     --------
@@ -133,13 +142,13 @@ def settings_of(rule: type[Acceptor]) -> tuple[Setting, ...]:
 
 
 def describe(rule: type[Acceptor]) -> str:
-    """Return a rule's name, source, law and settings as lines of text, for ``--help``."""
+    """Return a rule's name, source, summary and settings as lines of text, for ``--help``."""
     summary = (inspect.getdoc(rule) or "").partition("\n\n")[0]
     return "\n  ".join([f"{rule.name} ({rule.paper}): {' '.join(summary.split())}", *map(str, settings_of(rule))])
 
 
 def _parameters(rule: type[Acceptor]) -> Mapping[str, str]:
-    """Return what the section "Parameters" of a rule's docstring says about each name."""
+    """Return the text about each name in the section "Parameters" of a rule's docstring."""
     _, _, section = (inspect.getdoc(rule) or "").partition("\nParameters\n----------\n")
     entries = re.findall(r"^(\S.*)\n((?: +.*(?:\n|$))+)", re.split(r"\n\w+\n---", section)[0], re.MULTILINE)
     return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
@@ -173,3 +182,13 @@ def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> 
     """Raise :class:`LossyValueError` unless a rule's setting is one of ``choices``."""
     if value not in choices:
         raise LossyValueError(f"`{name}` of the rule {rule!r} has to be one of {list(choices)}, but is {value!r}")
+
+
+def head_type(rule: type[Acceptor]) -> type[Head] | None:
+    """Return the class of trained head that a rule uses, or None."""
+    return next((x.metadata["head"] for x in fields(rule) if "head" in x.metadata), None)
+
+
+def place_rule_head(rule: type[Acceptor], source: Any, device: torch.device | str) -> Head:
+    """Return a rule's head on ``device``."""
+    return place_head(f"`lossy_head` of the rule {rule.name!r}", head_type(rule), source, device)

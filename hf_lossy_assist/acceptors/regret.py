@@ -1,4 +1,4 @@
-"""Regret: mismatches are bought from a budget over the whole text."""
+"""Regret: mismatches spend a budget over the whole text."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..messages import Verification
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import BEST, Formula, register, setting
 
 
 @register
@@ -19,16 +19,16 @@ class Regret(Acceptor):
     """Keep x iff it is the argmax, or ``r <= g·(tokens left)``, at most m a round, while the text's ``Σ r <= B``.
 
     Approximate Speculative Decoding (arXiv:2608.03447); ``r = max z - z(x)``, in nats, of the target's logits z. The
-    tokens left are those of the draft from x on: a late one saves little, and may cost little. Every text has a budget
-    of its own, which its rounds use up; what other rules of a list keep counts too. Correction: the argmax. Drawn
-    tokens have no best one to miss, so there the rule is the lossless one.
+    tokens left are those of the draft from x on: a late token saves little and may cost little. Every text has its own
+    budget for all rounds; tokens that other rules of a list keep count too. Correction: the argmax. Sampling is
+    lossless.
 
     Parameters
     ----------
     total_regret
         B, of one text. 0 is lossless.
     local_regret
-        g, per drafted token that follows, x included.
+        g, per remaining drafted token, x included.
     mismatches
         m, of one round.
     """
@@ -39,6 +39,15 @@ class Regret(Acceptor):
 
     name = "regret"
     paper = "Approximate Speculative Decoding (arXiv:2608.03447)"
+    formula = Formula(
+        "Give every text a budget of B nats for tokens that are not the best one. A token late in the draft "
+        "may cost less than an early one. The i-th of γ drafted tokens counts from 0. Sampling is lossless.",
+        r"r_i \le g\,(\gamma - i), \quad \sum r \le B, \quad \text{at most } m \text{ mismatches a round};"
+        r"\qquad r_i = \max z - z(x_i)",
+        BEST,
+        ({}, {"local_regret": 1.0}, {"local_regret": 2.0}),
+        do_sample=False,
+    )
     lossless_at: ClassVar = {"total_regret": 0.0}
     lossless_when_sampling = True
     relaxes = "greedy"

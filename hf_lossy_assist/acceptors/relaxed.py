@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from ..messages import Verification
-from ..sampling import point_mass
+from ..core.distributions import point_mass
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import BEST, Formula, register, setting
 from .topk import rank
 
 
@@ -28,8 +27,8 @@ class Relaxed(Acceptor):
     top_n
         How many tokens are eligible.
     delta
-        How much less probable than the best token x may be. ``top_n=1`` is lossless greedy; so is ``delta=0``,
-        but for ties.
+        How much less probable than the best token x may be. ``top_n=1`` is lossless greedy decoding; so is
+        ``delta=0``, except for ties.
     """
 
     top_n: int = setting(1, 1, integer=True)
@@ -37,6 +36,13 @@ class Relaxed(Acceptor):
 
     name = "relaxed"
     paper = "TensorRT-LLM, relaxed acceptance"
+    formula = Formula(
+        "Keep x if it is among the N likeliest tokens and at most Δ less probable than the best one.",
+        r"\left|\{v : p(v) > p(x)\}\right| < N \ \text{ and } p(x) \ge \max p - \Delta",
+        BEST,
+        ({"top_n": 10, "delta": 0.2}, {"top_n": 10, "delta": 0.6}, {"top_n": 2, "delta": 0.6}),
+        do_sample=False,
+    )
     usual: ClassVar = {"top_n": 10, "delta": 0.6}
     lossless_at: ClassVar = {"top_n": 1}
 
@@ -47,5 +53,4 @@ class Relaxed(Acceptor):
         return {"rank": rank(v) + 1, "max p - p": v.max_p - v.p_x}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        rows = torch.arange(len(at), device=at.device)
-        return point_mass(v.best[rows, at], v.logits)
+        return point_mass(v.best.gather(-1, at[:, None])[:, 0], v.logits)

@@ -1,4 +1,4 @@
-"""SPRINTER: a trained head on the draft model lets tokens pass without the target."""
+"""SPRINTER: a trained head on the draft model commits tokens without the target."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..heads import VerifierHead
-from .base import RunAhead
+from .base import UnverifiedDrafting
 from .composed import HeadRule
-from .registry import register, setting
+from .registry import Formula, register, setting
 
 
 @register
 @dataclass(frozen=True)
 class Sprinter(HeadRule):
-    """Commit drafted tokens unseen while ``P(acceptable | draft state) > threshold``; the target decides the next.
+    """Commit drafted tokens unverified while ``P(acceptable | draft state) > threshold``; the target decides the next.
 
-    SPRINTER (section 3, algorithm 2): sequential approximate verification. The first token that the head
-    rejects, and every ``max_draft``-th in a row, is decided by the base rule; all before it stay. No bonus token:
-    with one, the output's distribution would not be ``(1 - FPR) p + FPR q`` (theorem 1).
+    SPRINTER (section 3, algorithm 2): sequential approximate verification. The base rule decides the first token that
+    the head rejects, and every ``max_draft``-th in a row. There is no bonus token: with one, the output's distribution
+    would not be ``(1 - FPR) p + FPR q`` (theorem 1).
 
     Parameters
     ----------
     head
         The trained head, from ``lossy_head``.
     threshold
-        The probability of being acceptable above which a token passes; the one in the head's configuration by
-        default, which is 0.5 unless it was published with another.
+        The probability of being acceptable above which a token is committed; by default the head's own.
     max_draft
         The target decides at least every ``max_draft``-th token.
     base
-        The rule that decides them. In a list of rules it is the rest of the list, and this is None.
+        The rule that decides the other tokens. In a list of rules the rest of the list does, and this is None.
 
     Examples
     --------
@@ -46,9 +45,17 @@ class Sprinter(HeadRule):
 
     name = "sprinter"
     paper = "SPRINTER, section 3, algorithm 2"
-    needs = frozenset({"draft_probs"})  # of a draft model: its states are what the head reads
+    formula = Formula(
+        "A trained head reads the draft's state. While it finds tokens acceptable, they are committed "
+        "without asking the target.",
+        r"\sigma(w \cdot h_\text{draft} + b) > \tau \text{ commits } x \text{ unverified; the target decides the first"
+        r" other token}",
+        r"\text{the base rule's; no bonus token}",
+        ({"false_positive_rate": 0.2}, {"false_positive_rate": 0.5}, {"false_positive_rate": 0.8}),
+    )
+    needs = frozenset({"draft_probs"})  # the head reads the states of a draft model
     lossless_at: ClassVar = {"threshold": 1.0}
 
     @property
-    def run_ahead(self) -> RunAhead:
-        return RunAhead(self.head, self.threshold, self.max_draft, self.name)
+    def unverified_drafting(self) -> UnverifiedDrafting:
+        return UnverifiedDrafting(self.head, self.threshold, self.max_draft, self.name)

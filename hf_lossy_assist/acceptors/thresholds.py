@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..messages import Verification
-from ..sampling import residual
+from ..core.distributions import residual
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import BEST, Formula, register, setting
 
 
 @register
@@ -20,17 +20,17 @@ from .registry import register, setting
 class Thresholds(Acceptor):
     """Keep x iff ``u <= p(x) / t_acc`` or ``p(x) >= t_single``. Correction ~ p with x removed, renormalised.
 
-    SGLang's `--speculative-accept-threshold-acc` and `--speculative-accept-threshold-single`, for one draft
-    rather than a tree. It never looks at q, so it keeps fewer tokens at (1, 1) than the lossless rule, with the
-    same output distribution p. Greedy decoding has no u: there x is kept iff it is the argmax of p or
-    ``p(x) >= t_single``. (SGLang itself ignores both thresholds there.)
+    SGLang's `--speculative-accept-threshold-acc` and `--speculative-accept-threshold-single`, for one draft rather
+    than a tree. The rule ignores q, so at (1, 1) it keeps fewer tokens than the lossless rule, with the same output
+    distribution p. Greedy decoding has no u: x is kept iff it is the argmax of p or ``p(x) >= t_single``. (SGLang
+    itself ignores both thresholds there.)
 
     Parameters
     ----------
     threshold_single
         The probability that is always enough, in [0, 1].
     threshold_acc
-        By which p(x) is divided before the draw, in [0, 1]; 0 keeps everything.
+        The divisor of p(x) in the comparison with u, in [0, 1]; 0 keeps everything.
 
     Examples
     --------
@@ -44,6 +44,13 @@ class Thresholds(Acceptor):
 
     name = "thresholds"
     paper = "SGLang, `--speculative-accept-threshold-single` and `-acc`"
+    formula = Formula(
+        "SGLang's two thresholds: one probability is always enough, the other raises the chance of the rest.",
+        r"u \le \frac{p(x)}{t_\text{acc}} \ \text{ or } p(x) \ge t_\text{single};"
+        r"\qquad \text{greedy: } x = \mathrm{argmax}\, p \ \text{ or } p(x) \ge t_\text{single}",
+        r"\mathrm{norm}(p \text{ without } x); \qquad \text{greedy: } " + BEST,
+        ({}, {"threshold_single": 0.3}, {"threshold_acc": 0.5}),
+    )
     usual: ClassVar = {"threshold_single": 0.3}
     lossless_at: ClassVar = {"threshold_single": 1.0, "threshold_acc": 1.0}
     lossless_when_sampling = True
@@ -60,7 +67,5 @@ class Thresholds(Acceptor):
         return {**drawn, "threshold": torch.full_like(v.p_x, self.threshold_single)}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
-        if not v.do_sample:
-            return v.target_distribution(at)
         p = v.target_distribution(at)
-        return residual(p, v.proposed(at))
+        return residual(p, v.proposed(at)) if v.do_sample else p

@@ -9,16 +9,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..messages import Verification
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import Formula, register, setting
 
 
 def rank(v: Verification) -> Tensor:
-    """Return ``(B, n)`` how many tokens stand before x when p is sorted; ties go to the lower token id."""
+    """Return ``(B, n)`` how many tokens precede x when p is sorted; ties go to the lower token id."""
     logits, x = v.logits[:, :-1], v.logit_x[..., None]
     earlier = torch.arange(logits.shape[-1], device=logits.device) < v.tokens[..., None]
-    # On a CPU, sums of booleans take several times as long.
+    # `count_nonzero` is several times as fast on a CPU as a sum of booleans.
     return (logits > x).logical_or_((logits == x).logical_and_(earlier)).count_nonzero(-1)
 
 
@@ -43,6 +43,12 @@ class TopK(Acceptor):
 
     name = "topk"
     paper = "Garipov et al. 2025 (AutoJudge), section 4; speculators' `verifier_accept_k`"
+    formula = Formula(
+        "Keep x if it is among the target's k likeliest tokens, and not too far below the best one.",
+        r"\left|\{v : p(v) > p(x)\}\right| < k \ \text{ and } \log p(x) \ge \log \max p - \text{tolerance}",
+        drawn=({"k": 1}, {"k": 2}, {"k": 3, "tolerance": 2.0}),
+        do_sample=False,
+    )
     lossless_at: ClassVar = {"k": 1}
 
     def keep(self, v: Verification) -> Tensor:

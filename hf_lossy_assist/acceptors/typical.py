@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..messages import Verification
-from ..sampling import entropy
+from ..core.distributions import entropy
+from ..core.messages import Verification
 from .base import Acceptor
-from .registry import register, setting
+from .registry import TARGET, Formula, register, setting
 
 
 @register
@@ -35,7 +35,14 @@ class Typical(Acceptor):
 
     name = "typical"
     paper = "Cai et al. 2024 (Medusa), section 2.3.1"
-    # A threshold that nothing exceeds: every token is the target's own. exp(-H) >= 1/V, so δ has to exceed V.
+    formula = Formula(
+        "Keep x if the target gives it enough probability; where the target is unsure, less is enough.",
+        r"p(x) > \min\left(\varepsilon,\ \delta\, e^{-H(p)}\right)",
+        TARGET,
+        ({}, {"epsilon": 0.2}, {"epsilon": 0.5, "delta": 1.0}),
+        do_sample=False,
+    )
+    # No token exceeds the threshold, so all are the target's own: exp(-H) >= 1/V, and δ exceeds V.
     lossless_at: ClassVar = {"epsilon": 1.0, "delta": 1e9}
     lossless_when_sampling = True
 

@@ -1,9 +1,9 @@
 """Bounds on the mean of losses in [-1, 1] that hold at every number of problems, and the choice of a setting by them.
 
-Whoever bets against "the mean loss is at least m", each time a share of what there is, at odds that are fair at best,
-has more than 1/δ times the stake with probability at most δ, ever (Ville): then m is refuted with confidence 1 - δ
-(Waudby-Smith & Ramdas 2023). The stake is divided among bettors of fixed shares, so that nothing has to be tuned to
-how much losses vary.
+A bettor risks a share of their wealth on each problem against "the mean loss is at least m". If that is true, the
+wealth ever exceeds 1/δ times the stake with probability at most δ (Ville). A larger wealth therefore refutes m with
+confidence 1 - δ (Waudby-Smith & Ramdas 2023). The stake is divided among bettors with fixed shares, so nothing has to
+be tuned to the variance of the losses.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import numpy as np
 
 from ..errors import LossyValueError
 
-# What part of what they have the bettors risk on each problem. The boldest loses all by one whole loss, and wins most
-# where there is none.
+# The share of its wealth that each bettor risks on a problem.
 SHARES = np.geomspace(0.001, 1.0, 16)
 
 
 class LossTest:
     """A test of "the mean loss is at least ``max_loss``", one problem after the other.
 
-    Whenever :attr:`certified` is true, the mean is below with the confidence asked for, however often one has looked.
+    Once :attr:`certified` is true, the mean is below ``max_loss`` with the given confidence, however often it was read.
 
     Examples
     --------
@@ -39,7 +38,7 @@ class LossTest:
     def __init__(self, max_loss: float, confidence: float = 0.95) -> None:
         self.max_loss, self.target = _checked(max_loss, confidence)
         self.logs = np.zeros(len(SHARES))
-        self.largest = 0.0  # log of the most that the bettors have had
+        self.largest = 0.0  # log of the largest wealth so far
         self.count = 0
 
     def add(self, loss: float) -> None:
@@ -51,24 +50,34 @@ class LossTest:
 
     @property
     def certified(self) -> bool:
-        """Whether the mean loss is below ``max_loss``, with the confidence asked for."""
+        """Whether the mean loss is below ``max_loss`` with the given confidence."""
         return self.largest >= self.target
 
     def hopeless(self, remaining: int) -> bool:
-        """Tell whether even that many more problems without any loss would not certify it."""
+        """Tell whether ``remaining`` more problems are too few to certify it, even without a loss."""
         return not self.certified and float(mixed(self.logs + remaining * growth_of(0.0, self.max_loss))) < self.target
+
+    def expected(self, limit: int) -> int:
+        """Estimate the number of problems, at most ``limit``, at which the test ends."""
+        if not self.count or self.certified:
+            return self.count or limit
+        counts = np.arange(self.count, limit + 1)
+        logs = self.logs * (counts[:, None] / self.count)
+        lossless = (limit - counts[:, None]) * growth_of(0.0, self.max_loss)
+        ends = (mixed(logs) >= self.target) | (mixed(logs + lossless) < self.target)
+        return int(counts[ends.argmax()])  # the test ends at the limit at the latest
 
 
 def bound(losses: Any, confidence: float = 0.95) -> float:
-    """Return an upper bound of the mean of losses, at most 1: whatever their law, it fails with 1 - ``confidence``.
+    """Return an upper bound of the mean loss, at most 1, that holds with ``confidence`` for any distribution.
 
-    The bound holds at all numbers of losses at once, so one may look, and stop, whenever one likes; for the same reason
-    their order counts a little, and has to be fixed beforehand.
+    The bound holds at all numbers of losses at once, so looking and stopping early are allowed. The order of the losses
+    matters a little and has to be fixed beforehand.
 
     Parameters
     ----------
     losses
-        ``(n,)`` independent losses in [-1, 1] of one law, e.g. the reference's score less the setting's.
+        ``(n,)`` independent losses in [-1, 1] from one distribution, e.g. the reference's score less the setting's.
     confidence
         In (0, 1).
 
@@ -84,24 +93,24 @@ def bound(losses: Any, confidence: float = 0.95) -> float:
     if not len(values):
         return 1.0
     low, high = -1.0, 1.0
-    for _ in range(40):  # the bettors' wealth grows with the mean that they bet against
+    for _ in range(40):  # bisection: the wealth grows with the mean
         middle = (low + high) / 2
         low, high = (low, middle) if _refuted(values, middle, target) else (middle, high)
     return high
 
 
 def select(losses: Any, max_loss: float, confidence: float = 0.95) -> int | None:
-    """Return the last of several settings that is certified to lose at most ``max_loss`` on average, or None.
+    """Return the index of the last setting that is certified to lose at most ``max_loss`` on average, or None.
 
-    Settings are tested one after the other, each with the whole confidence, up to the first that is not certified: so
-    all that are certified hold at once with that confidence, however the settings' losses depend on each other (fixed
-    sequence testing; Learn Then Test, Angelopoulos et al. 2021).
+    Settings are tested in order, each with the whole confidence, up to the first that fails. All certified settings
+    hold at once with that confidence, however their losses depend on each other (fixed sequence testing; Learn Then
+    Test, Angelopoulos et al. 2021).
 
     Parameters
     ----------
     losses
-        ``(n, m)`` losses in [-1, 1] on the same n problems, columns from the most cautious setting to the boldest: an
-        order that was decided before looking at them.
+        ``(n, m)`` losses in [-1, 1] on the same n problems. Columns go from the most cautious setting to the boldest,
+        in an order decided before looking at the losses.
     max_loss
         The limit, in the unit of the losses: 0.01 is a point.
     confidence
@@ -116,8 +125,11 @@ def select(losses: Any, max_loss: float, confidence: float = 0.95) -> int | None
     1
     """
     columns = np.asarray(losses, dtype=float)
-    if columns.ndim != 2:
-        raise LossyValueError(f"`losses` has to have the shape (problems, settings), but has {columns.shape}")
+    if columns.ndim != 2 or not columns.size:
+        raise LossyValueError(
+            f"`losses` has to have the shape (problems, settings), with one or more of each, but has {columns.shape}; "
+            "measure every setting's losses on the same problems first"
+        )
     limit, target = _checked(max_loss, confidence)
     last = None
     for i, column in enumerate(columns.T):
@@ -130,10 +142,10 @@ def select(losses: Any, max_loss: float, confidence: float = 0.95) -> int | None
 def certify(
     families: Mapping[str, Sequence[Any]], max_loss: float, confidence: float = 0.95
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return for each of several families of settings those that are certified, all at once with that confidence.
+    """Certify settings of several families, all at once with ``confidence``.
 
-    The risk is divided equally among the families; one whose settings are all certified hands its own on to the next
-    (the fallback procedure, Wiens & Dmitrienko 2005). Within a family it is as for :func:`select`.
+    The families share the risk equally. A family whose settings are all certified passes its risk on to the next (the
+    fallback procedure, Wiens & Dmitrienko 2005). Within a family, :func:`select` applies.
 
     Parameters
     ----------
@@ -145,7 +157,7 @@ def certify(
     Returns
     -------
     dict
-        By name, of every certified setting its bound and the confidence with which that holds.
+        By name, the bound of every certified setting and the bound's own confidence.
     """
     _checked(max_loss, confidence)
     certified: dict[str, list[tuple[float, float]]] = {}
@@ -162,18 +174,18 @@ def certify(
 
 
 def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:
-    """Tell whether the bettors against that mean have ever had what it takes."""
+    """Tell whether the log wealth of the bettors against ``mean`` has ever reached ``target``."""
     return len(losses) > 0 and bool(mixed(growth_of(losses[:, None], mean).cumsum(0)).max() >= target)
 
 
 def growth_of(losses: Any, mean: float) -> np.ndarray:
-    """Return ``(..., bettors)`` the log of what losses ``(..., 1)`` multiply each bettor's wealth by."""
+    """Return ``(..., bettors)``: the log of each bettor's growth by losses ``(..., 1)``."""
     with np.errstate(divide="ignore"):
         return np.log1p(np.maximum(SHARES * (mean - losses) / (1 - mean), -1.0))
 
 
 def mixed(logs: np.ndarray) -> np.ndarray:
-    """Return ``(...)`` the log of all bettors' wealth together, of ``(..., bettors)`` the logs of each one's."""
+    """Return ``(...)``: the log of all bettors' mean wealth, from ``(..., bettors)`` logs."""
     return np.logaddexp.reduce(logs, axis=-1) - np.log(len(SHARES))
 
 

@@ -1,4 +1,4 @@
-"""From answers to a certificate: all of them at hand, or made one by one until the evidence is enough."""
+"""From answers to a certificate: answers at hand, or made one by one until the evidence is enough."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import parse
+from ..call.certificate import Certificate, TestedSetting, head_sums, rule_in_full
+from ..call.config import parse
 from ..errors import LossyValueError
 from ..evaluation.answers import Answer, AnswerStore, load_answers
 from ..evaluation.evaluate import Evaluation
 from .betting import LossTest, bound, certify
-from .certificate import Certificate, TestedSetting, head_sums, rule_in_full
 
 Answers = Mapping[str, Mapping[int, Answer]]
 """By mode and problem."""
@@ -24,26 +24,26 @@ def calibrate(
     max_loss: float = 1.0,
     confidence: float = 95.0,
     store: AnswerStore | None = None,
-    note: Callable[[str, int, str], None] = lambda label, problems, state: None,
+    note: Callable[[str, int, int, str], None] = lambda label, problems, expected, state: None,
 ) -> Certificate:
-    """Test settings on problems that are answered as the tests ask for them, and certify the fastest that pass.
+    """Answer problems until every rule's settings are tested, and certify the fastest setting that passes.
 
-    The settings of a rule are tested in the order of the evaluation's modes, which has to be from cautious to bold.
-    One that is certified makes way for the next; one that can't be any more, even if it lost nothing on all the
-    problems that are left, ends its rule's turn.
+    The modes of a rule have to go from cautious to bold. A certified setting makes way for its rule's next one. A
+    setting that the remaining problems can no longer certify, even without a loss, ends its rule's turn.
 
     Parameters
     ----------
     evaluation
-        Models, task, modes and problems. Its reference is what losses are measured against.
+        Models, task, modes and problems. Losses are measured against its reference.
     max_loss
         In points of the score, out of 100.
     confidence
         In per cent, of the whole statement.
     store
-        Where answers go, and where those are that need not be made again.
+        Receives the answers; problems answered there are not answered again.
     note
-        Is told of every test's mode, problems so far, and state: "", "certified" or "given up".
+        Called after every problem with the mode, its problems so far, the expected number, and the state: "",
+        "certified" or "given up".
 
     Examples
     --------
@@ -58,15 +58,15 @@ def calibrate(
     """
     if evaluation.process.count > 1:
         raise LossyValueError(
-            f"`calibrate` decides after every problem, so it runs in one process, not {evaluation.process.count}: let "
-            "them `evaluate`, and calibrate from what they wrote"
+            f"`calibrate` decides after every problem, so it runs in one process, not {evaluation.process.count}: "
+            "`evaluate` in many, and calibrate from the folder they wrote"
         )
     store = AnswerStore() if store is None else store
-    families = families_of(evaluation.plan()["modes"], evaluation.reference)
+    families = families_of(evaluation.plan())
     each = 1 - (1 - _share("confidence", confidence)) / max(1, len(families))
     limits = _share("max_loss", max_loss), each
     turns = [_turn(evaluation, labels, limits, store, note) for labels in families.values()]
-    while turns:  # a problem for each rule in turn, so that their speeds are measured side by side
+    while turns:  # rules take turns by problem, so their speeds are measured under equal load
         turns = [turn for turn in turns if next(turn, False)]
     return certificate_of(evaluation.plan(), store.known.values(), max_loss, confidence, evaluation.models.heads)
 
@@ -76,16 +76,18 @@ def _turn(
     labels: Sequence[str],
     limits: tuple[float, float],
     store: AnswerStore,
-    note: Callable[[str, int, str], None],
+    note: Callable[[str, int, int, str], None],
 ) -> Iterator[bool]:
     """Test the settings of one rule; yield True after every problem."""
     for label in labels:
         test = LossTest(*limits)
-        # Always from the first problem on: which are left would depend on how others did on these.
+        # Every test begins at the first problem, or its problems would depend on other settings' losses.
         for answers in evaluation.run(store, wanted=label.__eq__):
             test.add(answers[evaluation.reference].score - answers[label].score)
-            over = test.hopeless(len(evaluation.examples) - test.count)
-            note(label, test.count, "certified" if test.certified else "given up" if over else "")
+            limit = len(evaluation.examples)
+            over = test.hopeless(limit - test.count)
+            state = "certified" if test.certified else "given up" if over else ""
+            note(label, test.count, test.expected(limit), state)
             yield True
             if test.certified or over:
                 break
@@ -105,14 +107,14 @@ def calibrate_from(
     Parameters
     ----------
     folder
-        With ``results.jsonl``.
+        The folder with ``results.jsonl``.
     max_loss, confidence
         As for :func:`calibrate`.
     modes
-        The labels of the settings to test, of each rule from cautious to bold: an order that was decided before looking
-        at the answers. All, in the order of the evaluation, by default.
+        Labels of the settings to test, for each rule from cautious to bold, in an order decided before looking at the
+        answers; by default all, in the evaluation's order.
     heads
-        Trained heads, or where they are, by the rule that uses them.
+        Trained heads, or their folders or repositories, by the rule that uses them.
     """
     plan, answers = load_answers(folder)
     if modes is not None:
@@ -123,8 +125,9 @@ def calibrate_from(
     return certificate_of(plan, answers, max_loss, confidence, heads or {})
 
 
-def families_of(modes: Mapping[str, Mapping[str, Any]], reference: str) -> dict[str, list[str]]:
-    """Return the labels of lossy modes by the names of their rules, in their order."""
+def families_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the labels of an evaluation's lossy modes by their rule."""
+    modes, reference = plan["modes"], plan["reference"]
     families: dict[str, list[str]] = {}
     for label, config in modes.items():
         rule = config.get("lossy_mode")
@@ -132,18 +135,19 @@ def families_of(modes: Mapping[str, Mapping[str, Any]], reference: str) -> dict[
             families.setdefault(json.dumps(rule), []).append(label)
     if not families:
         raise LossyValueError(f"`modes` has to name lossy settings beside {reference!r}, but is {list(modes)}")
+    if plan["draft"] is None:
+        raise LossyValueError("a certificate names its draft, but prompt lookup has none; evaluate with a draft model")
     return families
 
 
 def certificate_of(
     plan: Mapping[str, Any], answers: Any, max_loss: float, confidence: float, heads: Mapping[str, Any]
 ) -> Certificate:
-    """Return the certificate that an evaluation's answers give."""
     by_mode: dict[str, dict[int, Answer]] = {}
     for answer in answers:
         by_mode.setdefault(answer.mode, {})[answer.id] = answer
     reference = by_mode.get(plan["reference"], {})
-    families = families_of(plan["modes"], plan["reference"])
+    families = families_of(plan)
     losses = {
         label: [reference[i].score - own.score for i, own in sorted(by_mode.get(label, {}).items()) if i in reference]
         for labels in families.values()
@@ -162,7 +166,7 @@ def certificate_of(
             if place > len(done) or not n:
                 tested.append(TestedSetting(label, rule, config, "not tested", n, tokens_per_second=speed))
                 continue
-            # What failed was tested with the risk that is its rule's at least.
+            # A failed setting's bound uses the smallest risk its rule can have.
             upper, sure = done[place] if place < len(done) else (None, 1 - (1 - confidence / 100) / len(families))
             upper = bound(losses[label], sure) if upper is None else upper
             outcome = "certified" if place < len(done) else "not certified"
@@ -188,9 +192,9 @@ def _statement(
         used = {name: heads[name] for name in described["heads"] if name in heads}
         if missing := described["heads"].keys() - used.keys():
             name = min(missing)
-            raise LossyValueError(f"the head of the rule {name!r} has to be given, `--head {name}=SOURCE`")
+            raise LossyValueError(f"`heads` has to have the head of the rule {name!r}; add it")
         run = parse(best.config["lossy_mode"], best.config["lossy_config"], used or None)
-        rule, sums = rule_in_full(run), head_sums(run.acceptor)
+        rule, sums = rule_in_full(run.acceptor, run.limits), head_sums(run.acceptor)
         if sums != described["heads"]:
             raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
         texts = [own for _, own in sorted(by_mode[best.mode].items())]
@@ -214,7 +218,6 @@ def _speed(answers: Mapping[int, Answer]) -> float | None:
 
 
 def _share(name: str, value: float) -> float:
-    """Return a number of points, or per cent, as a share of 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 100:
         raise LossyValueError(f"`{name}` has to be a number > 0 and < 100, but is {value!r}")
     return value / 100

@@ -1,11 +1,11 @@
-"""The card of a certificate, and the picture in it: speed against loss, with the bounds and the limit."""
+"""The card of a certificate with its picture: speed against loss, with bounds and limit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..heads.hub import CARD, PLACEHOLDER_ID
-from .certificate import PLOT, Certificate
+from ..call.certificate import PLOT, Certificate
+from ..heads.repository import CARD, PLACEHOLDER_ID
 
 _TEMPLATE = """---
 library_name: transformers
@@ -21,16 +21,18 @@ tags: [lossy-assist, certificate, speculative-decoding]
 |---|---|---|---|---|---|---|
 {rows}
 
-{use}The bound is of the *mean* loss of the task's score over problems drawn like these {problems:,} of `{task}`, split
-`{split}` (SHA-256 of list and scoring: `{digest}`), against `{reference}`: not of any single text, not of other kinds
-of problems, and not of anything that the score does not see. Target `{target}`, draft `{draft}`.
+{use}The bound is on the *mean* loss of the task's score against `{reference}`, over problems drawn like these
+{problems:,} of `{task}`, split `{split}` (SHA-256 of list and scoring: `{digest}`). It says nothing of single texts, of
+other kinds of problems, or of anything the score does not measure. Target `{target}`, draft `{draft}`.
 """
 
 _USE = """```python
+import hf_lossy_assist
 from transformers import GenerationConfig
 
+hf_lossy_assist.enable(target)
 config = GenerationConfig.from_pretrained("{id}")
-config.lossy_config["certificate"] = "{id}"  # refuses other models, heads and settings
+config.lossy_config["certificate"] = "{id}"  # {brings}refuses other models, heads and settings
 target.generate(**inputs, generation_config=config, assistant_model=draft)
 ```
 
@@ -38,11 +40,13 @@ target.generate(**inputs, generation_config=config, assistant_model=draft)
 
 
 def write_card(certificate: Certificate, folder: Path) -> None:
-    """Write the card and its picture beside a certificate."""
     limit = f"{certificate.max_loss:g} point{'' if certificate.max_loss == 1 else 's'}"
     statement = f"No setting could be certified to lose at most {limit} with {certificate.confidence:g} % confidence."
+    use = ""
     if certificate.chosen is not None:
         setting = certificate.setting
+        brings = "brings its head and " if certificate.heads else ""
+        use = _USE.format(id=PLACEHOLDER_ID, brings=brings)
         statement = (
             f"`{setting.mode}` loses at most **{limit}** on average ({setting.loss:.2f} measured on {setting.n:,} "
             f"problems, at most {setting.bound:.2f}), with {certificate.confidence:g} % confidence. It is the fastest "
@@ -56,7 +60,7 @@ def write_card(certificate: Certificate, folder: Path) -> None:
     draft = None if certificate.draft is None else certificate.draft["name"]
     text = _TEMPLATE.format(
         title=f"Certified on {certificate.task}", statement=statement, plot=PLOT, rows="\n".join(rows),
-        use="" if certificate.chosen is None else _USE.format(id=PLACEHOLDER_ID), problems=certificate.problems,
+        use=use, problems=certificate.problems,
         task=certificate.task, split=certificate.split, digest=certificate.digest[:16],
         reference=certificate.reference, target=certificate.target["name"], draft=draft,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A watch over the texts of today: do they look like those that a setting was calibrated on?"""
+"""A watch that warns when texts stop looking like those of a calibration."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from typing import Any
 
 import numpy as np
 
+from ..call.certificate import Certificate
+from ..core.statistics import LossyStats
 from ..errors import LossyValueError, warn
-from ..stats import LossyStats
-from .certificate import Certificate
 
 _JUMP = 0.01
 _SLOPES = np.array([-1.0, 0.0, 1.0])
 
 
 class Watch:
-    """A test of whether texts are exchangeable with a calibration's, by what their statistics say of each.
+    """A test of whether texts are exchangeable with a calibration's, by the statistics of each text.
 
-    Each text's figures are ranked among all before it. Of texts like those calibrated on the ranks are uniform, so that
-    whoever bets on higher or on lower ones (conformal test martingales, Vovk's simple jumper) wins nothing: the mean
-    wealth of the figures is ever above ``1 / (1 - confidence)`` with probability ``1 - confidence`` at most, however
-    many texts there are. These figures measure no quality: a watch sees that texts are other ones, not that answers are
-    worse; and a change that leaves acceptance alone passes unseen.
+    Each statistic is ranked among all before it, and bets are placed on high or low ranks (conformal test martingales,
+    Vovk's simple jumper). For texts like the calibration's, ranks are uniform, and the mean wealth ever exceeds
+    ``1 / (1 - confidence)`` with probability at most ``1 - confidence``, however many texts there are. The watch does
+    not measure quality: it notices that texts have changed, and only if the change moves these statistics.
 
     Parameters
     ----------
     usual
-        By the name of a statistic, ``"mean_accepted"`` or ``"lossy_share"``, the figures of the calibration's texts.
+        The calibration's values by statistic, ``"mean_accepted"`` or ``"lossy_share"``.
     confidence
-        How sure to be before warning, in (0, 1).
+        Required before a warning, in (0, 1).
     warn
-        Is told once.
+        Called once with the warning.
     seed
         Of the draws that break ties.
 
@@ -64,24 +63,24 @@ class Watch:
     ) -> None:
         if not usual or min(map(len, usual.values())) < 2 or not 0 < confidence < 1:
             raise LossyValueError(
-                f"`usual` has to have two texts or more of every figure and `confidence` has to be in (0, 1), but "
+                f"`usual` has to have two values or more of every statistic and `confidence` has to be in (0, 1), but "
                 f"there are { {name: len(values) for name, values in usual.items()} } and {confidence!r}"
             )
         rng = np.random.default_rng(seed)
         self._bets = {name: _Jumper(values, rng) for name, values in usual.items()}
         self._needed = -math.log1p(-confidence)
         self._warn = warn
-        self.alarmed = False  # whether the texts so far looked unlike those of the calibration
+        self.alarmed = False  # whether it has warned
         self.texts = 0
 
     @classmethod
     def of(cls, certificate: Certificate | str | Path, confidence: float = 0.99, **options: Any) -> Watch:
-        """Return the watch for a certificate, or for the folder or repository that it is in."""
+        """Return the watch for a certificate, or for its folder or repository."""
         loaded = certificate if isinstance(certificate, Certificate) else Certificate.load(certificate)
         return cls(loaded.usual, confidence, **options)
 
     def add(self, text: LossyStats | Mapping[str, float]) -> None:
-        """Take one call's statistics, row by row, or one text's figures; warn once when the evidence is enough."""
+        """Add a call's statistics, row by row, or one text's values; warn once when the evidence is enough."""
         if isinstance(text, LossyStats):
             for row in text.rows or (text,):
                 self.add({name: getattr(row, name) for name in self._bets})
@@ -95,13 +94,13 @@ class Watch:
         self.alarmed = True
         most = max(self._bets, key=lambda name: self._bets[name].log_wealth)
         self._warn(
-            f"after {self.texts} texts, their {most} is unlike that of the calibration's: what its certificate says "
-            "may not hold for texts like these. Calibrate on problems of today, or use `lossy_mode='lossless'`"
+            f"after {self.texts} texts, their {most} is unlike that of the calibration's: its certificate may not hold "
+            "for texts like these. Calibrate on new problems, or use `lossy_mode='lossless'`"
         )
 
 
 class _Jumper:
-    """Bets on the rank of each number among all before it; the wealth of one who starts with 1."""
+    """Bets on the rank of each number among all before it, with a wealth of 1 at first."""
 
     def __init__(self, usual: Sequence[float], rng: np.random.Generator) -> None:
         self._seen = sorted(map(float, usual))

@@ -1,1 +1,1 @@
-"""From one ``generate()`` call to one run: what it asks for, what is refused, who drafts, who verifies."""
+"""Turns one ``generate()`` call into one run: its rule, its refusals, its drafter and its runners."""

@@ -1,4 +1,4 @@
-"""Which drafter a call has."""
+"""Chooses a call's drafter."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ..drafting.draft_length import (
     check_schedule,
     constant_length,
 )
-from ..drafting.draft_stop import DraftStop
+from ..drafting.draft_stop import LONGEST, DraftStop
 from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
-from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer
+from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..forwards.cache_rows import movable
+from ..models.cache_rows import movable
 
 DrafterFactory = Callable[..., CandidateGenerator]
 
-STOCK_OPTIONS = ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
+TRANSFORMERS_OPTIONS = ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
 """Fields by which transformers' ``generate()`` chooses one of its own drafters."""
 
-DRAFTERS = ("assistant_model", "candidate_generator", "assistant_early_exit", *STOCK_OPTIONS)
-"""Keywords of ``generate()`` that say what drafts."""
+DRAFTERS = ("assistant_model", "candidate_generator", "assistant_early_exit", *TRANSFORMERS_OPTIONS)
+"""Keywords of ``generate()`` that choose a drafter."""
 DRAFTING = (
     *DRAFTERS,
     "tokenizer",
@@ -45,33 +45,27 @@ DRAFTING = (
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
 )
-"""These, and those that say how."""
+"""Keywords of ``generate()`` that choose a drafter or its settings."""
 
 
 @dataclass(frozen=True, eq=False)
 class DrafterChoice:
-    """What the user said about drafting.
+    """The user's choice of a drafter.
 
     Attributes
     ----------
-    target
-        The model to draft for.
-    assistant_model
-        The draft model, or None.
-    candidate_generator
-        The user's own drafter or a factory for it, or None.
     num_assistant_tokens
         γ.
     confidence, schedule
         ``assistant_confidence_threshold`` and ``num_assistant_tokens_schedule`` where set explicitly.
     options
-        What transformers' own drafters go by, see :data:`STOCK_OPTIONS`.
+        Options of transformers' own drafters, see :data:`TRANSFORMERS_OPTIONS`.
     translation
-        Between the tokenizers of target and draft, where they are not the same.
+        Between the tokenizers of target and draft, where they differ.
     early_exit
         How many of the target's own layers draft, where they do.
     stop
-        What ends drafts early, beside ``confidence``.
+        Ends drafts early, beside ``confidence``.
     """
 
     target: PreTrainedModel
@@ -93,40 +87,38 @@ class DrafterChoice:
         explicit: Callable[..., Any],
         generator: Any,
         stop: DraftStop | None = None,
+        default_stop: DraftStop | None = None,
     ) -> DrafterChoice:
-        """Remove the keywords about drafting from those of ``generate()``.
+        """Remove the keywords about drafting from ``kwargs``, those of ``generate()``.
 
-        Parameters
-        ----------
-        target
-            The model to draft for.
-        kwargs
-            Keywords of ``generate()``.
-        explicit
-            From a field's name, and configurations besides the target's, to what the user set it to.
-        generator
-            The user's ``candidate_generator``, or None.
-        stop
-            What ``stop_drafting`` in ``lossy_config`` asks for.
+        ``default_stop`` ends drafts where nothing is said about their length. ``explicit`` returns the value that the
+        user gave a field, and looks into configurations besides the target's.
         """
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
-        options = {name: explicit(name) for name in STOCK_OPTIONS if explicit(name)}
+        options = {name: explicit(name) for name in TRANSFORMERS_OPTIONS if explicit(name)}
         if (layers := explicit("assistant_early_exit")) is not None:
             assistant = first_layers(target, layers)
-        for name in ("assistant_early_exit", *STOCK_OPTIONS):
+        for name in ("assistant_early_exit", *TRANSFORMERS_OPTIONS):
             kwargs.pop(name, None)
         theirs = getattr(assistant, "generation_config", None)
         gamma = explicit("num_assistant_tokens", theirs)
         schedule = explicit("num_assistant_tokens_schedule", theirs)
+        confidence = explicit("assistant_confidence_threshold", theirs)
+        ours = assistant is not None and generator is None and not _runs_special_draft(options, assistant)
+        if gamma is None or gamma == "auto":
+            gamma = DEFAULT_NUM_TOKENS
+            unsaid = schedule in (None, "constant") and confidence is None and stop is None
+            if ours and unsaid and default_stop is not None:
+                gamma, stop = LONGEST, default_stop
         tokenizers = kwargs.get("tokenizer"), kwargs.pop("assistant_tokenizer", None)
         return cls(
             target=target,
             assistant_model=assistant,
             candidate_generator=generator,
-            num_assistant_tokens=DEFAULT_NUM_TOKENS if gamma is None else gamma,
-            confidence=explicit("assistant_confidence_threshold", theirs),
+            num_assistant_tokens=gamma,
+            confidence=confidence,
             schedule="constant" if schedule is None else schedule,
             options=options,
             translation=_translation(target, assistant, *tokenizers),
@@ -146,12 +138,12 @@ class DrafterChoice:
             raise LossyValueError(
                 f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"
             )
-        if self._stock_with_model and compat.has_recurrent_state(self.target):
+        if self._transformers_with_model and compat.has_recurrent_state(self.target):
             raise LossyUnsupportedError(
-                f"drafting from the target's states is not supported with {type(self.target).__name__}, which keeps a "
-                "recurrent state and reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
+                f"nothing can draft from the states of {type(self.target).__name__}, which keeps a recurrent state and "
+                "reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
             )
-        if acceptor.run_ahead is not None and not self.drafts_with_model:
+        if acceptor.unverified_drafting is not None and not self.drafts_with_model:
             raise LossyValueError(
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
@@ -189,15 +181,14 @@ class DrafterChoice:
                 "`assistant_confidence_threshold` and `stop_drafting` in `lossy_config` both end drafts early; leave "
                 "out either"
             )
-        if self.assistant_model is None or self.candidate_generator is not None or self._stock_with_model:
+        if self.assistant_model is None or self.candidate_generator is not None or self._transformers_with_model:
             raise LossyUnsupportedError(
                 "`stop_drafting` in `lossy_config` reads the distribution of an `assistant_model` that this package "
                 "drafts with; leave it out with other drafters"
             )
-        if acceptor.run_ahead is not None:
+        if acceptor.unverified_drafting is not None:
             raise LossyUnsupportedError(
-                f"the rule {acceptor.name!r} itself says when drafting stops; leave out `stop_drafting` in "
-                "`lossy_config`"
+                f"the rule {acceptor.name!r} itself ends drafts; leave out `stop_drafting` in `lossy_config`"
             )
         if self.stop.reads_states and not self.drafts_with_model:
             raise LossyUnsupportedError(
@@ -208,7 +199,6 @@ class DrafterChoice:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to draft."""
         return self.assistant_model is None and self.candidate_generator is None and not self.options
 
     def check_tree(self, acceptor: Acceptor) -> None:
@@ -219,14 +209,14 @@ class DrafterChoice:
                 "`tree` in `lossy_config` is for an `assistant_model` that drafts in the target's tokens by itself, or "
                 f"an EAGLE-3 head; {without} with other drafters"
             )
-        if acceptor.run_ahead is not None:
+        if acceptor.unverified_drafting is not None:
             raise LossyUnsupportedError(
-                f"the rule {name!r} lets the draft run along one text without the target, so it has no trees; {without}"
+                f"the rule {name!r} commits unverified tokens of one text, so it has no trees; {without}"
             )
         if "draft_probs" in acceptor.needs:
             raise LossyUnsupportedError(
                 f"the rule {name!r} reads the draft's distribution, which nodes of a tree don't have; {without}, or "
-                "use a rule that has a meaning without"
+                "use a rule that reads the target alone"
             )
         if self.confidence is not None or self.stop is not None or self.schedule != "constant":
             raise LossyUnsupportedError(
@@ -235,26 +225,30 @@ class DrafterChoice:
             )
 
     def check_batch(self, rows: int) -> None:
-        """Raise where there is one drafter for several rows."""
+        """Raise where several rows have one drafter."""
         if isinstance(self.candidate_generator, CandidateGenerator):
             raise LossyUnsupportedError(
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
-                f"batch has {rows} rows; pass a function that returns one, which is called once per row"
+                f"batch has {rows} rows; pass a function that makes a generator for each row"
             )
 
     @property
     def identity(self) -> tuple[Hashable, ...]:
-        """What drafts, and how much: the same in two calls that draft alike."""
+        """The drafter and its settings: equal for two calls that draft alike."""
         own = self.assistant_model is None or self.early_exit is not None
         model = self.early_exit if own else weakref.ref(self.assistant_model)
-        generator = self.candidate_generator
-        other = None if generator is None else getattr(generator, "__qualname__", type(generator).__qualname__)
-        return model, other, tuple(sorted(self.options)), self.num_assistant_tokens, repr(self.stop)
+        try:
+            other = weakref.ref(self.candidate_generator)
+            hash(other)
+        except TypeError:  # there is none, or it can't be referred to
+            other = type(self.candidate_generator).__qualname__
+        length = self.num_assistant_tokens, self.confidence, self.schedule, repr(self.stop)
+        return model, other, repr(sorted(self.options.items())), length
 
     @property
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
-        others = self.candidate_generator is not None or self.translation is not None or self._stock_with_model
+        others = self.candidate_generator is not None or self.translation is not None or self._transformers_with_model
         own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
         return own and not others and not self.drafts_with_eagle3
 
@@ -265,7 +259,7 @@ class DrafterChoice:
 
     @property
     def longest(self) -> int | None:
-        """How many tokens a chain has at most, where that is known beforehand."""
+        """The largest number of tokens in a chain, where it is known beforehand."""
         if self.assistant_model is None:
             return self.options.get("prompt_lookup_num_tokens")
         ours = self.drafts_with_model or self.drafts_with_eagle3
@@ -273,7 +267,7 @@ class DrafterChoice:
 
     @property
     def encoded(self) -> bool:
-        """Whether a draft model with an encoder drafts for a target with one."""
+        """Whether a draft model reads an encoder's states."""
         return self.target.config.is_encoder_decoder and self.assistant_model is not None
 
     @property
@@ -282,15 +276,19 @@ class DrafterChoice:
         models = (self.target, *([self.assistant_model] if self.drafts_with_model else ()))
         return (
             self.target.config.is_encoder_decoder
-            or self._stock_with_model
+            or self._transformers_with_model
             or not all(movable(compat.new_cache(model)) for model in models)
         )
 
     @property
-    def _stock_with_model(self) -> bool:
-        """Whether transformers' own drafter for a special kind of draft model is to be used."""
-        special = self.options.get("speculation_type") or self.options.get("use_mtp")
-        return bool(special) or compat.drafts_from_target_states(self.assistant_model)
+    def _transformers_with_model(self) -> bool:
+        """Whether transformers' own drafter runs a special kind of draft model."""
+        return _runs_special_draft(self.options, self.assistant_model)
+
+
+def _runs_special_draft(options: Mapping[str, Any], assistant: PreTrainedModel | None) -> bool:
+    special = options.get("speculation_type") or options.get("use_mtp")
+    return bool(special) or compat.drafts_from_target_states(assistant)
 
 
 def _translation(
@@ -306,5 +304,4 @@ def _translation(
     if same_tokenizer(tokenizer, assistant_tokenizer):
         return None
     check_tokenizers(target, assistant, tokenizer, assistant_tokenizer)
-    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, assistant)]
-    return Translation(tokenizer, assistant_tokenizer, *sizes)
+    return Translation(tokenizer, assistant_tokenizer, *vocabulary_sizes(target, assistant))

@@ -1,9 +1,9 @@
-"""Making the drafter that a call has chosen."""
+"""Makes a call's drafter."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from transformers import LogitsProcessorList
 from .. import compat
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
+from ..core.distributions import Randomness
 from ..decoding.progress import Progress
 from ..drafting import Drafter
 from ..drafting.cross_tokenizer import CrossTokenizerDrafter
@@ -20,34 +21,22 @@ from ..drafting.draft_stop import ConfidenceStop, fresh
 from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
 from ..drafting.model import ModelDrafter, mask_of
-from ..drafting.per_row import GeneratorDrafter, PerRowDrafter
-from ..drafting.run_ahead import RunAheadDrafter
+from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
 from ..drafting.tree import Eagle3TreeDrafter, TreeDrafter
 from ..drafting.tree_config import TreeConfig
+from ..drafting.unverified import UNVERIFIED_DRAFTERS
 from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..forwards import Forwards
-from ..sampling import Randomness
+from ..models.prepared import Prepared
+from ..models.runner import ModelRunner
 from .drafter_choice import DrafterChoice
-from .prepared import Prepared
 
 
 @dataclass(frozen=True, eq=False)
 class DrafterMaker:
-    """Makes what drafts for a call.
+    """Makes the drafter of a call with all its rows; the draft's logits go through ``processors``.
 
-    Attributes
-    ----------
-    choice
-        What the user said about drafting.
-    acceptor
-        The rule to draft for.
-    call
-        The call, of all its rows.
-    processors
-        The logits processors that the draft's own logits go through.
-    randomness
-        The run's source of random numbers.
+    What calls in one ``situation`` have learnt of automatic trees serves the next.
     """
 
     choice: DrafterChoice
@@ -55,20 +44,23 @@ class DrafterMaker:
     call: Prepared
     processors: LogitsProcessorList
     randomness: Randomness
+    situation: tuple[Hashable, ...] = ()
 
     def drafter(
-        self, progress: Progress, forwards: Callable[[], Forwards] | None = None, tree: TreeConfig | None = None
+        self, progress: Progress, runner: Callable[[], ModelRunner] | None = None, tree: TreeConfig | None = None
     ) -> Drafter:
-        """Return the call's drafter; ``forwards`` makes those of a draft model, where they are no usual ones."""
+        """Return the call's drafter; ``runner`` makes the draft model's runner where it is no usual one."""
         choice, acceptor = self.choice, self.acceptor
         if tree is not None:
             return self._tree_drafter(tree)
         if choice.drafts_with_model:
             settings = self._settings(self.call, self.processors)
             settings["vocabulary"] = vocabulary_of(choice.target, choice.assistant_model)
-            if acceptor.run_ahead is not None:
-                return RunAheadDrafter.of(choice.assistant_model, acceptor.run_ahead, progress, **settings)
-            return ModelDrafter(choice.assistant_model, self._length(), forwards=forwards, **self._kept(), **settings)
+            if acceptor.unverified_drafting is not None:
+                request = acceptor.unverified_drafting
+                kind = UNVERIFIED_DRAFTERS[request.head.config.position]
+                return kind(choice.assistant_model, request, progress, **settings)
+            return ModelDrafter(choice.assistant_model, self._length(), runner=runner, **self._kept(), **settings)
         if choice.drafts_with_eagle3:
             settings = self._settings(self.call, self.processors) | self._kept()
             return Eagle3Drafter(choice.assistant_model, choice.target, self._length(), **settings)
@@ -84,7 +76,7 @@ class DrafterMaker:
 
     def _tree_drafter(self, tree: TreeConfig) -> Drafter:
         choice = self.choice
-        length = node_count_of(tree, choice.assistant_model, self.acceptor.name)
+        length = node_count_of(tree, choice.assistant_model, *self.situation)
         settings = self._settings(self.call, self.processors)
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in self.acceptor.needs}
         if choice.drafts_with_eagle3:
@@ -93,8 +85,7 @@ class DrafterMaker:
         return TreeDrafter(choice.assistant_model, length, vocabulary=vocabulary, **settings)
 
     def _length(self) -> DraftLength:
-        choice = self.choice
-        return draft_length_of(choice.num_assistant_tokens, choice.schedule, choice.assistant_model, self.acceptor.name)
+        return draft_length_of(self.choice.num_assistant_tokens, self.choice.schedule)
 
     def _settings(self, call: Prepared, processors: LogitsProcessorList) -> dict[str, Any]:
         shared = compat.shared_decisions(self.choice.target)
@@ -111,35 +102,31 @@ class DrafterMaker:
         choice = self.choice
         stop = fresh(choice.stop) if choice.confidence is None else ConfidenceStop(choice.confidence)
         return {
-            # Without q there is neither a residual nor a ratio; greedily only some rules look at it.
+            # Residuals and ratios need q; in greedy decoding only some rules read it.
             "keep_logits": self.call.wants_q or bool(self.acceptor.needs & {"draft_probs", "draft_or_point_mass"}),
             "keep_hidden": "draft_hidden" in self.acceptor.needs or (stop is not None and stop.reads_states),
             "stop": stop,
         }
 
     def _for_one(self, row: Prepared) -> GeneratorDrafter:
-        """Return a drafter for one row of the call."""
         generator = self._generator(row)
         if "draft_probs" in self.acceptor.needs and isinstance(generator, compat.DRAFTERS_WITHOUT_LOGITS):
-            raise LossyValueError(
-                f"the rule {self.acceptor.name!r} needs the draft's distribution, but {type(generator).__name__} has "
-                "none; pass an `assistant_model`, or use a rule that reads the target alone, e.g. 'topk' or 'typical'"
-            )
+            raise missing("draft_probs", self.acceptor, generator)
         if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(self.call.inputs)):
             raise LossyUnsupportedError(
                 f"{type(generator).__name__} drafts from the target's states in every round, but a "
-                f"{type(cache).__name__} has rounds in which no drafted token could be forgotten; use a dynamic cache"
+                f"{type(cache).__name__} can't forget drafted tokens in some rounds; use a dynamic cache"
             )
         wants_states = bool(self.call.config.return_dict_in_generate and self.call.config.output_hidden_states)
-        return GeneratorDrafter(generator, self.acceptor, row.inputs, wants_states)
+        return drafter_of(generator, self.acceptor, row.inputs, wants_states)
 
     def _generator(self, row: Prepared) -> CandidateGenerator:
-        """Return what drafts for one sequence: the user's own, one for another tokenizer, or transformers' own."""
+        """Return the drafter for one sequence: the user's own, one for another tokenizer, or transformers' own."""
         choice = self.choice
         drafter = choice.candidate_generator
         if drafter is None and (choice.translation is not None or choice.encoded):
             settings = self._kept() | self._settings(row, row.processors)
-            length = draft_length_of(choice.num_assistant_tokens, choice.schedule)
+            length = self._length()
             if choice.translation is not None:
                 return CrossTokenizerDrafter(
                     choice.assistant_model, length, translation=choice.translation, prompt=row.ids, **settings
@@ -149,7 +136,7 @@ class DrafterMaker:
         if drafter is None:
             config = copy.deepcopy(row.config)
             config.update(**choice.options, assistant_early_exit=None, num_assistant_tokens=choice.num_assistant_tokens)
-            return compat.stock_drafter(
+            return compat.transformers_drafter(
                 choice.target, config, row.ids, row.processors, row.inputs, choice.assistant_model
             )
         if not isinstance(drafter, CandidateGenerator):

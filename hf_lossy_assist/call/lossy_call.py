@@ -1,9 +1,11 @@
-"""From one call of ``generate()`` to one run: which fields count, what is refused, which loop runs."""
+"""Turns one call of ``generate()`` into one run: reads its fields, checks it, and puts the loop together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -11,27 +13,22 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from .. import compat
-from ..config import FIELDS, RunConfig, parse
-from ..decoding.batch_layout import BatchLayout, row_aligned
-from ..decoding.break_even import AlwaysDraft, BreakEven, speed_comparison
-from ..decoding.loop import Decoding, Run
+from ..core.distributions import Randomness
+from ..core.recorders import StatsRecorder
+from ..core.statistics import LossyStats
+from ..core.texts import BatchLayout
+from ..decoding.break_even import BreakEven, Experience, Plan, experience_of
+from ..decoding.inspector import Inspector
+from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress, Stopping
-from ..decoding.recorders import StatsRecorder
-from ..decoding.row_by_row import RowByRow
-from ..decoding.tree_loop import TreeDecoding
-from ..drafting import Drafter
+from ..drafting import IdleDrafter
+from ..drafting.draft_length import NoStopwatch, Stopwatch
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
-from ..inspection.inspector import Inspector
-from ..sampling import Randomness
-from ..stats import LossyStats
-from ..verification.target import Target, Verifier
-from ..verification.tree_target import TreeTarget, TreeVerifier
-from .drafter_choice import DrafterChoice
-from .drafter_making import DrafterMaker
-from .forwards_choice import choose_forwards
-from .prepared import Prepared
-from .refusals import (
+from ..models.prepared import Prepared
+from ..models.processing import row_aligned
+from ..models.target import Target, TargetReader
+from .checks import (
     check_certificate,
     check_decoding,
     check_mode,
@@ -41,22 +38,18 @@ from .refusals import (
     check_together,
     check_tree,
 )
+from .config import FIELDS, RunConfig, parse
+from .drafter_choice import DrafterChoice
+from .drafter_making import DrafterMaker
+from .row_by_row import RowByRow
+from .runner_choice import choose_runners
 
 
 @dataclass(frozen=True, eq=False)
 class LossyCall:
     """One ``generate()`` call with a lossy mode, as the user wrote it.
 
-    Attributes
-    ----------
-    model
-        The target.
-    config
-        The rule and the run's settings.
-    choice
-        What is to draft.
-    encoder_input
-        What the target's encoder is to read, for an encoder-decoder model.
+    ``encoder_input`` is the input of an encoder-decoder target's encoder.
     """
 
     model: PreTrainedModel
@@ -68,11 +61,11 @@ class LossyCall:
     def take(
         cls, model: PreTrainedModel, kwargs: dict[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
     ) -> LossyCall | None:
-        """Remove our keywords from ``kwargs``; return None where the call is an ordinary one.
+        """Remove our keywords from ``kwargs``; return None for an ordinary call.
 
         Fields count in the order keyword, ``defaults`` of an enabled model, ``generation_config`` argument, the model's
-        own configuration, and for drafting the assistant's. This has to happen before transformers merges them,
-        because afterwards its defaults can't be told from the user's choice.
+        own configuration, and for drafting the assistant's. This happens before transformers merges them, because its
+        defaults then look like the user's choice.
         """
         given = {name: kwargs.pop(name) for name in (*FIELDS, "candidate_generator") if name in kwargs}
         configs = [kwargs.get("generation_config"), model.generation_config]
@@ -81,7 +74,7 @@ class LossyCall:
             values = [kwargs.get(name), *(getattr(config, name, None) for config in (*configs, *more))]
             return next((value for value in values if value is not None), None)
 
-        # Where the mode comes from: settings of a lower level belong to another mode.
+        # Settings of a lower level than the mode's belong to another mode.
         sources = [given, defaults, *map(_lossy_fields, configs)]
         level = next((i for i, source in enumerate(sources) if "lossy_mode" in source), len(sources))
 
@@ -100,10 +93,12 @@ class LossyCall:
             raise LossyUnsupportedError(
                 f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of its own"
             )
-        if (refusal := compat.refusal_of_adapter(model)) is not None:
+        if (refusal := compat.obstacle_in_adapter(model)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
-        choice = DrafterChoice.take(model, kwargs, explicit, given.get("candidate_generator"), config.stop_drafting)
-        if choice.is_empty and level > 1:  # saved with the model, which is used without its drafter here
+        generator = given.get("candidate_generator")
+        stops = config.stop_drafting, config.default_stop
+        choice = DrafterChoice.take(model, kwargs, explicit, generator, *stops)
+        if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter
             warn_once(
                 f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are decoded "
                 "plainly; pass `assistant_model` or `prompt_lookup_num_tokens`, or enable the model with one"
@@ -125,7 +120,7 @@ class LossyCall:
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
-        """Run the loop on what ``generate()`` prepared."""
+        """Run the loop on the call that ``generate()`` has prepared."""
         tokenizer = model_kwargs.pop("tokenizer", None)
         for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer"):
             model_kwargs.pop(name, None)
@@ -149,50 +144,77 @@ class LossyCall:
         check_certificate(self.config, self.model, self.choice, generation_config)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
-        if call.batch == 1:
-            return self._decoding(call, stopping, randomness).decode()
-        self.choice.check_batch(call.batch)
-        check_own_cache(self.config.acceptor.name, call)
-        if self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs)):
-            check_row_by_row(self.config.acceptor.name, call)
-            return RowByRow(lambda i: self._decoding(call.alone(i), stopping, randomness, i), stopping, call).decode()
-        return self._decoding(call, stopping, randomness).decode()
+        situation = self._situation(call)
+        with self._timed(call, situation) as break_even:
+            shared = {"randomness": randomness, "break_even": break_even, "situation": situation}
+            decoding = partial(self._decoding, stopping=stopping, **shared)
+            if call.batch == 1:
+                return decoding(call).decode()
+            self.choice.check_batch(call.batch)
+            check_own_cache(self.config.acceptor.name, call)
+            if self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs)):
+                check_row_by_row(self.config.acceptor.name, call)
+                return RowByRow(lambda i: decoding(call.alone(i), row=i), stopping, call).decode()
+            return decoding(call).decode()
 
-    def _decoding(self, call: Prepared, stopping: Stopping, randomness: Randomness, row: int = 0) -> Decoding:
-        """Put a run together; ``row`` is the first of its rows, as ``stopping`` numbers them."""
+    def _decoding(
+        self,
+        call: Prepared,
+        stopping: Stopping,
+        randomness: Randomness,
+        break_even: BreakEven,
+        situation: tuple[Hashable, ...],
+        row: int = 0,
+    ) -> Decoding:
+        """Put a run together; ``row`` is the number of its first row in ``stopping``."""
         acceptor, config = self.config.acceptor, call.config
         layout, processors = BatchLayout.of(call.ids, call.padding), call.processors
-        forwards = choose_forwards(self.model, self.config.compile, acceptor, self.choice, call)
+        runners = choose_runners(self.model, self.config.compile, acceptor, self.choice, call)
         if call.batch > 1:
             check_together(acceptor.name, call)
             processors = row_aligned(processors, layout)
-        outputs = OutputRecorder(config, call.batch, call.ids.shape[1])
-        stats = StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch)
+        windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
+        outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows)
+        stats = StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch, break_even.plain)
         progress = Progress(stopping, self.config.limits.bind(call.tokenizer), stats, call.streamer, row)
         keep_raw = "logits" in outputs.wanted
-        tree = self.config.tree
-        kinds = (Verifier, Target, Decoding) if tree is None else (TreeVerifier, TreeTarget, TreeDecoding)
-        verifier = kinds[0](self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
-        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness).drafter(
-            progress, forwards.draft, tree
+        reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
+        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness, situation).drafter(
+            progress, runners.draft, self.config.tree
         )
-        run = Run(
-            target=kinds[1](forwards.target, verifier),
-            drafter=drafter,
+        return Decoding(
+            call.ids,
+            layout,
+            target=Target(runners.target, reader),
+            drafter=IdleDrafter(drafter) if break_even.plain else drafter,
             acceptor=acceptor,
             progress=progress,
             outputs=outputs,
-            break_even=self._break_even(drafter, call),
+            break_even=break_even,
             inspector=Inspector(acceptor) if self.config.inspect else None,
             synced=call.synced_gpus,
         )
-        return kinds[2](run, call.ids, layout)
 
-    def _break_even(self, drafter: Drafter, call: Prepared) -> BreakEven | AlwaysDraft:
-        if not self.config.break_even or drafter.drafts_every_round:
-            return AlwaysDraft()
-        situation = (*self.choice.identity, str(call.ids.device), self.config.acceptor.name, call.batch)
-        return BreakEven(speed_comparison(self.model, *situation), compat.shared_clock(self.model))
+    def _situation(self, call: Prepared) -> tuple[Hashable, ...]:
+        """Return what calls have in common that learn from each other: drafter, rule, sampling, shapes, and device."""
+        # Heads show the checksum of their weights.
+        settings = replace(self.config, seed=None, certificate=None, break_even=True)
+        sampling = {k: v for k, v in vars(call.config).items() if isinstance(v, bool | float) or k == "top_k"}
+        kinds = [type(x).__qualname__ for x in (compat.cache_of(call.inputs), *call.processors)]
+        lengths = [length.bit_length() // 2 for length in (call.ids.shape[1], call.config.max_length)]
+        return *self.choice.identity, repr((settings, sampling, kinds, call.ids.device, call.batch, lengths))
+
+    @contextmanager
+    def _timed(self, call: Prepared, situation: tuple[Hashable, ...]) -> Iterator[BreakEven]:
+        """Plan a call by what earlier ones like it have measured, and let later ones learn from it."""
+        device = call.ids.device
+        break_even = BreakEven(Experience(), Plan.DRAFT, NoStopwatch(device))
+        if self.config.break_even:
+            experience = experience_of(self.model, *situation)
+            plan = Plan(int(compat.agreed(self.model, experience.plan)))
+            break_even = BreakEven(experience, plan, Stopwatch(device))
+        yield break_even
+        break_even.finish()
 
 
 def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:

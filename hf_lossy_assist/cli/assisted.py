@@ -1,34 +1,48 @@
-"""What ``generate`` and ``chat`` have in common: what drafts, and which rule decides."""
+"""Options that ``generate`` and ``chat`` share, and the drafter and rule that they name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from transformers import set_seed
 
-from ..acceptors import REGISTRY
-from ..config import head_type, parse
+from ..acceptors import REGISTRY, head_type
+from ..call.config import parse
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import parse_config
-from .models import LoadedModels
-from .options import parse_mode, stored
+from .models import LoadedModels, ModelOptions
+from .options import (
+    DraftDtype,
+    DraftSource,
+    Dtype,
+    PairInstead,
+    Prepack,
+    PromptLookup,
+    RuleSettings,
+    Sample,
+    TargetSource,
+    Where,
+    parse_mode,
+    stored,
+)
 
 DRAFTED, LOOKED_UP = 8, 10
-"""Tokens per round by default, of a model and of prompt lookup."""
+"""Default draft lengths of a model and of prompt lookup."""
 
 
 @dataclass(frozen=True)
 class AssistedDecoding:
-    """A rule with its settings, and what drafts for it, as the options name them."""
+    """A rule with its settings and drafter, as the options name them."""
 
     mode: Any
     config: dict[str, Any] = field(default_factory=dict)
     head: Any = None
     gamma: int | None = None
-    lookup: int | None = None  # tokens that prompt lookup drafts, where it does
+    lookup: int | None = None  # draft length of prompt lookup
 
     @classmethod
     def of(
@@ -50,25 +64,15 @@ class AssistedDecoding:
 
     @property
     def rules_with_head(self) -> list[str]:
-        """The rules that use a trained head."""
         names = self.mode if isinstance(self.mode, list) else [self.mode]
         return [name for name in names if name in REGISTRY and head_type(REGISTRY[name]) is not None]
 
-    def check(self, assistant: str | None, *, brings_heads: bool) -> None:
-        """Refuse options that don't go together, before any weights are read; a pair ``brings_heads`` of its own."""
-        if self.lookup is not None and assistant is not None:
-            raise LossyValueError(
-                f"`--prompt-lookup` {self.lookup} drafts without a model; leave it or `--assistant` out"
-            )
-        self.check_rule(brings_heads=brings_heads)
-
     def check_rule(self, *, brings_heads: bool) -> None:
-        """Refuse a rule that can't work."""
         if self.head is not None or not brings_heads or not self.rules_with_head:
             parse(self.mode, self.config, self.head)
 
     def keywords(self, loaded: LoadedModels) -> dict[str, Any]:
-        """Return what ``generate()`` is told about drafting and the rule."""
+        """Return the keywords of ``generate()`` for drafting and the rule."""
         own = {name: loaded.heads[name] for name in self.rules_with_head if name in loaded.heads}
         rule = {"lossy_mode": self.mode, "lossy_config": self.config, "lossy_head": self.head or own or None}
         if self.lookup is not None:
@@ -78,3 +82,63 @@ class AssistedDecoding:
         if other is None or same_tokenizer(loaded.tokenizer, other):
             return rule | drafting
         return rule | drafting | {"tokenizer": loaded.tokenizer, "assistant_tokenizer": other}
+
+
+@dataclass(frozen=True)
+class AssistedOptions:
+    """The options that ``generate`` and ``chat`` share."""
+
+    model: TargetSource = None
+    assistant: DraftSource = None
+    assistant_tokenizer: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="The draft's tokenizer, if its folder has none.")
+    ] = None
+    prompt_lookup: PromptLookup = None
+    pair: PairInstead = None
+    mode: Annotated[
+        str | None, typer.Option(help="The rule, lossless by default; RULE,RULE keeps a token if any rule does.")
+    ] = None
+    config: RuleSettings = None
+    head: Annotated[
+        str | None,
+        typer.Option(help="The trained head of judge or sprinter: a Hub id or a folder; a pair's own by default."),
+    ] = None
+    num_assistant_tokens: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per round; 8 by default.")] = (
+        None
+    )
+    sample: Sample = False
+    temperature: Annotated[float | None, typer.Option(help="Temperature; needs --sample.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of every random number.")] = None
+    dtype: Dtype = None
+    draft_dtype: DraftDtype = None
+    prepack: Prepack = False
+    device: Where = None
+
+    def checked(
+        self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()
+    ) -> tuple[ModelOptions, AssistedDecoding]:
+        """Return what to load and how to decode; refuse options that conflict before reading any weights.
+
+        See :meth:`ModelOptions.check` for ``others`` and ``optional``.
+        """
+        if self.temperature is not None and not self.sample:
+            raise LossyValueError(
+                f"`--temperature` {self.temperature} needs `--sample`; add it, or leave out the temperature"
+            )
+        device = self.device or ("cpu" if self.pair is not None else "auto")
+        options = ModelOptions(
+            self.pair, self.model, self.assistant, self.dtype, device,
+            assistant_tokenizer=self.assistant_tokenizer, prompt_lookup=self.prompt_lookup,
+            draft_dtype=self.draft_dtype, prepack=self.prepack,
+        )  # fmt: skip
+        options.check(others, optional)
+        decoding = AssistedDecoding.of(
+            self.mode, self.config, self.head, self.num_assistant_tokens, self.seed, lookup=self.prompt_lookup
+        )
+        decoding.check_rule(brings_heads=self.pair is not None)
+        return options, decoding
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The keywords of ``generate()`` for sampling."""
+        return {"do_sample": self.sample} | ({} if self.temperature is None else {"temperature": self.temperature})

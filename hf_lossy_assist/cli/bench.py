@@ -1,4 +1,4 @@
-"""``lossy-assist bench``: plain, stock assisted, lossless and lossy generation, side by side."""
+"""``lossy-assist bench``: plain, assisted, lossless and lossy generation side by side."""
 
 from __future__ import annotations
 
@@ -14,22 +14,35 @@ from rich.progress import Progress
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..errors import LossyValueError
 from ..evaluation import records
 from ..evaluation.answers import AnswerStore
 from ..evaluation.comparison import run_comparison, texts_of, warm_up
 from ..evaluation.evaluate import Evaluation, reference_of
-from ..evaluation.meters import CLOCKS, Clock, energy_counter, machine
+from ..evaluation.meters import CLOCKS, energy_counter, machine
 from ..evaluation.modes import DecodingMode, Models, parse_gamma, parse_modes, usual_modes
 from ..evaluation.plots import plot
 from ..evaluation.quality import ModeScore
 from ..evaluation.requests import Instruments, PromptBatch, Response, batches_of
-from ..evaluation.roofline import Cost, Roofline, measure_rates
 from ..evaluation.summary import summarise
 from . import bench_report
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
-from .options import RULES, Device, DraftSource, FirstSeed, Sample, TargetSource, Threads
+from .options import (
+    PAIRS,
+    RULES,
+    Device,
+    DraftDtype,
+    DraftSource,
+    FirstSeed,
+    GammaOrAuto,
+    Prepack,
+    RuleHeads,
+    Sample,
+    TargetSource,
+    Temperature,
+    Threads,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -38,58 +51,55 @@ COMMAND_OPTIONS = {"epilog": RULES}
 
 @dataclass(frozen=True)
 class Preparation:
-    """A change of models before they are timed, for commands that put ``bench`` behind options of their own."""
+    """A change of models before they are timed, for commands that wrap ``bench``."""
 
-    # Returns the models that are timed; answers are judged of those that were loaded where ``--accuracy-problems`` asks
-    # for more of them.
+    # With ``--accuracy-problems``, the unchanged models answer.
     change: Callable[[Models], Models] = lambda models: models
-    settings: Mapping[str, Any] = field(default_factory=dict)  # how the records describe the change
+    settings: Mapping[str, Any] = field(default_factory=dict)  # describes the change in the records
 
 
 def bench(
     context: typer.Context,
-    pair: Annotated[str | None, typer.Option(help="A bundled pair; 'arithmetic' unless there is a --model.")] = None,
+    pair: Annotated[str | None, typer.Option(help=f"{PAIRS}; arithmetic unless there is a --model.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None,
     model: TargetSource = None,
     assistant: DraftSource = None,
-    head: Annotated[
-        list[str] | None, typer.Option(metavar="RULE=SOURCE", help="A trained head, e.g. judge=FOLDER. Repeatable.")
-    ] = None,
+    head: RuleHeads = None,
     modes: Annotated[
         str | None,
-        typer.Option(
-            help="plain,draft,stock,everything,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; all that can run by default."
-        ),
+        typer.Option(help="plain,draft,stock,everything,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; all that work by default."),
     ] = None,
-    gamma: Annotated[str, typer.Option(help="Drafted tokens per round, or 'auto'.")] = "5",
+    gamma: GammaOrAuto = "5",
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,
     prompt_file: Annotated[Path | None, typer.Option(help="One prompt a line, instead of the task's own.")] = None,
     prompt_length: Annotated[
-        int | None, typer.Option(min=1, help="Bring every prompt to so many tokens; answers are not judged then.")
+        int | None, typer.Option(min=1, help="Cut or repeat every prompt to this length; turns off scores.")
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="How often speed is measured.")] = 3,
     accuracy_problems: Annotated[
-        int | None, typer.Option(min=1, help="Judge so many answers, instead of those that are timed.")
+        int | None, typer.Option(min=1, help="Score answers to so many problems instead of the timed ones.")
     ] = None,
     sample: Sample = False,
-    temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
+    temperature: Temperature = 0.9,
     seed: FirstSeed = 0,
     dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; float32 by default, bfloat16 with --pair smollm2.")
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16; bfloat16 with --pair smollm2 or qwen-coder, else float32."),
     ] = None,
+    draft_dtype: DraftDtype = None,
+    prepack: Prepack = False,
     device: Device = "cpu",
     threads: Threads = None,
     clock: Annotated[
-        str, typer.Option(help="wall; or cpu, the time this process computes: for one thread on a busy machine.")
+        str, typer.Option(help="wall, or cpu: this process's computing time, for one thread on a busy machine.")
     ] = "wall",
-    roofline: Annotated[bool, typer.Option(help="Measure the machine, and compare with what it could do.")] = True,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.jsonl and bench.png.")] = None,
 ) -> None:
-    """Compare plain, stock assisted, lossless and lossy generation: speed, where the time goes, accuracy, memory.
+    """Compare plain, assisted, lossless and lossy generation: speed, where the time goes, accuracy, memory.
 
-    All modes answer a prompt before the next one is put, each in turn first, so that noise hits all alike.
+    All modes answer a prompt before any answers the next, and take turns in going first, so noise affects all alike.
     """
     limit_threads(threads)
     disable_progress_bar()
@@ -103,7 +113,10 @@ def bench(
     drafted, dtype = parse_gamma("--gamma", gamma), dtype or (None if pair is not None else "float32")
     chosen = None if modes is None else parse_modes(modes, drafted, warmth)
     loaded, models, preparation = _load(
-        context, ModelOptions(pair, model, assistant, dtype, device, folder), head or (), prompt_file
+        context,
+        ModelOptions(pair, model, assistant, dtype, device, folder, draft_dtype=draft_dtype, prepack=prepack),
+        head or (),
+        prompt_file,
     )
     examples, pad = loaded.examples(prompts), loaded.tokenizer.pad_token_id
     length = max_new_tokens or loaded.length
@@ -111,7 +124,7 @@ def bench(
     able, notes = _able(chosen, models, drafted, warmth, batches[0], length)
     settings = {
         "models": {"target": _size(models.target), "draft": _size(models.draft)}, **preparation.settings,
-        "dtype": str(models.target.dtype).removeprefix("torch."),
+        "draft_dtype": draft_dtype, "prepack": prepack, "dtype": str(models.target.dtype).removeprefix("torch."),
         "gamma": gamma, "batch": batch, "clock": clock, "prompts": len(examples),
         "prompt_length": prompt_length, "repeats": repeats, "seed": seed, "temperature": warmth,
         "max_new_tokens": length,
@@ -125,21 +138,17 @@ def bench(
         )  # fmt: skip
         texts = {label: texts_of(answers) for label, answers in responses.items()}
         marks: list[ModeScore] = []
+        compared = bench_report.reference(able) or reference_of(able)
         if loaded.task is not None and prompt_length is None:
             evaluation = Evaluation(
-                loaded.models, loaded.tokenizer, loaded.task, able, bench_report.reference(able) or reference_of(able),
+                loaded.models, loaded.tokenizer, loaded.task, able, compared,
                 accuracy_problems or len(examples), batch_size=batch, max_new_tokens=length, seed=seed,
             )  # fmt: skip
             marks = _scores(bar, evaluation, {} if accuracy_problems else responses)
-        limit = None
-        if roofline:
-            response = sum(r.tokens for r in requests) / len(requests) / batch
-            limit, refusals = _limit(models, batches, response, batch, CLOCKS[clock])
-            notes += refusals
-        rows = summarise(able, requests, None if sample else texts, batch, limit)
-        for row in (*([limit] if limit else []), *rows, *marks):
+        rows = summarise(able, requests, None if sample else texts, batch)
+        for row in (*rows, *marks):
             write(row)
-    bench_report.show(screen, rows, marks, limit, origin, [*notes, why])
+    bench_report.show(screen, rows, marks, compared, origin, [*notes, why])
     if out is not None:
         plot(*bench_report.picture(rows, marks), out / "bench.png", bench_report.title(origin), bottom=0)
         screen.print(f"written: {path}, {out / 'bench.png'}", style="dim", soft_wrap=True)
@@ -176,25 +185,12 @@ def _able(
 
 
 def _scores(bar: Progress, evaluation: Evaluation, timed: Mapping[str, Sequence[Response]]) -> list[ModeScore]:
-    """Score the responses that were timed, or answer the problems where there are none."""
+    """Score the timed responses, or answer the problems if there are none."""
     store = AnswerStore()
     evaluation.take(timed, store)
     for _ in bar.track(evaluation.run(store), total=len(evaluation.examples), description="judging"):
         pass
     return list(evaluation.result(store).modes.values())
-
-
-def _limit(
-    models: Models, batches: list[PromptBatch], tokens: float, size: int, clock: Clock
-) -> tuple[Roofline | None, list[str]]:
-    """Measure the machine, for contexts as long as half a response makes them."""
-    prompts = [int(row.sum()) for batch in batches for row in batch.mask]
-    try:
-        costs = Cost.of(models.target), Cost.of(models.draft)
-    except LossyUnsupportedError as error:
-        return None, [f"no roofline: {error}"]
-    rates = measure_rates(models.target, clock), measure_rates(models.draft, clock)
-    return Roofline(*costs, *rates, round(sum(prompts) / len(prompts) + tokens / 2), size), []
 
 
 def _size(model: PreTrainedModel) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The tables and the lines that ``lossy-assist bench`` prints."""
+"""The tables and lines of ``lossy-assist bench``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from ..evaluation.evaluate import score_point
 from ..evaluation.modes import STOCK, TARGET_ALONE, DecodingMode
 from ..evaluation.plots import PlotPoint
 from ..evaluation.quality import ModeScore
-from ..evaluation.roofline import Roofline
 from ..evaluation.summary import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
-from .rendering import Column, figure, milliseconds, number, percent, table
+from ..evaluation.tables import Column, figure, milliseconds, number, percent, score_columns, table
 
 _SHOWN = (0.1, 0.5, 0.9)
 
 
 def reference(modes: Sequence[DecodingMode | ModeSummary]) -> str | None:
-    """Return the label of the first mode with the lossless rule alone, to which the others are compared."""
+    """Return the label of the first mode with the lossless rule alone."""
     return next((mode.label for mode in modes if mode.config.get("lossy_mode") == "lossless"), None)
 
 
@@ -28,23 +27,21 @@ def show(
     screen: Console,
     rows: Sequence[ModeSummary],
     marks: Sequence[ModeScore],
-    roofline: Roofline | None,
+    compared: str,
     origin: Mapping[str, Any],
     notes: Sequence[str],
 ) -> None:
-    """Print all tables, and below them a few lines that sum them up."""
     screen.print(speed_table(rows, title(origin)))
     screen.print(text_table(rows))
     if marks:
-        screen.print(answer_table(marks))
+        screen.print(table(marks, score_columns(compared), "Answers"))
     screen.print(time_table(rows))
     screen.print(request_table(rows))
-    for line in (*findings(rows), *limits(roofline), *notes):
+    for line in (*findings(rows), *notes):
         screen.print(line, style="dim", soft_wrap=True)
 
 
 def title(origin: Mapping[str, Any]) -> str:
-    """Return what was measured, in one line."""
     target, draft = (origin["models"][role]["parameters"] for role in ("target", "draft"))
     decoding = "greedy" if origin["temperature"] is None else f"T = {origin['temperature']:g}"
     grown = " (grown)" if origin.get("grow") else ""
@@ -58,7 +55,7 @@ def title(origin: Mapping[str, Any]) -> str:
 
 
 def picture(rows: Sequence[ModeSummary], marks: Sequence[ModeScore]) -> tuple[dict[str, list[PlotPoint]], str, str]:
-    """Return the points and axes of a plot: speed against accuracy, or against tokens kept where nothing is judged."""
+    """Return points and axes of a plot: speed against accuracy, or against tokens kept if nothing is scored."""
     accuracies = {mark.label: score_point(mark, 0).y for mark in marks}
     points = {}
     for row in rows:
@@ -69,7 +66,6 @@ def picture(rows: Sequence[ModeSummary], marks: Sequence[ModeScore]) -> tuple[di
 
 
 def speed_table(rows: Sequence[ModeSummary], heading: str) -> Table:
-    """Lay out how fast every mode is."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
         "tokens/s": lambda row: figure(row.tokens_per_second.median),
@@ -77,13 +73,10 @@ def speed_table(rows: Sequence[ModeSummary], heading: str) -> Table:
     }
     others = {"× target\nalone": TARGET_ALONE, "× stock": STOCK, "× loss-\nless": reference(rows)}
     columns |= {name: _times(other) for name, other in others.items() if other in {row.label for row in rows}}
-    if any(row.roofline is not None for row in rows):
-        columns["roofline\n(%)"] = lambda row: percent(row.roofline_share)
     return table(rows, columns, heading)
 
 
 def text_table(rows: Sequence[ModeSummary]) -> Table:
-    """Lay out how many drafted tokens every mode keeps, and how often its text is the target's own."""
     at = {q: i for i, q in enumerate(ACCEPTANCE_QUANTILES)}
 
     def rates(row: ModeSummary) -> str:
@@ -99,20 +92,7 @@ def text_table(rows: Sequence[ModeSummary]) -> Table:
     return table(rows, columns, "Drafted tokens kept per round, and their share by request")
 
 
-def answer_table(rows: Sequence[ModeScore]) -> Table:
-    """Lay out how good the answers of every mode are."""
-    columns: dict[str, Column] = {
-        "mode": lambda mark: mark.label,
-        "problems": lambda mark: str(mark.n),
-        "score (%)": lambda mark: percent(mark.score, 1),
-        "points against\nlossless": points,
-    }
-    return table(rows, columns, "Answers")
-
-
 def time_table(rows: Sequence[ModeSummary]) -> Table:
-    """Lay out where the time of a round goes."""
-
     def part(name: str) -> Column:
         return lambda row: "" if row.per_round is None else milliseconds(getattr(row.per_round, name))
 
@@ -130,7 +110,6 @@ def time_table(rows: Sequence[ModeSummary]) -> Table:
 
 
 def request_table(rows: Sequence[ModeSummary]) -> Table:
-    """Lay out time and memory per request."""
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
         **{f"p{100 * q:.0f}": _latency(i) for i, q in enumerate(LATENCY_QUANTILES)},
@@ -143,7 +122,7 @@ def request_table(rows: Sequence[ModeSummary]) -> Table:
 
 
 def findings(rows: Sequence[ModeSummary]) -> list[str]:
-    """Return sentences on how stock and the lossless rule compare with the target alone and with each other."""
+    """Compare transformers' assisted generation and the lossless rule with the target alone and each other."""
     by_label = {row.label: row for row in rows}
     alone, stock, ours = (by_label.get(label) for label in (TARGET_ALONE, STOCK, reference(rows)))
     lines = []
@@ -164,23 +143,6 @@ def findings(rows: Sequence[ModeSummary]) -> list[str]:
     return lines
 
 
-def limits(roofline: Roofline | None) -> list[str]:
-    """Return sentences on the rates that were measured on the machine."""
-    if roofline is None:
-        return []
-    target, draft = (
-        f"{name} {cost.weight_bytes / 2**20:.0f} MiB at {rates.bandwidth / 1e9:.1f} GB/s"
-        for name, cost, rates in (
-            ("target", roofline.target, roofline.target_rates),
-            ("draft", roofline.draft, roofline.draft_rates),
-        )
-    )
-    rate = f"{roofline.target_rates.flops / 1e12:.3g} TFLOP/s"
-    return [
-        f"roofline: weights of the {target}, of the {draft}; matmul {rate}; best speed for each mode's own acceptance"
-    ]
-
-
 def _count(parameters: int) -> str:
     unit, name = next(((u, n) for u, n in ((1e9, "B"), (1e6, "M")) if parameters >= u), (1e3, "k"))
     return f"{parameters / unit:.3g}{name}"
@@ -192,9 +154,3 @@ def _latency(i: int) -> Column:
 
 def _times(other: str) -> Column:
     return lambda row: f"{row.ratios[other]:.2f}"
-
-
-def points(row: ModeScore) -> str:
-    """Return a mode's difference to the reference with its interval, in points; nothing for the reference itself."""
-    values = (row.difference, row.low, row.high)
-    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * value for value in values)) if any(values) else ""

@@ -1,4 +1,4 @@
-"""``lossy-assist chat``: a conversation with a model, in which one sees what a rule lets through."""
+"""``lossy-assist chat``: a conversation with a model that marks tokens kept only by a lossy rule."""
 
 from __future__ import annotations
 
@@ -14,30 +14,13 @@ from rich.console import Console
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
+from ..core.statistics import LossyStats, joined
 from ..errors import LossyError, LossyValueError
 from ..evaluation.modes import parse_config
-from ..stats import LossyStats, joined
-from .assisted import LOOKED_UP, AssistedDecoding
+from .assisted import LOOKED_UP, AssistedDecoding, AssistedOptions
 from .conversation import Conversation, encode_conversation
-from .models import LoadedModels, ModelOptions
-from .options import (
-    RULES,
-    AssistantTokenizer,
-    DraftSource,
-    Dtype,
-    HeadSource,
-    PairInstead,
-    PromptLookup,
-    RuleName,
-    RuleSettings,
-    Sample,
-    Seed,
-    TargetSource,
-    Temperature,
-    Tokens,
-    Where,
-    parse_mode,
-)
+from .models import LoadedModels
+from .options import RULES, parse_mode
 from .rendering import ConsoleStreamer, marked, stats_table
 
 COMMAND_OPTIONS = {"epilog": RULES}
@@ -45,18 +28,18 @@ COMMAND_OPTIONS = {"epilog": RULES}
 
 @dataclass(eq=False)
 class ChatSession:
-    """A conversation on a screen, and the commands that change how it goes on."""
+    """A conversation on a screen, and its commands."""
 
     loaded: LoadedModels
     decoding: AssistedDecoding
     conversation: Conversation
     screen: Console
     keywords: dict[str, Any]  # of every answer
-    head: Any = None  # for rules that use one
+    head: Any = None  # of rules that use one
     answers: list[LossyStats] = field(default_factory=list)
 
     def take(self, line: str) -> bool:
-        """Answer a message or follow a command; return whether to go on."""
+        """Answer a message or run a command; return whether to continue."""
         name, _, rest = line.strip().partition(" ")
         if name == "/quit":
             return False
@@ -70,13 +53,11 @@ class ChatSession:
         return True
 
     def help(self, _: str = "") -> None:
-        """Show the commands."""
         for name, (_, about) in COMMANDS.items():
             self._say(f"{name:<7} {about}")
         self._say("Ctrl-C stops an answer, Ctrl-D leaves.")
 
     def mode(self, wanted: str) -> None:
-        """Change the rule for the answers to come, or say which it is."""
         name, *settings = wanted.split() or [None]
         if name is not None:
             seed = {key: value for key, value in self.decoding.config.items() if key == "seed"}
@@ -90,26 +71,24 @@ class ChatSession:
         self._say(f"mode: {','.join(names)} {shown}".rstrip())
 
     def stats(self, _: str) -> None:
-        """Show what the answers' runs did, all together."""
         if not self.answers:
             self._say("no answers yet")
             return
         self.screen.print(stats_table(joined(self.answers)))
 
     def reset(self, _: str) -> None:
-        """Forget the conversation and its statistics."""
         self.conversation.reset()
         self.answers.clear()
-        self._say("the conversation begins anew")
+        self._say("the conversation starts again")
 
     def _command(self, name: str) -> Callable[[str], None]:
         if name not in COMMANDS:
-            raise LossyValueError(f"there is no command {name!r}, but {', '.join(COMMANDS)}")
+            raise LossyValueError(f"a command has to be one of {', '.join(COMMANDS)}, but is {name!r}")
         return getattr(self, COMMANDS[name][0])
 
     def _answer(self, text: str) -> None:
         streamer = ConsoleStreamer(self.loaded.tokenizer, self.screen)
-        with warnings.catch_warnings(record=True) as caught:  # or they would stand in the midst of the answer
+        with warnings.catch_warnings(record=True) as caught:  # keeps them out of the answer
             stats = self.conversation.answer(text, streamer, **self.decoding.keywords(self.loaded), **self.keywords)
         for each in caught:
             self._say(f"warning: {each.message}")
@@ -127,57 +106,31 @@ class ChatSession:
 
 
 COMMANDS = {
-    "/mode": ("mode", "RULE [K=V …]: another rule from here on; alone: which it is"),
-    "/stats": ("stats", "what drafting and the rule have done so far"),
+    "/mode": ("mode", "RULE [K=V …]: change the rule; alone: show it"),
+    "/stats": ("stats", "show the statistics so far"),
     "/reset": ("reset", "forget the conversation"),
-    "/help": ("help", "these commands"),
+    "/help": ("help", "show these commands"),
     "/quit": ("quit", "leave"),
 }
-"""The method of each command, and what it does; the loop itself is what ``/quit`` ends."""
+"""The method and the help of each command; ``/quit`` is handled by the loop."""
 
 
 def chat(
-    model: TargetSource = None,
-    assistant: DraftSource = None,
-    assistant_tokenizer: AssistantTokenizer = None,
-    prompt_lookup: PromptLookup = None,
-    pair: PairInstead = None,
-    mode: RuleName = None,
-    config: RuleSettings = None,
-    head: HeadSource = None,
+    assisted: AssistedOptions,
     system: Annotated[str | None, typer.Option(help="The system prompt; the template's own by default.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
-    num_assistant_tokens: Tokens = None,
-    sample: Sample = False,
-    temperature: Temperature = None,
-    seed: Seed = None,
-    dtype: Dtype = None,
-    device: Where = None,
 ) -> None:
-    """Chat with a model: what only a lossy rule let through is marked while the answer streams.
+    """Chat with a model; answers stream, with tokens marked that only a lossy rule kept.
 
-    Without an assistant, what may follow is looked up in the conversation (prompt lookup).
+    Without an assistant, prompt lookup drafts from the conversation.
     """
-    if temperature is not None and not sample:
-        raise LossyValueError(f"`--temperature` counts only with `--sample`; add it, or leave out {temperature}")
-    options = ModelOptions(
-        pair,
-        model,
-        assistant,
-        dtype,
-        device or ("cpu" if pair is not None else "auto"),
-        assistant_tokenizer=assistant_tokenizer,
-    )
-    options.check(optional=("--assistant",))
-    decoding = AssistedDecoding.of(mode, config, head, num_assistant_tokens, seed, lookup=prompt_lookup)
-    decoding.check(assistant, brings_heads=pair is not None)
+    options, decoding = assisted.checked(optional=("--assistant",))
     disable_progress_bar()
     loaded = options.load(assisted=False)
-    encode_conversation(loaded.tokenizer, [{"role": "user", "content": ""}])  # or nothing can be asked
-    if loaded.draft is None and prompt_lookup is None:
-        decoding = replace(decoding, lookup=num_assistant_tokens or LOOKED_UP)
-    keywords = {"max_new_tokens": max_new_tokens, "do_sample": sample}
-    keywords |= {} if temperature is None else {"temperature": temperature}
+    encode_conversation(loaded.tokenizer, [{"role": "user", "content": ""}])  # refuses tokenizers without a template
+    if loaded.draft is None and decoding.lookup is None:
+        decoding = replace(decoding, lookup=assisted.num_assistant_tokens or LOOKED_UP)
+    keywords = {"max_new_tokens": max_new_tokens, **assisted.sampling}
     screen = Console()
     conversation = Conversation(loaded.target, loaded.tokenizer, system)
     session = ChatSession(loaded, decoding, conversation, screen, keywords, decoding.head)
@@ -189,20 +142,20 @@ def chat(
 def _greet(session: ChatSession) -> None:
     colour = session.screen.color_system is not None
     drafter = "prompt lookup" if session.decoding.lookup is not None else "a draft model"
-    text = Text(f"Drafting by {drafter}. What only a lossy rule let through is ", style="dim")
+    text = Text(f"Drafting by {drafter}. Tokens kept only by a lossy rule are ", style="dim")
     session.screen.print(text.append(marked("marked", colour=colour)).append(". /help lists the commands."))
     session.mode("")
 
 
 def _read(screen: Console) -> str | None:
-    """Return the next line that the user writes; None at the end of the input."""
+    """Return the user's next line; None at the end of the input."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline()
         if line.strip():
-            screen.print(Text(f"\n> {line.strip()}"), soft_wrap=True)  # which no terminal has shown
+            screen.print(Text(f"\n> {line.strip()}"), soft_wrap=True)  # no terminal has shown it
         return line or None
     with suppress(ImportError):
-        import readline  # noqa: F401, whose import lets lines be edited and brought back
+        import readline  # noqa: F401, gives `input` editing and history
     while True:
         try:
             return input("\n> ")

@@ -1,11 +1,13 @@
-"""Progress bars and one-line errors of the command line."""
+"""Progress bars, one-line errors, and groups of options for commands."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import is_dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_type_hints
 
 import typer
 from rich.console import Console
@@ -23,21 +25,25 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import LossyError
 
 OTHER_NAMES = {
-    "assistant_model": "--assistant",
-    "data": "--task-data",
-    "heads": "--head",
-    "lossy_config": "--config",
-    "lossy_head": "--head",
-    "lossy_mode": "--mode",
-    "prompt_lookup_num_tokens": "--prompt-lookup",
-    "spec": "--task",
+    "assistant_model": ("--assistant",),
+    "data": ("--task-data", "--prompts"),
+    "draft": ("--assistant",),
+    "heads": ("--head",),
+    "lossy_config": ("--config",),
+    "lossy_head": ("--head",),
+    "lossy_mode": ("--mode",),
+    "modes": ("--mode",),
+    "prompt_lookup_num_tokens": ("--prompt-lookup",),
+    "spec": ("--task",),
+    "unsafe_no_isolation": ("--unsafe-no-isolation", "--task-option unsafe_no_isolation=true"),
+    "validation_share": ("--validation",),
 }
-"""By the name of an argument in the package, the option that gives it, where that has another name."""
-_NO_OPTIONS = ("seed", "dtype")  # of a `lossy_config`, or of a head
+"""Options by the argument that they set, where their names differ."""
+_NO_OPTIONS = ("seed", "dtype")  # keys of a `lossy_config` or a head
 
 
 class _CleanErrors:
-    """Prints errors of this package as one line, in the command's own terms, and exits with status 2."""
+    """Prints this package's errors as one line that names options, and exits with status 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -50,45 +56,63 @@ class _CleanErrors:
 
 
 def _option(name: re.Match[str], there: Collection[str]) -> str:
-    """Return the option that gives an argument, in backticks, or the argument as it is where there is none."""
-    options = (OTHER_NAMES.get(name[1]), f"--{name[1].replace('_', '-')}")
-    found = next((option for option in options if option in there and name[1] not in _NO_OPTIONS), name[1])
+    """Return an argument's option in backticks, or the argument if it has none."""
+    options = (*OTHER_NAMES.get(name[1], ()), f"--{name[1].replace('_', '-')}")
+    found = next((option for option in options if option.split()[0] in there and name[1] not in _NO_OPTIONS), name[1])
     return f"`{found}`"
 
 
 class CleanGroup(_CleanErrors, TyperGroup):
-    """Commands that report errors of this package as one line."""
+    """Commands with one-line errors."""
 
 
 class CleanCommand(_CleanErrors, TyperCommand):
-    """A command that reports errors of this package as one line."""
+    """A command with one-line errors."""
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the fields of dataclass parameters as options of its own."""
+    signature = inspect.signature(command, eval_str=True)
+    groups = {name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)}
+
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{key: given.pop(key) for key in inspect.signature(group).parameters if key in given})
+        command(**given)
+
+    parameters: list[inspect.Parameter] = []
+    for one in signature.parameters.values():
+        group = groups.get(one.name)
+        hints = {} if group is None else get_type_hints(group, include_extras=True)  # a base may be of another module
+        fields = [] if group is None else inspect.signature(group).parameters.values()
+        parameters += [one] if group is None else [each.replace(annotation=hints[each.name]) for each in fields]
+    flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    run.__signature__ = signature.replace(parameters=flat)
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
 
 
 def limit_threads(threads: int | None) -> None:
-    """Let torch use ``threads`` CPU threads; None leaves its own choice."""
     if threads is not None:
-        import torch  # takes seconds, and `--help` needs none of it
+        import torch  # slow, and `--help` does not need it
 
         torch.set_num_threads(threads)
 
 
 class ProgressLines(Progress):
-    """Progress as a line on the standard error every few seconds, where the output is no terminal."""
+    """Progress as a line on standard error every few seconds, for output that is not a terminal."""
 
-    EVERY = 5.0
-    """Seconds."""
+    EVERY = 5.0  # seconds
 
     def __init__(self, out: Console | None = None) -> None:
         super().__init__(console=out or Console(stderr=True, soft_wrap=True), disable=True, auto_refresh=False)
         self._printed: float | None = None
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """Change a task, and print how far it is if the time has come."""
         super().update(task_id, **changes)
         self._report(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """Move a task on, and print how far it is if the time has come."""
         super().advance(task_id, advance)
         self._report(task_id)
 
@@ -104,10 +128,7 @@ class ProgressLines(Progress):
 
 
 def progress(out: Console) -> Progress:
-    """Return a progress bar with a description, a count and the time that is left; lines where there is no terminal.
-
-    A quiet console has neither.
-    """
+    """Return a progress bar, lines if there is no terminal, or neither if the console is quiet."""
     if not out.is_terminal and not out.quiet:
         return ProgressLines()
     return Progress(

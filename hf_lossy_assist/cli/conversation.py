@@ -1,4 +1,4 @@
-"""A conversation with a chat model, whose cache is handed on from turn to turn."""
+"""A conversation with a chat model that keeps its cache from turn to turn."""
 
 from __future__ import annotations
 
@@ -10,39 +10,27 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import enabled
 from ..compat import has_recurrent_state, new_cache, rollback, tokens_in
+from ..core.statistics import LossyStats
 from ..errors import LossyValueError
-from ..stats import LossyStats
 from .rendering import ConsoleStreamer
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Return the token ids of messages in the tokenizer's chat template, ready to be answered."""
+    """Return the token ids of messages in the chat template, with the prompt for an answer."""
     if not tokenizer.chat_template:
         raise LossyValueError(
-            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use a chat model, or `lossy-assist "
-            "generate` without `--chat` for one that continues texts"
+            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use a chat model, or continue a text "
+            "by `lossy-assist generate` without `--chat`"
         )
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 class Conversation:
-    """Messages, and what the target has read of them.
+    """Messages, and the target's cache of them.
 
-    What it has read is kept as far as the next turn's text begins with the same tokens, so that an answer is what a
-    call of ``generate()`` on the whole conversation would give.
-
-    Parameters
-    ----------
-    target, tokenizer
-        The chat model.
-    system
-        What its system prompt is to be, if not the template's own.
-
-    Attributes
-    ----------
-    messages
-        All turns so far.
+    The next turn reuses the cache for the tokens that both texts begin with, so answers equal those of ``generate()``
+    on the whole conversation. ``system`` replaces the template's system prompt.
     """
 
     def __init__(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> None:
@@ -51,23 +39,23 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all turns."""
         self.messages = list(self._system)
         self._forget()
 
     def answer(self, text: str, streamer: ConsoleStreamer, max_new_tokens: int, **keywords: Any) -> LossyStats | None:
-        """Let the model answer a message; return the statistics, or None where Ctrl-C has ended the answer.
+        """Let the model answer a message; return the statistics, or None after Ctrl-C.
 
-        What is answered till then stays in the conversation. ``keywords`` are those of ``generate()``.
+        The answer so far stays in the conversation then. ``keywords`` go to ``generate()``.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         ids = encode_conversation(self._tokenizer, asked)
         room = getattr(self._target.config.get_text_config(), "max_position_embeddings", len(ids) + 1) - len(ids)
         if room < 1:
             raise LossyValueError(
-                f"the conversation has {len(ids)} tokens, {1 - room} more than the model can answer; /reset begins anew"
+                f"the conversation has {len(ids)} tokens, {1 - room} more than the model can answer; "
+                "/reset starts again"
             )
-        # While it is in use, nobody may rely on it.
+        # An interrupted call leaves the cache in an unknown state.
         cache, self._cache, self._read = self._kept(ids), None, []
         inputs = torch.tensor([ids], device=self._target.device)
         stats = None
@@ -93,7 +81,7 @@ class Conversation:
         self._cache, self._read = None, []
 
     def _kept(self, ids: list[int]) -> Any:
-        """Return the cache with what a text has in common with the one before; a new one where that can't be."""
+        """Return the cache cut to the tokens in common with the last text, or a new cache."""
         seen = tokens_in({"past_key_values": self._cache})
         pairs = enumerate(zip(self._read, ids, strict=False))
         common = next((i for i, (old, new) in pairs if old != new), min(len(self._read), len(ids) - 1))

@@ -1,4 +1,4 @@
-"""``lossy-assist dropout``: the dropout that suits a model, found once and stored."""
+"""``lossy-assist dropout``: choose a model's dropout for dropmatch once, and store it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY
 from ..mining.states import read_text
-from ..verification.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
+from ..models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from .console import limit_threads
 from .models import ModelOptions
 from .options import Dtype, Gamma, PairInstead, PromptFile, TargetSource, Threads, Where
@@ -27,14 +27,14 @@ def dropout(
     model: TargetSource = None,
     pair: PairInstead = None,
     prompts: PromptFile = None,
-    count: Annotated[int, typer.Option(min=1, help="How many prompts at most.")] = 10,
+    count: Annotated[int, typer.Option(min=1, help="The most prompts.")] = 10,
     num_paths: Annotated[int, typer.Option(min=1, help="K, the number of dropped heads.")] = REGISTRY[RULE].num_paths,
     gamma: Gamma = 5,
     dtype: Dtype = None,
     device: Where = None,
     threads: Threads = None,
 ) -> None:
-    """Find dropmatch's dropout for a model on several prompts, as each call finds it on its own, and store it.
+    """Choose dropmatch's dropout for a model on several prompts, as a call does on its own prompt, and store it.
 
     OUT gets generation_config.json with rule, dropout and draft length, which `--config OUT` and
     `GenerationConfig.from_pretrained(OUT)` read.
@@ -54,5 +54,5 @@ def dropout(
 
 
 def head_inputs(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return what enters the LM head at each prompt's last positions, as many as a call looks at: ``(n, d)`` each."""
+    """Return the LM head's inputs ``(n, d)`` at each prompt's last positions, as many as a call looks at."""
     return [read_text(model, ids).states[-POSITIONS:] for ids in prompts]

@@ -1,100 +1,142 @@
-"""``lossy-assist evaluate``: what every mode scores on a task, and how fast it is."""
+"""``lossy-assist evaluate``: every mode's score on a task, and its speed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
-from ..evaluation.modes import parse_gamma
-from ..evaluation.quality import ModeScore
+from ..evaluation.modes import DecodingMode, parse_gamma
+from ..evaluation.tables import score_table
 from ..mining.mining_run import this_process
-from .bench_report import points
 from .console import limit_threads, progress
 from .models import ModelOptions
 from .options import (
     RULES,
+    DraftDtype,
     DraftSource,
     Dtype,
     FirstSeed,
+    GammaOrAuto,
     PairInstead,
+    Prepack,
+    PromptLookup,
+    RuleHeads,
     Sample,
     TargetSource,
     TaskData,
     TaskName,
     TaskOptions,
+    Temperature,
     Threads,
     Where,
     parse_task_options,
 )
-from .rendering import Column, figure, number, percent, table
 
 COMMAND_OPTIONS = {"epilog": RULES}
 
 
-def evaluate(
-    model: TargetSource = None,
-    assistant: DraftSource = None,
-    pair: PairInstead = None,
-    folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None,
-    task: TaskName = None,
-    data: TaskData = None,
-    task_option: TaskOptions = None,
-    modes: Annotated[
-        str, typer.Option(help="plain,draft,stock,everything,RULE[+RULE][@GAMMA][:KEY=VALUE…],…")
-    ] = "plain,lossless,topk,dropmatch",
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """The options that ``evaluate`` and ``calibrate`` share."""
+
+    model: TargetSource = None
+    assistant: DraftSource = None
+    pair: PairInstead = None
+    folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None
+    task: TaskName = None
+    data: TaskData = None
+    task_option: TaskOptions = None
     reference: Annotated[
-        str | None, typer.Option(help="The mode that all are compared with; plain, else lossless by default.")
-    ] = None,
-    head: Annotated[
-        list[str] | None, typer.Option(metavar="RULE=SOURCE", help="A trained head, e.g. judge=FOLDER. Repeatable.")
+        str | None, typer.Option(help="The mode to compare with; plain, else lossless by default.")
+    ] = None
+    head: RuleHeads = None
+    split: Annotated[str, typer.Option(help="The task's split.")] = "test"
+    gamma: GammaOrAuto = "5"
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response; the task's by default.")] = None
+    sample: Sample = False
+    temperature: Temperature = 0.9
+    seed: FirstSeed = 0
+    dtype: Dtype = None
+    draft_dtype: DraftDtype = None
+    prepack: Prepack = False
+    device: Where = None
+    threads: Threads = None
+
+    def modes(self, text: str, lookup: int | None = None) -> list[DecodingMode]:
+        """Read modes; ``lookup`` is the draft length of prompt lookup."""
+        gamma = parse_gamma("--gamma", self.gamma) if lookup is None else lookup
+        return named_modes(text, gamma, self.temperature if self.sample else None)
+
+    def evaluation(
+        self, modes: Sequence[DecodingMode], limit: int, lookup: int | None = None, assisted: bool = False, **more: Any
+    ) -> Evaluation:
+        """Load what the options name; ``assisted`` requires a draft even if no mode uses it."""
+        limit_threads(self.threads)
+        options = ModelOptions(
+            self.pair,
+            self.model,
+            self.assistant,
+            self.dtype,
+            self.device,
+            self.folder,
+            prompt_lookup=lookup,
+            draft_dtype=self.draft_dtype,
+            prepack=self.prepack,
+        )
+        options.check({} if self.pair else {"--task": self.task}, () if assisted else ("--assistant",))
+        drafts = lookup is None and bool(self.assistant or self.pair)
+        for mode in modes:
+            mode.check_draft(model=drafts, lookup=lookup is not None)
+        task = self.task and tasks.load(self.task, self.data, **parse_task_options(self.task_option or ()))
+        loaded = options.load_for_task(task, self.head or (), assisted=assisted)
+        return Evaluation(
+            replace(loaded.models, lookup=lookup is not None), loaded.tokenizer, loaded.task, modes,
+            self.reference or reference_of(modes), limit, self.split, max_new_tokens=self.max_new_tokens,
+            seed=self.seed, process=this_process(), **more,
+        )  # fmt: skip
+
+
+def evaluate(
+    shared: EvaluationOptions,
+    prompt_lookup: PromptLookup = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(
+            help="plain,draft,stock,everything,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; plain,lossless,topk,dropmatch by "
+            "default."
+        ),
     ] = None,
     measure: Annotated[
         str,
         typer.Option(
-            help="task: its score; rouge: ROUGE-L to the reference's text; likelihood: the target's p per token."
+            help="task: its score; rouge: ROUGE-L to the reference's text; likelihood: mean of the target's p."
         ),
     ] = "task",
-    limit: Annotated[int, typer.Option(min=1, help="How many problems; a repeated command may ask for more.")] = 100,
-    split: Annotated[str, typer.Option(help="Which problems of the task.")] = "test",
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems; a repeated command may raise it.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are answered together.")] = 1,
-    gamma: Annotated[str, typer.Option(help="Drafted tokens per round, or 'auto'.")] = "5",
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response; the task's by default.")] = None,
-    sample: Sample = False,
-    temperature: Annotated[float, typer.Option(help="Temperature, with --sample.")] = 0.9,
-    seed: FirstSeed = 0,
-    dtype: Dtype = None,
-    device: Where = None,
-    threads: Threads = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; the same one continues an interrupted run.")
+        Path | None, typer.Option(help="Folder for the results; an interrupted run continues there.")
     ] = None,
 ) -> None:
-    """Let every mode answer the same problems: scores with their paired differences, tokens kept, and speed.
+    """Let every mode answer the same problems: scores with paired differences, tokens kept, and speed.
 
-    OUT gets results.jsonl (a line per problem and mode), summary.json and plot.png. With `accelerate launch -m
-    hf_lossy_assist evaluate …` the problems are split over the processes.
+    OUT gets results.jsonl (a line per problem and mode), summary.json and plot.png. `accelerate launch -m
+    hf_lossy_assist evaluate …` splits the problems over processes.
     """
-    limit_threads(threads)
     disable_progress_bar()
-    listed = named_modes(modes, parse_gamma("--gamma", gamma), temperature if sample else None)
-    options = ModelOptions(pair, model, assistant, dtype, device, folder)
-    options.check({} if pair is not None else {"--task": task}, optional=("--assistant",))
-    chosen = None if task is None else tasks.load(task, data, **parse_task_options(task_option or ()))
-    loaded = options.load_for_task(chosen, head or (), assisted=False)
-    evaluation = Evaluation(
-        loaded.models, loaded.tokenizer, loaded.task, listed, reference or reference_of(listed), limit, split,
-        batch_size, max_new_tokens, seed, this_process(), measure,
-    )  # fmt: skip
+    usual = ["plain", "lossless", "topk", "dropmatch" if prompt_lookup is None else "dropmatch:criterion=naive"]
+    listed = shared.modes(modes or ",".join(usual), prompt_lookup)
+    evaluation = shared.evaluation(listed, limit, prompt_lookup, batch_size=batch_size, measure=measure)
     screen = Console()
     result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)
     if out is None or len(result.answers) == len(listed) * len(evaluation.examples):
@@ -104,11 +146,11 @@ def evaluate(
 
 
 def answer_all(evaluation: Evaluation, store: AnswerStore, screen: Console) -> EvaluationResult:
-    """Run an evaluation to its end, showing how far it is, and save the result where the store has a folder."""
+    """Run an evaluation with a progress display, and save the result if the store has a folder."""
     process = evaluation.process
     shown = screen if process.number == 0 else Console(quiet=True)
     bar = progress(shown)
-    task = bar.add_task("answering", total=len(evaluation.batches[process.number :: process.count]))
+    task = bar.add_task("answering", total=len(evaluation.own_batches))
     done = 0
     try:
         with Live(bar, console=shown, transient=True, refresh_per_second=2) as live:
@@ -118,22 +160,7 @@ def answer_all(evaluation: Evaluation, store: AnswerStore, screen: Console) -> E
                     running = evaluation.result(store).modes.values()
                     live.update(Group(bar, score_table(running, evaluation.reference)))
     except KeyboardInterrupt:
-        kept = "" if store.folder is None else f"; the same command goes on from what is in {store.folder}"
+        kept = "" if store.folder is None else f"; repeat the command to continue from {store.folder}"
         screen.print(f"stopped after {done} problems{kept}", soft_wrap=True)
         raise typer.Exit(130) from None
     return evaluation.finish(store)
-
-
-def score_table(rows: Sequence[ModeScore], reference: str) -> Table:
-    """Lay out the scores of all modes."""
-    columns: dict[str, Column] = {
-        "mode": lambda row: row.label,
-        "n": lambda row: str(row.n),
-        "score\n(%)": lambda row: percent(row.score, 1),
-        f"points against\n{reference} (95 %)": points,
-        "mean\nkept": lambda row: number(row.mean_accepted),
-        "tokens/\nround": lambda row: number(row.tokens_per_round),
-        "calls/\n100": lambda row: f"{row.target_calls_per_100_tokens:.1f}",
-        "tokens\n/s": lambda row: figure(row.tokens_per_second),
-    }
-    return table(rows, columns, "Scores; mean kept: drafted tokens per round; calls of the target per 100 tokens")

@@ -1,4 +1,4 @@
-"""``lossy-assist lm-eval``: lm-evaluation-harness, with assisted models."""
+"""``lossy-assist lm-eval``: lm-evaluation-harness with assisted models."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from ..evaluation import harness
+from ..integrations import lm_eval as harness
 
 # All options are the harness's own.
 COMMAND_OPTIONS = {
@@ -28,5 +28,5 @@ def lm_eval(context: typer.Context) -> None:
     runs = arguments[:1] == ["run"] or (arguments[:1] and arguments[0].startswith("-") and "--help" not in arguments)
     if runs and not named and "-h" not in arguments:
         arguments += ["--model", harness.NAME]
-    sys.argv = [context.command_path, *arguments]  # its parser reads nothing else
+    sys.argv = [context.command_path, *arguments]  # its parser reads only this
     cli_evaluate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,9 +16,10 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
+from ..compat import ending_tokens
 from ..errors import LossyValueError
 from ..evaluation import records
-from ..mining.api_writer import ApiWriter, Completions
+from ..mining.api_writer import ApiWriter
 from ..mining.choice import Choice, Greedy, GumbelMax
 from ..mining.draft_argmax import DraftArgmax
 from ..mining.judge_labels import JudgeMiner
@@ -29,38 +31,81 @@ from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner, PromptResult
 from ..mining.ratio_labels import RatioMiner
 from ..mining.reading import check
 from ..mining.searches import Searches
-from ..mining.storage import Store, prompt_rows
-from ..mining.writing import ResponseLimits, Writer, eos_of
+from ..mining.writing import ResponseLimits, Writer
+from ..store.shards import ShardStore, prompt_rows
+from ..tasks.api_model import ApiModel
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions
-from .options import DraftSource, Dtype, TargetSource, Threads, Where, parse_task_options
+from .options import (
+    DraftSource,
+    Dtype,
+    PairInstead,
+    TargetSource,
+    TaskData,
+    TaskOptions,
+    Threads,
+    Where,
+    parse_task_options,
+)
 
 Labels = Literal["judge", "ratio"]
 
 
 @dataclass(frozen=True)
 class MiningOptions:
-    """The values of the command's options, which its help explains."""
+    """The options of ``mine``, and the miner that they describe."""
 
-    labels: Labels
-    split: str
-    batch_size: int
-    max_new_tokens: int
-    sampling: bool
-    temperature: float | None
-    seed: int
-    folds: int
-    features_target: bool
-    rows_per_kind: int
-    task_workers: int
-    target_api: str | None
-    target_api_model: str | None
-    target_api_timeout: float
-    task_data: str | None
-    task_options: Sequence[str]
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the data; the same one continues an interrupted run.")
+    ] = None
+    pair: PairInstead = None
+    task: Annotated[
+        str | None, typer.Option(help="arithmetic, gsm8k, code, preference, ifeval, or your own package.module:Name.")
+    ] = None
+    task_data: TaskData = None
+    task_option: TaskOptions = None
+    unsafe_no_isolation: Annotated[
+        bool,
+        typer.Option("--unsafe-no-isolation", help="code: run programs without bwrap, with all of your rights."),
+    ] = False
+    model: TargetSource = None
+    assistant: DraftSource = None
+    labels: Annotated[
+        Labels,
+        typer.Option(help="judge: which mismatches matter; ratio: both models' probabilities of drafted tokens."),
+    ] = "judge"
+    split: Annotated[str, typer.Option(help="Which examples of the task.")] = "train"
+    num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts; a repeated command may raise it.")] = 1000
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are mined at once.")] = 32
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160
+    sampling: Annotated[
+        bool, typer.Option("--sampling", help="Draw responses, by draws that depend on seed and prefix alone.")
+    ] = False
+    temperature: Annotated[
+        float | None, typer.Option(help="Temperature of draws, 1 by default; needs --sampling or --labels ratio.")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of draws.")] = 0
+    folds: Annotated[int, typer.Option(min=1, help="Folds that the prompts are dealt into.")] = 5
+    features_target: Annotated[
+        bool, typer.Option("--features-target", help="judge: store the states after the target's tokens too.")
+    ] = False
+    rows_per_kind: Annotated[
+        int, typer.Option(min=1, help="ratio: drafted tokens per prompt, for each of the four kinds of prefix.")
+    ] = 8
+    task_workers: Annotated[
+        int, typer.Option(min=0, help="Threads for tasks that run programs or ask a server; 0 for none.")
+    ] = 0
+    target_api: Annotated[
+        str | None, typer.Option(metavar="URL", help="The target is behind this OpenAI-compatible API, …/v1.")
+    ] = None
+    target_api_model: Annotated[str | None, typer.Option(help="The target's name there.")] = None
+    target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0
+    dtype: Dtype = None
+    device: Where = None
+    threads: Threads = None
 
     def check(self) -> None:
-        """Refuse what does not go together, before anything is loaded."""
+        """Refuse options that conflict, before anything is loaded."""
         if self.temperature is not None and not self.draws:
             raise LossyValueError(
                 f"`--temperature` counts only with `--sampling`; add it, or leave out {self.temperature}"
@@ -69,23 +114,52 @@ class MiningOptions:
             raise LossyValueError(f"`--temperature` has to be a number > 0, but is {self.temperature}")
         if (self.target_api is None) != (self.target_api_model is None):
             raise LossyValueError("`--target-api` and `--target-api-model` have to be given together")
+        if self.target_api is not None and not self.target_api.startswith(("http://", "https://")):
+            raise LossyValueError(
+                f"`--target-api` has to be a URL like http://localhost:8000/v1, but is {self.target_api!r}"
+            )
         if self.target_api is not None and self.draws:
             raise LossyValueError(
                 "`--target-api` gives greedy text only: leave out `--sampling`; `--labels ratio` needs `--model`"
             )
+        self._models.check({"--task": self.task}, optional=() if self.target_api is None else ("--model",))
 
-    @property
-    def draws(self) -> bool:
-        """Whether tokens are drawn; ratios are about draws by nature."""
-        return self.sampling or self.labels == "ratio"
+    def load(self) -> LoadedModels:
+        """Load task and models; refuse models with different tokenizers, or with a cache that can't be cut back."""
+        task = self.task and tasks.load(self.task, self.task_data, **parse_task_options(self._settings))
+        loaded = self._models.load_for_task(task, (), assisted=True)
+        for model in loaded.by_role.values():
+            check(model)
+        sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in loaded.by_role.items()}
+        if min(sizes.values()) < len(loaded.tokenizer):
+            raise LossyValueError(
+                f"`--assistant` has to share the target's tokenizer, but that has {len(loaded.tokenizer)} tokens, and "
+                f"the models have {sizes}"
+            )
+        return loaded
 
-    def choice(self) -> Choice:
-        """Return how tokens are chosen."""
-        return GumbelMax(self.seed, 1.0 if self.temperature is None else self.temperature) if self.draws else Greedy()
+    def miner(self, loaded: LoadedModels) -> Miner:
+        tokenizer, choice, size = loaded.tokenizer, self._choice(), self.batch_size
+        ends = ending_tokens((loaded.target or loaded.draft).generation_config)
+        if self.target_api is not None and tokenizer.eos_token_id is not None:
+            # However a text ends behind an API, here it ends with the tokenizer's EOS.
+            ends = ends | {tokenizer.eos_token_id}
+        limits = ResponseLimits(ends, self.max_new_tokens)
+        if self.labels == "ratio":
+            return RatioMiner(loaded.target, loaded.draft, limits, choice, size, self.rows_per_kind)
+        if self.target_api is None:
+            writer: Writer = LocalWriter(loaded.target, size, limits, choice)
+        else:
+            model = ApiModel(self.target_api, self.target_api_model, timeout=self.target_api_timeout)
+            writer = ApiWriter(model, loaded.task, tokenizer, limits, size)
+        decode = partial(tokenizer.decode, skip_special_tokens=True)
+        searches = Searches(writer, DraftArgmax(loaded.draft, choice), loaded.task, decode, size, self.task_workers)
+        positions = ("previous", "draft", "target") if self.features_target else ("previous", "draft")
+        return JudgeMiner(searches, loaded.by_role, dict.fromkeys(loaded.by_role, positions))
 
     def compared(self, loaded: LoadedModels) -> dict[str, Any]:
-        """Return the settings that the data depend on: they have to be the same when a run is continued."""
-        choice = self.choice()
+        """Return the settings that the data depend on, which a continued run has to keep."""
+        choice = self._choice()
         return {
             "split": self.split,
             "max_new_tokens": self.max_new_tokens,
@@ -93,51 +167,31 @@ class MiningOptions:
             "dtype": {role: str(model.dtype).removeprefix("torch.") for role, model in loaded.by_role.items()},
             "decoding": "greedy" if choice == Greedy() else {"temperature": choice.temperature, "seed": choice.seed},
             "task_data": self.task_data,
-            "task_options": list(self.task_options),
+            "task_options": list(self._settings),
             "target_api_model": self.target_api_model,
             **({"rows_per_kind": self.rows_per_kind} if self.labels == "ratio" else {}),
             **({"features_target": self.features_target} if self.labels == "judge" else {}),
         }
 
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn; ratios are about draws by nature."""
+        return self.sampling or self.labels == "ratio"
 
-def check_readable(loaded: LoadedModels) -> None:
-    """Refuse models that don't share a tokenizer, or whose cache can't be cut back."""
-    for model in loaded.by_role.values():
-        check(model)
-    sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in loaded.by_role.items()}
-    if min(sizes.values()) < len(loaded.tokenizer):
-        raise LossyValueError(
-            f"`--assistant` has to share the target's tokenizer, but that has {len(loaded.tokenizer)} tokens, and the "
-            f"models have {sizes}"
-        )
+    @property
+    def _models(self) -> ModelOptions:
+        return ModelOptions(self.pair, self.model, self.assistant, self.dtype, self.device)
 
+    @property
+    def _settings(self) -> Sequence[str]:
+        return (*(self.task_option or ()), *(["unsafe_no_isolation=true"] if self.unsafe_no_isolation else []))
 
-def make_miner(options: MiningOptions, loaded: LoadedModels) -> Miner:
-    """Make the miner of the labels that the options name, with the target in this process or behind an API."""
-    tokenizer = loaded.tokenizer
-    ends = eos_of(loaded.target or loaded.draft)
-    if options.target_api is not None and tokenizer.eos_token_id is not None:
-        # Behind an API, whatever ends the target's texts comes out as the tokenizer's own end.
-        ends = ends | {tokenizer.eos_token_id}
-    limits, choice, size = ResponseLimits(ends, options.max_new_tokens), options.choice(), options.batch_size
-    if options.labels == "ratio":
-        return RatioMiner(loaded.target, loaded.draft, limits, choice, size, options.rows_per_kind)
-    if options.target_api is None:
-        writer: Writer = LocalWriter(loaded.target, size, limits, choice)
-    else:
-        completions = Completions(options.target_api, options.target_api_model, options.target_api_timeout)
-        writer = ApiWriter(completions, loaded.task, tokenizer, limits, size)
-
-    def decode(ids: Any) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=True)
-
-    searches = Searches(writer, DraftArgmax(loaded.draft, choice), loaded.task, decode, size, options.task_workers)
-    positions = ("previous", "draft", "target") if options.features_target else ("previous", "draft")
-    return JudgeMiner(searches, loaded.by_role, dict.fromkeys(loaded.by_role, positions))
+    def _choice(self) -> Choice:
+        return GumbelMax(self.seed, 1.0 if self.temperature is None else self.temperature) if self.draws else Greedy()
 
 
 class MiningBar:
-    """A progress bar with what has been found so far."""
+    """A progress bar with the labels found so far."""
 
     def __init__(self, screen: Console) -> None:
         self._screen = screen
@@ -153,14 +207,12 @@ class MiningBar:
         self._bar.__exit__(*raised)
 
     def begin(self, finished: int, total: int) -> None:
-        """Show how many prompts there are, and how many earlier runs have finished."""
-        # The clock starts here, so that the estimate does not count what earlier runs did.
+        # The clock starts here, so that the estimate leaves out earlier runs.
         self._bar.reset(self._task, completed=finished, total=total)
         if finished:
             self._screen.print(f"{finished} of {total} prompts were finished before")
 
     def add(self, outcome: PromptResult) -> None:
-        """Count one more prompt."""
         counts = self._counts
         counts["prompts"] += 1
         counts[outcome.status] += 1
@@ -177,7 +229,7 @@ class MiningBar:
 
 
 def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Lay out what a folder holds, from its prompts' rows."""
+    """Lay out the content of a folder, given its prompts' rows."""
     rows = list(rows)
     statuses = Counter(row["status"] for row in rows)
     totals = Counter()
@@ -205,95 +257,31 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-def mine(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the data; the same one continues an interrupted run.")
-    ] = None,
-    pair: Annotated[str | None, typer.Option(help="A bundled pair instead of --task, --model and --assistant.")] = None,
-    task: Annotated[
-        str | None, typer.Option(help="arithmetic, gsm8k, code, preference, ifeval, or your own package.module:Name.")
-    ] = None,
-    task_data: Annotated[str | None, typer.Option(help="A file for the task to read.")] = None,
-    task_option: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="A setting of the task. Repeatable.")
-    ] = None,
-    unsafe_no_isolation: Annotated[
-        bool,
-        typer.Option("--unsafe-no-isolation", help="code: run programs without bwrap, with all of your rights."),
-    ] = False,
-    model: TargetSource = None,
-    assistant: DraftSource = None,
-    labels: Annotated[
-        Labels,
-        typer.Option(help="judge: which mismatches matter; ratio: both models' probabilities of drafted tokens."),
-    ] = "judge",
-    split: Annotated[str, typer.Option(help="Which examples of the task.")] = "train",
-    num_prompts: Annotated[
-        int, typer.Option(min=1, help="How many of them; a repeated command may ask for more.")
-    ] = 1000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are mined at once.")] = 32,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
-    sampling: Annotated[
-        bool, typer.Option("--sampling", help="Draw responses, by draws that depend on seed and prefix alone.")
-    ] = False,
-    temperature: Annotated[
-        float | None, typer.Option(help="Of draws, 1 by default; needs --sampling or --labels ratio.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of draws.")] = 0,
-    folds: Annotated[int, typer.Option(min=1, help="Folds that the prompts are dealt into.")] = 5,
-    features_target: Annotated[
-        bool, typer.Option("--features-target", help="judge: store the states after the target's tokens too.")
-    ] = False,
-    rows_per_kind: Annotated[
-        int, typer.Option(min=1, help="ratio: drafted tokens per prompt, for each of the four kinds of prefix.")
-    ] = 8,
-    task_workers: Annotated[
-        int, typer.Option(min=0, help="Threads for tasks that run programs or ask a server; 0 for none.")
-    ] = 0,
-    target_api: Annotated[
-        str | None, typer.Option(metavar="URL", help="The target is behind this OpenAI-compatible API, …/v1.")
-    ] = None,
-    target_api_model: Annotated[str | None, typer.Option(help="Its name there.")] = None,
-    target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one of its answers.")] = 120.0,
-    dtype: Dtype = None,
-    device: Where = None,
-    threads: Threads = None,
-) -> None:
+def mine(options: MiningOptions) -> None:
     """Find out which tokens of a draft change the answer, and store them with the models' hidden states.
 
     Interrupted runs continue when the command is repeated. With `accelerate launch -m hf_lossy_assist mine …` the
     prompts are split over the processes.
     """
-    limit_threads(threads)
+    limit_threads(options.threads)
     disable_progress_bar()
+    out, process = options.out, this_process()
     if out is None:
         raise LossyValueError("`--out` has to be a folder for the data, but is not given")
-    task_options = (*(task_option or ()), *(["unsafe_no_isolation=true"] if unsafe_no_isolation else []))
-    options = MiningOptions(
-        labels, split, batch_size, max_new_tokens, sampling, temperature, seed, folds, features_target, rows_per_kind,
-        task_workers, target_api, target_api_model, target_api_timeout, task_data, task_options,
-    )  # fmt: skip
-    named = ModelOptions(pair, model, assistant, dtype, device)
     options.check()
-    named.check({"--task": task}, optional=() if target_api is None else ("--model",))
-    asked = None if task is None else tasks.load(task, task_data, **parse_task_options(options.task_options))
-    loaded = named.load(asked)
-    check_readable(loaded)
-    process = this_process()
+    loaded = options.load()
     workload = MiningWorkload(
-        loaded.task, loaded.tokenizer, split, num_prompts, folds, process,
-        longest=longest_prompt(loaded.by_role.values(), max_new_tokens),
+        loaded.task, loaded.tokenizer, options.split, options.num_prompts, options.folds, process,
+        longest=longest_prompt(loaded.by_role.values(), options.max_new_tokens),
     )  # fmt: skip
-    plan = MiningPlan(labels, loaded.task.name, loaded.target, loaded.draft, options.compared(loaded))
-    origin = records.provenance(
-        loaded.draft.device, num_prompts=num_prompts, batch_size=batch_size, processes=process.count
-    )
-    screen, miner = Console(), make_miner(options, loaded)
-    open_run(out, plan, origin)
+    plan = MiningPlan(options.labels, loaded.task.name, loaded.target, loaded.draft, options.compared(loaded))
+    counts = {"num_prompts": options.num_prompts, "batch_size": options.batch_size, "processes": process.count}
+    screen, miner = Console(), options.miner(loaded)
+    open_run(out, plan, records.provenance(loaded.draft.device, **counts))
     try:
         # One bar is enough for all processes.
         bar = MiningBar(screen if process.number == 0 else Console(quiet=True))
-        with Store(out, process.number, miner.schemas(), process.count) as store, bar:
+        with ShardStore(out, process.number, miner.schemas(), process.count) as store, bar:
             run(miner, workload, store, bar)
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")
@@ -302,4 +290,4 @@ def mine(
     if len(rows) < workload.size():
         screen.print(f"process {process.number} is done; others are still at work on {out}")
     else:
-        screen.print(summary_table(labels, rows))
+        screen.print(summary_table(options.labels, rows))

@@ -1,4 +1,4 @@
-"""Models, tokenizers, heads and prompts that the options of a command name."""
+"""Models, tokenizers, heads and prompts that a command's options name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -19,14 +18,16 @@ from transformers import (
 )
 
 from .. import pairs
-from ..acceptors import REGISTRY
-from ..config import head_type, place_rule_head
+from ..acceptors import REGISTRY, head_type, place_rule_head
+from ..compat import load_errors
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
 from ..heads import Head, ModelIdentity
 from ..mining.mining_run import this_process
+from ..models.prepacked import prepack
+from ..models.quantised import quantize_draft
 from ..tasks import Example, Task
 
 STORY_OPENINGS = (
@@ -54,11 +55,11 @@ STORY_OPENINGS = (
 """Prompts for models without a task."""
 
 DEFAULT_LENGTH = 100
-"""Of responses to them, in tokens."""
+"""Tokens of a response to them."""
 
 
 class Openings(Task):
-    """Texts to continue, none of which has a right answer."""
+    """Texts to continue, without right answers."""
 
     name = "openings"
     splits = ("test",)
@@ -77,32 +78,29 @@ class Openings(Task):
 class LoadedModels:
     """A target and a draft with their tokenizer, heads and prompts."""
 
-    target: PreTrainedModel | None  # None where it is behind an API only
-    draft: PreTrainedModel | Eagle3 | None  # None where nothing is assisted
-    tokenizer: PreTrainedTokenizerBase  # of both models
-    # Where prompts come from, and what an answer is; None for models whose answers can't be judged.
+    target: PreTrainedModel | None  # None if it is behind an API only
+    draft: PreTrainedModel | Eagle3 | None
+    tokenizer: PreTrainedTokenizerBase
     task: Task | None = None
-    heads: Mapping[str, Head] = field(default_factory=dict)  # trained heads by the rule that uses them
-    texts: Sequence[str] = STORY_OPENINGS  # prompts, where there is no task
-    draft_tokenizer: PreTrainedTokenizerBase | None = None  # where the draft has one of its own
+    heads: Mapping[str, Head] = field(default_factory=dict)  # by the rule that uses them
+    texts: Sequence[str] = STORY_OPENINGS  # prompts, if there is no task
+    draft_tokenizer: PreTrainedTokenizerBase | None = None  # if the draft has its own
 
     @property
     def models(self) -> Models:
-        """The models and heads, as decoding modes take them."""
         return Models(self.target, self.draft, self.heads)
 
     @property
     def length(self) -> int:
-        """The longest response, in tokens, where nothing else is said."""
+        """The default longest response, in tokens."""
         return DEFAULT_LENGTH if self.task is None else self.task.max_new_tokens
 
     @property
     def by_role(self) -> dict[str, PreTrainedModel]:
-        """The models that are loaded, by their roles."""
         return {"draft": self.draft} if self.target is None else {"target": self.target, "draft": self.draft}
 
     def asked(self, option: str, file: Path | None) -> LoadedModels:
-        """Return the same models with the lines of a file as their prompts, if there is one."""
+        """Take the lines of ``file`` as prompts, if it is given."""
         if file is None:
             return self
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -111,11 +109,10 @@ class LoadedModels:
         return replace(self, task=None, texts=lines)
 
     def examples(self, n: int) -> list[Example]:
-        """Return the first ``n`` prompts."""
         return (self.task or Openings(self.texts)).examples("test", n)
 
     def encode(self, examples: Sequence[Example]) -> list[list[int]]:
-        """Return the token ids of every prompt, in the tokenizer's chat template if it has one."""
+        """Return every prompt's token ids, in the chat template if the tokenizer has one."""
         task = self.task or Openings(self.texts)
         return [task.encode(example, self.tokenizer) for example in examples]
 
@@ -124,30 +121,37 @@ class LoadedModels:
 class ModelOptions:
     """The options that name models, as they were given."""
 
-    pair: str | None = None  # a bundled one
-    # Target and draft of one's own: folders or Hub ids.
-    model: str | None = None
+    pair: str | None = None
+    model: str | None = None  # folder or Hub id, as for ``assistant``
     assistant: str | None = None
-    # Of the weights; None is float32 for a pair with a task, and what they are stored in for others.
-    dtype: str | None = None
-    # Where they go; ``"auto"`` spreads models of one's own, and None is a GPU if there is one.
-    device: str | None = None
-    folder: Path | None = None  # to take the models of the pair from
-    assistant_tokenizer: str | None = None  # the draft's, where it is not beside it
+    dtype: str | None = None  # None: float32 for a pair with a task, else as stored
+    device: str | None = None  # ``"auto"`` spreads ``model``; None is a GPU if there is one
+    folder: Path | None = None  # with the pair's models
+    assistant_tokenizer: str | None = None  # if the draft's folder has none
+    prompt_lookup: int | None = None  # draft length without a draft model
+    prepack: bool = False  # :func:`~hf_lossy_assist.prepack` target and draft
+    draft_dtype: str | None = None  # of :func:`~hf_lossy_assist.quantize_draft`
 
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
-        """Refuse what does not go together, before anything is loaded.
+        """Refuse options that conflict, before anything is loaded.
 
-        Models of one's own need ``others`` too, but for those that are ``optional``. A pair brings its own target; a
-        draft or a task beside it takes the place of the pair's.
+        Without a pair, model and assistant and the options in ``others`` are required unless they are ``optional``.
         """
         named = {"--model": self.model, "--assistant": self.assistant, **(others or {})}
         if self.pair is not None and self.model is not None:
             raise LossyValueError(f"`--pair` {self.pair!r} brings its own models; leave out `--model`")
         if self.assistant_tokenizer is not None and self.assistant is None:
             raise LossyValueError(
-                f"`--assistant-tokenizer` {self.assistant_tokenizer!r} is of an `--assistant`, which is missing; add it"
+                f"`--assistant-tokenizer` {self.assistant_tokenizer!r} needs an `--assistant`; add it"
             )
+        if self.prompt_lookup is not None:
+            optional = (*optional, "--assistant")
+            if self.assistant is not None:
+                raise LossyValueError(
+                    f"`--prompt-lookup` {self.prompt_lookup} drafts without a model; leave it or `--assistant` out"
+                )
+        if self.draft_dtype is not None and (self.prompt_lookup is not None or (self.pair or self.assistant) is None):
+            raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
             raise LossyValueError(f"{' and '.join(missing)} has to be given, or `--pair arithmetic` instead")
@@ -155,10 +159,16 @@ class ModelOptions:
             raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
 
     def load(self, task: Task | None = None, *, assisted: bool = True) -> LoadedModels:
-        """Load what the options name; ``task`` takes the place of a pair's.
+        """Load what the options name; ``task`` replaces the pair's, and ``assisted`` requires a draft."""
+        loaded = self._load(task, assisted)
+        if self.draft_dtype is not None and loaded.draft is not None:
+            loaded = replace(loaded, draft=quantize_draft(loaded.draft, self.draft_dtype))
+        if not self.prepack:
+            return loaded
+        draft = loaded.draft if loaded.draft is None or self.draft_dtype else prepack(loaded.draft)
+        return replace(loaded, target=loaded.target and prepack(loaded.target), draft=draft)
 
-        Where something is to be ``assisted``, a pair without a draft is refused unless the options name one.
-        """
+    def _load(self, task: Task | None, assisted: bool) -> LoadedModels:
         device = self.device or default_device()
         if self.pair is not None:
             one = "cpu" if device == "auto" else device
@@ -168,10 +178,12 @@ class ModelOptions:
             draft, heads = pair.draft, pair.rule_heads
             if self.assistant is not None:
                 draft, heads = load_draft("--assistant", self.assistant, dtype, one), {}
-            if draft is None and assisted:
+            if self.prompt_lookup is not None:
+                draft = None
+            elif draft is None and assisted:
                 raise LossyValueError(
-                    f"`--pair` {self.pair!r} has a target, but no draft yet; name one by `--assistant`, or the folder "
-                    "that it is in as 'draft' by `--folder`"
+                    f"`--pair` {self.pair!r} has no draft here; name one by `--assistant`, or by `--folder` a folder "
+                    "with 'draft'"
                 )
             return LoadedModels(
                 pair.target, draft, pair.tokenizer, task or pair.task, heads, draft_tokenizer=self._draft_tokenizer()
@@ -190,29 +202,27 @@ class ModelOptions:
         try:
             return None if self.assistant is None else AutoTokenizer.from_pretrained(self.assistant)
         except (OSError, ValueError):
-            return None  # a draft without one was made for the target's
+            return None  # such a draft shares the target's
 
     def load_for_task(self, task: Task | None, heads: Sequence[str], *, assisted: bool) -> LoadedModels:
-        """Load what the options name with the trained heads beside it; some task has to be there."""
+        """Load what the options name, and trained heads; a task is required."""
         loaded = self.load(task, assisted=assisted)
         if loaded.task is None:
             raise LossyValueError(f"`--task` has to be given: the pair {self.pair!r} has none of its own")
-        return replace(loaded, heads={**loaded.heads, **load_heads(heads, loaded.target.device)})
+        return replace(loaded, heads={**loaded.heads, **load_heads(heads, (loaded.target or loaded.draft).device)})
 
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:
-    """Load one model for inference."""
     where = {"device_map": "auto"} if device == "auto" else {}
     model = pretrained(option, source, AutoModelForCausalLM, dtype=dtype or "auto", **where)
     return model.eval() if where else model.to(device).eval()
 
 
 def load_draft(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel | Eagle3:
-    """Load what drafts: a model, or an EAGLE-3 head."""
     try:
         values, _ = PretrainedConfig.get_config_dict(source)
     except OSError:
-        values = {}  # whoever loads a model says what is wrong
+        values = {}  # loading the model raises a better error
     if not Eagle3Config.describes(values):
         return load_model(option, source, dtype, device)
     head = Eagle3.from_pretrained(source, dtype=None if dtype in (None, "auto") else getattr(torch, dtype))
@@ -220,30 +230,23 @@ def load_draft(option: str, source: str, dtype: str | None, device: str) -> PreT
 
 
 def pretrained(option: str, source: str, loader: Any, **kwargs: Any) -> Any:
-    """Load a model, tokenizer or configuration that an option names."""
-    try:
+    with load_errors(f"`{option}`", source):
         return loader.from_pretrained(source, **kwargs)
-    except (OSError, ValueError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise LossyValueError(
-            f"`{option}` has to be a causal language model in a folder or on the Hub, but is {source!r}: {reason}"
-        ) from error
 
 
 def identity_of(option: str, source: str) -> ModelIdentity:
-    """Return the identity of a model from its configuration alone: the weights may be many gigabytes."""
+    """Return a model's identity from its configuration; weights may be many gigabytes."""
     config = pretrained(option, source, AutoConfig)
     with torch.device("meta"):
         return ModelIdentity.of(AutoModelForCausalLM.from_config(config))
 
 
 def default_device() -> str:
-    """Return this process's GPU if there is one, else the CPU."""
     return f"cuda:{this_process().local}" if torch.cuda.is_available() else "cpu"
 
 
 def head_sources(items: Sequence[str]) -> dict[str, str]:
-    """Return where the heads are that ``--head RULE=SOURCE`` names, by the rule that uses them."""
+    """Read ``--head RULE=SOURCE``."""
     sources = {}
     for item in items:
         name, equals, source = item.partition("=")
@@ -255,5 +258,4 @@ def head_sources(items: Sequence[str]) -> dict[str, str]:
 
 
 def load_heads(items: Sequence[str], device: torch.device | str) -> dict[str, Head]:
-    """Load the heads that ``--head RULE=SOURCE`` names, by the rule that uses them."""
     return {name: place_rule_head(REGISTRY[name], source, device) for name, source in head_sources(items).items()}

@@ -1,4 +1,4 @@
-"""``lossy-assist publish``: send a head, a draft, a certificate, the generation method or the Space to the Hub."""
+"""``lossy-assist publish``: upload a head, a draft, a certificate, the generation method or the Space."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..calibration.certificate import certificate_publication
+from ..call.certificate import certificate_publication
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
-from ..heads.head_loading import load_folder
-from ..heads.hub import Publication, export, upload
-from ..heads.repository import existing_folder, publication, read_config
+from ..heads import Head
+from ..heads.checks import brief
+from ..heads.repository import Publication, existing_folder, export, publication, read_config, upload
 from .models import load_model
 
 _CARDS = Path(__file__).parents[1] / "hub_cards"
@@ -34,7 +34,7 @@ def _space() -> Publication:
 
 _MODEL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
-# What is published under a name instead of from a folder.
+# Published by name instead of from a folder.
 NAMED: Mapping[str, Callable[[], Publication]] = {"custom-generate": _custom_generate, "space": _space}
 
 
@@ -45,24 +45,24 @@ def publish(
             metavar="WHAT", help="Folder of a head or a draft, `certificate FOLDER`, `custom-generate` or `space`."
         ),
     ],
-    repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, created if need be.")],
+    repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, created if missing.")],
     after: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
-    private: Annotated[bool, typer.Option("--private", help="Create the repository as a private one.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be sent.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write what would be sent to this folder, and send nothing.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, created if need be; main by default.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the files.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the files to this folder instead of sending them.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, created if missing; main by default.")] = None,
 ) -> None:
     """Upload a head, a draft, a certificate, the `custom_generate` repository or the Space to the Hugging Face Hub.
 
-    A folder is checked first, and only what belongs to the head, the draft or the certificate is sent; a draft is an
-    EAGLE-3 head, or the model with its tokenizer that `lossy-assist train assistant` writes. `custom-generate` is the
-    repository that `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import.
-    `space` is a Gradio app that puts two rules side by side.
+    A folder is checked first, and only the files of the head, draft or certificate are sent. A draft is an EAGLE-3 head
+    or a model with its tokenizer, as `lossy-assist train assistant` writes it. `custom-generate` is the repository that
+    `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import. `space` is a
+    Gradio app that puts two rules side by side.
 
-    Needs a token that may write: `hf auth login`, or the environment variable HF_TOKEN.
+    Needs a token with write access: `hf auth login`, or the environment variable HF_TOKEN.
     """
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise LossyValueError(f"`--out` has to be a folder that is new or empty, but is {str(out)!r}")
+        raise LossyValueError(f"`--out` has to be a new or an empty folder, but is {str(out)!r}")
     if source == "certificate":
         if after is None:
             raise LossyValueError("`publish certificate` has to be followed by the certificate's folder and ORG/NAME")
@@ -80,14 +80,15 @@ def publish(
         export(files, out, repo_id)
         screen.print(f"Written: {out}", soft_wrap=True, markup=False, highlight=False)
         return
-    # None leaves to the Hub what an organisation's default is.
-    address = upload(files, repo_id, private=private or None, revision=revision)
+    # None: the organisation's default.
+    address = upload(files, repo_id, private=private or None, branch=revision)
     screen.print(f"Published: {address}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _of_folder(folder: Path) -> Publication:
-    found = existing_folder(folder)
-    values = read_config(found) if found is not None else {}
+def _of_folder(source: Path) -> Publication:
+    if (folder := existing_folder(source)) is None:
+        raise LossyValueError(f"{brief(str(source))} is not a folder")
+    values = read_config(folder)
     values = values if isinstance(values, dict) else {}
     if Eagle3Config.describes(values):
         Eagle3.from_pretrained(folder)
@@ -95,13 +96,13 @@ def _of_folder(folder: Path) -> Publication:
     if "model_type" in values:
         load_model("WHAT", str(folder), None, "cpu")
         return publication(folder, "assistant", more=_MODEL_FILES)
-    return publication(folder, f"{load_folder(folder).config.kind} head")
+    return publication(folder, f"{Head.from_pretrained(folder).config.kind} head")
 
 
 def _listing(files: Publication, repo_id: str) -> Table:
     table = Table(title=f"{files.title} → {repo_id}", title_justify="left")
     table.add_column("file")
     table.add_column("bytes", justify="right")
-    for name, size in files.sizes().items():
-        table.add_row(name, f"{size:,}")
+    for name, path in files.files.items():
+        table.add_row(name, f"{path.stat().st_size:,}")
     return table

@@ -1,4 +1,4 @@
-"""``lossy-assist rules``: what rules there are, and what one of them says."""
+"""``lossy-assist rules``: a list of the rules, or a page on one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ..acceptors import REGISTRY, Acceptor, Setting, settings_of
-from ..config import head_type, nearest
+from ..acceptors import REGISTRY, Acceptor, Setting, head_type, settings_of
+from ..call.config import nearest
 from ..errors import LossyValueError
 
 READS = {
@@ -24,12 +24,12 @@ READS = {
     "draft_hidden": "the draft's states",
     "dropped_heads": "dropped heads",
 }
-"""What a rule's ``needs`` are, in words."""
+"""A rule's ``needs`` in words."""
 
 
 def rules(
-    name: Annotated[str | None, typer.Argument(help="Of a rule; all of them by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    name: Annotated[str | None, typer.Argument(help="A rule; all by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the rules with their settings, sources and what they read besides the target's logits."""
     if name is not None and name not in REGISTRY:
@@ -43,7 +43,6 @@ def rules(
 
 
 def rule_facts(rule: type[Acceptor]) -> dict[str, Any]:
-    """Return what a rule declares, as plain values."""
     return {
         "name": rule.name,
         "law": law_of(rule),
@@ -66,12 +65,12 @@ def rule_facts(rule: type[Acceptor]) -> dict[str, Any]:
 
 
 def law_of(rule: type[Acceptor]) -> str:
-    """Return the first paragraph of a rule's docstring, in one line."""
+    """Return the first paragraph of a rule's docstring as one line."""
     return " ".join((inspect.getdoc(rule) or "").partition("\n\n")[0].split()).replace("``", "")
 
 
 def reads_of(rule: type[Acceptor]) -> list[str]:
-    """Return what a rule reads besides the target's logits, in words."""
+    """Return a rule's inputs besides the target's logits, in words."""
     if head_type(rule) is not None:
         return ["a trained head", "its states"]
     needs = rule().needs
@@ -79,8 +78,7 @@ def reads_of(rule: type[Acceptor]) -> list[str]:
 
 
 def rules_table(chosen: list[type[Acceptor]]) -> Table:
-    """Lay out rules, one row each."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="`lossy-assist rules NAME` says more of one.")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="`lossy-assist rules NAME` says more about one.")
     for heading in ("rule", "settings: default (bounds)"):
         table.add_column(heading, no_wrap=True)
     for heading in ("reads", "source"):
@@ -92,7 +90,6 @@ def rules_table(chosen: list[type[Acceptor]]) -> Table:
 
 
 def rule_page(rule: type[Acceptor]) -> Group:
-    """Lay out all that one rule says."""
     settings = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("setting", "default", "bounds", "meaning"):
         settings.add_column(heading, overflow="fold")

@@ -5,29 +5,30 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 from transformers.utils.import_utils import is_serve_available
 
-from ..config import parse
+from ..call.config import nearest, parse
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..evaluation.modes import parse_config
-from ..serving import Settings
+from ..integrations.serving import RequestLimits, Settings
 from .options import RULES, RuleSettings, parse_mode, stored
 
-# Everything is read by the command below, which knows the options of transformers' server.
+# The command of transformers' server parses all options.
 COMMAND_OPTIONS = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 }
 
 _HELP = """Run transformers' server (OpenAI-compatible) with lossy assisted generation.
 
-A model is assisted where its generation_config.json has a field `lossy_assistant`, the Hub id or folder of a draft
-model, which is loaded once; and lossily where it has a `lossy_mode`. The first options below say the same for models
-whose files you would rather not edit; all others are those of `transformers serve`. A request may have the fields
-`lossy_mode`, `lossy_config` and `lossy_head`, and its response says in `lossy_stats` what its run did; totals are at
-/lossy_stats, and for Prometheus at /metrics.
+In a model's generation_config.json, the field `lossy_assistant` names a draft model by Hub id or folder, and
+`lossy_mode` a lossy rule. The first options below set both without editing files; all others are those of
+`transformers serve`. A request may have the fields `lossy_mode`, `lossy_config` and `lossy_head`; its response has the
+statistics in `lossy_stats`. Totals are at /lossy_stats, and for Prometheus at /metrics.
 """
 
 
@@ -42,7 +43,7 @@ def serve(context: typer.Context) -> None:
 
 def _command() -> Any:
     """Return the command of ``transformers serve`` with our options in front of its own."""
-    # Takes seconds, and nobody else needs it.
+    # Takes seconds to import.
     from transformers.cli.serve import Serve
 
     ours, theirs = typer.Typer(), typer.Typer(rich_markup_mode=None)
@@ -56,7 +57,7 @@ def _command() -> Any:
 
 
 def _run(settings: Any, server: Any, /, **values: Any) -> None:
-    from ..serving.server import run
+    from ..integrations.serving.server import run
 
     given = {name: values.pop(name) for name in list(values) if name in _settings.__annotations__}
     if values["continuous_batching"]:
@@ -65,16 +66,26 @@ def _run(settings: Any, server: Any, /, **values: Any) -> None:
         )
     chosen = settings(**given)
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s:     %(message)s"))  # as the server's own lines
+    handler.setFormatter(logging.Formatter("%(levelname)s:     %(message)s"))  # like the server's own lines
     log = logging.getLogger("hf_lossy_assist")
     log.setLevel(logging.INFO)
     log.addHandler(handler)
     run(functools.partial(server, **values), chosen)
 
 
+_LIMITS = {x.name: x.default for x in fields(RequestLimits)}
+
+
+def _limits(items: Sequence[str]) -> RequestLimits:
+    given = parse_config(items, "--limit")
+    for name in given.keys() - _LIMITS:
+        raise LossyValueError(f"`--limit` has the names {[*_LIMITS]}, but not {name!r}{nearest(name, _LIMITS)}")
+    return RequestLimits(**given)
+
+
 def _settings(
     assistant: Annotated[str | None, typer.Option(help="The draft model: a Hub id or a folder.")] = None,
-    mode: Annotated[str | None, typer.Option(help="The rule; of several, with commas between, any may keep.")] = None,
+    mode: Annotated[str | None, typer.Option(help="The rule; RULE,RULE keeps a token if any rule does.")] = None,
     config: RuleSettings = None,
     head: Annotated[str | None, typer.Option(help="The rule's trained head: a Hub id or a folder.")] = None,
     allow_head: Annotated[
@@ -84,8 +95,16 @@ def _settings(
     allow_compile: Annotated[
         bool, typer.Option("--allow-compile", help="Let requests have forwards compiled, which takes minutes.")
     ] = False,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=N", help=f"The most that a request may ask for. Repeatable. Else {_LIMITS}."),
+    ] = None,
 ) -> Settings:
-    allowed = {"allowed_heads": tuple(allow_head or ()), "allow_compile": allow_compile}
+    allowed = {
+        "allowed_heads": tuple(allow_head or ()),
+        "allow_compile": allow_compile,
+        "limits": _limits(limit or ()),
+    }
     if (found := stored(mode, config, head)) is not None:
         *named, gamma = found
         return Settings(assistant, *named, **allowed, num_assistant_tokens=gamma)

@@ -15,22 +15,22 @@ from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
 from ..errors import LossyValueError
+from ..evaluation.tables import Column, percent, table
 from ..heads.judge_head import MODELS
 from . import train_drafts
-from .console import limit_threads, progress
+from .console import CleanCommand, flattened, limit_threads, progress
 from .models import ModelOptions, identity_of
-from .options import Threads
-from .rendering import Column, percent, table
+from .options import TrainOptions
 
 if TYPE_CHECKING:
     from ..heads import JudgeConfig, VerifierConfig
     from ..training.judge_training import JudgeSettings
-    from ..training.mined import Judged
+    from ..training.mined import LabelledMismatch
     from ..training.provenance import Origin
 
 COMPARISON = "comparison.json"
 
-# With fewer, a recall of 0.9 is known to worse than 6 points (one standard error of 3).
+# With fewer important tokens, the standard error of a recall of 0.9 is above 3 points.
 _ENOUGH = 100
 
 app = typer.Typer(
@@ -40,27 +40,46 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Out = Annotated[Path, typer.Option(help="Folder for the head.")]
-PairName = Annotated[str | None, typer.Option(help="The bundled pair that the models are.")]
-License = Annotated[str | None, typer.Option(help="The head's license, as the Hub calls it, for its card.")]
 Validation = Annotated[float, typer.Option(help="Share of the prompts that is kept for validation.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the split and of the fits.")]
 
 
-@dataclass(frozen=True)
-class Labels:
-    """The options that say where labels of mismatches come from, which the command's help explains."""
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions(TrainOptions):
+    """The options of ``train judge``."""
 
-    data: Path | None
-    annotations: Path | None
-    model: str | None
-    assistant: str | None
-    task: str | None
-    device: str | None
-    pair: str | None
+    data: Annotated[Path | None, typer.Option(help="Folder that `lossy-assist mine` wrote.")] = None
+    annotations: Annotated[
+        Path | None,
+        typer.Option(
+            help='Labels made by people instead of --data: JSON lines with "prompt", "response" and "spans", the '
+            "[start, end] of the characters that matter in the response."
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(help="The target, a folder or a Hub id: with --annotations, or with --data mined through an API."),
+    ] = None
+    assistant: Annotated[str | None, typer.Option(help="With --annotations, the draft: a folder or a Hub id.")] = None
+    task: Annotated[str | None, typer.Option(help="With --annotations, the task; the file's name by default.")] = None
+    device: Annotated[str | None, typer.Option(help="With --annotations, where both models run.")] = None
+    features: Annotated[
+        Literal["draft", "previous", "both"],
+        typer.Option(help="The state that has read the drafted token, the one that predicted it, or both."),
+    ] = "draft"
+    models: Annotated[Literal["target", "draft", "both"], typer.Option(help="The models to read states of.")] = "target"
+    recall: Annotated[float, typer.Option(help="Share of important tokens that the threshold has to find.")] = 0.9
+    folds: Annotated[
+        bool | None,
+        typer.Option(
+            "--folds/--no-folds",
+            help="Also train a head for each fold of the data; by default unless they come from a training split.",
+        ),
+    ] = None
+    compare: Annotated[bool, typer.Option("--compare", help="Also try other classifiers and other states.")] = False
+    validation: Validation = 0.1
 
     def check(self) -> None:
-        """Refuse what does not go together, before anything is loaded."""
+        """Refuse options that conflict, before anything is loaded."""
         if (self.data is None) == (self.annotations is None):
             raise LossyValueError("either `--data` or `--annotations` has to be given, and not both")
         models = {"--model": self.model, "--assistant": self.assistant}
@@ -68,20 +87,20 @@ class Labels:
         if self.data is not None:
             others = {"--assistant": self.assistant, "--task": self.task, "--device": self.device}
             if given := [name for name, value in others.items() if value is not None]:
-                raise LossyValueError(f"{', '.join(given)} can't be given with `--data`, which knows all that itself")
+                raise LossyValueError(f"{', '.join(given)} can't be given with `--data`, which has them already")
         elif (self.pair is None) == (not named) or len(named) == 1:
             raise LossyValueError(
                 "with `--annotations`, `--model` and `--assistant` have to be given, or `--pair` instead, but got "
                 f"{named + ['--pair'] * (self.pair is not None) or 'none of them'}"
             )
 
-    def read(self, columns: Sequence[str] | None, screen: Console) -> Judged:
-        """Read the labels with the states that are wanted; annotated responses are read by the models."""
+    def read(self, columns: Sequence[str] | None, screen: Console) -> LabelledMismatch:
+        """Read the labels with the states in ``columns``, for which models read annotated responses first."""
         from ..training.annotations import annotated_examples, origin_of, read_annotations
-        from ..training.mined import Judged, read_judged
+        from ..training.mined import LabelledMismatch, read_judged
 
         if self.data is not None:
-            # Of a target that was behind an API, its configuration has to do.
+            # A target behind an API has no weights here, so its configuration is enough.
             return read_judged(self.data, columns, self.model and identity_of("--model", self.model))
         annotations = read_annotations(self.annotations)
         loaded = ModelOptions(self.pair, self.model, self.assistant, device=self.device).load()
@@ -92,73 +111,35 @@ class Labels:
             task = bar.add_task("responses", total=len(annotations))
             show = {"on_annotation": lambda done: bar.update(task, completed=done)}
             readers = {role: models[role] for role in roles}
-            return Judged(annotated_examples(annotations, loaded.tokenizer, readers, **show), None, origin)
+            return LabelledMismatch(annotated_examples(annotations, loaded.tokenizer, readers, **show), None, origin)
 
 
-@app.command("judge")
-def judge(
-    out: Out,
-    data: Annotated[Path | None, typer.Option(help="Folder that `lossy-assist mine` wrote.")] = None,
-    annotations: Annotated[
-        Path | None,
-        typer.Option(
-            help='Labels made by people instead of --data: JSON lines with "prompt", "response" and "spans", the '
-            "pairs of start and end of the characters that matter in the response."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The target, a folder or a Hub id: with --annotations, and with --data that were mined through an API."
-        ),
-    ] = None,
-    assistant: Annotated[str | None, typer.Option(help="With --annotations, the draft: a folder or a Hub id.")] = None,
-    task: Annotated[str | None, typer.Option(help="With --annotations, the task's name; the file's if none.")] = None,
-    device: Annotated[str | None, typer.Option(help="With --annotations, where both models run.")] = None,
-    pair: PairName = None,
-    features: Annotated[
-        Literal["draft", "previous", "both"],
-        typer.Option(help="The state that has read the drafted token, the one that predicted it, or both."),
-    ] = "draft",
-    models: Annotated[Literal["target", "draft", "both"], typer.Option(help="Whose states the head reads.")] = "target",
-    recall: Annotated[float, typer.Option(help="Share of important tokens that the threshold has to find.")] = 0.9,
-    folds: Annotated[
-        bool | None,
-        typer.Option(
-            "--folds/--no-folds",
-            help="Also train a head for each fold of the data. By default for data that were not mined on a "
-            "training split.",
-        ),
-    ] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Also try other classifiers and other states.")] = False,
-    license: License = None,
-    validation: Validation = 0.1,
-    seed: Seed = 0,
-    threads: Threads = None,
-) -> None:
+@app.command("judge", cls=CleanCommand)
+@flattened
+def judge(options: JudgeOptions) -> None:
     """Train a judge head, which tells whether a mismatch matters for the answer (AutoJudge).
 
-    A logistic regression on standardised hidden states. Part of the prompts train; on the others its regularisation
-    and its threshold are chosen. With --folds, OUT/fold-0, OUT/fold-1, … get heads that were trained
-    on the other folds only, to be measured on the prompts of their own; the one in OUT is trained on all prompts.
+    The head is a logistic regression on standardised hidden states. Held-out prompts choose its regularisation and its
+    threshold. With --folds, OUT/fold-0, OUT/fold-1, … get heads that were trained on the other folds, to be measured on
+    their own fold; the head in OUT is trained on all prompts.
     """
     from ..training.judge_training import JudgeSettings
 
-    limit_threads(threads)
+    limit_threads(options.threads)
     disable_progress_bar()
-    settings = JudgeSettings(models, features, recall, validation_share=validation, seed=seed)
-    labels = Labels(data, annotations, model, assistant, task, device, pair)
-    labels.check()
+    settings = JudgeSettings(
+        options.models, options.features, options.recall, validation_share=options.validation, seed=options.seed
+    )
+    options.check()
     screen = Console()
-    wanted = None if compare else settings.columns
-    judged = labels.read(wanted, screen)
-    judged = replace(judged, origin=_carded(judged.origin, pair, license))
-    _train_judge(judged, settings, _with_folds(judged, folds), out, screen)
-    if compare:
-        _compare(judged, settings, out, screen)
+    judged = options.read(None if options.compare else settings.columns, screen)
+    judged = replace(judged, origin=_carded(judged.origin, options))
+    _train_judge(judged, settings, _with_folds(judged, options.folds), options.out, screen)
+    if options.compare:
+        _compare(judged, settings, options.out, screen)
 
 
-def _with_folds(judged: Judged, wanted: bool | None) -> bool:
+def _with_folds(judged: LabelledMismatch, wanted: bool | None) -> bool:
     dealt = judged.folds is not None and len(set(judged.folds.tolist())) > 1
     if wanted and not dealt:
         raise LossyValueError("`--folds` needs data that were mined with `--folds` 2 or more, but these have no folds")
@@ -167,7 +148,7 @@ def _with_folds(judged: Judged, wanted: bool | None) -> bool:
     return wanted
 
 
-def _train_judge(judged: Judged, settings: JudgeSettings, folds: bool, out: Path, screen: Console) -> None:
+def _train_judge(judged: LabelledMismatch, settings: JudgeSettings, folds: bool, out: Path, screen: Console) -> None:
     from ..training.judge_training import train_judge, train_judges_by_fold
 
     heads = 1 + (len(set(judged.folds.tolist())) if folds else 0)
@@ -194,8 +175,8 @@ def _train_judge(judged: Judged, settings: JudgeSettings, folds: bool, out: Path
         screen.print(f"AUC {by_fold.auc:.4f} out of fold, over all prompts")
     if (few := round(metrics["validation_important_share"] * metrics["validation_tokens"])) < _ENOUGH:
         screen.print(
-            f"note: the threshold rests on {few} important tokens of the validation prompts, which is little; mine "
-            "more prompts, or keep more of them for validation with --validation",
+            f"note: the threshold depends on only {few} important tokens of the validation prompts; mine more prompts, "
+            "or keep more of them for validation with --validation",
             style="yellow",
         )
     screen.print(f"threshold {config.threshold:.6g}; saved in {out}")
@@ -208,7 +189,7 @@ def _area(metrics: dict[str, float]) -> str:
     )
 
 
-def _compare(judged: Judged, settings: JudgeSettings, out: Path, screen: Console) -> None:
+def _compare(judged: LabelledMismatch, settings: JudgeSettings, out: Path, screen: Console) -> None:
     from ..training.classifier_comparison import compare, count
 
     total = count(list(judged.examples.states), settings)
@@ -217,7 +198,7 @@ def _compare(judged: Judged, settings: JudgeSettings, out: Path, screen: Console
     text = json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False)
     (out / COMPARISON).write_text(text + "\n", encoding="utf-8")
     own = len(settings.strengths) + 2
-    # As in figures 6 and 7 of the AutoJudge paper: classifiers on the same states, and one on all choices of states.
+    # As in figures 6 and 7 of the AutoJudge paper: classifiers on the same states, then one on all choices of states.
     columns: dict[str, Column] = {
         "classifier": lambda row: row.classifier,
         "AUC, validation": lambda row: f"{row.validation_auc:.4f}",
@@ -234,15 +215,15 @@ def _compare(judged: Judged, settings: JudgeSettings, out: Path, screen: Console
     screen.print(table(positions, columns, "Logistic regression, AUC on validation, by model"))
 
 
-def _carded(origin: Origin, pair: str | None, license: str | None) -> Origin:
-    """Return an origin with what a model card is to say besides; refuse a pair that the data do not come from."""
-    card: dict[str, Any] = {} if license is None else {"license": license}
-    if pair is not None:
+def _carded(origin: Origin, options: TrainOptions) -> Origin:
+    """Add license and pair to an origin, for the card; refuse a pair that the data do not come from."""
+    card: dict[str, Any] = {} if options.license is None else {"license": options.license}
+    if (pair := options.pair) is not None:
         loaded = pairs.load(pair)
         for role, identity, model in (("target", origin.target, loaded.target), ("draft", origin.draft, loaded.draft)):
             if found := identity.differences(model):
                 raise LossyValueError(
-                    f"`--pair` has to be the pair that the data come from, but of the {role} of {pair!r}, "
+                    f"`--pair` has to be the pair that the data come from, but the {role} of {pair!r} differs: "
                     f"{'; '.join(found)}"
                 )
         card["pair"] = pair
@@ -250,7 +231,7 @@ def _carded(origin: Origin, pair: str | None, license: str | None) -> Origin:
 
 
 def _threshold_table(config: JudgeConfig | VerifierConfig, title: str, digits: str, shares: dict[str, str]) -> Table:
-    """Lay out a head's thresholds with what each gives; the chosen one is marked."""
+    """Lay out a head's thresholds and their effects; mark the chosen one."""
 
     def share(name: str) -> Column:
         return lambda row: percent(getattr(row, name), 1)
@@ -262,43 +243,47 @@ def _threshold_table(config: JudgeConfig | VerifierConfig, title: str, digits: s
     return table(config.thresholds, columns, title)
 
 
-@app.command("verifier")
-def verifier(
-    data: Annotated[Path, typer.Option(help="Folder that `lossy-assist mine --labels ratio` wrote.")],
-    out: Out,
+@dataclass(frozen=True, kw_only=True)
+class VerifierOptions(TrainOptions):
+    """The options of ``train verifier``."""
+
+    data: Annotated[Path, typer.Option(help="Folder that `lossy-assist mine --labels ratio` wrote.")]
     ratio: Annotated[
         float, typer.Option("--lambda", help="A token is acceptable iff q/p is at most this: 1.0, 1.2, 1.5, ….")
-    ] = 1.0,
+    ] = 1.0
     position: Annotated[
         Literal["previous", "token"] | None,
         typer.Option(
             help="The draft's state that predicted the token, or the one that has read it; by default the better "
             "one on validation."
         ),
-    ] = None,
+    ] = None
     threshold: Annotated[
         float, typer.Option(min=0, max=1, help="A token is committed iff the head's probability is above this.")
-    ] = 0.5,
-    pair: PairName = None,
-    license: License = None,
-    validation: Validation = 0.1,
-    seed: Seed = 0,
-    threads: Threads = None,
-) -> None:
+    ] = 0.5
+    validation: Validation = 0.1
+
+
+@app.command("verifier", cls=CleanCommand)
+@flattened
+def verifier(options: VerifierOptions) -> None:
     """Train a verifier head, which tells whether a drafted token needs the target's check (SPRINTER).
 
-    A linear layer and a sigmoid on the draft's hidden state, fitted by binary cross-entropy and Adam to part of the
-    prompts and stopped early on the others. The plot in OUT shows the ROC curves of λ = 1, 1.2 and 1.5.
+    The head is a linear layer and a sigmoid on the draft's hidden state, trained by binary cross-entropy and Adam, and
+    stopped early on held-out prompts. The plot in OUT shows the ROC curves of λ = 1, 1.2 and 1.5.
     """
     from ..training.mined import read_ratios
     from ..training.verifier_training import RATIOS, VerifierSettings, train_verifier
 
-    limit_threads(threads)
+    limit_threads(options.threads)
     disable_progress_bar()
-    settings = VerifierSettings(ratio, position, threshold, validation_share=validation, seed=seed)
+    ratio, threshold, out = options.ratio, options.threshold, options.out
+    settings = VerifierSettings(
+        ratio, options.position, threshold, validation_share=options.validation, seed=options.seed
+    )
     screen = Console()
-    ratios, origin = read_ratios(data, settings.positions)
-    origin = _carded(origin, pair, license)
+    ratios, origin = read_ratios(options.data, settings.positions)
+    origin = _carded(origin, options)
     with progress(screen) as bar:
         fits = bar.add_task("fits", total=len(settings.positions) + len({*RATIOS, ratio}) - 1)
         trained = train_verifier(ratios, origin, settings, on_fit=lambda fit: bar.advance(fits))
@@ -318,5 +303,5 @@ def verifier(
     )
 
 
-app.command("eagle3")(train_drafts.eagle3)
-app.command("assistant")(train_drafts.assistant)
+app.command("eagle3", cls=CleanCommand)(train_drafts.eagle3)
+app.command("assistant", cls=CleanCommand)(train_drafts.assistant)

@@ -1,400 +1,214 @@
-"""``lossy-assist train eagle3`` and ``train assistant``: drafts for a target of one's own."""
+"""``lossy-assist train eagle3`` and ``train assistant``: drafts for your target."""
 
 from __future__ import annotations
 
-import shlex
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
 from rich.console import Console
-from transformers import AutoTokenizer
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from .. import pairs
+from ..compat import ending_tokens
 from ..errors import LossyValueError
 from ..heads import ModelIdentity
+from ..store.folder import changes, refuse
 from ..tasks import load as load_task
-from .console import limit_threads
-from .models import default_device, load_model, pretrained
-from .options import Threads
+from ..training.drafts.assistant_training import AssistantObjective, new_assistant
+from ..training.drafts.draft_data import DraftData, items, split
+from ..training.drafts.draft_objective import DraftObjective
+from ..training.drafts.draft_saving import save_assistant, save_eagle3, training_section
+from ..training.drafts.draft_trainer import DraftArguments, DraftTrainer, draft_arguments
+from ..training.drafts.eagle3_training import Eagle3Objective, new_eagle3, usual_layers
+from ..training.drafts.target_states import TargetStates
+from ..training.drafts.text_writing import TextSettings, of_task, self_asked, write_until
+from ..training.drafts.texts import TextStore, recorded
+from .console import flattened, limit_threads
+from .models import LoadedModels, ModelOptions
+from .options import TrainOptions
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ..training.drafts.draft_batches import DraftData
-    from ..training.drafts.draft_objective import DraftObjective
-    from ..training.drafts.draft_saving import TrainingRecord
-    from ..training.drafts.draft_training import DraftTrainingSettings, HeldOut
-    from ..training.drafts.text_store import TextStore
-    from ..training.drafts.text_writing import TextSettings
-
-_REPORT_EVERY, _TRAINING = 10, "training"  # steps between reports; where checkpoints and the log are, in OUT
-
-Out = Annotated[Path, typer.Option(help="Folder for the draft, its checkpoints, and what it is trained from.")]
-Model = Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")]
-PairName = Annotated[str | None, typer.Option(help="A pair whose target it is, instead of --model.")]
-Prompts = Annotated[
-    Path | None, typer.Option(help="File of prompts, one a line, or .json or .jsonl; the target's own by default.")
-]
-TaskName = Annotated[str | None, typer.Option(help="Task whose training prompts to use instead.")]
-Texts = Annotated[
-    Path | None, typer.Option(help="Folder of the target's texts, OUT/texts by default; several drafts can share it.")
-]
-Tokens = Annotated[int, typer.Option(min=1, help="Tokens of answers that the target writes before training begins.")]
-TextsOnly = Annotated[bool, typer.Option("--texts-only", help="Let the target write, and don't train.")]
-Rows = Annotated[int, typer.Option(min=1, help="Texts that the target writes at a time.")]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="The longest answer.")]
-Temperature = Annotated[float, typer.Option(min=0.01, help="Of the prompts and answers that are drawn.")]
-GreedyShare = Annotated[float, typer.Option(min=0, max=1, help="Share of the answers that are greedy.")]
-StateGib = Annotated[float, typer.Option(min=0, help="Disk for the target's states; with 0 they are never kept.")]
-Steps = Annotated[int, typer.Option(min=1, help="Steps of the optimiser.")]
-BatchTokens = Annotated[int, typer.Option(min=1, help="Tokens in a step, of each process.")]
-LearningRate = Annotated[float, typer.Option(min=0, help="The highest learning rate.")]
-Warmup = Annotated[int, typer.Option(min=1, help="Steps in which the learning rate rises.")]
-Cooldown = Annotated[float, typer.Option(min=0, max=1, help="Share of the steps, at the end, in which it falls.")]
-Float32 = Annotated[bool, typer.Option("--float32", help="Compute in float32 instead of bfloat16.")]
-CheckpointSeconds = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints.")]
-MeasureEvery = Annotated[int, typer.Option(min=1, help="Steps between held-out measurements.")]
-Name = Annotated[str | None, typer.Option(help="The target's name on the Hub, for the card.")]
-License = Annotated[str | None, typer.Option(help="The draft's license, as the Hub calls it, for its card.")]
-Device = Annotated[str | None, typer.Option(help="Where it runs; a GPU if there is one.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of texts, weights and order.")]
+# Together with those of its own kind, the settings that a continued run has to keep.
+_FIXED = ("batch_tokens", "gradient_accumulation_steps", "learning_rate", "warmup", "cooldown", "float32", "seed")
+_HELD_OUT = 48
 
 
-@dataclass(frozen=True)
-class DraftTarget:
-    """The target of a draft, and where its texts come from, as the options have named them."""
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions(TrainOptions, ABC):
+    """The options of both commands, and the run that they describe."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    name: str
+    model: Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")] = None
+    prompts: Annotated[
+        Path | None, typer.Option(help="File of prompts, one a line, or .json or .jsonl; the target's own by default.")
+    ] = None
+    task: Annotated[str | None, typer.Option(help="Task whose training prompts to use instead.")] = None
+    texts: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the target's texts, OUT/texts by default; several drafts can share it."),
+    ] = None
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of answers that the target writes first.")] = 1_000_000
+    texts_only: Annotated[bool, typer.Option("--texts-only", help="Write the texts without training.")] = False
+    rows: Annotated[int, typer.Option(min=1, help="Texts that the target writes at a time.")] = 96
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 384
+    temperature: Annotated[float, typer.Option(min=0.01, help="Temperature of drawn prompts and answers.")] = 0.9
+    greedy_share: Annotated[float, typer.Option(min=0, max=1, help="Share of the answers that are greedy.")] = 0.5
+    state_gib: Annotated[float, typer.Option(min=0, help="Disk for the target's states; 0 keeps none.")] = 10.0
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the optimiser.")] = 2000
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens in a forward, of each process.")] = 8192
+    gradient_accumulation_steps: Annotated[int, typer.Option(min=1, help="Forwards in a step, of each process.")] = 1
+    learning_rate: Annotated[float, typer.Option(min=0, help="The highest learning rate.")] = 1e-3
+    warmup: Annotated[int, typer.Option(min=1, help="Steps in which the learning rate rises.")] = 50
+    cooldown: Annotated[float, typer.Option(min=0, max=1, help="Share of the other steps in which it falls.")] = 1.0
+    float32: Annotated[bool, typer.Option("--float32", help="Compute in float32 instead of bfloat16.")] = False
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 100
+    measure_every: Annotated[int, typer.Option(min=1, help="Steps between held-out measurements.")] = 100
+    name: Annotated[str | None, typer.Option(help="The target's name on the Hub, for the card.")] = None
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Where it runs; a GPU if there is one.")] = None
 
+    @abstractmethod
+    def layers(self, target: PreTrainedModel) -> tuple[int, ...]:
+        """Return the target's layers whose states the draft reads."""
 
-@dataclass(frozen=True)
-class DraftSources:
-    """The options that say what a draft is trained from."""
+    @abstractmethod
+    def objective(self, target: PreTrainedModel, data: DraftData, name: str) -> DraftObjective:
+        """Return an untrained draft with its objective."""
 
-    out: Path
-    model: str | None
-    pair: str | None
-    prompts: Path | None
-    task: str | None
-    texts: Path | None
-    tokens: int
-    device: str | None
-    name: str | None
+    @abstractmethod
+    def save(self, objective: Any, loaded: LoadedModels, name: str, training: str) -> None: ...
 
-    def check(self) -> None:
-        """Refuse what does not go together, before anything is loaded."""
-        if (self.model is None) == (self.pair is None):
-            raise LossyValueError("either `--model` or `--pair` has to be given, and not both")
+    def run(self) -> None:
+        limit_threads(self.threads)
+        disable_progress_bar()
+        models = ModelOptions(self.pair, self.model)
+        models.check(optional=("--assistant",))
         if self.prompts is not None and self.task is not None:
             raise LossyValueError("`--prompts` and `--task` can't both be given")
-
-    def load(self, accelerator: Accelerator) -> DraftTarget:
-        """Load the target: a pair's in bfloat16, another as it is stored."""
-        device = self.device or (str(accelerator.device) if accelerator.num_processes > 1 else default_device())
-        if self.pair is not None:
-            pair = pairs.load(self.pair, dtype=torch.bfloat16, device=device)
-            target, tokenizer = pair.target, pair.tokenizer
-        else:
-            tokenizer = pretrained("--model", self.model, AutoTokenizer)
-            target = load_model("--model", self.model, None, device)
-        return DraftTarget(target, tokenizer, self.name or ModelIdentity.of(target).name)
-
-    def write(
-        self, target: DraftTarget, settings: TextSettings, accelerator: Accelerator, screen: Console, stopped: Callable
-    ) -> TextStore:
-        """Let the target write until there are enough texts."""
-        from ..training.drafts import openings
-        from ..training.drafts.text_run import TextProgress, write_until
-        from ..training.drafts.text_store import TextStore
-
-        if self.prompts is not None:
-            texts = openings.read_prompts(self.prompts)
-            source, found = self.prompts.name, openings.of_prompts(texts, target.tokenizer)
-        elif self.task is not None:
-            source, found = self.task, openings.of_task(load_task(self.task), target.tokenizer, 100_000)
-        else:
-            source, found = None, [openings.self_asked(target.tokenizer)]
-
-        def show(progress: TextProgress) -> None:
-            screen.print(
-                f"texts: {progress.answer_tokens:,} of {self.tokens:,} tokens of answers, "
-                f"{progress.tokens_per_second:.0f} tokens/s"
-            )
-
+        args = self._arguments()
+        if not self.texts_only:
+            self._same_run(args)
+        screen = Console(soft_wrap=True, quiet=args.process_index > 0)
+        loaded = replace(models, device=str(args.device)).load(assisted=False)
+        target, name = loaded.target, self.name or ModelIdentity.of(loaded.target).name
         store = TextStore(self.texts or self.out / "texts")
-        with accelerator.main_process_first():
-            store.open(target.model, {"prompts": source, **asdict(settings)})
-        write_until(
-            self.tokens, store, target.model, target.tokenizer, found, settings, on_batch=show, stopped=stopped,
-            process=accelerator.process_index, processes=accelerator.num_processes,
+        written = self._write(store, loaded, args, screen)
+        if self.texts_only:
+            return
+        states = TargetStates(store, target, self.layers(target), self.batch_tokens)
+        states.keep(int(self.state_gib * 2**30), args.process_index, args.world_size)
+        args.distributed_state.wait_for_everyone()
+        texts, held_out = split(store.texts())
+        data = DraftData(texts, states, self.batch_tokens)
+        torch.manual_seed(self.seed)
+        objective = self.objective(target, data, name)
+        measured_on = [text for text in held_out if text.greedy] or held_out
+        trainer = DraftTrainer(objective, args, data, items(measured_on[:_HELD_OUT], states))
+        if (checkpoint := trainer.checkpoint()) is not None:
+            screen.print(f"continuing from {checkpoint.name}")
+        if (measured := trainer.fit()) is None:
+            screen.print(f"stopped after step {trainer.state.global_step}; the same command goes on")
+        elif args.process_index == 0:
+            self.save(objective, loaded, name, training_section(written, trainer.state, measured))
+            screen.print(f"saved in {self.out}")
+        trainer.accelerator.end_training()
+
+    def _arguments(self) -> DraftArguments:
+        cpu = self.device == "cpu" or not torch.cuda.is_available()
+        return draft_arguments(
+            self.out / "training", steps=self.steps, warmup=self.warmup, cooldown=self.cooldown,
+            learning_rate=self.learning_rate, gradient_accumulation_steps=self.gradient_accumulation_steps,
+            save_steps=self.checkpoint_every, eval_steps=self.measure_every, logging_steps=10, seed=self.seed,
+            bf16=not self.float32, use_cpu=cpu, dataloader_pin_memory=not cpu,
         )  # fmt: skip
-        accelerator.wait_for_everyone()
-        return store
 
+    def _same_run(self, args: DraftArguments) -> None:
+        settings = {name: getattr(self, name) for name in (*_FIXED, *type(self).__annotations__)}
+        settings |= {"draft": type(self).__name__, "processes": args.world_size}
+        with args.main_process_first(local=False):
+            refuse(self.out, changes(recorded(Path(args.output_dir) / "settings.json", settings), settings))
 
-@contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
-    """Inside the block, SIGTERM and SIGINT only make what is yielded True; a second one ends the process."""
-    got: list[int] = []
-    before = {}
-
-    def handler(number: int, frame: Any) -> None:
-        got.append(number)
-        signal.signal(number, before[number])
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, handler)
-    try:
-        yield lambda: bool(got)
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def _command() -> str:
-    """Return the command line; of paths that only this machine has, the last part."""
-    return shlex.join(["lossy-assist", *(Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:])])
-
-
-def _report(screen: Console, steps: int) -> dict[str, Callable]:
-    from ..training.drafts.draft_training import DraftProgress
-
-    recent: list[float] = []
-
-    def on_step(progress: DraftProgress) -> None:
-        recent.append(progress.loss)
-        if progress.step % _REPORT_EVERY == 0:
-            screen.print(
-                f"step {progress.step} of {steps}, epoch {progress.epoch}, {progress.tokens_seen:,} tokens seen, loss "
-                f"{sum(recent) / len(recent):.4f}, learning rate {progress.learning_rate:.2e}, "
-                f"{progress.tokens_per_second:.0f} tokens/s"
-            )
-            recent.clear()
-
-    def on_measured(step: int, held_out: HeldOut) -> None:
-        shares = ", ".join(f"{share:.3f}" for share in held_out.accuracies)
-        screen.print(
-            f"held out after step {step}: {held_out.kept:.3f} drafted tokens kept per round at γ = "
-            f"{len(held_out.accuracies)} ({held_out.texts} greedy texts); right: {shares}; loss {held_out.loss:.4f}"
+    def _write(self, store: TextStore, loaded: LoadedModels, args: DraftArguments, screen: Console) -> dict[str, Any]:
+        """Let the target write until there are enough texts; return a description for the card."""
+        tokenizer, target = loaded.tokenizer, loaded.target
+        if self.prompts is not None:
+            source, task = self.prompts.name, load_task("prompts", str(self.prompts), split="train")
+        else:
+            source, task = self.task, self.task and load_task(self.task)
+        openings = [self_asked(tokenizer)] if task is None else of_task(task, tokenizer)
+        settings = TextSettings(
+            self.rows, self.max_new_tokens, temperature=self.temperature, greedy_share=self.greedy_share, seed=self.seed
         )
+        written = {"prompts": source, **asdict(settings)}
+        with args.main_process_first(local=False):
+            store.open(target, written)
 
-    return {"on_step": on_step, "on_measured": on_measured}
+        def show(answer_tokens: int, speed: float) -> None:
+            screen.print(f"texts: {answer_tokens:,} of {self.tokens:,} tokens of answers, {speed:.0f} tokens/s")
 
-
-@dataclass(frozen=True)
-class DraftKind:
-    """What differs between the kinds of drafts.
-
-    Attributes
-    ----------
-    name
-        What the command calls it.
-    values
-        Settings of its own.
-    layers
-        Returns the states of a target that it reads.
-    objective
-        Returns a new one for a target, and the data it is trained on.
-    save
-        Writes the finished draft.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    layers: Callable[[PreTrainedModel], tuple[int, ...]]
-    objective: Callable[[DraftTarget, DraftData], DraftObjective]
-    save: Callable[[DraftObjective, DraftTarget, Path, TrainingRecord], None]
+        ends = (ending_tokens(target.generation_config) | {tokenizer.eos_token_id}) - {None}
+        work = {"process": args.process_index, "processes": args.world_size, "on_batch": show}
+        write_until(self.tokens, store, target, openings, settings, ends, **work)
+        args.distributed_state.wait_for_everyone()
+        return {**written, "answer_tokens": store.answer_tokens()}
 
 
-@dataclass(frozen=True)
-class DraftRun:
-    """A run of one of the two commands, as the options that they share describe it."""
-
-    sources: DraftSources
-    writing: TextSettings
-    settings: DraftTrainingSettings
-    texts_only: bool
-    state_gib: float
-    batch_tokens: int
-    checkpoint_seconds: float
-    measure_every: int
-
-    def go(self, kind: DraftKind, screen: Console) -> None:
-        """Write texts, train, and save the draft."""
-        from accelerate import Accelerator
-
-        from ..training.drafts.draft_batches import DraftData
-        from ..training.drafts.draft_saving import TrainingRecord
-        from ..training.drafts.draft_training import DraftTraining
-        from ..training.drafts.state_shards import StateShards
-
-        self.sources.check()
-        disable_progress_bar()
-        accelerator = Accelerator(cpu=self.sources.device == "cpu")
-        screen.quiet = not accelerator.is_main_process
-        with _stopping() as stopped:
-            target = self.sources.load(accelerator)
-            store = self.sources.write(target, self.writing, accelerator, screen, stopped)
-            if self.texts_only or stopped():
-                return
-            states = StateShards(
-                store.folder, target.model, kind.layers(target.model), int(self.state_gib * 2**30), self.batch_tokens
-            )
-            data = DraftData(
-                store, states, batch_tokens=self.batch_tokens, seed=self.writing.seed,
-                process=accelerator.process_index, processes=accelerator.num_processes,
-            )  # fmt: skip
-            torch.manual_seed(self.writing.seed)
-            objective = kind.objective(target, data).to(accelerator.device)
-            run = {"draft": kind.name, "batch_tokens": self.batch_tokens, "processes": data.processes, **kind.values}
-            training = DraftTraining(objective, data, self.settings, self.sources.out / _TRAINING, run, accelerator)
-            if training.resume():
-                screen.print(f"continuing after step {training.state.step}")
-            held_out = training.train(
-                checkpoint_seconds=self.checkpoint_seconds, measure_every=self.measure_every, stopped=stopped,
-                **_report(screen, self.settings.steps),
-            )  # fmt: skip
-            if accelerator.is_main_process:
-                said = {**store.manifest()["settings"], "answer_tokens": store.answer_tokens()}
-                record = TrainingRecord(said, training.state.step, training.state.tokens_seen, held_out, _command())
-                kind.save(objective, target, self.sources.out, record)
-                screen.print(f"saved in {self.sources.out}")
-            accelerator.end_training()
-
-
-def eagle3(
-    out: Out,
-    model: Model = None,
-    pair: PairName = None,
-    prompts: Prompts = None,
-    task: TaskName = None,
-    texts: Texts = None,
-    tokens: Tokens = 1_000_000,
-    texts_only: TextsOnly = False,
-    rows: Rows = 96,
-    max_new_tokens: MaxNewTokens = 384,
-    temperature: Temperature = 0.9,
-    greedy_share: GreedyShare = 0.5,
-    state_gib: StateGib = 10.0,
-    vocabulary: Annotated[int, typer.Option(min=1, help="Tokens that the head can draft, the most frequent.")] = 6144,
-    unrolled: Annotated[int, typer.Option(min=1, help="Drafted tokens in a row that it is trained on.")] = 3,
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Options(DraftOptions):
+    vocabulary: Annotated[int, typer.Option(min=1, help="Tokens that the head can draft, the most frequent.")] = 6144
+    unrolled: Annotated[int, typer.Option(min=1, help="Drafted tokens in a row that it is trained on.")] = 3
     single: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the steps, at the beginning, that train on one of them only.")
-    ] = 0.5,
-    dropout: Annotated[float, typer.Option(min=0, max=0.9, help="Of what it reads, against learning by heart.")] = 0.1,
-    steps: Steps = 2000,
-    batch_tokens: BatchTokens = 8192,
-    learning_rate: LearningRate = 1e-3,
-    warmup: Warmup = 50,
-    cooldown: Cooldown = 1.0,
-    float32: Float32 = False,
-    checkpoint_seconds: CheckpointSeconds = 180.0,
-    measure_every: MeasureEvery = 100,
-    name: Name = None,
-    license: License = None,
-    device: Device = None,
-    seed: Seed = 0,
-    threads: Threads = None,
-) -> None:
+        float, typer.Option(min=0, max=1, help="Share of the steps, at the start, that train on one of them only.")
+    ] = 0.5
+    dropout: Annotated[float, typer.Option(min=0, max=0.9, help="Dropout of its inputs, against overfitting.")] = 0.1
+
+    def layers(self, target: PreTrainedModel) -> tuple[int, ...]:
+        return usual_layers(target)
+
+    def objective(self, target: PreTrainedModel, data: DraftData, name: str) -> DraftObjective:
+        ids = data.frequent(self.vocabulary, target.config.get_text_config(decoder=True).vocab_size)
+        head = new_eagle3(target, ids, data.some_states(), name)
+        return Eagle3Objective(head, target, self.unrolled, single=self.single, dropout=self.dropout)
+
+    def save(self, objective: Any, loaded: LoadedModels, name: str, training: str) -> None:
+        save_eagle3(objective.head, self.out, training, self.license)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssistantOptions(DraftOptions):
+    hidden: Annotated[int, typer.Option(min=1, help="Width of the assistant.")] = 192
+    depth: Annotated[int, typer.Option("--layers", min=1, help="Layers of the assistant.")] = 5
+    learning_rate: Annotated[float, typer.Option(min=0, help="The highest learning rate.")] = 2e-3
+
+    def layers(self, target: PreTrainedModel) -> tuple[int, ...]:
+        return ()
+
+    def objective(self, target: PreTrainedModel, data: DraftData, name: str) -> DraftObjective:
+        return AssistantObjective(new_assistant(target, self.hidden, self.depth), target)
+
+    def save(self, objective: Any, loaded: LoadedModels, name: str, training: str) -> None:
+        save_assistant(objective.model, loaded.tokenizer, self.out, training, name, self.license)
+
+
+@flattened
+def eagle3(options: Eagle3Options) -> None:
     """Train an EAGLE-3 head for a target, and write it to OUT in the format of speculators and vLLM.
 
-    The target writes texts first: answers to prompts of yours, or to its own, for which it plays the user of its chat
-    template. From its states the head then learns its law, by the training-time test. Texts, states and checkpoints
-    are in OUT; after SIGTERM, SIGINT or any kill the same command goes on. With `accelerate launch -m hf_lossy_assist
-    train eagle3 …` many processes share the work.
+    First the target writes texts: answers to your prompts, or to prompts that it makes up by playing the user of its
+    chat template. Then the head learns the target's distribution from its states, by the training-time test. Texts,
+    states and checkpoints are in OUT; after SIGTERM, SIGINT or any kill the same command goes on. With `accelerate
+    launch -m hf_lossy_assist train eagle3 …` processes share the work.
     """
-    from ..training.drafts.draft_saving import save_eagle3
-    from ..training.drafts.draft_training import DraftTrainingSettings
-    from ..training.drafts.eagle3_training import Eagle3Objective, new_eagle3, usual_layers
-    from ..training.drafts.text_writing import TextSettings
-
-    limit_threads(threads)
-    kind = DraftKind(
-        "eagle3",
-        {"vocabulary": vocabulary, "unrolled": unrolled, "single": single, "dropout": dropout},
-        usual_layers,
-        lambda target, data: Eagle3Objective(
-            new_eagle3(target.model, data.frequent(vocabulary, target.model), data.some_states(), target.name),
-            target.model,
-            unrolled,
-            single=single,
-            dropout=dropout,
-        ),
-        lambda objective, target, folder, record: save_eagle3(objective.head, folder, record, license),
-    )
-    DraftRun(
-        DraftSources(out, model, pair, prompts, task, texts, tokens, device, name),
-        TextSettings(rows, max_new_tokens, temperature=temperature, greedy_share=greedy_share, seed=seed),
-        DraftTrainingSettings(steps, learning_rate, warmup, cooldown, bfloat16=not float32),
-        texts_only, state_gib, batch_tokens, checkpoint_seconds, measure_every,
-    ).go(kind, Console(soft_wrap=True))  # fmt: skip
+    options.run()
 
 
-def assistant(
-    out: Out,
-    model: Model = None,
-    pair: PairName = None,
-    prompts: Prompts = None,
-    task: TaskName = None,
-    texts: Texts = None,
-    tokens: Tokens = 1_000_000,
-    texts_only: TextsOnly = False,
-    rows: Rows = 96,
-    max_new_tokens: MaxNewTokens = 384,
-    temperature: Temperature = 0.9,
-    greedy_share: GreedyShare = 0.5,
-    state_gib: StateGib = 10.0,
-    hidden: Annotated[int, typer.Option(min=1, help="Width of the assistant.")] = 192,
-    layers: Annotated[int, typer.Option(min=1, help="Layers of the assistant.")] = 5,
-    steps: Steps = 2000,
-    batch_tokens: BatchTokens = 8192,
-    learning_rate: LearningRate = 2e-3,
-    warmup: Warmup = 50,
-    cooldown: Cooldown = 1.0,
-    float32: Float32 = False,
-    checkpoint_seconds: CheckpointSeconds = 180.0,
-    measure_every: MeasureEvery = 100,
-    name: Name = None,
-    license: License = None,
-    device: Device = None,
-    seed: Seed = 0,
-    threads: Threads = None,
-) -> None:
+@flattened
+def assistant(options: AssistantOptions) -> None:
     """Train a small assistant for a target: a Llama with its tokenizer, distilled from it.
 
-    The texts are as for `lossy-assist train eagle3`, and can be shared with it by --texts. Its embeddings begin as the
-    target's along their principal directions; it learns the target's law over the whole vocabulary. After SIGTERM,
-    SIGINT or any kill the same command goes on, and `accelerate launch` runs it on many processes.
+    The texts are those of `lossy-assist train eagle3`, which can share them by --texts. The assistant learns the
+    target's distribution over the whole vocabulary; its embeddings start as the principal components of the target's.
+    After SIGTERM, SIGINT or any kill the same command goes on, and `accelerate launch` shares it among processes.
     """
-    from ..training.drafts.assistant_training import AssistantObjective, new_assistant
-    from ..training.drafts.draft_saving import save_assistant
-    from ..training.drafts.draft_training import DraftTrainingSettings
-    from ..training.drafts.text_writing import TextSettings
-
-    limit_threads(threads)
-    kind = DraftKind(
-        "assistant",
-        {"hidden": hidden, "layers": layers},
-        lambda target: (),
-        lambda target, data: AssistantObjective(new_assistant(target.model, hidden, layers), target.model),
-        lambda objective, target, folder, record: save_assistant(
-            objective.model, target.tokenizer, folder, record, target.name, license
-        ),
-    )
-    DraftRun(
-        DraftSources(out, model, pair, prompts, task, texts, tokens, device, name),
-        TextSettings(rows, max_new_tokens, temperature=temperature, greedy_share=greedy_share, seed=seed),
-        DraftTrainingSettings(steps, learning_rate, warmup, cooldown, bfloat16=not float32),
-        texts_only, state_gib, batch_tokens, checkpoint_seconds, measure_every,
-    ).go(kind, Console(soft_wrap=True))  # fmt: skip
+    options.run()

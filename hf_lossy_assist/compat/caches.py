@@ -1,8 +1,9 @@
-"""Caches: making them, rolling them back, saying whose they are."""
+"""Caches: making them, rolling them back, and telling whose they are."""
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,67 +16,80 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     EncoderDecoderCache,
+    QuantizedCache,
+    QuantizedLayer,
     StaticCache,
 )
 
-from .models import forward_accepts, has_recurrent_state
-from .quantised_caches import forget, quantises, refusal_of_quantised
+from .models import forward_accepts, has_recurrent_state, layer_kinds
 
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""What models call their cache."""
+"""The names of a cache among a model's inputs."""
 
-# Layers of other layers' keys, which hold nothing; older versions make none.
+# Layers that share other layers' keys; older versions have none.
 EMPTY_LAYERS = tuple(getattr(_caches, name) for name in ("DummyLayer",) if hasattr(_caches, name))
-# Layers of a static cache that a position rolls back.
+# Layers of a static cache, rolled back by their position.
 REWINDING_LAYERS = (_caches.StaticLayer, *EMPTY_LAYERS)
-
-
+# Layers that quantise every token as it comes; older versions have none.
+_AT_ONCE = tuple(getattr(_caches, name) for name in ("Fp8QuantizedLayer",) if hasattr(_caches, name))
 _SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
 
 
-def new_cache(model: PreTrainedModel, like: Cache | None = None) -> DynamicCache:
+def new_cache(model: PreTrainedModel, like: Cache | None = None) -> Cache:
     """Return an empty cache for ``model`` that can be rolled back after any number of forwards.
 
-    Where ``like`` is offloaded, so is the new one.
-
-    Layers of a sliding window keep everything: not every version can roll those back over several forwards, and
-    the attention mask sees to the window. Recurrent states can only be brought back, see :class:`CacheSnapshot`.
+    It is offloaded if ``like`` is. Sliding-window layers keep all tokens, since not every version can roll them back
+    over several forwards; the attention mask applies the window. Recurrent states need :class:`CacheSnapshot`.
     """
     offloading = like is not None and is_offloaded_cache(like)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True), offloading=offloading)
     if not has_recurrent_state(model):
         _keep_everything(cache)
         cache.activate_past_recording()
-    return cache
+    return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
 
 def is_offloaded_cache(cache: Cache) -> bool:
-    """Tell whether a cache keeps its layers elsewhere while they are not needed."""
-    return bool(getattr(cache, "offloading", False))
+    return bool(getattr(text_cache(cache), "offloading", False))
 
 
 def empty_copy(cache: Cache) -> Cache:
-    """Return a copy of a cache that holds nothing yet."""
     streams = [getattr(own, "prefetch_stream", None) for own in (cache, text_cache(cache))]
     return copy.deepcopy(cache, {id(stream): stream for stream in streams})
 
 
 def _keep_everything(cache: DynamicCache) -> None:
-    cache.layers = [DynamicLayer() if type(x) is DynamicSlidingWindowLayer else x for x in cache.layers]
+    for i, layer in enumerate(cache.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[i] = DynamicLayer()
+            cache.layers[i].sliding_window = layer.sliding_window  # see `attention_windows`
+
+
+def attention_windows(model: PreTrainedModel, cache: Cache) -> list[int | None]:
+    """Return how many keys each attending layer of ``model`` keeps for a forward over one token; None for all.
+
+    Layers that share the keys of others keep as many as others of their kind.
+    """
+    kinds = layer_kinds(model)
+    windows = {
+        kind: getattr(layer, "sliding_window", None)
+        for kind, layer in zip(kinds, text_cache(cache).layers, strict=False)  # some versions leave out empty layers
+        if isinstance(layer, DynamicLayer)
+    }
+    return [windows[kind] for kind in kinds if kind in windows]
 
 
 def cache_of(inputs: Mapping[str, Any]) -> Any:
-    """Return the cache among a model's inputs, whatever the model calls it; None where there is none."""
+    """Return the cache among a model's inputs, under any of its names, or None."""
     return next((inputs[name] for name in CACHE_NAMES if inputs.get(name) is not None), None)
 
 
 def cache_name(model: PreTrainedModel) -> str:
-    """Return what the model's forward calls its cache."""
     return next((name for name in CACHE_NAMES if forward_accepts(model, name)), CACHE_NAMES[0])
 
 
 def tokens_in(inputs: Mapping[str, Any]) -> int:
-    """Return how many tokens the cache among a model's inputs holds; 0 where none of its layers counts them."""
+    """Return how many tokens the cache among a model's inputs holds; 0 if no layer counts them."""
     cache = cache_of(inputs)
     own = None if cache is None else text_cache(cache)
     counts = own is not None and any(hasattr(layer, "get_seq_length") for layer in own.layers)
@@ -83,30 +97,30 @@ def tokens_in(inputs: Mapping[str, Any]) -> int:
 
 
 def counts_tokens(model: PreTrainedModel) -> bool:
-    """Tell whether a new cache for ``model`` has a layer that knows how many tokens it holds."""
+    """Tell whether a new cache for ``model`` has a layer that counts its tokens."""
     return any(isinstance(layer, DynamicLayer) for layer in new_cache(model).layers)
 
 
 def ready_for_rollback(cache: Any) -> None:
-    """Let the empty cache that ``generate()`` has just made keep what this version can't roll back otherwise."""
+    """Let ``generate()``'s own empty cache keep all tokens if this version can't roll it back otherwise."""
     fresh = type(cache) is DynamicCache and not belongs_to_user(cache)
     if fresh and not _SLIDING_LAYERS_ROLL_BACK:
         _keep_everything(cache)
 
 
 def text_cache(cache: Cache) -> Cache:
-    """Return the part of a cache that grows with the text, of one that holds an encoder's states too."""
+    """Return the part of a cache that grows with the text, without an encoder's states."""
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
 def new_cross_cache() -> EncoderDecoderCache:
-    """Return an empty cache for a decoder that looks at an encoder's states."""
+    """Return an empty cache for a decoder with cross-attention."""
     return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
 @contextmanager
 def recording(cache: DynamicCache) -> Iterator[None]:
-    """Let ``cache`` be rolled back inside the block; afterwards it behaves as it did before."""
+    """Let ``cache`` be rolled back inside the block."""
     own = text_cache(cache)
     recorded = [getattr(layer, "record_past", None) for layer in own.layers]
     own.activate_past_recording()
@@ -119,21 +133,21 @@ def recording(cache: DynamicCache) -> Iterator[None]:
 
 
 def rollback(cache: Cache, tokens: int) -> None:
-    """Forget the last ``tokens`` tokens. Recording layers also shrink to their window, so call it with 0 too."""
+    """Forget the last ``tokens`` tokens. Call it with 0 too: recording layers then shrink to their window."""
     if quantises(cache):
-        forget(cache, tokens)
+        _forget(cache, tokens)
     elif tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
         text_cache(cache).crop(-tokens)
 
 
-def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
-    """Say why ``cache`` can't be rolled back or, where ``model`` has a recurrent state, be brought back; else None."""
+def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
+    """Say why ``cache`` can be neither rolled back nor, for a recurrent ``model``, restored; None if it can."""
     if isinstance(cache, StaticCache):
-        return None  # by position, or a dynamic one takes its place: see `compiled`
+        return None  # rolled back by position, or replaced by a dynamic one
     if quantises(cache):
-        return refusal_of_quantised(cache)
+        return _obstacle_in_quantised(cache)
     if isinstance(cache, EncoderDecoderCache):
-        return refusal_of_cache(model, cache.self_attention_cache)
+        return obstacle_in_cache(model, cache.self_attention_cache)
     if not isinstance(cache, DynamicCache):
         return f"a {type(cache).__name__} is not a DynamicCache"
     if has_recurrent_state(model):
@@ -144,11 +158,54 @@ def refusal_of_cache(model: PreTrainedModel, cache: Any) -> str | None:
 
 
 def mark_user_cache(cache: Any) -> None:
-    """Mark what was passed to ``generate()`` as a cache; newer versions do it themselves."""
+    """Mark a cache passed to ``generate()``; newer versions do it themselves."""
     if isinstance(cache, _caches.Cache):
         cache._is_user_defined = True
 
 
 def belongs_to_user(cache: Any) -> bool:
-    """Tell whether a cache was passed to ``generate()``, which makes one otherwise."""
+    """Tell whether a cache was passed to ``generate()``."""
     return getattr(cache, "_is_user_defined", False)
+
+
+def quantises(cache: Any) -> bool:
+    return isinstance(cache, QuantizedCache)
+
+
+def _obstacle_in_quantised(cache: QuantizedCache) -> str | None:
+    """Say why no tokens of a quantised cache can be forgotten; None if some can."""
+    if all(isinstance(layer, (QuantizedLayer, *_AT_ONCE)) for layer in cache.layers):
+        return None
+    kinds = sorted({type(layer).__name__ for layer in cache.layers})
+    return f"a {type(cache).__name__} with layers {kinds} can't be rolled back; use a dynamic cache"
+
+
+def forgettable(cache: Any) -> int:
+    """Return the most tokens of a forward after which the last of them, or all, can be forgotten.
+
+    The first forward chooses the scales. Layers that quantise in groups keep the newest tokens unquantised until they
+    reach the residual length; quantised tokens can't be removed.
+    """
+    if not quantises(cache):
+        return sys.maxsize
+    return min(_room(layer) for layer in cache.layers)
+
+
+def _forget(cache: QuantizedCache, tokens: int) -> None:
+    for layer in cache.layers if tokens else ():
+        layer.cumulative_length -= tokens
+        names = ("_quantized_keys", "_quantized_values") if isinstance(layer, _AT_ONCE) else ("keys", "values")
+        for name in names:
+            held = getattr(layer, name)
+            states, *scale = held if isinstance(held, tuple) else (held,)
+            states = states[..., : states.shape[-2] - tokens, :]
+            setattr(layer, name, (states, *scale) if scale else states)
+
+
+def _room(layer: Any) -> int:
+    if not layer.is_initialized:
+        return 0
+    if isinstance(layer, _AT_ONCE):
+        return sys.maxsize
+    held = layer.keys.shape[-2] if layer.keys.dim() == 4 else 0
+    return max(0, layer.residual_length - 1 - held)

@@ -13,24 +13,21 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 from transformers.generation.candidate_generator import CandidateGenerator
 
-# The second draws no tokens, whatever the law that it reports.
+# The second reports a distribution but does not draw from it.
 DRAFTERS_WITHOUT_LOGITS = tuple(
     getattr(_candidates, name)
     for name in ("PromptLookupCandidateGenerator", "SinglePositionMultiTokenCandidateGenerator")
     if hasattr(_candidates, name)
 )
 
-
-# Who wants to choose a model's drafter, in every thread. One attribute serves all of them, whoever leaves first.
+# The interceptors of a model's drafter by thread. One patched attribute serves all threads until the last one leaves.
 _intercepts: weakref.WeakKeyDictionary[PreTrainedModel, dict[int, list[Callable[..., CandidateGenerator]]]] = (
     weakref.WeakKeyDictionary()
 )
-
-
 _intercepts_lock = threading.Lock()
 
 
-def stock_drafter(
+def transformers_drafter(
     model: PreTrainedModel,
     generation_config: GenerationConfig,
     input_ids: Any,
@@ -38,7 +35,7 @@ def stock_drafter(
     model_kwargs: Any,
     assistant_model: PreTrainedModel | None = None,
 ) -> CandidateGenerator:
-    """Return the drafter that stock assisted generation would build."""
+    """Return the drafter that transformers' assisted generation would build."""
     drafter = model._get_candidate_generator(
         assistant_model=assistant_model,
         generation_config=generation_config,
@@ -47,11 +44,11 @@ def stock_drafter(
         logits_processor=processors,
         model_kwargs=model_kwargs,
     )
-    return _honest(drafter)
+    return _reporting_processed_logits(drafter)
 
 
 class _Remembering(LogitsProcessorList):
-    """Logits processors that remember what they have returned."""
+    """Logits processors that remember their results."""
 
     def __init__(self, processors: Iterable[Any]) -> None:
         super().__init__(processors)
@@ -63,49 +60,45 @@ class _Remembering(LogitsProcessorList):
         return scores
 
 
-def _honest(drafter: CandidateGenerator) -> CandidateGenerator:
-    """Let a drafter report the logits that it draws by.
-
-    In older versions, multi-token prediction reports those from before the processors.
-    """
+def _reporting_processed_logits(drafter: CandidateGenerator) -> CandidateGenerator:
+    """Let multi-token prediction report processed logits; older versions report raw ones."""
     if not isinstance(drafter, _candidates.MTPCandidateGenerator):
         return drafter
     get_candidates = drafter.get_candidates
     processors = drafter.logits_processor = _Remembering(drafter.logits_processor or ())
 
-    def get_honest_candidates(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def candidates_of_processed_logits(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         processors.returned = []
         candidate, logits = get_candidates(*args, **kwargs)
         return candidate, torch.stack(processors.returned, dim=1) if processors.returned else logits
 
-    drafter.get_candidates = get_honest_candidates
+    drafter.get_candidates = candidates_of_processed_logits
     return drafter
 
 
 def drafts_from_target_states(assistant: PreTrainedModel | None) -> bool:
-    """Tell whether a draft model is one that reads the target's keys and values instead of its own."""
+    """Tell whether a draft model reads the target's keys and values instead of its own."""
     return type(assistant).__name__.startswith(("Gemma4Assistant", "Gemma4UnifiedAssistant"))
 
 
 @contextmanager
 def intercepted_drafter(model: PreTrainedModel, intercept: Callable[..., CandidateGenerator]) -> Iterator[None]:
-    """Inside the block, ask ``intercept(build, **kwargs)`` whenever stock assisted generation wants a drafter.
+    """Inside the block, call ``intercept(build, **kwargs)`` whenever assisted generation needs a drafter.
 
-    ``build(**kwargs)`` returns the drafter that it would have used, and ``kwargs`` are its own arguments. Other
-    threads are not affected.
+    ``build(**kwargs)`` returns transformers' own choice. Other threads are not affected.
     """
     thread = threading.get_ident()
     with _intercepts_lock:
         by_thread = _intercepts.setdefault(model, {})
         if not by_thread:
-            stock = model._get_candidate_generator
+            build_own = model._get_candidate_generator
 
             def build(**kwargs: Any) -> CandidateGenerator:
-                return _honest(stock(**kwargs))
+                return _reporting_processed_logits(build_own(**kwargs))
 
             def choose(**kwargs: Any) -> CandidateGenerator:
                 stack = by_thread.get(threading.get_ident())
-                return stack[-1](build, **kwargs) if stack else stock(**kwargs)
+                return stack[-1](build, **kwargs) if stack else build_own(**kwargs)
 
             model._get_candidate_generator = choose
         by_thread.setdefault(thread, []).append(intercept)

@@ -1,4 +1,4 @@
-"""What goes into the target's forward."""
+"""The inputs of a target's forward."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 
-from ..decoding.buffers import GrowingTensor, counting, ones
+from ..core.texts import GrowingTensor, counting, ones
 from .caches import tokens_in
 from .models import device_of, forward_accepts
 
 if TYPE_CHECKING:
-    from ..decoding.batch_layout import RowShift
+    from ..core.texts import RowShift
+
+TEXT_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+"""The inputs of a text-only model besides the tokens."""
+
+WHOLE_OUTPUTS = ("output_hidden_states", "output_attentions")
+"""Options that ask a forward for more than logits."""
 
 _CROSS_MASKS = ("cross_attention_mask", "image_attention_mask")
 _IN_LINE_WITH_IDS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
 
 def padding_token(config: GenerationConfig) -> int:
-    """Return the token that fills rows up in a prepared call; any, where the model has none."""
+    """Return the padding token of a prepared call; 0 if the model has none."""
     token = getattr(config, "_pad_token_tensor", None)
     return 0 if token is None else int(token)
 
 
-def ending_tokens(config: GenerationConfig) -> set[int]:
-    """Return the tokens that end a text in a prepared call."""
-    tokens = getattr(config, "_eos_token_tensor", None)
-    return set() if tokens is None else set(tokens.flatten().tolist())
+def ending_tokens(config: GenerationConfig) -> frozenset[int]:
+    tokens = config.eos_token_id
+    return frozenset() if tokens is None else frozenset(torch.as_tensor(tokens).flatten().tolist())
 
 
 class ForwardInputs:
-    """The inputs of a target's forwards, made from what ``generate()`` carries from one to the next.
+    """Makes the inputs of a target's forwards from what ``generate()`` carries between them.
 
-    Masks and positions are written ahead of the text, and read as far as it has come.
-
-    Parameters
-    ----------
-    model
-        The target.
+    Masks and positions are written ahead of the text, and read up to its length.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -59,24 +59,12 @@ class ForwardInputs:
     ) -> dict[str, Any]:
         """Return the inputs of one forward over ``text`` ``(B, L)`` from token ``seen`` on.
 
-        Parameters
-        ----------
-        text
-            Committed and drafted tokens.
-        carried
-            What is carried from one forward to the next.
-        seen
-            How many tokens the cache holds.
-        longer
-            How many tokens there are beyond those that mask and positions cover.
-        keep
-            At how many positions, counted from the end, logits are wanted.
-        first
-            Whether this is a run's first forward.
+        The text is ``longer`` than the mask and positions in ``carried``, in tokens. Logits are computed for the last
+        ``keep`` positions. ``first`` marks a run's first forward.
         """
         kwargs = dict(carried)
         mask = kwargs.get(self._mask)
-        if mask is not None and any(name in kwargs for name in _CROSS_MASKS):  # they grow with it
+        if mask is not None and any(name in kwargs for name in _CROSS_MASKS):  # they grow with the mask
             kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + longer, self.with_encoder)
         kwargs |= self._longer(carried, longer)
         if (types := kwargs.get("token_type_ids")) is not None:
@@ -90,10 +78,14 @@ class ForwardInputs:
             inputs["logits_to_keep"] = keep
         return inputs
 
-    def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
-        """Bring what is carried on in line with ``committed`` more tokens: mask, positions, newest cache.
+    def of_tokens(self, tokens: torch.LongTensor, carried: dict[str, Any], longer: int, keep: int) -> dict[str, Any]:
+        """Return the inputs for ``tokens`` ``(B, k)``, which follow those in the cache."""
+        return self.of_text(tokens, carried, 0, longer, keep, first=not tokens_in(carried))
 
-        As transformers does, in the same dictionary, which a drafter may have kept.
+    def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
+        """Extend what is carried by ``committed`` tokens: mask, positions, newest cache.
+
+        Updates the same dictionary, as transformers does, since a drafter may have kept it.
         """
         longer = self._longer(model_kwargs, committed) if self._usual else {}
         rest = {name: value for name, value in model_kwargs.items() if name not in longer}
@@ -105,7 +97,7 @@ class ForwardInputs:
         return model_kwargs
 
     def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
-        """Let inputs that stand in line with ``ids`` ``(B, S)`` follow the rows of a batch."""
+        """Move the inputs that are aligned with ``ids`` ``(B, S)`` along with the rows of a batch."""
         for name in _IN_LINE_WITH_IDS:
             if (values := carried.get(name)) is not None:
                 carried[name] = shift.take(values, 0)
@@ -113,7 +105,7 @@ class ForwardInputs:
             carried["attention_mask"] = shift.take(torch.ones_like(ids), 0)
 
     def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
-        """Return mask and positions, as far as there are any, for ``count`` more tokens."""
+        """Return mask and positions, if there are any, for ``count`` more tokens."""
         return {
             name: self._line(name, values).upto(values.shape[-1] + count)
             for name in self._going_on
@@ -121,7 +113,7 @@ class ForwardInputs:
         }
 
     def _line(self, name: str, values: torch.Tensor) -> GrowingTensor:
-        """Return what goes on from ``values``: a line that is known, if they are what was taken from it last."""
+        """Return the growing tensor that ``values`` were last taken from, or a new one."""
         known, line = self._lines.get(name, (None, None))
         if values is not known:
             line = GrowingTensor(values, self._going_on[name])
@@ -135,18 +127,15 @@ class ForwardInputs:
 
 
 class PlainForwardInputs(ForwardInputs):
-    """The same where there are only tokens, masks and positions, and nothing but slicing is left to do."""
-
-    NAMES = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
-    _WANTED = frozenset({"output_hidden_states", "output_attentions"})
+    """The inputs of a model with only tokens, masks and positions, which need nothing but slicing."""
 
     @classmethod
     def fits(cls, model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> bool:
         """Tell whether transformers itself would only slice."""
         given = {name for name, value in model_kwargs.items() if value is not None}
         return (
-            given >= cls.NAMES - {"attention_mask"}
-            and given <= cls.NAMES | cls._WANTED
+            given >= TEXT_INPUTS - {"attention_mask"}
+            and given <= TEXT_INPUTS.union(WHOLE_OUTPUTS)
             and _as_the_mixin(model, "prepare_inputs_for_generation")
             and _as_the_mixin(model, "_update_model_kwargs_for_generation")
             and not model.config.is_encoder_decoder
@@ -160,7 +149,6 @@ class PlainForwardInputs(ForwardInputs):
         return self.of_tokens(text.narrow(1, seen, text.shape[1] - seen), carried, longer, keep)
 
     def of_tokens(self, tokens: torch.LongTensor, carried: dict[str, Any], longer: int, keep: int) -> dict[str, Any]:
-        """Return the same for ``tokens`` ``(B, k)``, which follow those that the cache holds."""
         inputs = dict(carried)
         if (mask := carried.get(self._mask)) is not None:
             inputs[self._mask] = self._line(self._mask, mask).upto(mask.shape[-1] + longer)
@@ -174,7 +162,7 @@ class PlainForwardInputs(ForwardInputs):
         return inputs
 
     def _shown(self, values: torch.Tensor) -> torch.Tensor:
-        """Return what the model is given: a copy, because a user's hook may keep it, and the text is written to."""
+        """Return the values for the model: a copy, since a user's hook may keep it while the text is overwritten."""
         return values.clone(memory_format=torch.contiguous_format)
 
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
@@ -192,29 +180,29 @@ class PlainForwardInputs(ForwardInputs):
 
 
 class DraftForwardInputs(PlainForwardInputs):
-    """The same for a draft model, whose every step has one: it is given views."""
+    """The inputs of a draft model, which are views: every one of its steps has a forward."""
 
     def _shown(self, values: torch.Tensor) -> torch.Tensor:
         return values
 
 
 def forward_inputs(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:
-    """Return what makes the inputs of a model's forwards over texts that begin with ``ids``."""
+    """Return the maker of inputs for a model's forwards over texts that begin with ``ids``."""
     kind = PlainForwardInputs if PlainForwardInputs.fits(model, ids, model_kwargs) else ForwardInputs
     return kind(model)
 
 
 def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
-    # Asks the instance, which PEFT's prompt learning gives a method of its own.
+    # Looks at the instance, since PEFT's prompt learning overrides the method there.
     return getattr(getattr(model, method), "__func__", None) is getattr(GenerationMixin, method)
 
 
-def unseen_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
-    """Return how many of ``input_ids`` a cache passed in by the user lacks; None where all are to be sent."""
+def uncached_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
+    """Return how many of ``input_ids`` a user's cache lacks; None if all are to be sent."""
     past = tokens_in(model_kwargs)
     if not past:
         return None
     mask = model_kwargs.get("attention_mask")
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
-    # A mask longer than the ids says that the ids are only what is new.
+    # If the mask is longer than the ids, all ids are new.
     return input_ids.shape[1] - past if covered == input_ids.shape[1] else None

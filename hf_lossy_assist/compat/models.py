@@ -1,20 +1,28 @@
-"""Models: what is inside their wrappers, where they are, what they can."""
+"""Models: their wrappers, devices and abilities."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
-from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from ..errors import LossyValueError
 
 DECODING_METHODS = ("_sample", "_assisted_decoding")
-"""The methods of `GenerationMixin` that `generate()` ends in for one sequence per prompt."""
+"""The decoding loops of `GenerationMixin` for one sequence per prompt."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers: attention to the whole text, and to its end."""
+
+MASKED_ATTENTION = ("sdpa", "eager")
+"""Implementations of attention that accept any mask."""
 
 # The second is the older one.
 _PREPARE_ENCODER = next(
@@ -24,53 +32,72 @@ _PREPARE_ENCODER = next(
 )
 
 
+@contextmanager
+def load_errors(argument: str, source: str) -> Iterator[None]:
+    """Turn errors of ``from_pretrained`` inside the block into one that names the argument."""
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise LossyValueError(
+            f"{argument} has to be a causal language model in a folder or on the Hub, but is {source!r}: {reason}"
+        ) from error
+
+
 def supports_static_cache(model: PreTrainedModel) -> bool:
-    """Tell whether the model's class says that it can be compiled with a static cache."""
     return model._can_compile_fullgraph
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """Return the name of the model's attention implementation."""
     return model.config._attn_implementation
 
 
-def with_attention_of(model: PreTrainedModel, config: PretrainedConfig) -> PretrainedConfig:
-    """Return ``config``, told to use the model's attention implementation."""
-    config._attn_implementation = attention_of(model)
-    return config
+def layer_kinds(model: PreTrainedModel) -> list[str]:
+    """Return each layer's kind of attention, by the configuration's or transformers' own names."""
+    config = model.config.get_text_config(decoder=True)
+    if (kinds := getattr(config, "layer_types", None)) is not None:
+        return list(kinds)
+    chunked = getattr(config, "attention_chunk_size", None) is not None
+    kind = FULL if getattr(config, "sliding_window", None) is None else SLIDING
+    return ["chunked_attention" if chunked else kind] * config.num_hidden_layers
 
 
 def has_recurrent_state(model: PreTrainedModel) -> bool:
-    """Tell whether the model keeps a state that can't be rolled back, be it in a kind of cache of its own."""
+    """Tell whether the model keeps a state that can't be rolled back, possibly in its own kind of cache."""
     return model._is_stateful or not model._supports_default_dynamic_cache()
 
 
 def origin_of(model: nn.Module) -> tuple[str, str | None]:
-    """Return what the model was loaded from, a Hub id or a folder or nothing, and the commit if it is known."""
+    """Return the Hub id or folder that the model was loaded from, or "", and the commit if known."""
     return getattr(model.config, "_name_or_path", ""), getattr(model.config, "_commit_hash", None)
 
 
 def pre_hooks_of(module: nn.Module) -> dict[int, Any]:
-    """Return what runs before the module's forward, by number: who takes one out needs no handle of it."""
+    """Return the module's pre-forward hooks by number, so that one can be removed without its handle."""
     return module._forward_pre_hooks
 
 
-def is_offloaded(module: nn.Module) -> bool:
-    """Tell whether accelerate brings the module's weights only for a forward."""
-    return hasattr(module, "_hf_hook")
-
-
 def compiles_by_itself(model: PreTrainedModel, model_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
-    """Tell whether plain ``generate()`` would compile the model's forward."""
     return model._valid_auto_compile_criteria(model_kwargs, config)
 
 
-def unwrap(model: Any) -> PreTrainedModel:
-    """Return the transformers model inside a pipeline, and PEFT's and ``torch.compile``'s wrappers."""
+def is_compiled(model: PreTrainedModel) -> bool:
+    """Tell whether the user has compiled the forward of the model or of a part of it."""
+    return any(
+        x._compiled_call_impl is not None or hasattr(x.forward, "_torchdynamo_orig_callable") for x in model.modules()
+    )
+
+
+def innermost(model: Any) -> Any:
+    """Return the model inside a pipeline and inside PEFT's and ``torch.compile``'s wrappers."""
     inner = model if isinstance(model, nn.Module) else getattr(model, "model", model)
     inner = getattr(inner, "_orig_mod", inner)
-    if hasattr(inner, "get_base_model"):
-        inner = inner.get_base_model()
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def unwrap(model: Any) -> PreTrainedModel:
+    """Return the generating transformers model inside a pipeline and wrappers."""
+    inner = innermost(model)
     if not isinstance(inner, GenerationMixin):
         raise LossyValueError(
             f"`model` has to be a transformers model that can generate, but is a {type(model).__name__}"
@@ -78,9 +105,9 @@ def unwrap(model: Any) -> PreTrainedModel:
     return inner
 
 
-def refusal_of_adapter(model: nn.Module) -> str | None:
-    """Say why an adapter of PEFT can't be used: it puts virtual tokens or a learned cache before what is read."""
-    # Seen from inside, its wrapper is the owner of a method that it gives the model while it generates.
+def obstacle_in_adapter(model: nn.Module) -> str | None:
+    """Say why a PEFT adapter is unsupported (it adds virtual tokens or a learned cache); None if it is not."""
+    # While generating, the wrapper owns a method of the model inside.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
     if not getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False):
         return None
@@ -91,7 +118,7 @@ def refusal_of_adapter(model: nn.Module) -> str | None:
 
 
 def replaces_decoding(model: PreTrainedModel) -> bool:
-    """Tell whether the model's class has a decoding loop of its own instead of transformers'."""
+    """Tell whether the model's class overrides transformers' decoding loop."""
     return any(
         getattr(type(model), name) is not getattr(GenerationMixin, name)
         for name in DECODING_METHODS
@@ -100,18 +127,26 @@ def replaces_decoding(model: PreTrainedModel) -> bool:
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
-    """Tell whether the ``forward`` of the model, inside all wrappers, has a parameter called ``name``."""
-    forward = unwrap(model).forward
-    return name in _parameters(getattr(forward, "__func__", forward))
+    """Tell whether the unwrapped model's ``forward`` has a parameter called ``name``."""
+    return _has_parameter(unwrap(model).forward, name)
+
+
+def generation_accepts(model: PreTrainedModel, name: str) -> bool:
+    """Tell whether ``generate()`` can pass ``name`` to the forward, directly or through prepared inputs."""
+    return forward_accepts(model, name) or _has_parameter(unwrap(model).prepare_inputs_for_generation, name)
+
+
+def _has_parameter(method: Callable[..., Any], name: str) -> bool:
+    return name in _parameters(getattr(method, "__func__", method))
 
 
 @functools.lru_cache(256)
-def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Return where a model's inputs belong, also where its weights are kept elsewhere and loaded on demand."""
+    """Return the device of a model's inputs, even if its weights are offloaded."""
     if model.device.type != "meta":
         return model.device
     place = getattr(getattr(unwrap(model), "_hf_hook", None), "execution_device", None)
@@ -119,12 +154,12 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 
 def unfinished(model: PreTrainedModel, done: bool, synced: bool, device: torch.device) -> bool:
-    """Tell whether there is a text to go on with: here or, where processes keep in step, anywhere."""
+    """Tell whether a text is unfinished here or, for synchronised processes, anywhere."""
     return model._has_unfinished_sequences(done, synced, device=device)
 
 
 def idle_forward(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:
-    """Run the model over one token, for nothing."""
+    """Run a dummy forward over one token, to stay in step with other processes."""
     if model.config.is_encoder_decoder:
         model(decoder_input_ids=ids[:, -1:], encoder_outputs=model_kwargs["encoder_outputs"], use_cache=False)
     else:
@@ -132,7 +167,7 @@ def idle_forward(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[s
 
 
 def encode(model: PreTrainedModel, inputs: Any, mask: Any) -> Any:
-    """Return what a model's encoder says of its input."""
+    """Return the output of a model's encoder."""
     given = {} if mask is None else {"attention_mask": mask.to(device_of(model))}
     name = model.get_encoder().main_input_name
     prepare = getattr(model, _PREPARE_ENCODER)

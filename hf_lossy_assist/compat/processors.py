@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.generation import logits_process as _processors
 
-# Functions of one position's logits alone: all positions of a round can go through them at once.
+# They look at one position's logits alone, so all positions of a round go through them at once.
 PREFIX_FREE_PROCESSORS = tuple(
     getattr(_processors, name)
     for name in (
@@ -26,7 +26,7 @@ PREFIX_FREE_PROCESSORS = tuple(
 )
 
 
-# These look at a row's number in the batch, not only at its tokens.
+# They depend on a row's number in the batch, not only on its tokens.
 _INDEXED_PROCESSORS = (
     _processors.PrefixConstrainedLogitsProcessor,
     _processors.RepetitionPenaltyLogitsProcessor,  # counts the prompts' padding
@@ -35,7 +35,7 @@ _INDEXED_PROCESSORS = (
 )
 
 
-# These carry a cache or a context of their own from call to call, so asking twice about one prefix corrupts them.
+# They keep a cache or context between calls, which a second call for one prefix corrupts.
 STATEFUL_PROCESSORS = (
     _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor,
     _processors.SynthIDTextWatermarkLogitsProcessor,
@@ -43,7 +43,7 @@ STATEFUL_PROCESSORS = (
 
 
 def process_rows_alike(processors: Iterable[Any]) -> bool:
-    """Tell whether logits processors are known not to care which row of the batch they look at."""
+    """Tell whether logits processors are known to ignore a row's number in the batch."""
     return all(
         type(processor).__module__ == _processors.__name__ and not isinstance(processor, _INDEXED_PROCESSORS)
         for processor in processors

@@ -1,4 +1,4 @@
-"""Recurrent states: what a cache holds besides keys and values, and whether a model goes on from a copy of it."""
+"""Recurrent states: snapshots of caches, and whether a model resumes from one."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from .models import device_of, forward_accepts, has_recurrent_state
 _KEYS = ("keys", "values")
 _STATES = ("conv_states", "recurrent_states")
 _READ, _MORE = 10, 3
-# How far logits may be from their reference in single and in half precision, by another order of sums alone.
+# Tolerances in single and half precision for sums in another order.
 _FINE, _COARSE = 1e-3, 0.15
 
 
 class CacheSnapshot:
-    """What a cache held at one time, to which it can be brought back any number of times.
+    """The content of a cache at one time, which can be restored any number of times.
 
-    Keys and values that grow are cropped; everything else is copied, since forwards write to it.
-
-    Parameters
-    ----------
-    cache
-        The cache.
+    Growing keys and values are cropped; everything else is copied, since forwards write to it.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -38,7 +33,6 @@ class CacheSnapshot:
         self._lengths = [_length(layer) for layer in cache.layers]
 
     def restore(self, cache: Cache) -> None:
-        """Let ``cache`` hold again what it held."""
         del cache.layers[len(self._layers) :]
         for layer, held, length in zip(cache.layers, self._layers, self._lengths, strict=True):
             vars(layer).update(_copied(held))
@@ -48,7 +42,7 @@ class CacheSnapshot:
 
 
 def _length(layer: Any) -> int | None:
-    """Return how many tokens' keys a layer that lets go of none holds; None for other layers, and empty ones."""
+    """Return how many keys a layer that keeps all of them holds; None for other and empty layers."""
     grows = isinstance(layer, DynamicLayer) and not layer.is_sliding
     return layer.keys.shape[-2] if grows and layer.keys is not None and layer.keys.numel() else None
 
@@ -69,29 +63,21 @@ def _copied(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class GoingOn:
-    """How a model goes on from a copy of its state.
+class Resumability:
+    """Whether a model resumes correctly from a copy of its state."""
 
-    Attributes
-    ----------
-    one
-        Whether it does with one token after another.
-    several
-        Whether it does with several tokens in one forward.
-    """
-
-    one: bool
-    several: bool
+    one: bool  # with one token per forward
+    several: bool  # with several tokens in one forward
 
 
-_continuations: weakref.WeakKeyDictionary[PreTrainedModel, GoingOn] = weakref.WeakKeyDictionary()
+_continuations: weakref.WeakKeyDictionary[PreTrainedModel, Resumability] = weakref.WeakKeyDictionary()
 
 
-def continuation_of(model: PreTrainedModel) -> GoingOn:
-    """Find out how a model goes on from a copy of its state, once, by ten forwards over a few tokens.
+def continuation_of(model: PreTrainedModel) -> Resumability:
+    """Find out once how a model resumes from a copy of its state, by ten forwards over a few tokens.
 
-    Some models pass over their state when more than one token comes: then it makes no difference what the state is.
-    Some keep a part of it where no cache holds it: then what follows differs from what followed at first.
+    Some models ignore their state in a forward over several tokens: their results do not depend on it. Others keep a
+    part of it outside the cache: their results differ when repeated.
     """
     if model not in _continuations:
         _continuations[model] = _ask(model)
@@ -99,7 +85,7 @@ def continuation_of(model: PreTrainedModel) -> GoingOn:
 
 
 @torch.no_grad()
-def _ask(model: PreTrainedModel) -> GoingOn:
+def _ask(model: PreTrainedModel) -> Resumability:
     size, end = model.config.get_text_config(decoder=True).vocab_size, _READ + _MORE
     ids = (torch.arange(1, end + 1, device=device_of(model)) * 37 % size)[None]
     inputs, cache = ForwardInputs(model), new_cache(model)
@@ -125,14 +111,14 @@ def _ask(model: PreTrainedModel) -> GoingOn:
     logits(0, _READ)
     snapshot = CacheSnapshot(cache)
     kinds = [kind for kind in _STATES if any(_filled(layer, kind) for layer in cache.layers)]
-    reference = one_by_one()  # as plain decoding goes on
+    reference = one_by_one()  # as in plain decoding
     try:
         several = together()
         reads_all = not any(torch.equal(together(without=kind), several) for kind in kinds)
-    except Exception:  # whatever the code of models that can't do it runs into
+    except Exception:  # models without support fail in any way
         several, reads_all = None, False
     snapshot.restore(cache)
-    return GoingOn(_same(one_by_one(), reference), reads_all and _same(several, reference))
+    return Resumability(_same(one_by_one(), reference), reads_all and _same(several, reference))
 
 
 def _filled(layer: Any, kind: str) -> bool:
@@ -140,20 +126,15 @@ def _filled(layer: Any, kind: str) -> bool:
 
 
 def _same(logits: Tensor, reference: Tensor) -> bool:
-    # The middle position: where experts are chosen, rounding alone can change one position by much.
+    # The median, since rounding can change the choice of experts at one position.
     error = (logits - reference).float().norm(dim=-1) / reference.float().norm(dim=-1).clamp(min=1e-6)
     return error.median().item() < (_FINE if reference.dtype in (torch.float32, torch.float64) else _COARSE)
 
 
-def refusal_to_go_on(model: PreTrainedModel, several: bool) -> str | None:
-    """Say why a model that keeps a recurrent state can't be brought back to an earlier one; None where it can.
+def obstacle_to_rollback(model: PreTrainedModel, several: bool) -> str | None:
+    """Say why a recurrent model's state can't be restored; None if it can.
 
-    Parameters
-    ----------
-    model
-        The model.
-    several
-        Whether it has to read several tokens in one forward then, as a target does.
+    ``several`` requires that it then read several tokens in one forward, as a target does.
     """
     if not has_recurrent_state(model):
         return None

@@ -1,4 +1,4 @@
-"""What goes into a model's forward over trees: masks by ancestors, and positions by depth."""
+"""The inputs of a model's forward over trees: masks by ancestors, and positions by depth."""
 
 from __future__ import annotations
 
@@ -11,24 +11,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .models import attention_of, forward_accepts, has_recurrent_state
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_ATTENTION = ("sdpa", "eager")
-_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
-_WANTED = frozenset({"output_hidden_states", "output_attentions"})
+from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS
+from .models import FULL, MASKED_ATTENTION, SLIDING, attention_of, forward_accepts, has_recurrent_state, layer_kinds
 
 
 class TreeInputs:
     """Makes masks and positions of a model's forwards over trees.
 
-    Masks are added to the weights, as floating-point numbers: where attention is computed eagerly, one of booleans is
-    silently wrong.
-
-    Parameters
-    ----------
-    model
-        The model.
+    Masks are added to the attention weights as floating-point numbers: eager attention silently misreads booleans.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -41,20 +31,11 @@ class TreeInputs:
     def of_tree(
         self, carried: Mapping[str, Any], width: int, seen: int, ancestors: Tensor, depths: Tensor
     ) -> dict[str, Any]:
-        """Return the inputs of one forward over what is not seen of texts, and nodes after them.
+        """Return the inputs of one forward over the unread part of texts of ``width`` tokens, and the nodes after them.
 
-        Parameters
-        ----------
-        carried
-            Cache, mask and positions of the texts, as far as they are carried; what they do not cover is no padding.
-        width
-            Of the texts.
-        seen
-            How many slots the cache holds: of the texts, and nodes.
-        ancestors
-            ``(B, m, M)`` which of all nodes each of the last ``m`` sees; these are sent.
-        depths
-            ``(B, M)`` how many tokens stand between the texts and what follows each node.
+        ``carried`` has cache, mask and positions of the texts; what they do not cover is no padding. The cache holds
+        ``seen`` slots of texts and nodes. ``ancestors`` ``(B, m, M)`` says which of all M nodes the last m see; only
+        these m are sent. ``depths`` ``(B, M)`` are the nodes' depths, from 1.
         """
         rows, nodes, slots = ancestors.shape
         device, unread = ancestors.device, max(0, width - seen)
@@ -75,9 +56,9 @@ class TreeInputs:
     def _masks(self, sees: Tensor, queries: Tensor, keys: Tensor, cache: Cache) -> Tensor | dict[str, Tensor]:
         masks = {}
         for kind, layer in self._layer_of.items():
-            near = sees & (queries[:, :, None] - keys[:, None] < self._window) if kind == _SLIDING else sees
+            near = sees & (queries[:, :, None] - keys[:, None] < self._window) if kind == SLIDING else sees
             length = sees.shape[2]
-            if layer < len(cache.layers):  # one of a window only shows the end of the text
+            if layer < len(cache.layers):  # a sliding-window layer shows only the end of the text
                 length = cache.layers[layer].get_mask_sizes(sees.shape[1])[0]
             hidden = ~near[:, None, :, sees.shape[2] - length :]
             mask = torch.zeros(hidden.shape, dtype=self.dtype, device=sees.device)
@@ -100,42 +81,24 @@ class TreeInputs:
         return torch.cat([unread_text, newest], dim=1)
 
 
-def layer_kinds(model: PreTrainedModel) -> list[str]:
-    """Return how far the model's layers look back: the names that its configuration gives, or transformers' own."""
-    config = model.config.get_text_config(decoder=True)
-    if (kinds := getattr(config, "layer_types", None)) is not None:
-        return list(kinds)
-    if getattr(config, "attention_chunk_size", None) is not None:
-        return ["chunked_attention"]
-    return [_FULL if getattr(config, "sliding_window", None) is None else _SLIDING]
-
-
 def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
-    """Say why a model can't run over trees; None where it can.
-
-    Parameters
-    ----------
-    model
-        The model.
-    inputs
-        What else it reads besides tokens.
-    """
+    """Say why a model with these ``inputs`` besides tokens can't run over trees; None if it can."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         return f"{name} has an encoder"
     if has_recurrent_state(model):
         return f"{name} keeps a recurrent state, which goes along one path only"
-    if (attention := attention_of(model)) not in _ATTENTION:
-        return f"{attention!r} attention takes no mask of ancestors; load {name} with {_ATTENTION[0]!r}"
+    if (attention := attention_of(model)) not in MASKED_ATTENTION:
+        return f"{attention!r} attention takes no mask of ancestors; load {name} with 'sdpa'"
     if not forward_accepts(model, "position_ids") or getattr(config, "alibi", False):
         return f"{name} takes no positions, which in a tree are depths"
     kinds = set(layer_kinds(model))
-    if (other := sorted(kinds - {_FULL, _SLIDING})) or getattr(config, "attention_layers", None) is not None:
+    if (other := sorted(kinds - {FULL, SLIDING})) or getattr(config, "attention_layers", None) is not None:
         return f"{name} has layers whose attention is {', '.join(other) or 'local'}"
     if len(kinds) > 1 and "dict)" not in inspect.getsource(type(model.get_decoder()).forward):
         return f"the decoder of {name} does not take one mask for each kind of its layers"
     others = [key for key, value in inputs.items() if value is not None and value is not False]
-    if unknown := sorted(set(others) - _INPUTS - _WANTED):
+    if unknown := sorted(set(others) - TEXT_INPUTS.union(WHOLE_OUTPUTS)):
         return f"{name} reads {', '.join(map(repr, unknown))} besides tokens"
     positions = inputs.get("position_ids")
     return None if positions is None or positions.dim() == 2 else f"the positions of {name} are not one per token"

@@ -1,1 +1,1 @@
-"""The loop, and what it keeps while it runs."""
+"""The decoding loop, and its state."""

@@ -1,147 +1,186 @@
-"""Does drafting pay here? If not, decode plainly."""
+"""Does drafting pay here? Calls measure it, and later ones are decoded plainly where it does not."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import threading
-import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import astuple, dataclass, field
+from enum import IntEnum
+from typing import Any
 
 from torch import nn
 
+from ..drafting.draft_length import Stopwatch
 from ..errors import warn_once
 
-PATIENCE = 0.5
-"""Seconds of drafting after which the target alone is measured for the first time."""
+ROUNDS, VERDICTS = 16, 3
+"""Rounds in a comparison of drafting with plain decoding; comparisons in a row that drafting has to lose."""
+CLEARLY = 0.9
+"""The share of the other's time per token below which one of them is faster."""
+LONG, PROBES = 50, 3
+"""Rounds of a call that may have a forward that only measures, 2 % of its time at most; such forwards that it takes."""
+WAIT, LONGEST_WAIT = 8, 512
+"""Plain calls before drafting is tried again: at first, and at most."""
 
 
-class SpeedComparison:
-    """What is known of the speed of drafting against that of the target alone, of one pair of models on one device.
+class Plan(IntEnum):
+    """How a call is decoded, from its first round to its last."""
 
-    Whichever of the two seems faster is used. After ``patience`` seconds and ``rounds`` rounds of it, ``probes`` rounds
-    of the other are measured, and the faster one goes on: by more than 10 %, or nothing changes. After a change the
-    next measurement comes after four times ``patience``; as long as nothing changes, it comes after twice the time of
-    the last, up to ``longest`` seconds. Calls in several threads may share it.
+    DRAFT = 0
+    DRAFT_AND_PROBE = 1
+    PLAIN = 2
 
-    Parameters
-    ----------
-    patience, longest
-        Seconds before the first measurement, and between any two at most.
-    rounds
-        Rounds before a measurement, at least.
-    probes
-        Rounds that a measurement takes. The first round after a change is not measured, in which the draft model has
-        to catch up.
+
+@dataclass(frozen=True)
+class Pace:
+    """Rounds, the tokens that each row got in them, and their seconds."""
+
+    rounds: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    drafting: float = 0.0  # seconds of them
+    verifying: float = 0.0
+
+    def __add__(self, other: Pace) -> Pace:
+        return Pace(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def per_token(self) -> float:
+        """Seconds per token."""
+        return self.seconds / max(1.0, self.tokens)
+
+    def plain(self, share: float) -> float:
+        """Return the most that a plain token takes: a round without its draft.
+
+        A forward over one token takes ``share`` of one over a draft.
+        """
+        return (self.seconds - self.drafting - (1 - share) * self.verifying) / self.rounds
+
+
+class Experience:
+    """The measured speed of drafting in one situation, against that of plain decoding.
+
+    A comparison pools calls until they have 16 rounds. Drafting is given up when it has clearly lost three in a row.
+    Eight plain calls follow, which measure the plain token. Drafting is then tried until there is a comparison with it;
+    unless drafting clearly wins, twice as many plain calls follow. Calls in several threads may share one.
     """
 
-    MARGIN = 0.9
-
-    def __init__(self, patience: float = PATIENCE, longest: float = 30.0, rounds: int = 4, probes: int = 3) -> None:
-        self.first_patience = self.patience = patience
-        self.longest = longest
-        self.rounds = rounds
-        self.probes = probes
-        self.plain = False
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._begin()
+        self._long = 0
+        self._start()
 
-    def _begin(self) -> None:
-        self._current: list[float] = []  # seconds per token of each round
-        self._seconds = 0.0
-        self._tokens = 0
-        self._probed: list[float] = []
-        self._caught_up = False
-
-    @property
-    def next_is_plain(self) -> bool:
-        """Whether the next round is to have no draft."""
-        return self.plain is not self._probing
+    def _start(self) -> None:
+        self._drafted = self._alone = Pace()
+        self._shares: deque[float] = deque(maxlen=PROBES)
+        self._lost = self._wait = self._waits = 0
 
     @property
-    def _probing(self) -> bool:
-        return len(self._current) >= self.rounds and self._seconds >= self.patience
+    def plan(self) -> Plan:
+        """The next call's plan. Long calls probe ever more rarely: the first, second, fourth, eighth and so on."""
+        return Plan.PLAIN if self._waits > 0 else Plan(not self._long & (self._long + 1))
 
-    def observe(self, was_plain: bool, seconds: float, tokens: float) -> bool:
-        """Learn what a round has cost; return whether drafting is given up with it."""
+    def learn(self, plain: bool, pace: Pace, share: float | None = None) -> bool:
+        """Learn from a call; return whether drafting is given up with it.
+
+        Parameters
+        ----------
+        plain
+            Whether the call was decoded plainly.
+        pace
+            Its rounds.
+        share
+            The time of the target's forward over one token, as a share of that over a draft, if it was probed.
+        """
         with self._lock:
-            if was_plain is self.plain:
-                self._current.append(seconds / tokens)
-                self._seconds += seconds
-                self._tokens += tokens
+            if plain:
+                self._waits -= 1
+                self._alone += pace
                 return False
-            if not self._caught_up:
-                self._caught_up = True
-                return False
-            self._probed.append(seconds / tokens)
-            if len(self._probed) < self.probes:
-                return False
-            return self._decide()
+            self._long += pace.rounds >= LONG
+            self._shares.extend(() if share is None else (share,))
+            self._drafted += pace
+            return self._drafted.rounds >= ROUNDS and self._compare()
 
-    def _decide(self) -> bool:
-        # Rounds of drafting differ in their tokens, so their mean counts; single plain rounds may be disturbed.
-        current = statistics.median(self._current) if self.plain else self._seconds / self._tokens
-        other = statistics.mean(self._probed) if self.plain else statistics.median(self._probed)
-        changes = other < self.MARGIN * current
-        # Having changed for the faster one, there is less need to measure the slower.
-        self.patience = 4 * self.first_patience if changes else min(2 * self.patience, self.longest)
-        self.plain = self.plain is not changes
-        self._begin()
-        return changes and self.plain
-
-
-_comparisons: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, SpeedComparison]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+    def _compare(self) -> bool:
+        drafted, self._drafted = self._drafted, Pace()
+        share = statistics.median(self._shares) if len(self._shares) == PROBES else 1.0
+        plain = self._alone.per_token if self._alone.rounds else drafted.plain(share)
+        given_up = self._wait > 0
+        if given_up and drafted.per_token < CLEARLY * plain:
+            self._start()
+            return False
+        self._lost = self._lost + 1 if plain < CLEARLY * drafted.per_token else 0
+        if given_up or self._lost >= VERDICTS:
+            self._wait = self._waits = min(2 * self._wait, LONGEST_WAIT) or WAIT
+            self._alone = Pace()
+        return self._wait > 0 and not given_up
 
 
-def speed_comparison(target: nn.Module, *situation: Hashable) -> SpeedComparison:
-    """Return what earlier calls have learnt of a target in a situation: its draft, the device, the rule, the rows."""
-    with _lock:
-        return _comparisons.setdefault(target, {}).setdefault(situation, SpeedComparison(PATIENCE))
+_known: weakref.WeakKeyDictionary[nn.Module, Callable[..., Experience]] = weakref.WeakKeyDictionary()
+
+
+def experience_of(target: nn.Module, *situation: Hashable) -> Experience:
+    """Return what calls have measured of a target in a situation; the latest 256 situations are remembered."""
+    return _known.setdefault(target, functools.lru_cache(256)(lambda *_: Experience()))(*situation)
 
 
 def forget_speeds() -> None:
-    """Forget what all calls have learnt."""
-    _comparisons.clear()
+    """Forget what all calls have measured."""
+    _known.clear()
 
 
+@dataclass(eq=False)
 class BreakEven:
-    """Decides in one call, from round to round, whether to draft.
+    """Times the rounds of one call, whose plan is made, for the calls after it."""
 
-    Parameters
-    ----------
-    comparison
-        What is known, and learnt on.
-    clock
-        Gives the time in seconds.
-    """
+    experience: Experience
+    plan: Plan
+    watch: Stopwatch
+    _marks: list[Any] = field(default_factory=list)
+    _rounds: deque[tuple[list[Any], float, int]] = field(default_factory=lambda: deque(maxlen=256))
+    _probe: tuple[Any, Any] | None = None
 
-    def __init__(self, comparison: SpeedComparison, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.comparison = comparison
-        self.clock = clock
-        self.plain = comparison.next_is_plain
-        self._started: float | None = None  # the first round reads the prompt too, and is not counted
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is drafted."""
+        return self.plan is Plan.PLAIN
 
-    def observe(self, tokens: float) -> bool:
-        """Count a round that has just given ``tokens`` tokens; return whether drafting is given up with it."""
-        now = self.clock()
-        started, self._started = self._started, now
-        gives_up = started is not None and self.comparison.observe(self.plain, now - started, tokens)
-        if gives_up:
+    def mark(self) -> None:
+        """Take the time: before a round, after its draft, and after its verification."""
+        self._marks.append(self.watch.mark())
+
+    def end(self, tokens: float, rows: int, first: bool) -> None:
+        """End a round of ``rows`` rows, which got ``tokens`` tokens each; a text's first reads the prompt."""
+        self.mark()
+        if len(self._marks) == 4 and not first:  # others had no verification
+            self._rounds.append((self._marks, tokens, rows))
+        self._marks = []
+
+    def probe(self, rehearse: Callable[[Callable[[], Any]], tuple[Any, Any] | None]) -> None:
+        """Time a plain forward of the target after the last round, if the plan has it and the call was long.
+
+        ``rehearse`` runs it between two marks and forgets it, if it can.
+        """
+        if self.plan is Plan.DRAFT_AND_PROBE and self._probe is None and len(self._rounds) >= LONG:
+            self._probe = rehearse(self.watch.mark)
+
+    def finish(self) -> None:
+        """Let the experience learn, and warn where later calls will be decoded plainly."""
+        took, pace, share = self.watch.between, Pace(), None
+        for (begin, drafted, verified, end), tokens, _ in self._rounds:
+            pace += Pace(1, tokens, took(begin, end), took(begin, drafted), took(drafted, verified))
+        if self._probe is not None:
+            rows = self._rounds[-1][2]  # whose forward was probed
+            usual = statistics.median(took(marks[1], marks[2]) for marks, _, own in self._rounds if own == rows)
+            share = min(1.0, took(*self._probe) / usual) if usual > 0 else None
+        if self.experience.learn(self.plain, pace, share):
             warn_once(
-                "speculative decoding is slower than the target alone here, so texts are decoded plainly, and drafting "
-                "is tried again now and then. Use a smaller draft or another `num_assistant_tokens`; "
-                "`lossy_config={'break_even': False}` forbids this."
+                "speculative decoding is slower than the target alone here, so later calls like this one are decoded "
+                "plainly, and drafting is tried again now and then. Texts of a lossy rule change with that. Use a "
+                "smaller draft or another `num_assistant_tokens`; `lossy_config={'break_even': False}` forbids this."
             )
-        self.plain = self.comparison.next_is_plain
-        return gives_up
-
-
-class AlwaysDraft:
-    """Drafts in every round, for runs that have to be the same whatever the time."""
-
-    plain = False
-
-    def observe(self, tokens: float) -> bool:
-        """Take no notice."""
-        return False

@@ -1,4 +1,4 @@
-"""What ``generate()`` returns, token by token, in transformers' own layout."""
+"""The output of ``generate()``, token by token, in transformers' own layout."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from typing_extensions import Self
 
 from ..compat import cache_of
-from ..messages import Verification
-from ..stats import LossyStats
+from ..core.messages import Verification
+from ..core.statistics import LossyStats
 
 OUTPUTS = ("scores", "logits", "hidden_states", "attentions")
-"""What a caller may ask for, token by token."""
+"""Outputs per token that a caller may ask for."""
 
 
 @dataclass
 class GenerateLossyOutput(GenerateDecoderOnlyOutput):
     """``GenerateDecoderOnlyOutput`` with the run's statistics.
 
+    For a batch ``past_key_values`` is None, and scores, logits, states and attentions are zero after a row's end.
+
     Attributes
     ----------
     lossy_stats
-        What the run drafted, kept and corrected.
-
-    For a batch ``past_key_values`` is None, and scores, logits, states and attentions are zero at the padding after a
-    row's end.
+        How many tokens the run drafted, kept and corrected.
     """
 
     lossy_stats: LossyStats | None = None
 
-    def with_stats(self, stats: LossyStats) -> GenerateLossyOutput:
-        """Return the output, with its statistics."""
+    def with_stats(self, stats: LossyStats) -> Self:
+        """Set the statistics, and return the output."""
         self.lossy_stats = stats
         return self
 
@@ -46,21 +46,18 @@ class GenerateLossyEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     Attributes
     ----------
     lossy_stats
-        What the run drafted, kept and corrected. No field, because Whisper's ``generate()`` takes fields apart by row
-        (and drops this; see :func:`~hf_lossy_assist.last_stats`).
+        How many tokens the run drafted, kept and corrected. It is no field, because Whisper's ``generate()`` splits
+        fields by row (and drops this; see :func:`~hf_lossy_assist.last_stats`).
     """
 
     lossy_stats = None
 
-    def with_stats(self, stats: LossyStats) -> GenerateLossyEncoderDecoderOutput:
-        """Return the output, with its statistics."""
-        self.lossy_stats = stats
-        return self
+    with_stats = GenerateLossyOutput.with_stats
 
 
 @dataclass(eq=False)
 class _Row:
-    """What the caller asked for about one row: one entry per token of the output, as plain ``generate()`` gives it."""
+    """One row's outputs: one entry per token, as plain ``generate()`` gives it."""
 
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
@@ -70,27 +67,23 @@ class _Row:
 
 
 class OutputRecorder:
-    """Collects what the caller asked for row by row, and puts the rows side by side in the end.
+    """Collects the wanted outputs row by row, and joins the rows in the end.
 
-    Parameters
-    ----------
-    config
-        What the caller asked for.
-    rows
-        How many rows there are.
-    prompt
-        Width of the prompts.
+    ``prompt`` is the width of the prompts; ``windows`` says how many keys each attending layer keeps, None for all.
     """
 
-    def __init__(self, config: GenerationConfig, rows: int = 1, prompt: int = 0) -> None:
+    def __init__(
+        self, config: GenerationConfig, rows: int = 1, prompt: int = 0, windows: Sequence[int | None] = ()
+    ) -> None:
         self.as_dict = bool(config.return_dict_in_generate)
         asked = OUTPUTS if self.as_dict else ()
         self.wanted = frozenset(name for name in asked if getattr(config, f"output_{name}", False))
         self.rows = [_Row() for _ in range(rows)]
         self.prompt = prompt
+        self.windows = dict(enumerate(windows))
 
     def record(self, rows: Sequence[int], verification: Verification, counts: Sequence[int], drafted: int) -> None:
-        """Record the first ``counts`` tokens of each row from a round that verified ``drafted`` ones."""
+        """Record the first ``counts`` tokens of each row from a round that verified ``drafted`` tokens."""
         one = len(rows) == 1
         for i, (number, count) in enumerate(zip(rows, counts, strict=True)):
             row, own = self.rows[number], slice(None) if one else slice(i, i + 1)
@@ -113,7 +106,6 @@ class OutputRecorder:
         return side_by_side([row.scores[:count] for row in self.rows]) if "scores" in self.wanted else None
 
     def cut(self, row: int, length: int) -> None:
-        """Let only the first ``length`` tokens of a row be its text."""
         if self.wanted:
             for entries in vars(self.rows[row]).values():
                 del entries[length:]
@@ -121,42 +113,41 @@ class OutputRecorder:
     def finish(self, sequences: Tensor, stats: LossyStats, carried: Mapping[str, Any]) -> Any:
         """Return everything recorded, as tuples.
 
-        ``carried`` is what a run of one row has carried from forward to forward: its cache and, of an encoder-decoder
-        model, what the encoder said.
+        ``carried`` are the inputs that a run of one row handed on: its cache and, with an encoder, the encoder's
+        outputs.
         """
-        given = {name: self._given(name) if name in self.wanted else None for name in OUTPUTS}
+        scores, logits, states, weights = (self._given(name) if name in self.wanted else None for name in OUTPUTS)
         encoder = carried.get("encoder_outputs")
-        both = {
-            "sequences": sequences,
-            "scores": given["scores"],
-            "logits": given["logits"],
-            "past_key_values": cache_of(carried),
-        }
-        states, weights = given["hidden_states"], given["attentions"]
+        both = {"sequences": sequences, "scores": scores, "logits": logits, "past_key_values": cache_of(carried)}
         if encoder is None:
             return GenerateLossyOutput(**both, hidden_states=states, attentions=weights, lossy_stats=stats)
-        output = GenerateLossyEncoderDecoderOutput(
+        return GenerateLossyEncoderDecoderOutput(
             **both,
             decoder_hidden_states=states,
             decoder_attentions=weights,
             cross_attentions=self._given("cross_attentions") if weights is not None else None,
             encoder_hidden_states=encoder.get("hidden_states") if states is not None else None,
             encoder_attentions=encoder.get("attentions") if weights is not None else None,
-        )
-        return output.with_stats(stats)
+        ).with_stats(stats)
 
     def _given(self, name: str) -> tuple:
         rows = [getattr(row, name) for row in self.rows]
-        if name == "attentions" and len(rows) > 1:
-            # As many keys as the text has: padding that a batch in the making has besides goes.
-            rows = [
-                [tuple(_last(layer, self.prompt + i) for layer in entry) for i, entry in enumerate(row)] for row in rows
-            ]
+        if name == "attentions":
+            rows = [[self._seen(weights, i) for i, weights in enumerate(row)] for row in rows]
         return side_by_side(rows, name)
+
+    def _seen(self, weights: tuple[Tensor, ...], token: int) -> tuple[Tensor, ...]:
+        """Return a token's attention weights over the keys of a plain forward: rounds differ in padding and windows."""
+        seen = []
+        for i, layer in enumerate(weights):
+            keys = self.prompt + token if len(self.rows) > 1 else layer.shape[-1]
+            window = self.windows.get(i) if token else None  # windows don't cut the prompt
+            seen.append(_last(layer, keys if window is None else min(keys, window)))
+        return tuple(seen)
 
 
 def side_by_side(rows: Sequence[Sequence[Any]], name: str = "") -> tuple:
-    """Put rows' entries of one kind, one per token, side by side; zeros where a row has none any more."""
+    """Join rows' entries of one kind, one per token; zeros where a row has ended."""
     if len(rows) == 1:
         return tuple(rows[0])
     longest = max(rows, key=len)
@@ -177,7 +168,7 @@ def _per_token(
         for layer in layers:
             end = layer.shape[-2] - after
             start = 0 if first and i == 0 else end - 1
-            # Attention weights also have the keys of later positions, which a plain forward would not have.
+            # A plain forward would not have the keys of later positions.
             width = layer.shape[-1] - after if square else layer.shape[-1]
             entry.append(layer[..., start:end, :width])
         entries.append(tuple(entry))
@@ -190,7 +181,7 @@ def _of_decoder(outputs: Any, name: str) -> tuple[Tensor, ...]:
 
 
 def _rows_of(values: Tensor, name: str) -> int:
-    """Return the dimension of the rows: in some models, states have others before it."""
+    """Return the dimension of the rows: some models' states have further dimensions before it."""
     return values.dim() - 3 if name.endswith("hidden_states") else 0
 
 
@@ -200,17 +191,17 @@ def _concatenated(parts: list[Any], like: Any, name: str) -> Any:
             _concatenated([None if part is None else part[i] for part in parts], like[i], name)
             for i in range(len(like))
         )
-    width = max(0 if part is None else part.shape[-2] for part in parts)
-    parts = [torch.zeros_like(like) if part is None else _filled_up(part, width) for part in parts]
+    size = [max(part.shape[dim] for part in parts if part is not None) for dim in (-2, -1)]
+    parts = [_filled_up(torch.zeros_like(like) if part is None else part, *size) for part in parts]
     return torch.cat(parts, _rows_of(like, name))
 
 
-def _filled_up(part: Tensor, width: int) -> Tensor:
-    """Return states or weights of a row whose padding has not been read with zeros for it."""
-    return torch.nn.functional.pad(part, (0, 0, width - part.shape[-2], 0)) if part.shape[-2] < width else part
+def _filled_up(part: Tensor, height: int, width: int) -> Tensor:
+    above, before = height - part.shape[-2], width - part.shape[-1]
+    return torch.nn.functional.pad(part, (before, 0, above, 0)) if above or before else part
 
 
 def _last(weights: Tensor, keys: int) -> Tensor:
-    """Return attention weights of the last ``keys`` keys, with zeros for those that are not there."""
+    """Return attention weights of the last ``keys`` keys, with zeros for missing keys."""
     missing = keys - weights.shape[-1]
     return torch.nn.functional.pad(weights, (missing, 0)) if missing > 0 else weights[..., -keys:]

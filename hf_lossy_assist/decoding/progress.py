@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,56 +18,42 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from .buffers import ROOM
-from .limits import BoundLimits, LosslessPositions
-from .recorders import StatsRecorder
-
-if TYPE_CHECKING:
-    from ..trees import Tree
+from ..core.limits import BoundLimits, LosslessPositions
+from ..core.recorders import StatsRecorder
+from ..core.shapes import Chain, Shape
+from ..core.texts import ROOM
 
 
-class FateStreamer(BaseStreamer):
-    """A streamer that is also told what became of the tokens it was shown.
+class TokenStatusStreamer(BaseStreamer):
+    """A streamer that is also told how each token got into the output.
 
-    After some calls of ``put``, ``put_fates`` says of all tokens shown since, the prompt apart, whether each is
-    ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``, as in the trace of
+    ``put_statuses`` follows one or more calls of ``put``. It gives the status of every token since the last time,
+    without the prompt: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``, as in the trace of
     :class:`~hf_lossy_assist.LossyStats`. Plain ``generate()`` never calls it.
     """
 
-    def put_fates(self, fates: Sequence[str]) -> None:
-        """Take what became of the newest tokens."""
+    def put_statuses(self, statuses: Sequence[str]) -> None:
+        """Take the statuses of the newest tokens."""
         raise NotImplementedError
 
 
 _STATELESS = (StopStringCriteria, MaxTimeCriteria)
-"""Criteria that can be asked about one row at a time: what they say of it depends on nothing else."""
 
 
 class Stopping:
     """Cuts the rows of a batch at the first token after which a stopping criterion holds.
 
-    Length and EOS are decided on the host from the tokens alone, and transformers' own stateless criteria row by row,
-    as soon as a row has the token. All other criteria may count their calls or remember rows, so they are asked as
-    plain ``generate()`` asks them: about the whole batch, once per generated position, in order. They are asked about
-    a position when every row that goes on has reached it; a row that was ahead is then cut back.
-
-    Parameters
-    ----------
-    config
-        Its ``max_length`` bounds the texts.
-    criteria
-        As ``generate()`` prepared them.
-    prompts
-        ``(B, L)``.
-    pad
-        The token that follows a text that has ended.
+    Length and EOS need only the tokens on the host. transformers' own stateless criteria are asked row by row, as soon
+    as a row has the token. All other criteria may count their calls or remember rows, so they are asked as plain
+    ``generate()`` asks them: about the whole batch, once per position, in order. This has to wait until every row that
+    goes on has reached the position; rows that were ahead are then cut back.
 
     Attributes
     ----------
     generated
-        Tokens of each row's text so far.
+        How many tokens each row has generated.
     ended
-        Which rows generate no more. Criteria that are asked in order may still cut one of them back.
+        Which rows generate no more. Criteria that are asked in order may still cut them back.
     """
 
     def __init__(self, config: GenerationConfig, criteria: StoppingCriteriaList, prompts: Tensor, pad: int = 0) -> None:
@@ -77,8 +63,7 @@ class Stopping:
         self.max_length = config.max_length
         self.eos: set[int] = set()
         self._by_row, self._in_order = StoppingCriteriaList(), StoppingCriteriaList()
-        # Where no criterion knows of an end-of-text token, plain generation pads nothing: a row that has ended goes on
-        # until all have.
+        # Without a criterion on EOS, plain generation pads nothing: an ended row goes on until all end.
         self._pads = batch == 1 or any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         for criterion in criteria:
             if type(criterion) is MaxLengthCriteria:
@@ -89,17 +74,13 @@ class Stopping:
                 self._by_row.append(criterion)
             else:
                 self._in_order.append(criterion)
+        self.asks_in_order = bool(self._in_order)
         self._pad = pad
         self._texts = prompts.long()
-        self._asked = 0  # positions that the criteria asked in order have been asked about
-        self._held = [False] * batch  # rows of which one has held, where they go on nevertheless
+        self._asked = 0  # how many positions the criteria have been asked about in order
+        self._held = [False] * batch  # rows that a criterion has ended, but that go on until all end
 
-    @property
-    def asks_in_order(self) -> bool:
-        """Whether there are criteria that are asked about the whole batch, position by position."""
-        return bool(self._in_order)
-
-    def room(self, row: int) -> int:
+    def remaining(self, row: int) -> int:
         """Return how many more tokens fit into a row's text."""
         return self.max_length - self.prompt - self.generated[row]
 
@@ -111,12 +92,7 @@ class Stopping:
     ) -> list[int]:
         """Let rows grow by tokens up to where they end; return by how many each has grown.
 
-        Parameters
-        ----------
-        rows, tokens
-            The rows, and the new tokens of each.
-        scores
-            From a number of tokens to their scores, for criteria that look at them.
+        ``scores`` returns the scores of the first ``count`` tokens, for criteria that read them.
         """
         before = [self.generated[row] for row in rows]
         for row, new in zip(rows, tokens, strict=True):
@@ -128,7 +104,7 @@ class Stopping:
         return [max(0, self.generated[row] - start) for row, start in zip(rows, before, strict=True)]
 
     def _take(self, row: int, tokens: list[int], scores: Callable[[int], tuple[Tensor, ...] | None]) -> None:
-        room, start = self.room(row), self.generated[row]
+        room, start = self.remaining(row), self.generated[row]
         count = next((i for i, token in enumerate(tokens, 1) if token in self.eos or i >= room), None)
         if self._by_row or self._in_order:
             self._write(row, tokens[:count])
@@ -141,7 +117,7 @@ class Stopping:
         self._grow_to(row, start + (len(tokens) if count is None else count))
 
     def _ask_about_next(self, scores: Callable[[int], tuple[Tensor, ...] | None]) -> bool:
-        """Ask about the next position, if every row has come so far; return whether there may be another."""
+        """Ask about the next position once every row has reached it; return whether it was asked about."""
         position = self._asked + 1
         there = [count >= position for count in self.generated]
         if not any(there) or not all(has or ended for has, ended in zip(there, self.ended, strict=True)):
@@ -177,15 +153,15 @@ class Progress:
     Attributes
     ----------
     stopping
-        Where texts end. It may be shared by several runs, which decode a row of it each.
+        Where texts end; runs that decode one row each share it.
     limits
         Where the output may be lossy; None for everywhere.
     stats
-        What has been done so far.
+        The run's statistics so far.
     streamer
         Is shown every token; for one row only.
     offset
-        The run's first row, as ``stopping`` numbers them.
+        The number of the run's first row in ``stopping``.
     """
 
     stopping: Stopping
@@ -194,16 +170,13 @@ class Progress:
     streamer: Any = None
     offset: int = 0
 
-    def rooms(self, rows: Sequence[int]) -> list[int]:
-        """Return how many more tokens fit into each row's text."""
-        return [self.stopping.room(row + self.offset) for row in rows]
+    def remaining(self, rows: Sequence[int]) -> list[int]:
+        return [self.stopping.remaining(row + self.offset) for row in rows]
 
     def ended(self, row: int) -> bool:
-        """Tell whether a row generates no more."""
         return self.stopping.ended[row + self.offset]
 
     def generated(self, row: int) -> int:
-        """Return how many tokens of a row's text there are."""
         return self.stopping.generated[row + self.offset]
 
     def commit(
@@ -218,30 +191,21 @@ class Progress:
             self.streamer.put(torch.tensor([tokens[0][: counts[0]]]))
         return counts
 
-    def show_fates(self, fates: Sequence[str]) -> None:
-        """Tell a streamer that wants to know what became of the newest tokens."""
-        if fates and isinstance(self.streamer, FateStreamer):
-            self.streamer.put_fates(fates)
+    def show_statuses(self, statuses: Sequence[str]) -> None:
+        if statuses and isinstance(self.streamer, TokenStatusStreamer):
+            self.streamer.put_statuses(statuses)
 
-    def lossless_positions(self, candidate: Tensor, drafted: int, rows: Sequence[int]) -> LosslessPositions | None:
-        """Say where the last ``drafted`` tokens of ``candidate`` ``(B, L)`` have to be lossless; None for nowhere."""
+    def lossless_positions(self, candidate: Tensor, shape: Shape, rows: Sequence[int]) -> LosslessPositions | None:
+        """Return where drafted tokens at the end of ``candidate`` ``(B, L)`` have to be lossless; None for nowhere."""
         if self.limits is None:
             return None
         counted = [self.stats.rows[row] for row in rows]
         generated, lossy = [row.generated for row in counted], [row.lossy for row in counted]
-        return self.limits.lossless_positions(candidate, drafted, generated, lossy)
+        return self.limits.lossless_positions(candidate, shape, generated, lossy)
 
-    def lossless_nodes(self, candidate: Tensor, tree: Tree, rows: Sequence[int]) -> LosslessPositions | None:
-        """Say the same of trees, whose nodes are the last tokens of ``candidate`` ``(B, L)``."""
-        if self.limits is None:
-            return None
-        counted = [self.stats.rows[row] for row in rows]
-        generated, lossy = [row.generated for row in counted], [row.lossy for row in counted]
-        return self.limits.lossless_nodes(candidate, tree, generated, lossy)
-
-    def may_be_trusted(self, candidate: Tensor, drafted: int, rows: Sequence[int]) -> Tensor | None:
+    def may_be_unverified(self, candidate: Tensor, drafted: int, rows: Sequence[int]) -> Tensor | None:
         """Return ``(B,)`` whether the newest token of ``candidate`` may be lossy, if the drafted ones before it are."""
-        positions = self.lossless_positions(candidate, drafted, rows)
+        positions = self.lossless_positions(candidate, Chain(drafted, candidate.device), rows)
         if positions is None:
             return None
         last = torch.full((len(candidate),), drafted - 1, device=candidate.device)

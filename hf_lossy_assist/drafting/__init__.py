@@ -1,4 +1,4 @@
-"""Drafters: what proposes tokens."""
+"""Drafters propose tokens."""
 
 from __future__ import annotations
 
@@ -10,27 +10,18 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..commit import Commit
-from ..messages import Draft
+from ..core.messages import Commit, Draft
 
 if TYPE_CHECKING:
-    from ..decoding.batch_layout import BatchLayout
-    from ..decoding.recorders import StatsRecorder
+    from ..core.recorders import StatsRecorder
+    from ..core.texts import BatchLayout
 
 
 class Drafter(ABC):
-    """Proposes tokens for the rows of a batch.
-
-    Attributes
-    ----------
-    drafts_every_round
-        Whether it has to be asked in every round, because it follows what the target does.
-    """
-
-    drafts_every_round = False
+    """Proposes tokens for the rows of a batch."""
 
     @abstractmethod
-    def propose(self, ids: Tensor, layout: BatchLayout, rooms: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
         """Propose tokens.
 
         Parameters
@@ -39,8 +30,8 @@ class Drafter(ABC):
             ``(B, W)`` the texts, which all end in the last column.
         layout
             Where the rows stand.
-        rooms
-            How many more tokens fit into each text, that of the target included.
+        remaining
+            How many more tokens fit into each text, the target's own token included.
         """
 
     def observe(self, commit: Commit) -> None:
@@ -52,5 +43,16 @@ class Drafter(ABC):
         return nullcontext()
 
     def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:
-        """Count the floating-point operations of a whole run over texts of a length, for drafters that can."""
+        """Count the floating-point operations of a whole run over texts of ``length``; empty where that is unknown."""
         return {}
+
+
+class IdleDrafter(Drafter):
+    """Proposes nothing, in the place of a drafter that is slower than the target alone."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.in_use = drafter.in_use
+        self.flops = drafter.flops
+
+    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
+        return Draft.empty(ids)

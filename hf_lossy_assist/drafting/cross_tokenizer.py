@@ -1,8 +1,7 @@
-"""Drafting with an assistant model that has a tokenizer of its own."""
+"""Drafts with an assistant model that has another tokenizer."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -11,25 +10,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..core.texts import common_prefix
 from ..errors import LossyValueError
 from .draft_length import DraftLength
 from .model import ModelDrafter
 
 
 class Translation:
-    """Which tokens two tokenizers share, and how the text of the others is written in the draft's.
+    """Maps the tokens that two tokenizers share, and writes other text in the draft's tokens.
 
-    Parameters
-    ----------
-    target, draft
-        The tokenizers.
-    target_size, draft_size
-        Rows of the models' LM heads.
-
-    Raises
-    ------
-    LossyValueError
-        When they share no token.
+    ``target_size`` and ``draft_size`` are the rows of the models' LM heads.
     """
 
     def __init__(self, target: Any, draft: Any, target_size: int, draft_size: int) -> None:
@@ -38,17 +28,19 @@ class Translation:
         theirs = {text: i for text, i in _texts(draft) if i < draft_size}
         pairs = {i: theirs[text] for text, i in _texts(target) if i < target_size and text in theirs}
         if not pairs:
-            raise LossyValueError("`tokenizer` and `assistant_tokenizer` have no token in common")
+            raise LossyValueError(
+                "`tokenizer` and `assistant_tokenizer` have to share a token, but have none in common; pass another "
+                "`assistant_model`"
+            )
         self.to_draft = pairs
         self.columns = torch.tensor(list(pairs)), torch.tensor(list(pairs.values()))
 
     @cached_property
     def special(self) -> set[int]:
-        """The target's special tokens, which are no text."""
         return set(self.target.all_special_ids)
 
     def text(self, ids: list[int]) -> list[int]:
-        """Translate a text: special tokens that both have one by one, what is between them in the draft's way."""
+        """Translate a text: shared special tokens one by one, the text between them by the draft's tokenizer."""
         out, part = [], []
         for i in [*ids, None]:
             if i is not None and i not in self.special:
@@ -61,12 +53,11 @@ class Translation:
         return out
 
     def token(self, i: int) -> list[int]:
-        """Translate one token of the response."""
         shared = self.to_draft.get(i)
         return self.draft.encode(self._decode([i]), add_special_tokens=False) if shared is None else [shared]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Return ``(…, V)`` the draft's logits over the target's vocabulary; what only one has can't be drawn."""
+        """Return the draft's logits over the target's vocabulary ``(…, V)``; unshared tokens get ``-inf``."""
         theirs, ours = (columns.to(logits.device) for columns in self.columns)
         out = logits.new_full((*logits.shape[:-1], self.target_size), -torch.inf)
         out[..., theirs] = logits[..., ours]
@@ -77,19 +68,11 @@ class Translation:
 
 
 class CrossTokenizerDrafter(ModelDrafter):
-    """Drafts only tokens that both tokenizers have, so that there is a q over the target's vocabulary.
+    """Drafts only tokens that both tokenizers have, so q is a distribution over the target's vocabulary.
 
     Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for Heterogeneous
-    Vocabularies" (token-level intersection). Neither model is edited. For one sequence.
-
-    Parameters
-    ----------
-    model, draft_length, **settings
-        As for :class:`ModelDrafter`.
-    translation
-        Between the tokenizers.
-    prompt
-        ``(1, L)`` the prompt in the target's tokens.
+    Vocabularies" (token-level intersection). Drafts for one sequence, after ``prompt`` ``(1, L)`` in the target's
+    tokens.
     """
 
     def __init__(
@@ -115,33 +98,26 @@ class CrossTokenizerDrafter(ModelDrafter):
         self._ids: list[int] = []
 
     def _forget_after(self, length: int) -> None:
-        return  # what was rejected is found by comparing texts
+        return  # `read` finds rejected tokens by comparing texts
 
     def read(self) -> Tensor:
         text = self.text.ids[0, self._prompt :].tolist()
-        same = _common(text, self._text)
+        same = common_prefix(text, self._text)
         self._text = text
         del self._ends[same:]
         ids = self._ids[: self._ends[-1]] if self._ends else [*self._begin]
         for i in text[same:]:
             ids += self.translation.token(i)
             self._ends.append(len(ids))
-        self.forwards.rewind(min(_common(ids, self._ids), len(ids) - 1))
+        self.runner.rewind(min(common_prefix(ids, self._ids), len(ids) - 1))
         self._ids = ids
-        logits = self.read_tokens(torch.tensor([ids[self.forwards.seen :]], device=self.device))
+        logits = self.read_tokens(torch.tensor([ids[self.runner.seen :]], device=self.device))
         return self.translation.logits(logits).to(self.text.ids.device)
 
 
 def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:
-    """Give every token with a plain space where the tokenizer has a sign of its own in front."""
+    """Yield every token's text, with a plain space for the tokenizer's own sign of one."""
     ids = tokenizer.encode(" ", add_special_tokens=False)
     sign = tokenizer.convert_ids_to_tokens(ids)[0][0] if ids else " "
     for token, i in tokenizer.get_vocab().items():
         yield (" " + token.removeprefix(sign) if token.startswith(sign) else token), i
-
-
-def _common(a: list[int], b: list[int]) -> int:
-    """Return the length of the common beginning."""
-    shortest = min(len(a), len(b))
-    # Where a length is the first that differs: comparing slices is fast, and most texts differ near their end.
-    return bisect_left(range(shortest), True, key=lambda n: a[: n + 1] != b[: n + 1])

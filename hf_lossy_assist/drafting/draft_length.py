@@ -1,4 +1,4 @@
-"""How many tokens to draft per round."""
+"""Says how many tokens to draft per round."""
 
 from __future__ import annotations
 
@@ -11,33 +11,30 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import LossyValueError
-from ..theory import best_gamma
 from .tree_config import TreeConfig
 
 Agree = Callable[[float], float]
-"""From a process's own measurement to the one that all processes go by."""
+"""From a process's own measurement to the measurement that all processes use."""
 
 DEFAULT_NUM_TOKENS = 5
-SCHEDULES = ("constant", "heuristic", "heuristic_transient")
-"""Values of ``num_assistant_tokens_schedule``; the last two differ from call to call in transformers only."""
+_SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a round cost and kept.
+    """The cost of a round, and the tokens that it kept.
 
     Attributes
     ----------
-    drafted, accepted
-        Tokens proposed and kept.
     drafting, rest
-        Seconds in the draft model, and from then until the next draft could begin; 0 where nobody takes the time.
+        Seconds in the draft model, and from then until the next draft could begin; 0 without a stopwatch.
     first
         Whether it was a text's first round, in which both models read the prompt.
     """
@@ -50,7 +47,7 @@ class Round:
 
 
 class DraftLength(ABC):
-    """γ, from round to round."""
+    """Chooses γ from round to round."""
 
     @property
     @abstractmethod
@@ -62,15 +59,15 @@ class DraftLength(ABC):
         return
 
     def watch(self, device: torch.device, agree: Agree | None = None) -> Stopwatch:
-        """Return what times the rounds of a draft model on a device.
+        """Return a stopwatch for the rounds of a draft model on ``device``.
 
-        Processes that run one model together ``agree`` on what was measured.
+        Processes that run one model together ``agree`` on each measured time.
         """
         return NoStopwatch(device, agree)
 
 
 class ConstantLength(DraftLength):
-    """The same γ in every round."""
+    """Drafts as many tokens in every round."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -81,133 +78,82 @@ class ConstantLength(DraftLength):
 
 
 class HeuristicLength(ConstantLength):
-    """Two more tokens after a fully accepted draft, one less otherwise: transformers' ``"heuristic"`` schedule."""
+    """Adds two after a fully accepted draft and subtracts one otherwise: transformers' ``"heuristic"`` schedule."""
 
     def observe(self, last: Round) -> None:
         self._size = self._size + 2 if last.accepted == last.drafted else max(1, self._size - 1)
 
 
-class AutoLength(DraftLength):
-    """The γ of the largest expected speedup, by the running acceptance and the measured times.
+class AutoNodes(DraftLength):
+    """Chooses the number of nodes with the largest expected speedup, for trees of a ``depth``.
 
-    :func:`hf_lossy_assist.theory.best_gamma` of α, the share of drafted tokens that were kept among those that were
-    decided; of the median time of a draft step; and of the time of the rest of a round as a line over γ. The first
-    rounds, and every 16th, take another γ, without which there would be no line.
-
-    Parameters
-    ----------
-    highest
-        The largest γ.
+    Drafting a tree takes as long for any number of nodes, and kept tokens grow about with the logarithm of the nodes.
+    So one line is fitted to the kept tokens, over log nodes, and one to the time of the rest of a round, over nodes.
+    The first rounds and every 16th try another number, since one number alone would give no line.
     """
 
-    _FIRST = (5, 1, 9, 3)
+    _FIRST = (32, 8, 64, 16)
     _EXPLORE_EVERY = 16
-    _EXPLORE_BY = 3
     _MEMORY = 128
     _FORGET = 0.99
+    _PRIOR = ((4, 1.0), (32, 2.5))
+    _PRIOR_WEIGHT = 2.0
 
-    def __init__(self, highest: int = 32) -> None:
+    def __init__(self, depth: int, highest: int = 128) -> None:
+        self.depth = depth
         self.highest = highest
         self.rounds = 0
-        self.kept = self.rejected = 0.0
-        self.steps: deque[float] = deque(maxlen=self._MEMORY)
+        self.kept_of: dict[int, tuple[float, float]] = {}  # decayed rounds and kept tokens per number of nodes
+        self.drafting: deque[float] = deque(maxlen=self._MEMORY)
         self.rests: dict[int, deque[float]] = {}
-        self._best = DEFAULT_NUM_TOKENS
-        self._lock = threading.Lock()  # calls in several threads may share what is learnt of a draft
+        self._best = min(self._FIRST[0], highest)
+        self._lock = threading.Lock()  # calls in several threads may share a draft's acceptance and times
 
     @property
     def size(self) -> int:
+        size = self._best
         if self.rounds < len(self._FIRST):
-            return self._FIRST[self.rounds]
-        if self.rounds % self._EXPLORE_EVERY == 0:
-            step = -self._EXPLORE_BY if self.rounds // self._EXPLORE_EVERY % 2 else self._EXPLORE_BY
-            return min(max(1, self._best + step), self.highest)
-        return self._best
-
-    @property
-    def acceptance(self) -> float:
-        """α, with a prior of two tokens at 0.7."""
-        return (self.kept + 1.4) / (self.kept + self.rejected + 2)
+            size = self._FIRST[self.rounds]
+        elif self.rounds % self._EXPLORE_EVERY == 0:
+            size = self._best // 2 if self.rounds // self._EXPLORE_EVERY % 2 else 2 * self._best
+        return min(max(1, size), self.highest)
 
     def watch(self, device: torch.device, agree: Agree | None = None) -> Stopwatch:
         return Stopwatch(device, agree)
 
     def observe(self, last: Round) -> None:
         with self._lock:
-            self._learn(last)
+            self.rounds += 1
+            if last.drafted == 0:
+                return
+            self._count(last)
+            if not last.first:
+                self.drafting.append(last.drafting)
+                self.rests.setdefault(last.drafted, deque(maxlen=self._MEMORY)).append(last.rest)
+            if self.rounds >= len(self._FIRST) and self.drafting:
+                self._best = self._choose()
 
-    def _learn(self, last: Round) -> None:
-        self.rounds += 1
-        if last.drafted == 0:
-            return
-        self.kept = self._FORGET * self.kept + last.accepted
-        self.rejected = self._FORGET * self.rejected + (last.accepted < last.drafted)
-        if not last.first:
-            self.steps.append(last.drafting / last.drafted)
-            self.rests.setdefault(last.drafted, deque(maxlen=self._MEMORY)).append(last.rest)
-        if self.rounds >= len(self._FIRST) and self.steps:
-            self._best = self._choose()
-
-    def _choose(self) -> int:
-        base, slope = self._line()
-        if base + slope <= 0:  # a clock too coarse for such models
-            return self._best
-        t_draft = statistics.median(self.steps)
-        return best_gamma(self.acceptance, t_draft, (max(0.0, base - slope), slope), lowest=1, highest=self.highest)
-
-    def _line(self) -> tuple[float, float]:
-        """Fit the rest of a round as ``base + slope · γ``, by least squares over the median of every γ."""
-        points = [(size, statistics.median(times), len(times)) for size, times in self.rests.items()]
-        mean_x, mean_y, slope = _fitted(points)
-        slope = min(max(slope, 0.0), mean_y / (mean_x + 1))  # a forward over nothing takes no negative time
-        return mean_y - slope * mean_x, slope
-
-
-class AutoNodes(AutoLength):
-    """The number of nodes of trees that gives the largest expected speedup, learnt as γ is.
-
-    A tree is drafted in the same time whatever is then left of it, and kept tokens grow about as the logarithm of the
-    nodes: a line is fitted to what rounds have kept, beside that of the time of the rest of a round.
-
-    Parameters
-    ----------
-    depth
-        As many tokens are kept at most.
-    highest
-        The largest number of nodes.
-    """
-
-    _FIRST = (32, 8, 64, 16)
-    _PRIOR = ((4, 1.0), (32, 2.5))
-    _PRIOR_WEIGHT = 2.0
-
-    def __init__(self, depth: int, highest: int = 128) -> None:
-        super().__init__(highest)
-        self.depth = depth
-        self.kept_of: dict[int, tuple[float, float]] = {}  # per number of nodes: rounds and tokens kept, the last most
-        self._best = min(self._FIRST[0], highest)
-
-    @property
-    def size(self) -> int:
-        if self.rounds < len(self._FIRST):
-            return min(self._FIRST[self.rounds], self.highest)
-        if self.rounds % self._EXPLORE_EVERY == 0:
-            other = self._best // 2 if self.rounds // self._EXPLORE_EVERY % 2 else 2 * self._best
-            return min(max(1, other), self.highest)
-        return self._best
-
-    def _learn(self, last: Round) -> None:
-        self.rounds += 1
-        if last.drafted == 0:
-            return
+    def _count(self, last: Round) -> None:
         self.kept_of = {n: (self._FORGET * w, self._FORGET * kept) for n, (w, kept) in self.kept_of.items()}
         rounds, kept = self.kept_of.get(last.drafted, (0.0, 0.0))
         self.kept_of[last.drafted] = rounds + 1, kept + last.accepted
-        if not last.first:
-            self.steps.append(last.drafting)
-            self.rests.setdefault(last.drafted, deque(maxlen=self._MEMORY)).append(last.rest)
-        if self.rounds >= len(self._FIRST) and self.steps:
-            self._best = self._choose()
+
+    def _choose(self) -> int:
+        base, slope = self._line()
+        drafting = statistics.median(self.drafting)
+        if base + slope + drafting <= 0:  # the clock is too coarse
+            return self._best
+        start, gain = self._kept_line()
+        sizes = range(1, self.highest + 1)
+        kept = [min(max(0.0, start + gain * math.log2(n)), self.depth, n) for n in sizes]
+        return max(sizes, key=lambda n: (kept[n - 1] + 1) / (drafting + base + slope * n))
+
+    def _line(self) -> tuple[float, float]:
+        """Fit the rest of a round as ``base + slope · n``, by least squares over the median of every n."""
+        points = [(size, statistics.median(times), len(times)) for size, times in self.rests.items()]
+        mean_x, mean_y, slope = _fitted(points)
+        slope = min(max(slope, 0.0), mean_y / (mean_x + 1))  # no round takes negative time
+        return mean_y - slope * mean_x, slope
 
     def _kept_line(self) -> tuple[float, float]:
         points = [(math.log2(n), kept / rounds, rounds) for n, (rounds, kept) in self.kept_of.items()]
@@ -216,19 +162,9 @@ class AutoNodes(AutoLength):
         slope = max(slope, 0.0)
         return mean_y - slope * mean_x, slope
 
-    def _choose(self) -> int:
-        base, slope = self._line()
-        drafting = statistics.median(self.steps)
-        if base + slope + drafting <= 0:  # a clock too coarse for such models
-            return self._best
-        start, gain = self._kept_line()
-        sizes = range(1, self.highest + 1)
-        kept = [min(max(0.0, start + gain * math.log2(n)), self.depth, n) for n in sizes]
-        return max(sizes, key=lambda n: (kept[n - 1] + 1) / (drafting + base + slope * n))
-
 
 def _fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """Return the mean of x and of y, and the slope of the line of least squares through weighted points."""
+    """Return the means of x and y, and the slope of the weighted least-squares line through ``(x, y, weight)``."""
     total = sum(weight for *_, weight in points)
     mean_x = sum(x * w for x, _, w in points) / total
     mean_y = sum(y * w for _, y, w in points) / total
@@ -236,67 +172,53 @@ def _fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float,
     return mean_x, mean_y, sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points) / spread if spread else 0.0
 
 
-# Texts are short and requests many: what one has shown of a draft under a rule serves the next.
-_learned: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, AutoLength]] = weakref.WeakKeyDictionary()
-
-
-def draft_length_of(
-    num_tokens: int | str, schedule: str = "constant", draft: nn.Module | None = None, rule: str = ""
-) -> DraftLength:
-    """Return the draft length that ``num_assistant_tokens`` and ``num_assistant_tokens_schedule`` ask for.
-
-    The automatic one goes on from what it has learnt of a draft model under a rule, where these are given.
-    """
-    check_num_tokens(num_tokens)
-    if num_tokens == "auto":
-        return AutoLength() if draft is None else _learned.setdefault(draft, {}).setdefault(rule, AutoLength())
+def draft_length_of(num_tokens: int, schedule: str = "constant") -> DraftLength:
+    """Return the draft length for ``num_assistant_tokens`` and ``num_assistant_tokens_schedule``."""
     constant = constant_length(num_tokens, schedule) is not None
     return ConstantLength(num_tokens) if constant else HeuristicLength(num_tokens)
 
 
-def constant_length(num_tokens: int | str, schedule: str = "constant") -> int | None:
-    """Return how many tokens every draft is to have, or None where that changes from round to round."""
-    return num_tokens if isinstance(num_tokens, int) and not schedule.startswith("heuristic") else None
+def constant_length(num_tokens: int, schedule: str = "constant") -> int | None:
+    """Return how many tokens every draft has; None where the number changes from round to round."""
+    return None if schedule.startswith("heuristic") else num_tokens
 
 
-def node_count_of(tree: TreeConfig, draft: nn.Module, rule: str = "") -> DraftLength:
-    """Return what says how many nodes trees have; the automatic number is learnt of a draft model under a rule."""
+# Texts are short and requests many, so calls share what they learn of a draft in a situation.
+_learned: weakref.WeakKeyDictionary[nn.Module, Callable[..., AutoNodes]] = weakref.WeakKeyDictionary()
+
+
+def node_count_of(tree: TreeConfig, draft: nn.Module, *situation: Hashable) -> DraftLength:
+    """Return the number of nodes for trees; an automatic one starts from what calls have learnt in the situation."""
     if tree.nodes != "auto":
         return ConstantLength(tree.nodes)
-    situation = rule, tree.depth, tree.top_k
-    return _learned.setdefault(draft, {}).setdefault(situation, AutoNodes(tree.depth, min(tree.candidates, 128)))
+    known = _learned.setdefault(draft, lru_cache(256)(lambda depth, highest, *_: AutoNodes(depth, highest)))
+    return known(tree.depth, min(tree.candidates, 128), tree.top_k, *situation)
 
 
 def check_schedule(value: Any) -> None:
-    """Raise unless ``value`` can say how γ changes."""
-    if not isinstance(value, str) or value not in SCHEDULES:
-        raise LossyValueError(f"`num_assistant_tokens_schedule` has to be one of {list(SCHEDULES)}, but is {value!r}")
+    if not isinstance(value, str) or value not in _SCHEDULES:
+        raise LossyValueError(f"`num_assistant_tokens_schedule` has to be one of {list(_SCHEDULES)}, but is {value!r}")
 
 
 def check_confidence(value: Any) -> None:
-    """Raise unless ``value`` can be a probability below which drafting stops; None for never."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
         raise LossyValueError(f"`assistant_confidence_threshold` has to be a number >= 0 and <= 1, but is {value!r}")
 
 
 def check_num_tokens(value: Any) -> None:
-    """Raise unless ``value`` can be γ."""
-    if isinstance(value, str) and value == "auto":
-        return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1 or 'auto', but is {value!r}")
 
 
 class Stopwatch:
-    """Takes the time at marks in a device's queue of work; what lies between two is known once the work is done."""
+    """Marks points in a device's queue of work, and measures the time between two of them."""
 
     def __init__(self, device: torch.device, agree: Agree | None = None) -> None:
         self.device = device
-        self.agree = (lambda seconds: seconds) if agree is None else agree
+        self.agree: Agree = float if agree is None else agree
         self.on_gpu = device.type == "cuda"
 
     def mark(self) -> Any:
-        """Return a mark."""
         if not self.on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -312,7 +234,7 @@ class Stopwatch:
 
 
 class NoStopwatch(Stopwatch):
-    """Takes no time, for draft lengths that do not ask: on a GPU, asking means waiting."""
+    """Measures nothing, for draft lengths that need no times: on a GPU, measuring means waiting."""
 
     def mark(self) -> Any:
         return None

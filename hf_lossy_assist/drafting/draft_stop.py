@@ -1,4 +1,4 @@
-"""When a round's draft ends before it has γ tokens, by what the draft itself knows: lossless rules stay lossless."""
+"""Ends a round's draft before it has γ tokens. Only the draft decides, so lossless rules stay lossless."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ from ..heads import VerifierHead
 
 
 class DraftStop(ABC):
-    """Decides after every drafted token whether to draft on. The token itself is verified either way."""
+    """Decides after every drafted token whether to draft on. The token itself is verified either way.
+
+    Attributes
+    ----------
+    name
+        What ``"by"`` of ``stop_drafting`` in ``lossy_config`` calls it.
+    reads_states
+        Whether it reads the draft model's states.
+    """
 
     name: ClassVar[str]
     reads_states: ClassVar[bool] = False
-    """Whether it looks at the draft model's states."""
 
     def check_models(self, target: PreTrainedModel, draft: PreTrainedModel) -> None:
-        """Refuse other models than those that it was trained for."""
+        """Refuse models that it was not trained for."""
         return
 
     def begin(self) -> None:
@@ -32,21 +39,10 @@ class DraftStop(ABC):
 
     @abstractmethod
     def goes_on(self, q: Tensor, token: Tensor, state: Tensor | None = None) -> Tensor:
-        """Tell which rows draft on.
+        """Return ``(B,)`` whether each row drafts on.
 
-        Parameters
-        ----------
-        q
-            ``(B, 1, V)``, the law that the token came from.
-        token
-            ``(B, 1)``, the newest drafted token.
-        state
-            ``(B, d)``, the draft model's state that predicted it, where states are read.
-
-        Returns
-        -------
-        Tensor
-            ``(B,)``, of bools.
+        ``q`` ``(B, 1, V)`` is the distribution of the newest ``token`` ``(B, 1)``; ``state`` ``(B, d)`` is the draft
+        model's state that predicted it, where states are read.
         """
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -62,7 +58,7 @@ def _check(setting: str, value: object, low: float, high: float) -> None:
 
 @dataclass
 class ConfidenceStop(DraftStop):
-    """Stop after a token x with q(x) below the threshold: transformers' ``assistant_confidence_threshold``."""
+    """Stop after a token x with q(x) below ``threshold``: transformers' ``assistant_confidence_threshold``."""
 
     threshold: float = 0.4
 
@@ -80,8 +76,8 @@ class EntropyStop(DraftStop):
     """Stop after a token with ``1 - sqrt(scale · H(q)) < λ``, where λ follows the acceptance of the rounds.
 
     AdaEDL (Agrawal et al. 2024): the left side approximates a lower bound of the probability that the token is
-    accepted. λ begins at ``threshold``. A round whose running acceptance is below ``acceptance`` raises it by a tenth
-    of ``step``, another lowers it by as much; in a batch, rows share it.
+    accepted. λ begins at ``threshold``; a round with a running acceptance below ``acceptance`` raises it by a tenth of
+    ``step``, any other round lowers it by as much. The rows of a batch share it.
 
     Parameters
     ----------
@@ -90,9 +86,9 @@ class EntropyStop(DraftStop):
     scale
         The paper's γ.
     acceptance
-        The share of drafted tokens that is aimed at.
+        The wanted share of accepted tokens.
     step
-        How fast λ changes; 0 for never.
+        How fast λ changes; 0 keeps it.
 
     Examples
     --------
@@ -136,15 +132,14 @@ class EntropyStop(DraftStop):
 
 @dataclass
 class AcceptanceStop(DraftStop):
-    """Stop once the probability that all of the draft's tokens are accepted, ``Π q(xᵢ)``, is below ``1 - threshold``.
+    """Stop once the probability that all drafted tokens are accepted, ``Π q(xᵢ)``, is below ``1 - threshold``.
 
-    The stopping of SpecDec++ (Huang et al. 2024) with the draft's own probability of each token in the place of a
-    trained head's, which is :class:`HeadStop`.
+    SpecDec++ (Huang et al. 2024) with q(x) instead of a trained head's probability; see :class:`HeadStop`.
 
     Parameters
     ----------
     threshold
-        The paper's h: the probability of a rejection up to which drafting goes on.
+        The paper's h: drafting stops where a rejection is likelier than this.
     """
 
     threshold: float = 0.7
@@ -170,15 +165,15 @@ class AcceptanceStop(DraftStop):
 
 @dataclass
 class HeadStop(AcceptanceStop):
-    """The same with the probability that a trained head gives each token: SpecDec++ (Huang et al. 2024).
+    """Stop as :class:`AcceptanceStop` does, by a trained head's probabilities: SpecDec++ (Huang et al. 2024).
 
     Parameters
     ----------
     threshold
         The paper's h.
     head
-        A :class:`~hf_lossy_assist.heads.VerifierHead` that reads the state that predicted a token: a folder, a Hub
-        id or a loaded one.
+        A :class:`~hf_lossy_assist.heads.VerifierHead` on the state that predicted a token: a folder, a Hub id or a
+        loaded head.
     """
 
     head: VerifierHead | None = None
@@ -191,9 +186,9 @@ class HeadStop(AcceptanceStop):
         position = getattr(getattr(self.head, "config", None), "position", None)
         if position != "previous":
             raise LossyValueError(
-                "`head` of `stop_drafting` in `lossy_config` has to be a verifier head that reads the state which "
-                f"predicted a token (`position` 'previous'), but is {self.head!r} with `position` {position!r}; pass "
-                "its folder, its Hub id or a loaded head, or stop by 'acceptance', which needs none"
+                "`head` of `stop_drafting` in `lossy_config` has to be a verifier head with `position` 'previous', but "
+                f"is {self.head!r} with `position` {position!r}; pass a folder, a Hub id or a loaded head, or stop by "
+                "'acceptance', which needs no head"
             )
 
     def check_models(self, target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -204,9 +199,15 @@ class HeadStop(AcceptanceStop):
 
 
 STOPS = {kind.name: kind for kind in (ConfidenceStop, EntropyStop, AcceptanceStop, HeadStop)}
-"""What ``stop_drafting`` in ``lossy_config`` names by ``"by"``."""
+"""Draft stops by the name that ``"by"`` of ``stop_drafting`` gives."""
+
+
+LONGEST = 15
+"""The most tokens of a draft that ends early, where the user gives no number."""
+DEFAULT_STOP = AcceptanceStop(threshold=0.5)
+"""Ends drafts where the user names no length. It knows no clock and learns nothing, so texts can be repeated."""
 
 
 def fresh(stop: DraftStop | None) -> DraftStop | None:
-    """Return the same with nothing learnt, for another text."""
+    """Return a copy that has learnt nothing, for another text."""
     return None if stop is None else replace(stop)

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: one decoder layer on a target's own states, which drafts for that target."""
+"""EAGLE-3 heads: a decoder layer on a target's own states, which drafts for that target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from huggingface_hub import ModelCardData, snapshot_download
+from huggingface_hub import ModelCardData
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -19,28 +19,27 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
 from ..errors import LossyValueError
-from ..heads.hub import CARD, hub_errors
-from ..heads.repository import CONFIG, WEIGHTS, existing_folder, read_config
+from ..heads.repository import CARD, CONFIG, WEIGHTS, local_files, read_config
 from .eagle3_config import Eagle3Config
+from .vocabulary import vocabulary_sizes
 
 _FILES = (CONFIG, "*.safetensors", "pytorch_model*.bin")
-# What checkpoints hold besides: the first follows from `d2t`, the last from the configuration.
+# `t2d` follows from `d2t`, and the others from the target or the configuration.
 _SUPERFLUOUS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*\.inv_freq")
 
 
 class Eagle3(nn.Module):
-    """Drafts from three of the target's own states at every position.
+    """Drafts from three of the target's states at every position; pass it as ``assistant_model`` to ``generate()``.
 
-    With ``g_t`` these states fused, and ``x_(t+1)`` the token after them, one decoder layer predicts ``x_(t+2)`` over a
-    draft vocabulary; from the second drafted token on, the layer's own output takes the place of g. Pass one as
-    ``assistant_model`` to ``generate()``.
+    One decoder layer reads ``g_t``, the fused states, and ``x_(t+1)``, the token after them. It predicts ``x_(t+2)``
+    over a draft vocabulary. From the second drafted token on, the layer's own output replaces g.
 
     Parameters
     ----------
     config
         Shape and conventions.
     own_embeddings
-        Whether it has embeddings of its own; otherwise the target's are used.
+        Whether it has embeddings of its own; otherwise it reads the target's.
 
     Examples
     --------
@@ -77,21 +76,21 @@ class Eagle3(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """The weights' type."""
         return self.fc.weight.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The weights' device."""
         return self.fc.weight.device
 
     @property
     def target_ids(self) -> Tensor:
-        """``(V_draft,)`` which of the target's tokens it can draft."""
+        """``(V_draft,)`` the target's tokens that it can draft."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def get_decoder(self) -> Eagle3:
-        """Return what computes states, as models do: who times forwards watches it."""
+        """Return itself: callers that time a model's forwards watch its decoder."""
         return self
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -99,9 +98,9 @@ class Eagle3(nn.Module):
         return self.lm_head
 
     def check(self, target: PreTrainedModel) -> None:
-        """Raise unless it can draft for a target, and say what differs."""
+        """Raise unless it can draft for ``target``; the error says what differs."""
         self.config.check(target)
-        size = target.config.get_text_config(decoder=True).vocab_size
+        (size,) = vocabulary_sizes(target)
         if (last := int(self.target_ids.max())) >= size:
             raise LossyValueError(
                 f"`assistant_model` is an EAGLE-3 head that drafts the token {last}, but the target has {size}; pass a "
@@ -110,7 +109,7 @@ class Eagle3(nn.Module):
         self.embeddings(target)
 
     def embeddings(self, target: PreTrainedModel) -> Tensor:
-        """``(V, d)`` the embeddings that it reads: its own, or a target's as they are stored."""
+        """Return the embeddings ``(V, d)`` that it reads: its own, or the target's as they are stored."""
         if self.embed_tokens is not None:
             return self.embed_tokens.weight
         weight = target.get_input_embeddings().weight
@@ -127,7 +126,7 @@ class Eagle3(nn.Module):
         return DynamicCache(config=self._inner)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Return g ``(B, L, d)`` of the states that it reads of the target, side by side."""
+        """Return g ``(B, L, d)``, fused from the target's states side by side."""
         states = states.to(self.device, self.dtype)
         if self.input_norm is not None:
             states = self.input_norm(states)
@@ -139,14 +138,14 @@ class Eagle3(nn.Module):
     def forward(
         self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, cache: DynamicCache
     ) -> Tensor:
-        """Run the layer over positions, and add them to its cache.
+        """Run the layers over positions, and add these to the cache.
 
         Parameters
         ----------
         embeds
             ``(B, L, d)`` embeddings of the tokens that follow the states.
         states
-            ``(B, L, d)`` g of the target's states, or what this returned for the positions before.
+            ``(B, L, d)`` g of the target's states, or this method's output for the positions before.
         positions
             ``(B, L)`` where the states stand in the text.
         mask
@@ -157,7 +156,7 @@ class Eagle3(nn.Module):
         Returns
         -------
         Tensor
-            ``(B, L, d)`` the output: logits come of it, and the next drafted token takes it in the place of g.
+            ``(B, L, d)`` the input of :meth:`logits`, and of the next drafted token in place of g.
         """
         rotary = self.rotary_emb(states, positions)
         kwargs = {"attention_mask": mask, "past_key_values": cache, "position_embeddings": rotary}
@@ -168,7 +167,7 @@ class Eagle3(nn.Module):
         return self.norm(states) if self.config.norm_output else states
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return logits ``(B, L, V_draft)`` of what :meth:`forward` returned."""
+        """Return logits ``(B, L, V_draft)`` from the output of :meth:`forward`."""
         return self.lm_head(states if self.config.norm_output else self.norm(states))
 
     @classmethod
@@ -184,28 +183,24 @@ class Eagle3(nn.Module):
     ) -> Self:
         """Load a head from a folder or the Hub, as SafeAILab's EAGLE, SpecForge/SGLang or speculators write it.
 
-        Nothing in it is ever executed: of a ``.bin`` file only tensors are read.
+        Nothing in it is executed: only tensors are read from a ``.bin`` file.
 
         Parameters
         ----------
         pretrained_model_name_or_path
             A folder, or an id such as ``"org/name"``.
         dtype
-            Of the weights; as they are stored by default.
+            Type of the weights; by default the stored one.
         revision, token, cache_dir, local_files_only
             As everywhere in ``huggingface_hub``.
 
         Raises
         ------
         LossyValueError
-            When there is no head, it can't be reached, or its weights are not those of its configuration.
+            When there is no head, it can't be reached, or its weights don't fit its configuration.
         """
-        folder = existing_folder(pretrained_model_name_or_path)
-        if folder is None:
-            source = str(pretrained_model_name_or_path)
-            download = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
-            with hub_errors(source, revision):
-                folder = Path(snapshot_download(source, revision=revision, allow_patterns=[*_FILES], **download))
+        download = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        folder = local_files(pretrained_model_name_or_path, _FILES, revision=revision, **download)
         config = Eagle3Config.from_dict(read_config(folder))
         weights = _weights(folder)
         own = weights.get("embed_tokens.weight")
@@ -215,7 +210,7 @@ class Eagle3(nn.Module):
         return head.to(stored).eval()
 
     def load(self, weights: Mapping[str, Tensor], source: str) -> None:
-        """Take the weights of a checkpoint, whose every tensor has to have a place."""
+        """Load the weights of a checkpoint; every tensor has to have a place."""
         shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
         given = {name: tuple(value.shape) for name, value in weights.items()}
         missing = sorted(shapes.keys() - given.keys() - {"d2t"})
@@ -263,17 +258,7 @@ class Eagle3(nn.Module):
 
 
 class _FirstLayer(nn.Module):
-    """A decoder layer whose attention reads the token's embedding beside the state.
-
-    Parameters
-    ----------
-    plain
-        The ordinary layer, whose parts it takes.
-    norm
-        For the state.
-    config
-        Conventions of the head.
-    """
+    """A decoder layer whose attention reads the token's embedding beside the state."""
 
     def __init__(self, plain: nn.Module, norm: nn.Module, config: Eagle3Config) -> None:
         super().__init__()
@@ -296,7 +281,6 @@ class _FirstLayer(nn.Module):
 
 
 def _parts(kind: str) -> list[type[nn.Module]]:
-    """Return transformers' decoder layer, norm and rotary positions of a kind."""
     module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
     return [getattr(module, kind.capitalize() + name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding")]
 
@@ -324,16 +308,16 @@ The files are in the format of `speculators`, which vLLM serves too.
 
 
 def _with_attention(config: PretrainedConfig) -> PretrainedConfig:
-    """Return a copy of a layer's configuration that says how attention is computed."""
+    """Return a copy of a layer's configuration that computes attention by SDPA."""
     kind = type(config)
     return kind(**{k: v for k, v in config.to_dict().items() if k != "model_type"}, attn_implementation="sdpa")
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors by the names that speculators gives them."""
+    """Return a checkpoint's tensors under the names of speculators."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
-        raise LossyValueError(f"{str(folder)!r} has no weights of an EAGLE-3 head: neither safetensors nor a .bin file")
+        raise LossyValueError(f"{str(folder)!r} has no weights of an EAGLE-3 head, neither safetensors nor a .bin file")
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:

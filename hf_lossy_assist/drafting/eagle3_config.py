@@ -1,4 +1,4 @@
-"""What an EAGLE-3 head is, as the three kinds of checkpoints in use say it."""
+"""The configuration of an EAGLE-3 head, from any of the three kinds of checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import LossyUnsupportedError, LossyValueError
 from .vocabulary import MOST_PADDING
 
 LAYER_TYPES = ("llama", "qwen3")
-"""Kinds of decoder layers that a head may be made of."""
+"""Kinds of decoder layers that a head can have."""
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LAYERS_READ = 3
@@ -26,22 +26,22 @@ class Eagle3Config:
     Attributes
     ----------
     layer
-        Of its decoder layer: kind, sizes, rotary positions; ``vocab_size`` is the target's.
+        Its decoder layer's configuration: kind, sizes, rotary positions; ``vocab_size`` is the target's.
     draft_vocab_size
-        Tokens that it can draft.
+        How many tokens it can draft.
     target_hidden_size
         Width of the target's states.
     target_layers
-        The states that it reads, as the target numbers its ``hidden_states``: i is what enters layer i, and the last
-        what leaves them all, before the norm. None for the usual ones, which depend on the target's depth.
+        The states that it reads, numbered as in the target's ``hidden_states``: i enters layer i, and the last leaves
+        them all, before the norm. None for the usual three, which depend on the target's depth.
     norm_before_residual
         Whether the layer's residual is the normed state.
     norm_before_fc, fc_norm
-        Whether the states that it reads are normed before they are fused, all at once or each by itself.
+        Whether the states are normed before they are fused: all at once, or each by itself.
     norm_output
-        Whether the normed output takes the place of the fused states from the second drafted token on.
+        Whether the normed output replaces the fused states from the second drafted token on.
     target_name, target_architectures
-        The model that it was trained for, where the checkpoint says so.
+        The model that it was trained for, where the checkpoint names it.
     """
 
     layer: PretrainedConfig
@@ -56,41 +56,32 @@ class Eagle3Config:
     target_architectures: tuple[str, ...] = ()
 
     def get_text_config(self, decoder: bool = True) -> PretrainedConfig:
-        """Return the decoder layer's configuration, where a model's is asked for its sizes."""
+        """Return the decoder layer's configuration, which holds a model's sizes."""
         return self.layer
 
     def __post_init__(self) -> None:
         kinds = getattr(self.layer, "layer_types", None) or ()
         if self.layer.model_type not in LAYER_TYPES or set(kinds) - {"full_attention"}:
             raise LossyUnsupportedError(
-                f"an EAGLE-3 head has to be made of layers of {list(LAYER_TYPES)} with full attention, but this one "
-                f"has {self.layer.model_type!r} with {sorted(set(kinds)) or 'full attention'}"
+                f"an EAGLE-3 head has to have layers of {list(LAYER_TYPES)} with full attention, but this head has "
+                f"{self.layer.model_type!r} with {sorted(set(kinds)) or 'full attention'}; pass another head"
             )
         if self.norm_before_fc and self.fc_norm:
-            raise LossyValueError("an EAGLE-3 head has either `norm_before_fc` or `fc_norm`, but this one has both")
+            raise LossyValueError("an EAGLE-3 head has either `norm_before_fc` or `fc_norm`, but this head has both")
 
     @property
     def layers_read(self) -> int:
-        """How many of the target's states it reads at a position."""
         return _LAYERS_READ if self.target_layers is None else len(self.target_layers)
 
     def layers_of(self, target: PreTrainedModel) -> tuple[int, ...]:
-        """Return the states that it reads of a target, as the target numbers its ``hidden_states``."""
+        """Return which of a target's ``hidden_states`` it reads."""
         if self.target_layers is not None:
             return self.target_layers
         depth = target.config.get_text_config(decoder=True).num_hidden_layers
         return 2, depth // 2, depth - 3
 
     def check(self, target: PreTrainedModel) -> None:
-        """Refuse a target that the head does not fit.
-
-        Raises
-        ------
-        LossyUnsupportedError
-            When the target is no decoder that reads text alone.
-        LossyValueError
-            With everything that differs.
-        """
+        """Refuse a target that the head does not fit, with everything that differs."""
         if target.config.is_encoder_decoder:
             raise LossyUnsupportedError(
                 f"`assistant_model` is an EAGLE-3 head, which can't draft for a {type(target).__name__}, an "
@@ -121,18 +112,12 @@ class Eagle3Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Eagle3Config:
-        """Read the ``config.json`` of any of the three kinds of checkpoints.
-
-        Raises
-        ------
-        LossyValueError
-            When it is of none of them.
-        """
+        """Read the ``config.json`` of any of the three kinds of checkpoints."""
         if not cls.describes(values):
             kind = values.get("speculators_model_type") or (values.get("architectures") or ["none"])[0]
             raise LossyValueError(
-                f"{kind!r} is no EAGLE-3 head as SafeAILab's EAGLE, SpecForge or speculators write it; pass a folder "
-                "or repository of one, or use the model as an ordinary `assistant_model`"
+                f"{kind!r} is no EAGLE-3 head as SafeAILab's EAGLE, SpecForge or speculators write it; pass the folder "
+                "or repository of such a head, or use the model as an ordinary `assistant_model`"
             )
         speculators = "speculators_model_type" in values
         needed = ("transformer_layer_config", "draft_vocab_size") if speculators else ("hidden_size", "vocab_size")
@@ -148,7 +133,7 @@ class Eagle3Config:
             layer=_layer_config(LlamaConfig, {**values, "num_hidden_layers": 1}),
             draft_vocab_size=values.get("draft_vocab_size") or values["vocab_size"],
             target_hidden_size=values.get("target_hidden_size") or values["hidden_size"],
-            # The outputs of layers here.
+            # These number the layers' outputs: layer i's is what enters layer i + 1.
             target_layers=None if outputs is None else tuple(i + 1 for i in outputs),
             **{name: bool(own.get(name, values.get(name, False))) for name in _FLAGS},
         )
@@ -159,7 +144,7 @@ class Eagle3Config:
         kind = layer.get("model_type", "qwen3")
         if kind not in LAYER_TYPES:
             raise LossyUnsupportedError(
-                f"an EAGLE-3 head has to be made of layers of {list(LAYER_TYPES)}, not {kind!r}"
+                f"an EAGLE-3 head has to have layers of {list(LAYER_TYPES)}, not {kind!r}; pass another head"
             )
         config = _layer_config(type(AutoConfig.for_model(kind)), layer)
         inputs = values.get("eagle_aux_hidden_state_layer_ids")
@@ -200,6 +185,5 @@ class Eagle3Config:
 
 
 def _layer_config(kind: type[PretrainedConfig], values: Mapping[str, Any]) -> PretrainedConfig:
-    """Return the configuration of a decoder layer, without what is said about heads."""
     drop = {"architectures", "draft_vocab_size", "target_hidden_size", "eagle_config", "auto_map", *_FLAGS}
     return kind.from_dict({name: value for name, value in values.items() if name not in drop})

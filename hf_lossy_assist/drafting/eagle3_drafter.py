@@ -1,4 +1,4 @@
-"""Drafting with an EAGLE-3 head, from what the target's layers say."""
+"""Drafts with an EAGLE-3 head, from the states of the target's layers."""
 
 from __future__ import annotations
 
@@ -14,42 +14,26 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from ..commit import Commit
 from ..compat import rollback
+from ..core.messages import Commit, Draft
+from ..core.trees import along_path
 from ..errors import LossyUnsupportedError
-from ..forwards import Forwards
-from ..forwards.cache_rows import move_cache
-from ..messages import Draft
-from ..trees import along_path
+from ..models.cache_rows import move_cache
+from ..models.runner import ModelRunner
 from .draft_length import DraftLength
 from .eagle3 import Eagle3
 from .model import ModelDrafter
-from .vocabulary import Vocabulary
+from .vocabulary import DraftVocabulary, vocabulary_sizes
 
 if TYPE_CHECKING:
-    from ..decoding.batch_layout import BatchLayout, RowShift
+    from ..core.texts import BatchLayout, RowShift
 
 
 class Eagle3Drafter(ModelDrafter):
-    """Drafts with an EAGLE-3 head: a forward of its layer per round over what the target has said, then one per token.
+    """Drafts with an EAGLE-3 head: one forward over the target's new states per round, then one per token.
 
-    In the first round the target goes alone, as there is nothing to draft from.
-
-    Parameters
-    ----------
-    head
-        The head.
-    target
-        The model that it was trained for.
-    draft_length
-        γ, or what chooses it.
-    attention_mask
-        ``(B, L)`` mask of the prompts, where they are padded.
-    **settings
-        As for :class:`ModelDrafter`.
+    The target goes alone in the first round, as there are no states yet.
     """
-
-    drafts_every_round = True
 
     def __init__(
         self,
@@ -67,21 +51,21 @@ class Eagle3Drafter(ModelDrafter):
         super().__init__(
             head,
             draft_length,
-            vocabulary=DraftVocabulary(head.target_ids, target.config.get_text_config(decoder=True).vocab_size),
-            forwards=lambda: Eagle3Forwards(head, embeddings, padded),
+            vocabulary=DraftVocabulary(head.target_ids, *vocabulary_sizes(target)),
+            runner=lambda: Eagle3Forwards(head, embeddings, padded),
             **settings,
         )
 
-    def propose(self, ids: Tensor, layout: BatchLayout, rooms: Sequence[int]) -> Draft:
-        return super().propose(ids, layout, rooms) if self.forwards.seen else Draft.empty(ids)
+    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
+        return super().propose(ids, layout, remaining) if self.runner.seen else Draft.empty(ids)
 
     def observe(self, commit: Commit) -> None:
-        self.forwards.read_states(commit, self.states.take())
+        self.runner.read_states(commit, self.states.take())
         super().observe(commit)
 
     def read(self) -> Tensor:
-        # A slot is about the token after it too, so one token more is known than there are slots.
-        return self.read_tokens(self.text.since(self.forwards.seen + 1))
+        # A slot holds the token after it too, so the slots know one token more than their number.
+        return self.read_tokens(self.text.since(self.runner.seen + 1))
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -89,17 +73,10 @@ class Eagle3Drafter(ModelDrafter):
             yield
 
 
-class Eagle3Forwards(Forwards):
-    """Forwards of an EAGLE-3 head. Its slot t is about the target's state at token t and the token after it.
+class Eagle3Forwards(ModelRunner):
+    """Runs an EAGLE-3 head. Its slot t holds the target's state at token t and the token after it.
 
-    Parameters
-    ----------
-    head
-        The head.
-    embeddings
-        ``(V, d)`` that it reads tokens by.
-    mask
-        ``(B, L)`` which tokens of the prompts are no padding; None where all are.
+    ``embeddings`` ``(V, d)`` are those of the tokens; ``mask`` ``(B, L)`` is False at padding of the prompts, or None.
     """
 
     def __init__(self, head: Eagle3, embeddings: Tensor, mask: Tensor | None) -> None:
@@ -113,24 +90,23 @@ class Eagle3Forwards(Forwards):
         self._nodes: Tensor | None = None
 
     def read_states(self, commit: Commit, states: Tensor) -> None:
-        """Go over what a round has committed, given all states ``(B, S, …)`` of its verification.
+        """Read what a round has committed, given the target's states ``(B, S, …)`` of its verification.
 
-        What was drafted before is forgotten: it was read with the head's own output in place of the target's states.
+        The drafted slots are forgotten: they hold the head's own output in place of the target's states.
         """
         self.rewind(commit.start - 1)
         begin = commit.start + commit.drafted - states.shape[1]
         if commit.path is not None:
             states = along_path(states, commit.path, commit.drafted)
-        if not self.seen:  # a cache of the caller's may hold the beginning, whose states nobody knows
+        if not self.seen:  # the caller's cache may hold the beginning, whose states are unknown
             self.seen = self._first = begin
         longest = max(commit.counts)
         ids = commit.ids[:, self.seen + 1 : commit.start + longest]
         counts = torch.tensor(commit.counts, device=ids.device)[:, None]
         over = torch.arange(self.seen + 1 - commit.start, longest, device=ids.device) >= counts
         g = self.model.fuse(states[:, self.seen - begin :][:, : ids.shape[1]])
-        # Shorter rows have nothing there, neither tokens nor states.
         before = self.seen
-        output = self._forward(ids.masked_fill(over, 0), g)
+        output = self._forward(ids.masked_fill(over, 0), g)  # beyond the end of shorter rows, anything will do
         last = (counts + commit.start - 2 - before).clamp(min=0).to(output.device)
         self._state = output.gather(1, last[..., None].expand(-1, -1, output.shape[-1]))
 
@@ -138,23 +114,15 @@ class Eagle3Forwards(Forwards):
         return self.read(text[:, self.seen + 1 :])
 
     def read(self, tokens: Tensor) -> CausalLMOutput:
-        if tokens.shape[1]:  # the first drafted token follows from what has been read, and counts as it
+        if tokens.shape[1]:  # the first drafted token needs no forward: its state has been read
             self._state = self._forward(tokens, self._state)
         return CausalLMOutput(logits=self.model.logits(self._state))
 
     def run_nodes(self, tokens: Tensor, came_from: Tensor, ancestors: Tensor, levels: int) -> Tensor:
-        """Run the head over the newest nodes of trees after what has been read; return their logits ``(B, k, V)``.
+        """Run the head over the newest nodes ``tokens`` ``(B, k)``, at depth ``levels``; return logits ``(B, k, V)``.
 
-        Parameters
-        ----------
-        tokens
-            ``(B, k)``.
-        came_from
-            ``(B, k)`` which of the nodes before each follows, whose output it takes; any, where ``levels`` is 1.
-        ancestors
-            ``(B, k, M)`` which of all nodes so far each sees.
-        levels
-            How deep the nodes are.
+        ``came_from`` ``(B, k)`` is each node's parent among the nodes before, whose output it takes; depth 1 has none.
+        ``ancestors`` ``(B, k, M)`` says which of all nodes so far each sees.
         """
         rows, k, slots = ancestors.shape
         before, read = self._state if levels == 1 else self._nodes, self.seen - (slots - k)
@@ -184,11 +152,11 @@ class Eagle3Forwards(Forwards):
         self.seen = slots
 
     def _covering(self, length: int) -> Tensor:
-        """Return the mask of the first tokens, as many as ``length``; those that were generated are no padding."""
+        """Return the mask of the first ``length`` tokens; generated tokens are no padding."""
         return nn.functional.pad(self._mask, (0, max(0, length - self._mask.shape[1])), value=True)[:, :length]
 
     def _forward(self, ids: Tensor, states: Tensor) -> Tensor:
-        """Run the head over the next slots, with ``ids`` ``(B, n)`` the tokens after those of the slots."""
+        """Run the head over the next slots; ``ids`` ``(B, n)`` are the tokens after those of the slots."""
         start, end = self.seen, self.seen + ids.shape[1]
         slots = torch.arange(self._first, end, device=self.model.device)
         queries, mask = slots[start - self._first :, None], None
@@ -196,7 +164,7 @@ class Eagle3Forwards(Forwards):
         if self._mask is not None:
             there = self._covering(end)[:, self._first :]
             positions = (there.cumsum(-1) - 1).clamp(min=0)[:, start - self._first :]
-            # Padding sees itself: what sees nothing is not a number.
+            # Padding sees itself, since attention over nothing gives NaN.
             mask = ((slots <= queries) & there[:, None] | (slots == queries))[:, None]
         elif len(queries) > 1:
             mask = (slots <= queries)[None, None]
@@ -210,45 +178,8 @@ class Eagle3Forwards(Forwards):
         return output
 
 
-_NEVER = -1e6
-"""A logit whose probability is 0 beside any other; where processors forbid all others, there is still a law."""
-
-
-class DraftVocabulary(Vocabulary):
-    """Some of the target's tokens; the others are never drafted, q being 0 there.
-
-    Parameters
-    ----------
-    ids
-        ``(V_draft,)`` which tokens they are.
-    size
-        How many the target has.
-    """
-
-    def __init__(self, ids: Tensor, size: int) -> None:
-        self.ids = ids
-        self.size = size
-
-    def logits(self, logits: Tensor) -> Tensor:
-        full = logits.new_full((*logits.shape[:-1], self.size), _NEVER)
-        return full.index_copy_(-1, self.ids.to(logits.device), logits)
-
-
 class LayerStates:
-    """Reads a few of the hidden states of a model's forwards, and no more of them than it has to.
-
-    Parameters
-    ----------
-    model
-        The model.
-    layers
-        Which states, as in :class:`Eagle3Config`.
-
-    Raises
-    ------
-    LossyUnsupportedError
-        When the model's layers are not to be found.
-    """
+    """Reads a few of the hidden states of a model's forwards, numbered as in :class:`Eagle3Config`."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
         total = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -256,8 +187,8 @@ class LayerStates:
         found = next((list(x) for x in children if isinstance(x, nn.ModuleList) and len(x) == total), None)
         if found is None:
             raise LossyUnsupportedError(
-                f"`assistant_model` is an EAGLE-3 head, which reads layers of the target, but those of a "
-                f"{type(model).__name__} are not one list in its decoder; pass a draft model"
+                "`assistant_model` is an EAGLE-3 head, which reads layers of the target, but the decoder of a "
+                f"{type(model).__name__} does not hold its layers in one list; pass a draft model"
             )
         self._modules = found
         self._layers = tuple(layers)

@@ -1,4 +1,4 @@
-"""A model's first layers as its own draft."""
+"""Lets a model's first layers draft for it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..compat import counts_tokens, has_recurrent_state
 from ..errors import LossyUnsupportedError, LossyValueError
+from ..models.static.decoder_forward import shallow
 
 _OF_THE_ORIGINAL = ("forward", "_old_forward", "_hf_hook")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
 def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """Return a view of ``model`` that ends after its first layers: the same weights, norm and head; nothing is edited.
+    """Return a view of ``model`` that ends after its first layers, with the same weights, norm and head.
 
     Parameters
     ----------
     model
-        A decoder-only model, best one that was trained to be left early, such as LayerSkip's.
+        A decoder-only model, best one trained for early exits, such as LayerSkip's.
     layers
         How many layers to keep.
 
     Raises
     ------
     LossyValueError
-        When the model does not have so many layers, and one more.
+        When the model has no more layers than these.
     LossyUnsupportedError
-        When its layers are not to be found, or their states can't be rolled back.
+        When its layers can't be found, or their states can't be rolled back.
     """
     refused = f"`assistant_early_exit` {layers!r} can't be used with {type(model).__name__}, "
     if has_recurrent_state(model):
-        raise LossyUnsupportedError(f"{refused}which keeps a recurrent state, which can't be rolled back")
+        raise LossyUnsupportedError(f"{refused}whose recurrent state can't be rolled back; pass an `assistant_model`")
     base = model.base_model
     total = model.config.get_text_config(decoder=True).num_hidden_layers
     if isinstance(layers, bool) or not isinstance(layers, int) or not 0 < layers < total:
@@ -44,16 +45,16 @@ def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     name = next((n for n, x in base.named_children() if isinstance(x, nn.ModuleList) and len(x) == total), None)
     if base is model or name is None:
         raise LossyUnsupportedError(
-            f"{refused}whose layers are not one list in its base model; pass an `assistant_model`"
+            f"{refused}whose base model does not hold its layers in one list; pass an `assistant_model`"
         )
-    # The base keeps its own configuration: some divide what they compute for all layers by their number.
+    # The base keeps its own configuration, because some divide by the number of all layers.
     shallow_base, shallow = _view(base), _view(model)
     shallow.config = _with_caches_of(base.config, layers)
     shallow_base._modules[name] = nn.ModuleList(list(base._modules[name])[:layers])
     shallow._modules[model.base_model_prefix] = shallow_base
     if not counts_tokens(shallow):
         raise LossyUnsupportedError(
-            f"{refused}none of whose first {layers} layers attends to the text, so that their cache does not know its "
+            f"{refused}because none of the first {layers} layers attends to the text, so their cache does not know its "
             "length; raise it, or pass an `assistant_model`"
         )
     return shallow
@@ -62,7 +63,7 @@ def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
 def _with_caches_of(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     """Return a configuration whose cache is that of the first layers."""
     config = copy.deepcopy(config)
-    # The last ones may read the keys of earlier ones, and have none of their own.
+    # The last layers may share the keys of earlier ones instead of caching their own.
     shared = getattr(config, "num_kv_shared_layers", None) or 0
     config.num_hidden_layers = min(layers, config.num_hidden_layers - shared)
     if shared:
@@ -73,9 +74,8 @@ def _with_caches_of(config: PretrainedConfig, layers: int) -> PretrainedConfig:
 
 
 def _view(module: nn.Module) -> nn.Module:
-    """Return a copy with the same children that can be given others, and none of the original's hooks."""
-    view = copy.copy(module)
-    view._modules = dict(module._modules)
+    """Return a copy that can be given other children, without the original's hooks."""
+    view = shallow(module)
     for name in _OF_THE_ORIGINAL:
         view.__dict__.pop(name, None)
     for name in _HOOKS:

@@ -1,50 +1,55 @@
-"""Drafting for a target that has an encoder."""
+"""Drafts for a target that has an encoder."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
-from ..call.prepared import Prepared
-from ..compat import DraftForwardInputs, device_of, encode, forward_accepts, new_cross_cache
+from ..compat import (
+    DraftForwardInputs,
+    ForwardInputs,
+    device_of,
+    encode,
+    forward_accepts,
+    generation_accepts,
+    new_cross_cache,
+)
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..forwards import Forwards
-from ..forwards.growing import GrowingForwards
+from ..models.prepared import Prepared
+from ..models.runner import DynamicCacheRunner, ModelRunner
 from .draft_length import DraftLength
 from .model import ModelDrafter
 
 
 def check_encoder_decoder_draft(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Raise unless ``draft`` can read what the target's encoder reads, or what that says."""
-    if not draft.config.is_encoder_decoder and not forward_accepts(draft, "encoder_outputs"):
+    """Raise unless ``draft`` can read the target encoder's input or output."""
+    if not draft.config.is_encoder_decoder and not generation_accepts(draft, "encoder_outputs"):
         raise LossyUnsupportedError(
-            f"`assistant_model` {type(draft).__name__} can't see what {type(target).__name__}'s encoder sees; use an "
-            "encoder-decoder model, or a decoder that takes `encoder_outputs`, such as WhisperForCausalLM"
+            f"`assistant_model` {type(draft).__name__} can't read the input of {type(target).__name__}'s encoder; use "
+            "an encoder-decoder model, or a decoder that takes `encoder_outputs`, such as WhisperForCausalLM"
         )
 
 
 class EncoderDecoderDrafter(ModelDrafter):
-    """Drafts with a decoder that looks at an encoder's states: its own encoder's, or the target's where it has none.
+    """Drafts with a decoder that attends to an encoder's states: its own encoder's, or the target's where it has none.
 
-    For one sequence. Distil-Whisper's decoder, loaded as a ``WhisperForCausalLM``, shares the target's encoder.
-
-    Parameters
-    ----------
-    model, draft_length, **settings
-        As for :class:`ModelDrafter`.
-    call
-        What ``generate()`` prepared for the target.
+    Drafts for one sequence. Distil-Whisper's decoder, loaded as a ``WhisperForCausalLM``, shares the target's encoder.
     """
 
     def __init__(
         self, model: PreTrainedModel, draft_length: int | DraftLength, *, call: Prepared, **settings: Any
     ) -> None:
-        settings.pop("attention_mask", None)  # of the encoder's input, not of the text
-        mask, device = call.inputs.get("attention_mask"), device_of(model)
+        settings.pop("attention_mask", None)  # it masks the encoder's input, not the text
+        mask, device, self._length = call.inputs.get("attention_mask"), device_of(model), 0
         if not model.config.is_encoder_decoder:
-            states = call.inputs["encoder_outputs"][0]
-            self._encoded = {"encoder_outputs": (states.to(device=device, dtype=model.dtype),)}
+            states = call.inputs["encoder_outputs"][0].to(device=device, dtype=model.dtype)
+            given = call.inputs.get("decoder_attention_mask")
+            text = (torch.ones_like(call.ids) if given is None else given).to(device)
+            self._encoded = {"encoder_outputs": BaseModelOutput(states), "attention_mask": text}
+            self._length = text.shape[1]
         elif call.encoder_input is None:
             raise LossyValueError(
                 "`encoder_outputs` are the target's, but `assistant_model` has an encoder of its own; pass the "
@@ -56,7 +61,8 @@ class EncoderDecoderDrafter(ModelDrafter):
                 self._encoded["attention_mask"] = mask.to(device)
         super().__init__(model, draft_length, **settings)
 
-    def _growing_forwards(self) -> Forwards:
-        # The decoder's position is the cache's; a tensor for its mask would be the encoder's elsewhere.
+    def _default_runner(self) -> ModelRunner:
         carried = {"past_key_values": new_cross_cache(), "use_cache": True, **self._encoded}
-        return GrowingForwards(DraftForwardInputs(self.model), carried, 0)
+        direct = forward_accepts(self.model, "encoder_outputs")  # else the model's own preparation does
+        inputs = DraftForwardInputs(self.model) if direct else ForwardInputs(self.model)
+        return DynamicCacheRunner(inputs, carried, self._length)

@@ -1,4 +1,4 @@
-"""Drafting with an assistant model that shares the target's tokenizer."""
+"""Drafts with an assistant model that shares the target's tokenizer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from ..commit import Commit
 from ..compat import (
     CandidateGenerator,
     DraftForwardInputs,
@@ -21,24 +20,24 @@ from ..compat import (
     forward_accepts,
     has_recurrent_state,
     new_cache,
-    refusal_of_adapter,
-    refusal_to_go_on,
+    obstacle_in_adapter,
+    obstacle_to_rollback,
 )
-from ..decoding.buffers import DraftedText
+from ..core.distributions import Randomness
+from ..core.messages import Commit, Draft, DraftCost
+from ..core.texts import DraftedText
 from ..errors import LossyUnsupportedError
-from ..forwards import Forwards
-from ..forwards.growing import GrowingForwards
-from ..forwards.replaying import ReplayingForwards, padding_before
-from ..messages import Draft, DraftCost
-from ..sampling import Randomness, process
-from ..verification.lm_head_hook import lm_head_hook
+from ..models.lm_head_hook import lm_head_hook
+from ..models.processing import process
+from ..models.recurrent import RecurrentRunner, padding_before
+from ..models.runner import DynamicCacheRunner, ModelRunner
 from . import Drafter
 from .draft_length import Agree, ConstantLength, DraftLength, Round
 from .draft_stop import DraftStop
 from .vocabulary import Vocabulary, check_vocabularies
 
 if TYPE_CHECKING:
-    from ..decoding.batch_layout import BatchLayout
+    from ..core.texts import BatchLayout
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -48,21 +47,21 @@ def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
 
 
 def check_decoder(draft: PreTrainedModel) -> None:
-    """Raise unless ``draft`` is a decoder that reads the text alone, and whose cache can be rolled back."""
-    if (refusal := refusal_of_adapter(draft)) is not None:
+    """Raise unless ``draft`` is a decoder that reads text alone, with a cache that can be rolled back."""
+    if (refusal := obstacle_in_adapter(draft)) is not None:
         raise LossyUnsupportedError(f"`assistant_model` has {refusal}")
     if draft.config.is_encoder_decoder:
         raise LossyUnsupportedError(
             f"`assistant_model` has to be a decoder-only model, but is a {type(draft).__name__}"
         )
-    if (refusal := refusal_to_go_on(draft, several=False)) is not None:
+    if (refusal := obstacle_to_rollback(draft, several=False)) is not None:
         raise LossyUnsupportedError(
             f"`assistant_model` has to be a model whose cache can be rolled back, but {refusal}"
         )
 
 
 def mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:
-    """Return the attention mask of ``ids`` ``(B, L)``: the end of the target's, which may cover a cache besides."""
+    """Return the attention mask of ``ids`` ``(B, L)``: the end of the target's, which may cover a cache too."""
     mask = model_kwargs.get("attention_mask")
     return None if mask is None else mask[:, -ids.shape[1] :]
 
@@ -70,8 +69,8 @@ def mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:
 class ModelDrafter(Drafter, CandidateGenerator):
     """Proposes tokens with the draft model's own forward and cache.
 
-    Calls the model directly, without a nested ``generate()``: nothing is validated, copied or written to a
-    configuration between rounds. Tokens are drawn from the very distribution q that is reported.
+    It calls the model directly, without a nested ``generate()``, so nothing is validated, copied or written to a
+    configuration between rounds. Tokens are drawn from the very distribution q that it reports.
 
     Parameters
     ----------
@@ -84,7 +83,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
     do_sample
         Whether tokens are drawn from q, or are its argmax.
     max_length
-        Length that no candidate exceeds, leaving room for the token that the target adds.
+        The longest candidate, leaving room for the target's own token.
     attention_mask
         ``(B, L)`` mask of the prompts, where they are padded.
     randomness
@@ -96,11 +95,11 @@ class ModelDrafter(Drafter, CandidateGenerator):
     stop
         Ends a round's draft early.
     vocabulary
-        Which of the model's tokens are which of the target's; by default they are the same.
-    forwards
-        Makes the model's forwards, anew for every text; by default on a cache that grows with the text.
+        Maps the model's tokens to the target's; by default they are the same.
+    runner
+        Makes the model's runner for every text; by default on a dynamic cache.
     agree
-        How processes that run the target together agree on a time, where there are several.
+        How the processes of one target agree on a time.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         keep_hidden: bool = False,
         stop: DraftStop | None = None,
         vocabulary: Vocabulary | None = None,
-        forwards: Callable[[], Forwards] | None = None,
+        runner: Callable[[], ModelRunner] | None = None,
         agree: Agree | None = None,
     ) -> None:
         self.model = model
@@ -131,7 +130,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.vocabulary = Vocabulary() if vocabulary is None else vocabulary
         self.device = device_of(model)
         self._mask = attention_mask
-        self._new_forwards = self._growing_forwards if forwards is None else forwards
+        self._new_runner = self._default_runner if runner is None else runner
         self._watch = self.draft_length.watch(self.device, agree)
         self._hook = lm_head_hook(model, self.randomness) if keep_hidden else None
         self.reset()
@@ -139,14 +138,13 @@ class ModelDrafter(Drafter, CandidateGenerator):
     def reset(self) -> None:
         """Forget everything seen, to draft for another prompt."""
         self.calls = self.tokens = 0
-        self.hidden: Tensor | None = None
-        self.forwards = self._new_forwards()
+        self.runner = self._new_runner()
         self._drafted = 0
         self._first = True
         self._marks: list[Any] = []
         self.text = DraftedText()
 
-    def _growing_forwards(self) -> Forwards:
+    def _default_runner(self) -> ModelRunner:
         carried: dict[str, Any] = {cache_name(self.model): new_cache(self.model), "use_cache": True}
         if forward_accepts(self.model, "logits_to_keep"):
             carried["logits_to_keep"] = 1
@@ -158,18 +156,18 @@ class ModelDrafter(Drafter, CandidateGenerator):
             if forward_accepts(self.model, "position_ids"):
                 carried["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
         if has_recurrent_state(self.model):
-            return ReplayingForwards(
+            return RecurrentRunner(
                 ForwardInputs(self.model), carried, length, padding=padding_before(self._mask),
                 several=continuation_of(self.model).several,
             )  # fmt: skip
-        # In a batch, what only fills a row up may stand behind the last position that there can be.
-        return GrowingForwards(DraftForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
+        # In a batch, padding may count beyond the highest position.
+        return DynamicCacheRunner(DraftForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
 
-    def propose(self, ids: Tensor, layout: BatchLayout | None, rooms: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: BatchLayout | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
         self._marks = [self._watch.mark()]
         self._first = not self.calls
-        self._drafted = n = min(self.draft_length.size, max(rooms) - 1)
+        self._drafted = n = min(self.draft_length.size, max(remaining) - 1)
         if n <= 0:
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
@@ -195,31 +193,29 @@ class ModelDrafter(Drafter, CandidateGenerator):
             self.text.drafted,
             torch.cat(scores, dim=1).float() if scores else None,
             torch.cat(states, dim=1).to(ids.device) if states else None,
-            _lengths(n, rooms, sure),
+            _lengths(n, remaining, sure),
             cost=DraftCost(self.calls - before[0], self.tokens - before[1]),
         )
 
     def observe(self, commit: Commit) -> None:
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))
         if commit.shift is not None:
-            self.forwards.move(commit.shift, commit.ids)
+            self.runner.move(commit.shift, commit.ids)
             self.text.forget()
 
     def in_use(self) -> AbstractContextManager[None]:
-        return self.forwards.in_use()
+        return self.runner.in_use()
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``.
 
-        Where they are kept, ``hidden`` then holds the states ``(1, n, d)`` that predicted the tokens. The tokens are
-        a view, overwritten by the next call.
+        The tokens are a view, overwritten by the next call.
         """
         draft = self.propose(input_ids, None, [self.max_length - input_ids.shape[1]])
-        self.hidden = draft.hidden
         return self.text.ids if len(draft) else input_ids, draft.logits
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """Let γ be adapted to the last round."""
+        """Let γ adapt to the last round."""
         self._learn(num_matches)
 
     def _learn(self, accepted: int) -> None:
@@ -232,17 +228,14 @@ class ModelDrafter(Drafter, CandidateGenerator):
             self._marks = []
 
     def _forget_after(self, length: int) -> None:
-        # All but the newest committed token were drafted here, so a longer cache only holds rejected ones.
-        self.forwards.rewind(length)
+        # The drafter has seen all committed tokens but the newest, so a longer cache holds rejected ones.
+        self.runner.rewind(length)
 
     def step(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Draft one token after the text; it is not part of it yet.
+        """Draft one token after the text, without adding it.
 
-        Returns
-        -------
-        tuple
-            The token ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and what the token was chosen by: q where
-            it is needed, else the logits.
+        Return the token ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and q where it is needed, else these
+        logits.
         """
         logits = self.vocabulary.logits(self.read())
         if self.processors:
@@ -253,22 +246,22 @@ class ModelDrafter(Drafter, CandidateGenerator):
 
     def read(self) -> Tensor:
         """Run the model over what its cache lacks; return the last position's raw logits ``(B, 1, V)`` in float32."""
-        return self.read_tokens(self.vocabulary.context(self.text.since(self.forwards.seen)))
+        return self.read_tokens(self.vocabulary.context(self.text.since(self.runner.seen)))
 
     def read_tokens(self, tokens: Tensor) -> Tensor:
-        """Do the same over ``tokens`` ``(B, k)`` of the draft model's own."""
+        """Run the model over the next ``tokens`` ``(B, k)`` of its own vocabulary; return as :meth:`read` does."""
         with nullcontext() if self._hook is None else self._hook.over(0):
-            outputs = self.forwards.read(tokens.to(self.device))
+            outputs = self.runner.read(tokens.to(self.device))
         self.calls += 1
-        self.tokens += self.forwards.sent
+        self.tokens += self.runner.sent
         logits = outputs.logits if outputs.logits.shape[1] == 1 else outputs.logits[:, -1:]
         return logits.to(device=tokens.device, dtype=torch.float32)
 
 
-def _lengths(n: int, rooms: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
-    """Return how many of n drafted tokens each row is given: up to one that q is not sure of, and as there is room."""
-    full = [n] * len(rooms)
-    if len(rooms) > 1 and sure:
+def _lengths(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
+    """Return how many of n drafted tokens each row gets: up to the first unsure one, and as many as fit."""
+    full = [n] * len(remaining)
+    if len(remaining) > 1 and sure:
         full = [row.index(False) + 1 if False in row else n for row in zip(*sure, strict=True)]
-    lengths = tuple(min(length, max(room - 1, 0)) for length, room in zip(full, rooms, strict=True))
+    lengths = tuple(min(length, max(room - 1, 0)) for length, room in zip(full, remaining, strict=True))
     return None if set(lengths) == {n} else lengths

@@ -1,4 +1,4 @@
-"""Drafting trees: of many continuations at once, the likeliest by the draft."""
+"""Drafts trees: the likeliest of many continuations at once."""
 
 from __future__ import annotations
 
@@ -9,58 +9,48 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..messages import Draft, DraftCost
-from ..sampling import process, reads_text
-from ..trees import Tree
+from ..core.messages import Draft, DraftCost
+from ..core.trees import Tree
+from ..models.processing import process, reads_text
 from .eagle3_drafter import Eagle3Drafter
 from .model import ModelDrafter
 from .tree_config import TreeConfig
+from .vocabulary import NEVER
 
 if TYPE_CHECKING:
-    from ..decoding.batch_layout import BatchLayout
+    from ..core.texts import BatchLayout
 
 
 class TreeDrafter(ModelDrafter):
     """Proposes trees with the draft model's own forward and cache, as EAGLE-2 does (arXiv 2406.16858, section 4).
 
-    At every depth the ``top_k`` likeliest paths are gone on from, in one forward, by the ``top_k`` likeliest tokens
-    each; of all nodes the likeliest stay. What was drafted is forgotten then: what is kept of it is the first thing to
-    be read in the next round, with the target's own token, in a forward that there is anyway.
-
-    Parameters
-    ----------
-    model
-        The draft model.
-    shape
-        Depth and width of the trees.
-    draft_length
-        Their number of nodes, or what chooses it.
-    **settings
-        As for :class:`ModelDrafter`.
+    At every depth, one forward extends the ``top_k`` likeliest paths by their ``top_k`` likeliest tokens each; the
+    likeliest of all nodes stay. The cache then forgets the nodes: the next round's first forward reads the kept ones
+    again, with the target's own token.
     """
 
     def __init__(self, model: Any, *args: Any, shape: TreeConfig, **settings: Any) -> None:
         self.shape = shape
         super().__init__(model, *args, **settings)
 
-    def propose(self, ids: Tensor, layout: BatchLayout | None, rooms: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: BatchLayout | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
         self._marks = [self._watch.mark()]
-        self._first = self.forwards.seen == 0
-        depth = min(self.shape.depth, max(rooms) - 1)
+        self._first = self.runner.seen == 0
+        depth = min(self.shape.depth, max(remaining) - 1)
         if depth <= 0:
             self._drafted = 0
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
         self.text.begin(ids)
         growing, states = _GrowingTree(self._best_of(ids, self.read(), None)), [self._state()]
-        length = self.forwards.seen
+        length = self.runner.seen
         for _ in range(1, depth):
             growing.choose(self.shape.top_k)
             growing.add(self._best_of(ids, self.read_nodes(ids, growing), growing))
             states.append(self._state())
-        self.forwards.rewind(length)
-        deep_enough = tuple(min(depth, max(room - 1, 0)) for room in rooms)
+        self.runner.rewind(length)
+        deep_enough = tuple(min(depth, max(room - 1, 0)) for room in remaining)
         tokens, tree = growing.finish(self.draft_length.size, None if set(deep_enough) == {depth} else deep_enough)
         self._drafted = len(tree)
         self._marks.append(self._watch.mark())
@@ -73,16 +63,16 @@ class TreeDrafter(ModelDrafter):
         """Run the model over the nodes chosen last after ``ids`` ``(B, L)``; return their logits ``(B, k, V)``."""
         tokens = self.vocabulary.context(growing.tokens).to(self.device)
         with nullcontext() if self._hook is None else self._hook.over(tokens.shape[1] - 1):
-            logits = self.forwards.read_nodes(tokens, ids.shape[1], growing.ancestors, growing.depths).logits
+            logits = self.runner.read_nodes(tokens, ids.shape[1], growing.ancestors, growing.depths).logits
         self.calls += 1
-        self.tokens += self.forwards.sent
+        self.tokens += self.runner.sent
         return logits[:, -tokens.shape[1] :].to(device=ids.device, dtype=torch.float32)
 
     def _state(self) -> Tensor | None:
         return None if self._hook is None else self._hook.hidden
 
     def _best_of(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> tuple[Tensor, Tensor]:
-        """Return the likeliest tokens ``(B, k, top_k)`` after nodes, and their log q, of the draft model's logits."""
+        """Return the likeliest tokens ``(B, k, top_k)`` after nodes, and their log q, from the draft model's logits."""
         logits = self.vocabulary.logits(logits)
         if growing is None or not reads_text(self.processors):
             logits = process(self.processors, ids, logits)
@@ -90,45 +80,37 @@ class TreeDrafter(ModelDrafter):
             paths = growing.paths()
             shown = (torch.cat([ids, paths[:, i]], dim=1) for i in range(paths.shape[1]))
             logits = torch.stack([self.processors(text, logits[:, i]) for i, text in enumerate(shown)], dim=1)
-        # What processors forbid has no chance, but is a number: every tree has as many nodes.
+        # Forbidden tokens get a finite log q, so that every tree has as many nodes.
         log_q, tokens = (
             logits.log_softmax(-1)
-            .nan_to_num(nan=_NEVER, neginf=_NEVER)
-            .clamp_(_NEVER, 0)
+            .nan_to_num(nan=NEVER, neginf=NEVER)
+            .clamp_(NEVER, 0)
             .topk(min(self.shape.top_k, logits.shape[-1]), dim=-1)
         )
         return tokens, log_q
 
 
-_NEVER = -1e6
-
-
 class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
-    """The same with an EAGLE-3 head, whose nodes take their parent's output in the place of the target's states."""
+    """Drafts trees with an EAGLE-3 head, whose nodes take their parent's output in place of the target's states."""
 
     def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
-        logits = self.forwards.run_nodes(growing.tokens, growing.came_from, growing.ancestors, growing.levels)
+        logits = self.runner.run_nodes(growing.tokens, growing.came_from, growing.ancestors, growing.levels)
         self.calls += 1
-        self.tokens += self.forwards.sent
+        self.tokens += self.runner.sent
         return logits.to(device=ids.device, dtype=torch.float32)
 
 
 class _GrowingTree:
-    """A tree in the making.
-
-    Parameters
-    ----------
-    first
-        The tokens ``(B, 1, k)`` that may come first, and their log q.
+    """A tree in the making, from the first tokens ``(B, 1, k)`` and their log q.
 
     Attributes
     ----------
     levels
-        Depths so far of which nodes have been chosen to be gone on from.
+        How many depths have chosen nodes.
     tokens
-        ``(B, k)`` the nodes that were chosen last.
+        ``(B, k)`` the nodes chosen last.
     came_from
-        ``(B, k)`` which of those chosen before each of them follows.
+        ``(B, k)`` each one's parent among the nodes chosen before.
     ancestors, depths
         ``(B, k, M)`` which of all chosen nodes each of them sees, and ``(B, M)`` how deep all are.
     """
@@ -138,11 +120,11 @@ class _GrowingTree:
         self.levels = 0
         self._tokens, self._scores = [tokens.flatten(1)], [log_q.flatten(1)]
         self._parents = [torch.full_like(self._tokens[0], -1)]
-        self._chosen: list[Tensor] = []  # per depth, the tokens of the nodes that are gone on from
-        self._offset = 0  # of the last depth's nodes among all
+        self._chosen: list[Tensor] = []  # per depth, the chosen nodes' tokens
+        self._offset = 0  # where the last depth's nodes begin among all
 
     def choose(self, k: int) -> None:
-        """Choose the likeliest nodes of the last depth, to be gone on from."""
+        """Choose the likeliest nodes of the last depth, to be extended."""
         scores, tokens = self._scores[-1], self._tokens[-1]
         k = min(k, scores.shape[1])
         self._score, at = scores.topk(k, dim=-1)
@@ -160,7 +142,7 @@ class _GrowingTree:
         self.depths = torch.cat(depths).expand(len(at), -1)
 
     def add(self, more: tuple[Tensor, Tensor]) -> None:
-        """Let nodes follow those that were chosen: tokens ``(B, k, c)`` and their log q after these."""
+        """Add the nodes that follow the chosen ones: tokens ``(B, k, c)`` and their log q."""
         tokens, log_q = more
         self._offset += self._tokens[-1].shape[1]
         self._tokens.append(tokens.flatten(1))
@@ -168,15 +150,15 @@ class _GrowingTree:
         self._parents.append(self._at[..., None].expand_as(tokens).flatten(1))
 
     def paths(self) -> Tensor:
-        """``(B, k, levels)`` the tokens from the first one to each node that was chosen last."""
+        """Return ``(B, k, levels)`` the tokens from the first to each node chosen last."""
         every = torch.cat(self._chosen, dim=-1)
         columns = self.ancestors.long().sort(dim=-1, descending=True, stable=True).indices[..., : self.levels]
         return every[_rows(every)[..., None], columns]
 
-    def finish(self, nodes: int, rooms: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
-        """Return the likeliest ``nodes`` ``(B, N)`` of all, each after its parent, and their shape.
+    def finish(self, nodes: int, remaining: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
+        """Return the likeliest ``nodes`` ``(B, N)``, each after its parent, and their shape.
 
-        No node is likelier than its parent, and of equally likely ones the parent comes first: it is there too.
+        A node is at most as likely as its parent, which comes first among equals; so every kept node has its parent.
         """
         tokens, scores, parents = (torch.cat(x, dim=-1) for x in (self._tokens, self._scores, self._parents))
         self._kept = kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :nodes].sort(-1).values
@@ -184,11 +166,11 @@ class _GrowingTree:
         number_of = torch.zeros_like(tokens).scatter_(-1, kept, numbers)
         old = parents.gather(-1, kept)
         new = torch.where(old < 0, -1, number_of.gather(-1, old.clamp(min=0)))
-        return tokens.gather(-1, kept), Tree(new, min(len(self._tokens), kept.shape[1]), rooms)
+        return tokens.gather(-1, kept), Tree(new, min(len(self._tokens), kept.shape[1]), remaining)
 
     @property
     def predicted_by(self) -> Tensor:
-        """``(B, N)`` which state predicted each node of the finished tree: 0 the text's, then those of chosen nodes."""
+        """``(B, N)`` which state predicted each node of the finished tree: 0 is the text's, others a chosen node's."""
         places, before = [torch.zeros_like(self._tokens[0][0])], 1
         for chosen, tokens in zip(self._chosen, self._tokens[1:], strict=True):
             k = chosen.shape[1]

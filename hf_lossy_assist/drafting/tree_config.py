@@ -1,4 +1,4 @@
-"""Which trees are drafted."""
+"""The settings of tree drafting."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class TreeConfig:
     Attributes
     ----------
     depth
-        Tokens on the longest path, each of which takes a forward of the draft.
+        Tokens on the longest path; each takes a forward of the draft.
     top_k
-        Nodes that are gone on from at each depth, and continuations of each that are looked at.
+        Nodes to extend at each depth, and continuations of each node.
     nodes
-        The nodes that the target is shown: the likeliest of all. ``"auto"`` chooses their number by measured times.
+        How many of the likeliest nodes the target verifies. ``"auto"`` chooses the number by measured times.
 
     Examples
     --------

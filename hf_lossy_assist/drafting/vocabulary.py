@@ -1,4 +1,4 @@
-"""Which of the draft model's tokens are which of the target's."""
+"""Maps the draft model's tokens to the target's."""
 
 from __future__ import annotations
 
@@ -12,34 +12,27 @@ from transformers import PreTrainedModel
 from ..errors import LossyValueError
 
 MOST_PADDING = 1024
-"""Models of one tokenizer pad its vocabulary differently, but not by more tokens than this."""
+"""Vocabularies of one tokenizer differ by at most so many tokens of padding."""
 
 
 class Vocabulary:
     """One vocabulary for both models."""
 
     def context(self, ids: Tensor) -> Tensor:
-        """Return the draft model's ids ``(B, L)`` of a text in the target's."""
+        """Return the draft model's ids ``(B, L)`` for a text in the target's tokens."""
         return ids
 
     def logits(self, logits: Tensor) -> Tensor:
-        """Return logits over the target's vocabulary, of the draft model's ``(B, n, V)``."""
+        """Return logits over the target's vocabulary, from the draft model's ``(B, n, V)``."""
         return logits
 
 
 @dataclass(frozen=True)
 class PaddedVocabulary(Vocabulary):
-    """One tokenizer, but one model has more rows than the other: token i is token i where both have it.
+    """One tokenizer for models with different numbers of tokens: token i is token i where both have it.
 
-    What only the target has is never drafted, q being 0 there; in a text, the draft reads ``filler`` instead. What
-    only the draft has is cut off.
-
-    Attributes
-    ----------
-    target, draft
-        Tokens of each model.
-    filler
-        A token that the draft has.
+    Tokens that only the target has are never drafted, as q is 0 there; the draft reads ``filler`` in their place.
+    Tokens that only the draft has are cut off.
     """
 
     target: int
@@ -54,9 +47,28 @@ class PaddedVocabulary(Vocabulary):
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)  # a negative padding cuts
 
 
+NEVER = -1e6
+"""A logit with probability 0 beside any other; q stays a distribution where processors forbid all others."""
+
+
+class DraftVocabulary(Vocabulary):
+    """Some of the target's ``size`` tokens, ``ids`` ``(V_draft,)``; q is 0 at all others."""
+
+    def __init__(self, ids: Tensor, size: int) -> None:
+        self.ids = ids
+        self.size = size
+
+    def logits(self, logits: Tensor) -> Tensor:
+        full = logits.new_full((*logits.shape[:-1], self.size), NEVER)
+        return full.index_copy_(-1, self.ids.to(logits.device), logits)
+
+
+def vocabulary_sizes(*models: PreTrainedModel) -> list[int]:
+    return [model.config.get_text_config(decoder=True).vocab_size for model in models]
+
+
 def vocabulary_of(target: PreTrainedModel, draft: PreTrainedModel) -> Vocabulary:
-    """Return how the tokens of two models with one tokenizer correspond."""
-    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
+    sizes = vocabulary_sizes(target, draft)
     if sizes[0] == sizes[1]:
         return Vocabulary()
     pad = getattr(draft.config.get_text_config(decoder=True), "pad_token_id", None)
@@ -64,31 +76,27 @@ def vocabulary_of(target: PreTrainedModel, draft: PreTrainedModel) -> Vocabulary
 
 
 def same_tokenizer(a: Any, b: Any) -> bool:
-    """Tell whether two tokenizers have the same tokens under the same numbers."""
     return a is b or a.get_vocab() == b.get_vocab()
 
 
 def check_vocabularies(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Raise where two models without tokenizers to compare don't look as if they had the same."""
-    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
+    """Raise where two models without tokenizers to compare can't have the same one."""
+    sizes = vocabulary_sizes(target, draft)
     if abs(sizes[0] - sizes[1]) > MOST_PADDING:
         raise LossyValueError(
-            f"`assistant_model` has a vocabulary of {sizes[1]} tokens, but the target one of {sizes[0]}, which is more "
-            "than padding; pass `tokenizer` and `assistant_tokenizer`, also where they are the same"
+            f"`assistant_model` has a vocabulary of {sizes[1]} tokens, but the target one of {sizes[0]}, and padding "
+            "can't explain the difference; pass `tokenizer` and `assistant_tokenizer`, even if they are the same"
         )
 
 
 def check_tokenizers(target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any, assistant_tokenizer: Any) -> None:
-    """Raise where the two tokenizers look swapped: by where they come from, or by how many tokens they have."""
+    """Raise where two tokenizers look swapped, by their sources or their numbers of tokens."""
     sources = [target.name_or_path, draft.name_or_path]
-    by_source = all(sources) and sources[0] != sources[1]
-    by_source = by_source and [assistant_tokenizer.name_or_path, tokenizer.name_or_path] == sources
-    sizes = [model.config.get_text_config(decoder=True).vocab_size + MOST_PADDING for model in (target, draft)]
-    lengths = [len(tokenizer), len(assistant_tokenizer)]
-    fit = [length <= size for length, size in zip(lengths, sizes, strict=True)]
-    if by_source or not all(fit):
+    given = [tokenizer.name_or_path, assistant_tokenizer.name_or_path]
+    swapped = all(sources) and sources[0] != sources[1] and given[::-1] == sources
+    sizes, lengths = vocabulary_sizes(target, draft), [len(tokenizer), len(assistant_tokenizer)]
+    if swapped or any(length > size + MOST_PADDING for length, size in zip(lengths, sizes, strict=True)):
         raise LossyValueError(
             f"`tokenizer` has to be the target's and `assistant_tokenizer` the draft model's, but they have {lengths} "
-            f"tokens, are from {[tokenizer.name_or_path, assistant_tokenizer.name_or_path]}, and the models' "
-            f"vocabularies have {[size - MOST_PADDING for size in sizes]}; exchange them if they are swapped"
+            f"tokens and are from {given}, and the models' vocabularies have {sizes}; exchange them if they are swapped"
         )

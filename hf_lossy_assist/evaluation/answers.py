@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ..errors import LossyValueError
-from ..mining.files import write_whole
+from ..store.folder import (
+    MANIFEST,
+    append_lines,
+    changes,
+    folder_lock,
+    read_lines,
+    read_manifest,
+    refuse,
+    write_json,
+)
 
-RESULTS, MANIFEST = "results.jsonl", "manifest.json"
+RESULTS = "results.jsonl"
+_KINDS = {"modes": dict, "problems": list, "runs": list}
 
 
 @dataclass(frozen=True)
@@ -42,62 +52,42 @@ class AnswerStore:
     def __init__(self, folder: Path | None = None, plan: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self.known: dict[tuple[str, int], Answer] = {}
-        self._lock: AbstractContextManager[Any] | None = None
+        self._lock = nullcontext() if folder is None else folder_lock(folder, ".lock")
         if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise LossyValueError(f"`out` has to be a folder that can be written to: {error}") from error
-            with self.locked():
+            with self._lock:
                 self._agree(dict(plan or {}))
             self.refresh()
 
     def locked(self) -> AbstractContextManager[Any]:
         """Keep other processes from writing to the folder inside a block."""
-        from filelock import FileLock
-
-        if self._lock is None:  # one, which its holder may take again
-            self._lock = nullcontext() if self.folder is None else FileLock(self.folder / ".lock")
         return self._lock
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Take more answers in."""
         self.known |= {(answer.mode, answer.id): answer for answer in answers}
-        if self.folder is None:
-            return
-        lines = "".join(json.dumps(asdict(answer), ensure_ascii=False) + "\n" for answer in answers)
-        with self.locked(), (self.folder / RESULTS).open("r+b") as file:
-            file.seek(len(_whole_lines(file.read())))
-            file.truncate()  # half a line, of a process that was killed
-            file.write(lines.encode())
+        if self.folder is not None:
+            with self._lock:
+                append_lines(self.folder / RESULTS, map(asdict, answers))
 
     def refresh(self) -> None:
         """Read what is in the folder: other processes may have added to it."""
-        if self.folder is None:
-            return
-        path = self.folder / RESULTS
-        with self.locked():
-            path.touch()
-            lines = _whole_lines(path.read_bytes()).splitlines()
-        for number, line in enumerate(lines, 1):
-            answer = _answer(line, f"line {number} of {str(path)!r}")
-            self.known[answer.mode, answer.id] = answer
+        if self.folder is not None:
+            with self._lock:
+                self.known |= {(answer.mode, answer.id): answer for answer in _answers(self.folder)}
 
     def write(self, name: str, value: Any) -> None:
         """Write a JSON file into the folder."""
-        write_whole(self.folder / name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+        write_json(self.folder / name, value)
 
     def _agree(self, plan: dict[str, Any]) -> None:
-        path = self.folder / MANIFEST
         plan = json.loads(json.dumps(plan))
-        if path.exists():
-            before = _manifest(path)
-            differences = _differences(before, plan)
-            if differences:
-                raise LossyValueError(
-                    f"`out` has to be a new folder or hold answers of the same settings, but in {str(self.folder)!r} "
-                    f"{'; '.join(differences)}; choose another folder"
-                )
+        if (self.folder / MANIFEST).exists():
+            before = read_manifest(self.folder, "evaluate", _KINDS)
+            found = changes(before, plan, sorted((before.keys() | plan.keys()) - _KINDS.keys()))
+            found += changes(before["modes"], plan["modes"], before["modes"].keys() & plan["modes"].keys())
+            if any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False)):
+                found.append("the problems are other ones")
+            refuse(self.folder, found)
             plan["modes"] = {**before["modes"], **plan["modes"]}
             plan["problems"] = max(before["problems"], plan["problems"], key=len)
             plan["runs"] = before["runs"] + plan["runs"]
@@ -114,42 +104,17 @@ def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
     LossyValueError
         When the folder was not written by an evaluation.
     """
-    folder = Path(folder)
-    lines = _whole_lines((folder / RESULTS).read_bytes()).splitlines() if (folder / RESULTS).is_file() else []
-    return _manifest(folder / MANIFEST), [_answer(line, f"line {i} of {RESULTS}") for i, line in enumerate(lines, 1)]
+    return read_manifest(Path(folder), "evaluate", _KINDS), _answers(Path(folder))
 
 
-def _whole_lines(content: bytes) -> bytes:
-    return content[: content.rfind(b"\n") + 1]
-
-
-def _answer(line: bytes, where: str) -> Answer:
-    try:
-        return Answer(**json.loads(line))
-    except (TypeError, ValueError) as error:
-        names = [x.name for x in fields(Answer)]
-        raise LossyValueError(f"`out` has to hold answers with the fields {names}, but {where} has not") from error
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        if not {"modes", "problems", "runs"} <= manifest.keys():
-            raise ValueError("it has other fields")
-    except (OSError, ValueError, AttributeError) as error:
-        raise LossyValueError(f"the folder has to be of an evaluation, but {str(path)!r}: {error}") from error
-    return manifest
-
-
-def _differences(before: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
-    names = sorted((before.keys() | plan.keys()) - {"modes", "problems", "runs"})
-    found = _changes(names, before, plan)
-    found += _changes(before["modes"].keys() & plan["modes"].keys(), before["modes"], plan["modes"])
-    if any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False)):
-        found.append("the problems are other ones")
-    return found
-
-
-def _changes(names: Iterable[str], before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changed = [name for name in names if before.get(name) != now.get(name)]
-    return [f"`{name}` was {before.get(name)!r} and is {now.get(name)!r}" for name in changed]
+def _answers(folder: Path) -> list[Answer]:
+    answers = []
+    for number, line in enumerate(read_lines(folder / RESULTS), 1):
+        try:
+            answers.append(Answer(**json.loads(line)))
+        except (TypeError, ValueError) as error:
+            raise LossyValueError(
+                f"`out` has to hold answers with the fields {[x.name for x in fields(Answer)]}, but line {number} of "
+                f"{str(folder / RESULTS)!r} has not"
+            ) from error
+    return answers

@@ -1,4 +1,4 @@
-"""An evaluation: several modes answer the same problems of a task, and are compared problem by problem."""
+"""An evaluation: several modes answer the same problems, and their scores are compared problem by problem."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from .. import tasks
+from ..drafting.frequent_tokens import kept_tokens
 from ..errors import LossyValueError
 from ..heads import Head, ModelIdentity
 from ..mining.mining_run import Process, this_process
+from ..models.quantised import dtype_of
 from ..tasks import Example, Task
 from .answers import Answer, AnswerStore
 from .comparison import rotated, warm_up
@@ -25,16 +28,17 @@ from .plots import PlotPoint, plot
 from .quality import ModeScore, mode_scores
 from .records import provenance
 from .requests import PromptBatch, Response, batches_of, run_request
+from .tables import as_text, score_table
 
-_WARM_UP_TOKENS = 8
+_WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """Problems, and the modes that answer them.
 
-    Every mode's score is compared with that of the mode labelled ``reference``, which answers each batch first, so
-    that what it says is at hand where texts are compared. The others go first in turn.
+    Every mode is compared with the mode labelled ``reference``, which answers each batch first because some measures
+    compare texts with its own. The others take turns in following it.
     """
 
     models: Models
@@ -42,26 +46,24 @@ class Evaluation:
     task: Task
     modes: Sequence[DecodingMode]
     reference: str
-    limit: int = 100  # how many problems at most
+    limit: int = 100  # the most problems
     split: str = "test"
     batch_size: int = 1
-    max_new_tokens: int | None = None  # as many as the task's answers need by default
-    seed: int = 0  # of the first problem; the next has the next one
-    process: Process = field(default_factory=Process)  # which of the batches are this process's
-    measure: str = "task"  # what a score is: one of :data:`~hf_lossy_assist.evaluation.measures.MEASURES`
+    max_new_tokens: int | None = None  # None: the task's own
+    seed: int = 0  # of the first problem; each further problem adds one
+    process: Process = field(default_factory=Process)  # its number decides which batches it answers
+    measure: str = "task"  # one of :data:`~hf_lossy_assist.evaluation.measures.MEASURES`
 
     def __post_init__(self) -> None:
+        for name in ("limit", "batch_size"):
+            _check_count(name, getattr(self, name))
         labels = [mode.label for mode in self.modes]
         if len(set(labels)) < len(labels):
             raise LossyValueError(f"`modes` has to name every mode once, but is {labels}")
         if self.reference not in labels:
             raise LossyValueError(f"`reference` has to be one of the modes {labels}, but is {self.reference!r}")
-        missing = [
-            mode.label for mode in self.modes if self.models.draft is None and (mode.gamma or mode.answers == "draft")
-        ]
-        if missing:
-            raise LossyValueError(f"an assistant has to be given for the mode {missing[0]!r}; there is no draft")
         for mode in self.modes:
+            mode.check_draft(model=self.models.draft is not None, lookup=self.models.lookup)
             mode.check_heads(self.models.heads)
         if self.measure not in MEASURES:
             raise LossyValueError(f"`measure` has to be one of {list(MEASURES)}, but is {self.measure!r}")
@@ -70,29 +72,31 @@ class Evaluation:
 
     @cached_property
     def examples(self) -> list[Example]:
-        """The problems; the id of each is its place here."""
+        """The problems; a problem's id is its index here."""
         return self.task.examples(self.split, self.limit)
 
     @cached_property
     def batches(self) -> list[PromptBatch]:
-        """The problems' prompts, those that follow each other together."""
         prompts = [self.task.encode(example, self.tokenizer) for example in self.examples]
         device, pad = self.models.target.device, self.tokenizer.pad_token_id
         return batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed)
 
     @property
+    def own_batches(self) -> dict[int, PromptBatch]:
+        """The batches that this process answers, by their index."""
+        return {b: batch for b, batch in enumerate(self.batches) if b % self.process.count == self.process.number}
+
+    @property
     def length(self) -> int:
-        """The longest response, in tokens."""
         return self.max_new_tokens or self.task.max_new_tokens
 
     def run(
         self, store: AnswerStore | None = None, wanted: Callable[[str], bool] = lambda label: True
     ) -> Iterator[dict[str, Answer]]:
-        """Yield the answers to each problem of this process by their modes' labels, as soon as all have answered.
+        """Yield each problem's answers by mode label, as soon as all modes have answered it.
 
-        Whoever has seen enough stops asking. What is in ``store`` is not answered again, and what is answered goes
-        there. Before each batch ``wanted`` is asked whether a mode, by its label, is still to answer; the reference
-        always does.
+        Answers go to ``store``; problems already answered there are skipped. Before each batch, ``wanted`` says of each
+        label whether that mode should still answer; the reference always does.
 
         Examples
         --------
@@ -111,17 +115,16 @@ class Evaluation:
         store = AnswerStore() if store is None else store
         modes = sorted(self.modes, key=lambda mode: mode.label != self.reference)
         warm: set[str] = set()
-        for b, batch in enumerate(self.batches):
-            if b % self.process.count != self.process.number:
-                continue
+        for b, batch in self.own_batches.items():
             ids = range(b * self.batch_size, b * self.batch_size + len(batch))
             labels = [mode.label for mode in modes if mode.label == self.reference or wanted(mode.label)]
             missing = {label: [i for i in ids if (label, i) not in store.known] for label in labels}
             turns = [modes[0], *(rotated(modes[1:], b) if modes[1:] else [])]
             turns = [mode for mode in turns if missing.get(mode.label)]
-            # All at once: what can't run says so before others have answered.
+            # A mode that can't run fails before others spend time on answers.
             cold = [mode for mode in turns if mode.label not in warm]
-            warm_up(self.models, cold, batch, min(_WARM_UP_TOKENS, self.length), strict=True)
+            few = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
+            warm_up(self.models, cold, few, min(_WARM_UP_TOKENS, self.length), strict=True)
             warm |= {mode.label for mode in cold}
             for mode in turns:
                 response = run_request(self.models, mode, batch, self.length)
@@ -131,14 +134,14 @@ class Evaluation:
                 yield {label: store.known[label, i] for label in labels}
 
     def take(self, responses: Mapping[str, Sequence[Response]], store: AnswerStore) -> None:
-        """Put answers into a store that others have made: each mode's responses to the batches, by its label."""
+        """Score responses made elsewhere into a store: each mode's responses to the batches, by label."""
         for mode in sorted(self.modes, key=lambda mode: mode.label != self.reference):
             for b, response in enumerate(responses.get(mode.label, ())):
                 first = b * self.batch_size
                 store.add(self.scored(mode, range(first, first + len(response.rows)), response, store))
 
     def scored(self, mode: DecodingMode, ids: Sequence[int], response: Response, store: AnswerStore) -> list[Answer]:
-        """Return the answers in a mode's response to the problems ``ids``; ``store`` has the reference's."""
+        """Return a mode's answers to the problems ``ids``; ``store`` holds the reference's."""
         texts = self.tokenizer.batch_decode(response.rows, skip_special_tokens=True)
         answers = []
         for i, text, tokens, (rounds, accepted, lossy) in zip(ids, texts, response.rows, response.work, strict=True):
@@ -151,7 +154,7 @@ class Evaluation:
         return answers
 
     def _problems(self) -> list[int]:
-        """Return a number for each problem that tells its rendered prompt and its answer from others."""
+        """Return a hash of each problem's rendered prompt and answer."""
         texts = (f"{self._prompt(i).tolist()}\0{example.answer}" for i, example in enumerate(self.examples))
         return [zlib.crc32(text.encode()) for text in texts]
 
@@ -160,7 +163,7 @@ class Evaluation:
         return batch.ids[row][batch.mask[row].bool()]
 
     def plan(self) -> dict[str, Any]:
-        """Return what the answers depend on, for an :class:`AnswerStore`."""
+        """Return everything the answers depend on, for an :class:`AnswerStore`."""
         target, draft = self.models.target, self.models.draft
         return {
             "task": self.task.name,
@@ -174,14 +177,15 @@ class Evaluation:
             "dtype": str(target.dtype).removeprefix("torch."),
             "target": asdict(ModelIdentity.of(target)),
             "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
+            **_draft_changes(draft),
             "modes": {mode.label: _described(mode, self.models.heads) for mode in self.modes},
             "problems": self._problems(),
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }
 
     def finish(self, store: AnswerStore) -> EvaluationResult:
-        """Return what is in a store now, and save it where the store has a folder."""
-        with store.locked():  # or a process that has seen less could be the last to write
+        """Return the result of a store, and save it if the store has a folder."""
+        with store.locked():  # or a process that has seen fewer answers could write last
             store.refresh()
             result = self.result(store)
             if store.folder is not None:
@@ -189,11 +193,12 @@ class Evaluation:
             return result
 
     def result(self, store: AnswerStore) -> EvaluationResult:
-        """Return what is in a store, in the order of the modes and problems, compared with the reference."""
+        """Return a store's answers in the order of modes and problems, with every mode's score."""
         order = {mode.label: m for m, mode in enumerate(self.modes)}
         found = [store.known[key] for key in store.known if key[0] in order and key[1] < len(self.examples)]
         answers = tuple(sorted(found, key=lambda answer: (order[answer.mode], answer.id)))
-        return EvaluationResult(answers, {row.label: row for row in mode_scores(answers, self.reference)})
+        scores = {row.label: row for row in mode_scores(answers, self.reference)}
+        return EvaluationResult(answers, scores, self.reference)
 
 
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
@@ -201,15 +206,19 @@ def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
     return {**mode.config, "temperature": mode.temperature, "heads": sums}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class EvaluationResult:
-    """The answers of an evaluation, and the scores of every mode by its label."""
+    """The answers of an evaluation, and every mode's score by its label; prints as a table of scores."""
 
     answers: Sequence[Answer]
     modes: Mapping[str, ModeScore]
+    reference: str  # the label that all are compared with
+
+    def __repr__(self) -> str:
+        return as_text(score_table(self.modes.values(), self.reference))
 
     def save(self, store: AnswerStore) -> None:
-        """Write ``summary.json``, with one entry per mode, and ``plot.png``, with speed against score."""
+        """Write ``summary.json`` with an entry per mode, and ``plot.png`` of speed against score."""
         entries = {label: {k: v for k, v in asdict(row).items() if k != "label"} for label, row in self.modes.items()}
         store.write("summary.json", entries)
         plot(
@@ -219,20 +228,25 @@ class EvaluationResult:
 
 
 def score_point(row: ModeScore, x: float, label: str = "") -> PlotPoint:
-    """Return a mode's score, in per cent, with the interval of its difference, at some place."""
+    """Return the point of a mode's score, in per cent, with the interval of its difference."""
     low, high = row.score - (row.difference - row.low), row.score + (row.high - row.difference)
     return PlotPoint((x, x, x), (100 * row.score, 100 * low, 100 * high), label)
 
 
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise LossyValueError(f"`{name}` has to be an int >= 1, but is {value!r}")
+
+
 def named_modes(text: str, gamma: int | str = 5, temperature: float | None = None) -> list[DecodingMode]:
-    """Read modes as :func:`~hf_lossy_assist.evaluation.modes.parse_modes` does; each is labelled as it was written."""
+    """Read modes like :func:`~hf_lossy_assist.evaluation.modes.parse_modes`, but label each as it is written."""
     names = [name.strip() for name in text.split(",")]
     modes = parse_modes(text, gamma, temperature)
     return [replace(mode, label=name) for name, mode in zip(names, modes, strict=True)]
 
 
 def reference_of(modes: Sequence[DecodingMode]) -> str:
-    """Return the label of the mode that others are compared with: the target alone, else lossless, else the first."""
+    """Return the label to compare with: the target alone's, else lossless's, else the first."""
     alone = (mode.label for mode in modes if mode.gamma is None and mode.answers == "target")
     lossless = (mode.label for mode in modes if mode.rule == "lossless")
     return next(alone, None) or next(lossless, None) or modes[0].label
@@ -251,6 +265,7 @@ def evaluate(
     split: str = "test",
     batch_size: int = 1,
     gamma: int | str = 5,
+    prompt_lookup_num_tokens: int | None = None,
     temperature: float | None = None,
     max_new_tokens: int | None = None,
     seed: int = 0,
@@ -259,38 +274,45 @@ def evaluate(
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores problem by problem.
 
+    ``transformers.utils.logging.disable_progress_bar()`` hides the progress bar.
+
     Parameters
     ----------
     target, draft, tokenizer
-        The models, which share the tokenizer; only the target alone needs no draft.
+        The models, which share the tokenizer. Without a draft only the target alone can run.
     task
-        A task, or the name of one: see :func:`hf_lossy_assist.tasks.load`.
+        A task, or a name for :func:`hf_lossy_assist.tasks.load`.
     modes
-        As ``lossy-assist evaluate --modes`` takes them: ``"plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``.
+        ``"plain,stock,RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``, as for ``lossy-assist evaluate --modes``.
     heads
         Trained heads by the rule that uses them.
     reference
-        The mode that all are compared with: the target alone by default, else lossless, else the first.
-    limit, split
-        How many problems, and of which split.
-    batch_size
-        Problems that are answered together.
+        The mode to compare with: the target alone by default, else lossless, else the first.
+    limit, split, batch_size
+        The number of problems, the task's split, and how many are answered together.
     gamma, temperature
-        Drafted tokens per round where a mode does not say; and of draws, None for greedy decoding.
+        Drafted tokens per round for modes that do not say; the temperature of sampling, None for greedy decoding.
+    prompt_lookup_num_tokens
+        Drafts by prompt lookup instead of a model, up to so many tokens; replaces ``gamma``.
     max_new_tokens
-        The longest response; as long as the task's answers need by default.
+        The longest response; the task's by default.
     seed
-        Of the first problem's draws; the next problem has the next one.
+        Of the first problem; each further problem adds one.
     measure
-        What a score is: the task's; "rouge", ROUGE-L against the reference's text; or "likelihood", the geometric mean
-        of the tokens' p under the target. The last two suit open-ended prompts.
+        ``"task"``: the task's score. For open-ended prompts ``"rouge"``, ROUGE-L against the reference's text, or
+        ``"likelihood"``, the geometric mean of the tokens' p.
     out
-        A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``. A run that was interrupted goes on there.
+        A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
 
     Returns
     -------
     EvaluationResult
-        The answers, and by each mode's label its :class:`~hf_lossy_assist.evaluation.quality.ModeScore`.
+        The answers, and each mode's :class:`~hf_lossy_assist.evaluation.quality.ModeScore` by label.
+
+    Raises
+    ------
+    LossyValueError
+        If an argument or a mode can't work; before any problem is answered.
 
     Examples
     --------
@@ -303,13 +325,26 @@ def evaluate(
     >>> result.modes["dropmatch"].n, result.modes["dropmatch"].difference
     (2, 0.0)
     """
+    if prompt_lookup_num_tokens is not None:
+        _check_count("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
+        gamma = prompt_lookup_num_tokens
+        if draft is not None:
+            raise LossyValueError(f"`prompt_lookup_num_tokens` {gamma} drafts without a model; leave it or `draft` out")
     listed = named_modes(modes, gamma, temperature) if isinstance(modes, str) else list(modes)
+    models = Models(target, draft, heads or {}, prompt_lookup_num_tokens is not None)
     evaluation = Evaluation(
-        Models(target, draft, heads or {}), tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
+        models, tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
         measure,
     )  # fmt: skip
     store = AnswerStore() if out is None else AnswerStore(Path(out), evaluation.plan())
-    for _ in evaluation.run(store):
+    total = sum(map(len, evaluation.own_batches.values()))
+    for _ in logging.tqdm(evaluation.run(store), desc="answering", total=total):
         pass
     return evaluation.finish(store)
+
+
+def _draft_changes(draft: nn.Module | None) -> dict[str, Any]:
+    """Say how a draft was made cheaper, which its identity does not tell."""
+    changes = {} if draft is None else {"draft_dtype": dtype_of(draft), "draft_tokens": kept_tokens(draft)}
+    return {name: change for name, change in changes.items() if change is not None}

@@ -1,4 +1,4 @@
-"""Measures of an answer: what the task says, and for texts without a right answer what the target says."""
+"""Measures of an answer: the task's score, or for open-ended texts ROUGE-L and the target's likelihood."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from ..tasks.overlap import rouge
 
 @dataclass(frozen=True, eq=False)
 class Measurable:
-    """An answer with everything that a measure may look at."""
+    """An answer with everything that a measure may read."""
 
     task: Task
     example: Example
     target: PreTrainedModel
-    # The prompt's tokens and the generated ones.
-    prompt: Tensor
-    tokens: Tensor
+    prompt: Tensor  # token ids, ``(L,)``
+    tokens: Tensor  # generated token ids, ``(n,)``
     text: str
-    own: str  # what the mode that all are compared with said
+    own: str  # the reference mode's text
 
 
 def likelihood(answer: Measurable) -> float:
-    """Return the geometric mean of p over the answer's tokens, under the target without any warper."""
+    """Return the geometric mean of p over the answer's tokens; p is the target's, without any warper."""
     log_p, _ = score_text(answer.target, answer.prompt, answer.tokens)
     return log_p.double().mean().exp().item()
 
@@ -47,4 +46,4 @@ MEASURES: Mapping[str, Callable[[Measurable], float]] = {
     "rouge": lambda answer: rouge(answer.text, [answer.own]),
     "likelihood": likelihood,
 }
-"""Measures from 0 to 1 by name: the task's, ROUGE-L against what the reference mode said, and :func:`likelihood`."""
+"""Measures from 0 to 1 by name: the task's, ROUGE-L against the reference mode's text, and :func:`likelihood`."""

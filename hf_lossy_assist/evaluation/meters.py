@@ -1,4 +1,4 @@
-"""Meters of a ``generate()`` call: forward passes of both models, memory and energy; and the machine's names."""
+"""Meters of a ``generate()`` call: forwards of both models, memory, energy; and the names of processor and GPU."""
 
 from __future__ import annotations
 
@@ -17,22 +17,19 @@ from transformers import PreTrainedModel
 Clock = Callable[[], float]
 
 CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
-"""``cpu`` counts the time that this process computes, in all of its threads: with one thread that is how long it would
-take if nothing else ran on the machine."""
+"""``cpu`` is the computing time of all this process's threads. With one thread, other load does not change it."""
 
 
 @dataclass
 class ForwardTimes:
-    """The forward passes of one model during a call."""
+    """The forwards of one model during a call."""
 
-    # Seconds of every pass: its decoder, and its LM head where one was called.
-    calls: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)  # how many tokens of each row every pass read
-    first_end: float | None = None  # when the first one was over, on the meter's clock
+    calls: list[float] = field(default_factory=list)  # seconds of each: the decoder, and the LM head where called
+    tokens: list[int] = field(default_factory=list)  # tokens that each read per row
+    first_end: float | None = None  # when the first ended, on the meter's clock
 
     @property
     def seconds(self) -> float:
-        """Seconds of all passes."""
         return sum(self.calls)
 
 
@@ -40,13 +37,10 @@ class ForwardTimes:
 def metered(
     model: PreTrainedModel, synchronize: Callable[[], None] = lambda: None, clock: Clock = time.perf_counter
 ) -> Iterator[ForwardTimes]:
-    """Time the forward passes of a model inside a block.
+    """Time the forwards of a model inside a block.
 
-    A pass is its decoder and its LM head, as modules: what a loop does around them counts as the loop's, whether it
-    is transformers' or this package's.
-
-    On a GPU, ``synchronize`` has to wait for the device before each reading of the clock, or the passes would seem to
-    take no longer than it takes to queue them.
+    A forward is the decoder and the LM head, as modules; everything around them counts as the loop's time. On a GPU,
+    ``synchronize`` has to wait for the device, or the clock would only show how long it takes to queue kernels.
 
     Examples
     --------
@@ -80,32 +74,29 @@ def metered(
 
     with ExitStack() as hooks:
         for module, after in ((model.get_decoder(), after_decoder), (model.get_output_embeddings(), after_head)):
-            # Ours is the outermost: what other hooks do to a pass belongs to it.
+            # Outermost: the work of other hooks belongs to the forward.
             hooks.callback(module.register_forward_pre_hook(before, prepend=True).remove)
             hooks.callback(module.register_forward_hook(after).remove)
         yield forwards
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """Return a function that waits until a device has finished its work."""
     if device.type == "cuda":
         return lambda: torch.cuda.synchronize(device)
     return lambda: None
 
 
 class ResidentMemory:
-    """The process's resident set, weights included; Linux lets its peak be reset, elsewhere it is that of its life."""
+    """The process's resident set, weights included. Only Linux can reset the peak."""
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
         self._status, self._refs = process / "status", process / "clear_refs"
 
     def reset(self) -> None:
-        """Let Linux forget the peak so far."""
         if self._refs.exists():
-            self._refs.write_text("5")  # sets the peak to what is resident now
+            self._refs.write_text("5")  # sets the peak to the present size
 
     def peak(self) -> int:
-        """Return the largest resident set, in bytes."""
         if self._status.exists():
             lines = (line.split() for line in self._status.read_text().splitlines())
             return next(int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:")
@@ -117,30 +108,27 @@ class ResidentMemory:
 
 
 class DeviceMemory:
-    """The memory that torch has allocated on a GPU."""
+    """The memory that torch has allocated on a GPU; like :class:`ResidentMemory`, in bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def reset(self) -> None:
-        """Let torch forget the peak so far."""
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
-        """Return the most bytes allocated at a time."""
         return torch.cuda.max_memory_allocated(self._device)
 
 
 def peak_memory(device: torch.device) -> ResidentMemory | DeviceMemory:
-    """Return the counter that matters for models on ``device``."""
     return DeviceMemory(device) if device.type == "cuda" else ResidentMemory()
 
 
 @contextmanager
 def energy_counter(device: torch.device) -> Iterator[tuple[Callable[[], float] | None, str]]:
-    """Give a function that returns the joules a GPU has used so far, or None and why there is none.
+    """Give a function that returns the joules a GPU has used so far, or None, and a note on either.
 
-    NVML counts millijoules of the whole board since the driver was loaded, other programs' included.
+    NVML counts the energy of the whole board, other programs' included.
     """
     if device.type != "cuda":
         yield None, f"energy is counted on NVIDIA GPUs only, not on {device.type!r}"
@@ -152,7 +140,7 @@ def energy_counter(device: torch.device) -> Iterator[tuple[Callable[[], float] |
         return
     try:
         pynvml.nvmlInit()
-        # CUDA numbers devices its own way; the UUID means the same one in both worlds.
+        # CUDA and NVML number devices differently, so the UUID names it.
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     except pynvml.NVMLError as error:
@@ -165,7 +153,6 @@ def energy_counter(device: torch.device) -> Iterator[tuple[Callable[[], float] |
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return the names of processor and GPU."""
     names: dict[str, Any] = {"cpu": _cpu_name()}
     if device.type == "cuda":
         names["gpu"] = torch.cuda.get_device_name(device)

@@ -1,30 +1,29 @@
-"""Ways to decode: the target alone, assisted generation of transformers, and this package's rules."""
+"""Ways to decode: the target alone, transformers' assisted generation, and this package's rules."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..acceptors import REGISTRY
-from ..config import head_type, parse
+from ..acceptors import REGISTRY, head_type
+from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
+from ..call.config import nearest, parse
 from ..drafting.draft_length import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
 from ..errors import LossyValueError
 from ..heads import Head
 
-GENERATION_CONFIG, CERTIFICATE = "generation_config.json", "certificate.json"
-
 TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alone"
-"""The labels of plain generation, of transformers' own assisted generation, and of plain generation by the draft."""
+"""The labels of plain generation, of transformers' assisted generation, and of plain generation by the draft."""
 
 EVERYTHING = "everything"
-"""The name of the baseline that keeps every drafted token that may stand in the text."""
+"""The baseline that keeps every drafted token."""
 
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "dropmatch": ({"criterion": "naive"},),
@@ -32,25 +31,25 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "thresholds": ({"threshold_single": 0.3, "threshold_acc": 0.8},),
     "sprinter": tuple({"threshold": threshold} for threshold in (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.9)),
 }
-"""Published or usual settings besides the one that each rule has as its ``usual``."""
+"""Published or usual settings besides each rule's ``usual`` one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Models:
-    """A target with a draft for it, and trained heads by the name of the rule that uses them."""
+    """A target with a draft, and trained heads by the rule that uses them."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel | None = None  # None where the target decodes alone
+    draft: PreTrainedModel | None = None  # None for the target alone, or with prompt lookup
     heads: Mapping[str, Head] = field(default_factory=dict)
+    lookup: bool = False  # draft by prompt lookup instead of a model
 
 
 @dataclass(frozen=True)
 class DecodingMode:
     """One way to call ``generate()``.
 
-    Without a draft length the target decodes alone; with one and without a rule, transformers' own assisted
-    generation runs; with both, a rule of this package. A rule's run is seeded, so it never gives speculation up for
-    being slow: what is measured is the rule.
+    Without ``gamma`` the target decodes alone. With ``gamma`` only, transformers' assisted generation runs; with a rule
+    too, this package's. A rule's run is seeded, so it keeps drafting even where plain decoding would be faster.
 
     Examples
     --------
@@ -62,18 +61,17 @@ class DecodingMode:
     rule: Any = None  # ``lossy_mode``
     settings: Mapping[str, Any] = field(default_factory=dict)  # ``lossy_config``
     gamma: int | str | None = None  # ``num_assistant_tokens``, drafted tokens per round
-    # Tokens are drawn at this temperature, with no other warper; None decodes greedily.
-    temperature: float | None = None
-    answers: str = "target"  # which of the models generates
+    temperature: float | None = None  # of sampling, with no other warper; None decodes greedily
+    answers: str = "target"  # the model that generates
 
     @classmethod
     def stock(cls, gamma: int | str, temperature: float | None = None, label: str = STOCK) -> DecodingMode:
-        """Return assisted generation of transformers, which can't choose a draft length by itself."""
+        """Return transformers' assisted generation, which needs a fixed draft length."""
         return cls(label, gamma=DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature=temperature)
 
     @classmethod
     def stored(cls, folder: str) -> DecodingMode:
-        """Return the mode in a generation configuration, which refuses what a certificate beside it does not say."""
+        """Return the mode in a folder's generation configuration; it keeps to a certificate beside it."""
         config = GenerationConfig.from_pretrained(folder)
         settings = dict(getattr(config, "lossy_config", None) or {})
         if (Path(folder) / CERTIFICATE).is_file():
@@ -83,46 +81,62 @@ class DecodingMode:
 
     @property
     def rules(self) -> list[str]:
-        """The names of the rules that it has."""
         named = self.rule["all_of"] if isinstance(self.rule, Mapping) else self.rule or []
         return [named] if isinstance(named, str) else list(named)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its settings, as they are written to files."""
+        """The settings, as they are written to files."""
         if self.gamma is None:
             return {}
         rule = {} if self.rule is None else {"lossy_mode": self.rule, "lossy_config": dict(self.settings)}
         return {**rule, "num_assistant_tokens": self.gamma}
 
     def check_heads(self, heads: Mapping[str, Head]) -> None:
-        """Refuse a rule that needs a head where there is none for it."""
         for rule in self.rules:
             if head_type(REGISTRY[rule]) is not None and rule not in heads:
-                raise LossyValueError(f"`--modes` has {self.label!r}, which needs a head; add `--head {rule}=SOURCE`")
+                raise LossyValueError(
+                    f"`modes` has {self.label!r}, which needs a head; give one for {rule!r} by `heads`"
+                )
+
+    def check_draft(self, *, model: bool, lookup: bool) -> None:
+        """Refuse a mode without a drafter, be it a draft ``model`` or prompt ``lookup``."""
+        if not model and (self.answers == "draft" or (self.gamma is not None and not lookup)):
+            instead = "" if self.answers == "draft" else ", or `prompt_lookup_num_tokens` instead"
+            raise LossyValueError(f"`draft` has to be given for the mode {self.label!r}{instead}")
+        if lookup and self.gamma == "auto":
+            raise LossyValueError(
+                f"`modes` has {self.label!r}, but prompt lookup needs a number of tokens; put it after the @"
+            )
 
     def generating(self, models: Models) -> PreTrainedModel:
-        """Return the model whose ``generate()`` is called."""
         return getattr(models, self.answers)
 
-    def prepared(self, models: Models) -> AbstractContextManager[Any]:
-        """Make ``generate()`` understand :meth:`keywords` inside a block, and leave the models as they were."""
-        if self.rule is not None:
-            return enabled(models.target)
-        return nullcontext() if self.gamma is None else _stock_draft_length(models.draft, self.gamma)
+    @contextmanager
+    def prepared(self, models: Models) -> Iterator[None]:
+        """Make ``generate()`` understand :meth:`keywords` inside a block; the models are restored afterwards."""
+        stock = self.rule is None and self.gamma is not None and not models.lookup
+        drafting = _stock_draft_length(models.draft, self.gamma) if stock else nullcontext()
+        with enabled(self.generating(models)), drafting:
+            yield
 
     def keywords(self, models: Models, seed: int) -> dict[str, Any]:
-        """Return what ``generate()`` is told besides prompt and length, whatever the models' own defaults are."""
-        keywords: dict[str, Any] = {"do_sample": self.temperature is not None, "return_dict_in_generate": True}
+        """Return the keywords of ``generate()`` besides prompt and length; they override the models' defaults."""
+        keywords: dict[str, Any] = {
+            "do_sample": self.temperature is not None,
+            "return_dict_in_generate": True,
+            "lossy_mode": self.rule,  # None keeps an enabled model's own defaults away
+        }
         if self.temperature is not None:
             keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
-        if self.gamma is not None:
+        if self.gamma is not None and models.lookup:
+            keywords["prompt_lookup_num_tokens"] = self.gamma
+        elif self.gamma is not None:
             keywords["assistant_model"] = models.draft
         if self.rule is not None:
             heads = {name: models.heads[name] for name in self.rules if name in models.heads}
             keywords |= {
-                "num_assistant_tokens": self.gamma,
-                "lossy_mode": self.rule,
+                **({} if models.lookup else {"num_assistant_tokens": self.gamma}),
                 "lossy_config": {**self.settings, "seed": seed},
                 **({"lossy_head": heads} if heads else {}),
             }
@@ -132,9 +146,9 @@ class DecodingMode:
 def usual_modes(
     heads: Mapping[str, Head], gamma: int | str, temperature: float | None = None, *, every_setting: bool = False
 ) -> list[DecodingMode]:
-    """Return every rule that can differ from ``lossless`` here, after ``lossless`` itself.
+    """Return ``lossless``, then every rule that can differ from it here.
 
-    A rule that needs a head takes part where there is one; with ``every_setting``, its :data:`VARIANTS` do too.
+    A rule that needs a head takes part only if there is one. ``every_setting`` adds :data:`VARIANTS`.
 
     Examples
     --------
@@ -155,8 +169,8 @@ def usual_modes(
 
 @contextmanager
 def _stock_draft_length(draft: PreTrainedModel, gamma: int) -> Iterator[None]:
-    # Left to itself it drafts up to 20 tokens and stops at the first of which the draft is less sure than 40 %; γ is
-    # read from the assistant's configuration alone.
+    # By default transformers drafts up to 20 tokens and stops where the draft is less than 40 % sure. It reads γ from
+    # the assistant's configuration only.
     config = draft.generation_config
     wanted = {
         "num_assistant_tokens": gamma,
@@ -172,7 +186,7 @@ def _stock_draft_length(draft: PreTrainedModel, gamma: int) -> Iterator[None]:
 
 
 def parse_config(items: Iterable[str], option: str = "--config") -> dict[str, Any]:
-    """Turn ``KEY=VALUE`` items into a ``lossy_config``; a value is JSON where it can be, else a string.
+    """Turn ``KEY=VALUE`` items into a ``lossy_config``; a value that is not JSON is a string.
 
     Examples
     --------
@@ -194,7 +208,6 @@ def parse_config(items: Iterable[str], option: str = "--config") -> dict[str, An
 
 
 def parse_gamma(option: str, text: str) -> int | str:
-    """Read γ: a number, or ``auto``."""
     if text == "auto":
         return text
     if not text.isascii() or not text.isdigit() or int(text) == 0:
@@ -203,9 +216,9 @@ def parse_gamma(option: str, text: str) -> int | str:
 
 
 def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -> list[DecodingMode]:
-    """Read ``--modes``: names with commas between, each ``RULE[+RULE…][@GAMMA][:KEY=VALUE…]``, or a calibrated folder.
+    """Read modes separated by commas, each ``RULE[+RULE…][@GAMMA][:KEY=VALUE…]`` or a calibrated folder.
 
-    ``plain`` is the target alone, ``draft`` the draft alone, ``stock`` assisted generation of transformers, and
+    ``plain`` is the target alone, ``draft`` the draft alone, ``stock`` transformers' assisted generation;
     ``everything`` keeps every drafted token.
 
     Examples
@@ -222,7 +235,7 @@ def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMod
     name, *settings = text.split(":")
     name, at, own = name.partition("@")
     if at:
-        gamma = parse_gamma("--modes", own)
+        gamma = parse_gamma("modes", own)
     if name == "plain":
         return DecodingMode(TARGET_ALONE, temperature=temperature)
     if name == "stock":
@@ -235,8 +248,7 @@ def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMod
     names = name.split("+")
     for rule in names:
         if rule not in REGISTRY:
-            raise LossyValueError(
-                f"`--modes` has to name {['plain', 'draft', 'stock', EVERYTHING, *REGISTRY]}, but one is {rule!r}"
-            )
+            known = ["plain", "draft", "stock", EVERYTHING, *REGISTRY]
+            raise LossyValueError(f"`modes` has to name {known}, but one is {rule!r}{nearest(rule, known)}")
     rule = names[0] if len(names) == 1 else names
-    return DecodingMode(text, rule, parse_config(settings, "--modes"), gamma, temperature)
+    return DecodingMode(text, rule, parse_config(settings, "modes"), gamma, temperature)

@@ -20,9 +20,9 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class PlotPoint:
-    """A point with an interval in each direction, and what stands beside it, if anything."""
+    """A point with an interval in each direction, and the label beside it."""
 
-    x: tuple[float, float, float]
+    x: tuple[float, float, float]  # value, low, high
     y: tuple[float, float, float]
     label: str = ""
 
@@ -36,10 +36,7 @@ def plot(
     *,
     bottom: float | None = None,
 ) -> None:
-    """Draw points with their intervals, joined within a series; names of series stand in a legend beside the picture.
-
-    The vertical axis begins at ``bottom``; the picture is a PNG file.
-    """
+    """Draw points with their intervals, joined within each named series; the vertical axis begins at ``bottom``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -63,7 +60,7 @@ def plot(
 
 
 def _label(axes: Any, points: Sequence[tuple[PlotPoint, str]]) -> None:
-    axes.figure.draw_without_rendering()  # sizes and places are known only now
+    axes.figure.draw_without_rendering()  # gives texts and axes their sizes
     unit = axes.figure.dpi / 72
     texts = [
         axes.annotate(
@@ -84,9 +81,9 @@ def _label(axes: Any, points: Sequence[tuple[PlotPoint, str]]) -> None:
 def place_labels(
     spots: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], frame: Box
 ) -> list[tuple[float, float]]:
-    """Return where labels go, from their points: near them, in the frame, covering no point and no other label.
+    """Return each label's offset from its point: close by, in the frame, covering no point and no other label.
 
-    ``spots`` are the points, ``sizes`` the width and height of their labels, in the unit of ``frame``.
+    ``spots`` are the points, ``sizes`` the labels' widths and heights, in the unit of ``frame``.
 
     Examples
     --------
@@ -108,7 +105,6 @@ def place_labels(
 
 
 def _offsets(width: float, height: float) -> Iterator[tuple[float, float]]:
-    """Yield places around a point, nearest first."""
     for ring in range(12):
         across, up = width / 2 + 6 + 10 * ring, height / 2 + 6 + 10 * ring
         for turn in range(16):

@@ -12,18 +12,12 @@ from .answers import Answer
 def paired_interval(
     scores: Sequence[float], reference: Sequence[float], confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """Return by how much scores on the same problems are higher on average than others, and an interval of that.
+    """Return the mean difference of two lists of scores on the same problems, and the ends of its interval.
 
-    It is scipy's interval of the paired t-test, after two problems more: one that only the first solves, and one that
-    only the second does. For right and wrong answers that is the adjusted interval of Bonett and Price (2012), which
-    keeps its confidence where the plain one, the bootstrap included, is too short: few answers differ, or none. For
-    other scores between 0 and 1 these two are the most that could have been missed. So no interval has the width 0,
-    and without any difference on n problems it is about ± 2.8 / n.
-
-    Raises
-    ------
-    LossyValueError
-        When a score is not between 0 and 1.
+    This is the paired t-test's interval with two more problems, of which each list solves one. For right and wrong
+    answers it is the adjusted interval of Bonett and Price (2012). It keeps its confidence where few answers differ or
+    none; plain intervals, the bootstrap's too, are too short there. Without any difference on n problems it is about
+    ± 2.8 / n. Scores have to lie in [0, 1].
 
     Examples
     --------
@@ -44,30 +38,24 @@ def paired_interval(
 
 @dataclass(frozen=True)
 class ModeScore:
-    """The results of one mode on all problems that it has answered."""
+    """The results of one mode on all problems that it answered."""
 
     label: str
     score: float  # the mean
     n: int  # problems
-    # Score less that of the reference on the same problems, and its 95 % interval; nothing but 0 of the reference
-    # itself.
-    difference: float
-    low: float
+    difference: float  # the score less the reference's on the same problems; 0 for the reference itself
+    low: float  # of the difference's 95 % interval
     high: float
-    # Per round; 0 where there was none, as the draft alone has none.
-    mean_accepted: float  # drafted tokens kept
+    mean_accepted: float  # drafted tokens kept per round; 0 without rounds, like those of the draft alone
     tokens_per_round: float
     tokens_per_second: float
-    # None in rows that were written before these were counted.
-    target_calls_per_100_tokens: float | None = None  # of a text: one a round
-    same_texts: int | None = None  # that are the reference's
+    # Older files do not have these.
+    target_calls_per_100_tokens: float | None = None  # a round is one call
+    same_texts: int | None = None  # texts equal to the reference's
 
 
 def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
-    """Sum up how every mode did, in the order of the answers, compared with the mode labelled ``reference``.
-
-    Two modes are compared on the problems that both have answered.
-    """
+    """Sum up every mode, and compare it with the mode ``reference`` on the problems that both have answered."""
     by_mode: dict[str, dict[int, Answer]] = {}
     for answer in answers:
         by_mode.setdefault(answer.mode, {})[answer.id] = answer

@@ -1,4 +1,4 @@
-"""Measured rows on disk, with what is needed to measure them again."""
+"""Measured rows on disk, with what it takes to measure them again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..compat import versions_of
 
 def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
     """Return versions, command line, date and machine of this run, with ``settings`` of the measurement."""
-    from .. import __version__
+    from ..version import __version__
 
     return {
         "hf_lossy_assist": __version__,
@@ -36,7 +36,7 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
 
 
 def _command_line(started: list[str], arguments: list[str]) -> list[str]:
-    """Return what one would type for a process: the package's command, or the module that was run, and arguments."""
+    """Return what a user would type: the package's command or the module that was run, and the arguments."""
     *before, program = started[: len(started) - len(arguments)]
     is_study = before[-1:] == ["-m"] and program != "hf_lossy_assist"
     return [*(["python", "-m", program] if is_study else ["lossy-assist"]), *arguments]
@@ -44,10 +44,9 @@ def _command_line(started: list[str], arguments: list[str]) -> list[str]:
 
 @contextmanager
 def written(path: Path | None, origin: dict[str, Any]) -> Iterator[Callable[[Any], None]]:
-    """Give a function that writes one row (a dataclass) as a JSON line, its class as ``"table"``.
+    """Give a function that writes a row (a dataclass) at once as a JSON line, with its class as ``"table"``.
 
-    ``origin`` is the first line. Every line is on disk before the next row is measured. Without a path nothing is
-    written.
+    ``origin`` is the first line. Without a path nothing is written.
     """
     if path is None:
         yield lambda row: None

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..stats import LossyStats
+from ..compat import ending_tokens
+from ..core.statistics import LossyStats
 from .meters import Clock, ForwardTimes, metered, peak_memory, synchronizer
 from .modes import DecodingMode, Models
 
@@ -22,10 +23,9 @@ from .modes import DecodingMode, Models
 class PromptBatch:
     """Prompts that are answered together."""
 
-    # ``(B, L)`` token ids, padded on the left, and which of them are prompt.
-    ids: Tensor
-    mask: Tensor
-    seed: int = 0  # of everything that is drawn while they are answered
+    ids: Tensor  # ``(B, L)`` token ids, padded on the left
+    mask: Tensor  # ``(B, L)``, 1 for the prompts' tokens
+    seed: int = 0  # of everything that is drawn for the answers
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -42,9 +42,8 @@ def batches_of(
 ) -> list[PromptBatch]:
     """Put prompts, as token ids, into batches of ``size``, padded on the left.
 
-    With a ``length``, every prompt is made so long: by its own beginning again, or by leaving out what follows the
-    first token. The first prompt has the seed ``seed``, the next has the next one, and a batch has that of its first
-    prompt.
+    ``length`` brings every prompt to so many tokens: it is repeated, or its beginning after the first token is cut. A
+    batch has the seed of its first prompt: ``seed`` plus the prompt's number.
 
     Examples
     --------
@@ -74,47 +73,41 @@ def _resized(ids: list[int], length: int) -> list[int]:
 class TimeSplit:
     """The time of one call by its parts, in seconds."""
 
-    # All forward passes of the draft and of the target, and below how many they are, and the median one.
-    drafting: float
-    verifying: float
-    # What the rule and fetching its decision took, as the run's statistics say; None where there are none, or where
-    # another clock is read.
-    deciding: float | None
+    drafting: float  # all forwards of the draft
+    verifying: float  # all forwards of the target
+    deciding: float | None  # the rule and fetching its decision; None without statistics or on another clock
     rest: float
     draft_calls: int
     target_calls: int
-    draft_call: float | None
-    target_call: float | None
-    first_token: float | None  # from the start until the target's first pass was over
+    draft_call: float | None  # median forward of the draft
+    target_call: float | None  # median forward of the target
+    first_token: float | None  # from the start until the end of the target's first forward
 
 
 @dataclass(frozen=True, eq=False)
 class Response:
     """The answers of one call of ``generate()``, and its measurements."""
 
-    rows: Sequence[Tensor]  # what was generated for every prompt ``(n,)``, EOS included
-    seconds: float  # how long the call took
-    stats: LossyStats | None  # the run's statistics, where it has any: of all rows together
-    target_calls: int = 0  # where there are none
-    joules: float | None = None  # what the GPU used, where something counts it
-    # Of a metered call: the passes of ``"target"`` and ``"draft"``, where its time went, and the most memory it used,
-    # in bytes.
-    forwards: Mapping[str, ForwardTimes] | None = None
+    rows: Sequence[Tensor]  # generated tokens of every prompt ``(n,)``, EOS included
+    seconds: float
+    stats: LossyStats | None  # the run's statistics over all rows, where it has any
+    target_calls: int = 0  # counted only without a rule
+    joules: float | None = None  # energy of the GPU, where it is counted
+    # Metered calls only.
+    forwards: Mapping[str, ForwardTimes] | None = None  # of ``"target"`` and ``"draft"``
     split: TimeSplit | None = None
-    peak_memory: int | None = None
+    peak_memory: int | None = None  # bytes
 
     @property
     def tokens(self) -> int:
-        """Generated tokens of all rows."""
         return sum(len(row) for row in self.rows)
 
     @property
     def work(self) -> list[tuple[int, int, int]]:
-        """How many rounds every row took, how many drafted tokens it kept, and how many of these only the rule did.
+        """For each row: rounds, drafted tokens kept, and those among them that only the lossy rule kept.
 
-        Transformers' own loops don't count. Every call of the target is a round there, in which every token but one was
-        drafted; a row of a batch, which only the target alone answers there, takes as many as it has tokens. The
-        draft alone has none.
+        Transformers' own loops have no statistics. There every call of the target is a round, and all of its tokens but
+        one were drafted. Batches are decoded by the target alone there, so a row has as many rounds as tokens.
         """
         if self.stats is not None:
             return [(row.rounds, row.accepted, row.accepted_lossy) for row in self.stats.rows]
@@ -124,7 +117,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Instruments:
-    """A clock in seconds, and a counter of the joules used so far where there is one."""
+    """A clock in seconds, and a counter of the joules used so far if there is one."""
 
     clock: Clock = time.perf_counter
     energy: Callable[[], float] | None = None
@@ -139,10 +132,10 @@ def run_request(
     *,
     meter: bool = False,
 ) -> Response:
-    """Answer one batch in one decoding mode; torch's own random numbers are left where they were.
+    """Answer one batch in one decoding mode; torch's random state is restored afterwards.
 
-    With ``meter``, it also finds out where the time goes. On a GPU that means waiting for the device at every pass, so
-    such a call is slower than others.
+    ``meter`` also measures where the time goes. On a GPU such a call is slower: it waits for the device at every
+    forward.
 
     Examples
     --------
@@ -187,7 +180,7 @@ def run_request(
         joules = energy() - joules if energy else None
         peak = memory and memory.peak()
     stats = getattr(output, "lossy_stats", None)
-    # The statistics look at the wall's clock.
+    # The statistics read the wall clock.
     deciding = stats.seconds.get("deciding") if stats is not None and clock is time.perf_counter else None
     width = batch.ids.shape[1]
     return Response(
@@ -203,19 +196,16 @@ def run_request(
 
 
 def until_end(tokens: Tensor, model: PreTrainedModel) -> Tensor:
-    """Return the tokens up to the first EOS; what follows is the padding of a batch."""
-    eos = model.generation_config.eos_token_id
-    if eos is None:
-        return tokens
-    ends = torch.isin(tokens, torch.tensor(eos, device=tokens.device)).nonzero()
-    return tokens[: ends[0] + 1] if len(ends) else tokens
+    """Return the tokens up to the first EOS; padding follows in a batch."""
+    ends = ending_tokens(model.generation_config)
+    return tokens[: next((i for i, token in enumerate(tokens.tolist(), 1) if token in ends), None)]
 
 
 def _split(
     target: ForwardTimes, draft: ForwardTimes, started: float, seconds: float, deciding: float | None
 ) -> TimeSplit | None:
     if not target.calls:
-        return None  # a compiled pass does not call its modules
+        return None  # compiled forwards do not call the modules
     return TimeSplit(
         drafting=draft.seconds,
         verifying=target.seconds,

@@ -1,4 +1,4 @@
-"""The summary of a comparison: one row per decoding mode."""
+"""The summary of a comparison: a row per mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from .comparison import RequestRecord, RunCounts
 from .modes import TARGET_ALONE, DecodingMode
 from .requests import TimeSplit
-from .roofline import Roofline
 
 LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 ACCEPTANCE_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -28,7 +27,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of some values."""
         return cls(statistics.median(values), min(values), max(values))
 
 
@@ -36,15 +34,14 @@ class Spread:
 class PerRound:
     """The mean time of a round by its parts, in seconds."""
 
-    # Forward passes of the draft and of the target: decoder and LM head.
-    drafting: float
-    verifying: float
-    deciding: float | None  # what the rule took, where the run's statistics say
+    drafting: float  # forwards of the draft: decoder and LM head
+    verifying: float  # forwards of the target
+    deciding: float | None  # the rule, where the run's statistics say
     rest: float
 
     @property
     def outside(self) -> float:
-        """Time outside both models' passes."""
+        """Time outside both models' forwards."""
         return self.rest + (self.deciding or 0.0)
 
 
@@ -54,31 +51,24 @@ class ModeSummary:
 
     label: str
     config: Mapping[str, Any]
-    # Answers and tokens in one repeat.
-    requests: int
-    tokens: int
-    tokens_per_second: Spread  # generated tokens of all rows per second of ``generate()``, prompts included
-    # By how much it is faster than others, by their label: the median over repeats of the ratio in each.
-    ratios: Mapping[str, float]
-    same_text: float | None  # share of the answers that are, token for token, those of the target alone
-    # Drafted tokens kept, tokens emitted and passes of the draft per round. Transformers' own loop does not count;
-    # there every pass of the target is a round, and every token but one of a round was kept.
-    mean_accepted: float | None
+    requests: int  # answers in one repeat
+    tokens: int  # generated in one repeat
+    tokens_per_second: Spread  # generated tokens of all rows per second of ``generate()``, which reads prompts too
+    ratios: Mapping[str, float]  # speed over another mode's, by its label: the median of the repeats' ratios
+    same_text: float | None  # share of answers equal to the target alone's, token for token
+    # Transformers' own loop has no statistics. There every forward of the target is a round, which keeps all of its
+    # tokens but one.
+    mean_accepted: float | None  # drafted tokens kept per round
     tokens_per_round: float | None
     draft_calls_per_round: float | None
-    # Share of the drafted tokens kept, over requests: the quantiles :data:`ACCEPTANCE_QUANTILES`.
-    acceptance_rates: tuple[float, ...] | None
-    latencies: tuple[float, ...]  # seconds per request: the quantiles :data:`LATENCY_QUANTILES`
-    first_token: float | None  # median seconds until the target's first pass is over
-    per_round: PerRound | None  # where the time of a round goes
-    # Median seconds of one forward pass.
-    draft_call: float | None
+    acceptance_rates: tuple[float, ...] | None  # kept share of drafted tokens per request, at ACCEPTANCE_QUANTILES
+    latencies: tuple[float, ...]  # seconds per request, at LATENCY_QUANTILES
+    first_token: float | None  # median seconds until the end of the target's first forward
+    per_round: PerRound | None
+    draft_call: float | None  # median seconds of a forward
     target_call: float | None
-    peak_memory: int | None  # in bytes
-    joules_per_token: float | None  # of the GPU
-    # The best tokens per second that this acceptance could give on this machine, and the share that was reached.
-    roofline: float | None = None
-    roofline_share: float | None = None
+    peak_memory: int | None  # bytes
+    joules_per_token: float | None
 
 
 def summarise(
@@ -86,12 +76,10 @@ def summarise(
     records: Sequence[RequestRecord],
     texts: Mapping[str, Sequence[list[int]]] | None = None,
     rows: int = 1,
-    roofline: Roofline | None = None,
 ) -> list[ModeSummary]:
     """Sum up a comparison, one row per mode.
 
-    ``texts`` are what every mode said to each prompt greedily, None where tokens are drawn; ``rows`` is the size of a
-    batch.
+    ``texts`` are every mode's greedy answers, or None when sampling; ``rows`` is the batch size.
     """
     alone = None if texts is None else texts.get(TARGET_ALONE)
     by_label = {mode.label: [r for r in records if r.label == mode.label] for mode in modes}
@@ -101,12 +89,8 @@ def summarise(
         own = by_label[mode.label]
         timed = [r for r in own if not r.is_metered]
         first = [r for r in timed if r.repeat == 0]
-        # Transformers' own loop counts nothing: only a metered repeat shows its rounds.
+        # Only a metered repeat shows the rounds of transformers' own loop.
         rounds = _RoundMeans.of([r for r in own if r.is_metered] or first, rows)
-        speed = Spread.of(speeds[mode.label])
-        limit = None
-        if roofline is not None and rounds is not None:
-            limit = roofline.tokens_per_second(rounds.tokens, rounds.draft_calls)
         joules = [r.joules for r in timed if r.joules is not None]
         result.append(
             ModeSummary(
@@ -114,7 +98,7 @@ def summarise(
                 config=mode.config,
                 requests=len(first),
                 tokens=sum(r.tokens for r in first),
-                tokens_per_second=speed,
+                tokens_per_second=Spread.of(speeds[mode.label]),
                 ratios={
                     label: statistics.median(a / b for a, b in zip(speeds[mode.label], other, strict=True))
                     for label, other in speeds.items()
@@ -131,8 +115,6 @@ def summarise(
                 target_call=_median(own, lambda split: split.target_call),
                 peak_memory=max((r.peak_memory for r in own if r.is_metered), default=None),
                 joules_per_token=sum(joules) / sum(r.tokens for r in timed) if joules else None,
-                roofline=limit,
-                roofline_share=limit and speed.median / limit,
             )
         )
     return result
@@ -140,8 +122,6 @@ def summarise(
 
 @dataclass(frozen=True)
 class _RoundMeans:
-    """Averages over the rounds of some requests."""
-
     tokens: float
     draft_calls: float
     accepted: float | None
@@ -154,7 +134,7 @@ class _RoundMeans:
         known = [c for c in counts if c is not None]
         if not counts or len(known) < len(counts):
             return None
-        # SPRINTER may finish a text without asking the target once.
+        # SPRINTER may finish a text without the target.
         passes, rounds = max(1, sum(c.target_calls for c in known)), max(1, sum(c.rounds for c in known))
         drafts = any(c.drafted for c in known)
         rates = [rate for c in known for rate in c.rates]

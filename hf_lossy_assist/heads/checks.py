@@ -1,93 +1,79 @@
-"""Checks of values that may come from a file."""
+"""Dataclasses whose annotations carry conditions on their fields, since values may come from a file."""
 
 from __future__ import annotations
 
-import json
-import reprlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from ..errors import LossyValueError, warn
 
 LIBRARY = "hf_lossy_assist"
 
 MOST = 1 << 24
-"""The largest width or vocabulary that is accepted; no model comes near it."""
+"""The largest accepted width or vocabulary, far above any model's."""
 
 _T = TypeVar("_T")
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
-
 
 def brief(value: Any) -> str:
-    """Return the ``repr`` of a value for a message, cut short where it is long.
-
-    Examples
-    --------
-    >>> brief(0.5), len(brief("a" * 10_000))
-    ('0.5', 200)
-    """
-    return _SHORT.repr(value)
+    """Return the ``repr`` of a value for a message, shortened if it is long."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:100]}…{text[-99:]}"
 
 
-def require(holds: bool, argument: str, expected: str, value: Any) -> None:
-    """Raise where an argument is not what is expected."""
-    if not holds:
-        raise LossyValueError(f"`{argument}` has to be {expected}, but is {brief(value)}")
+@dataclass(frozen=True)
+class Rule:
+    """A condition on a value, in words and as a test."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+    def check(self, argument: str, value: Any) -> None:
+        if not self.holds(value):
+            raise LossyValueError(f"`{argument}` has to be {self.expected}, but is {brief(value)}")
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether ``value`` is a finite number, and none of numpy's or torch's that JSON doesn't know."""
+    """Tell whether ``value`` is a finite number that JSON can hold."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     # An int may be larger than any float.
     return -sys.float_info.max <= value <= sys.float_info.max
 
 
-def check_probability(argument: str, value: Any) -> None:
-    """Raise where ``value`` is no number between 0 and 1."""
-    require(is_number(value) and 0 <= value <= 1, argument, "a number between 0 and 1", value)
+PROBABILITY = Rule("a number between 0 and 1", lambda x: is_number(x) and 0 <= x <= 1)
+SIZE = Rule(f"a positive integer of at most {MOST:,}", lambda x: type(x) is int and 0 < x <= MOST)
+
+Text = Annotated[str, Rule("a string", lambda x: isinstance(x, str))]
+Probability = Annotated[float, PROBABILITY]
+Size = Annotated[int, SIZE]
 
 
-def check_size(argument: str, value: Any) -> None:
-    """Raise where ``value`` is no positive integer of at most :data:`MOST`."""
-    fits = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST
-    require(fits, argument, f"a positive integer of at most {MOST:,}", value)
+class Checked:
+    """A dataclass that checks its fields by the rules in their annotations."""
 
-
-def check_text(argument: str, value: Any) -> None:
-    """Raise where ``value`` is no string."""
-    require(isinstance(value, str), argument, "a string", value)
-
-
-def check_mapping(argument: str, value: Any) -> None:
-    """Raise where ``value`` is no mapping, or has something in it that JSON can't hold."""
-    require(isinstance(value, Mapping), argument, "a mapping", value)
-    try:
-        json.dumps(value, allow_nan=False)
-    except (RecursionError, TypeError, ValueError) as error:
-        raise LossyValueError(f"`{argument}` has to be plain JSON, but is {brief(value)}: {error}") from error
-
-
-def check_sequence(argument: str, value: Any) -> None:
-    """Raise where ``value`` is no sequence."""
-    require(isinstance(value, Sequence) and not isinstance(value, str), argument, "a sequence", value)
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            for rule in getattr(hint, "__metadata__", ()):
+                rule.check(name, getattr(self, name))
 
 
 def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:
-    """Return the entries of ``values`` that ``cls`` has fields for; warn of others, and refuse if one is missing."""
+    """Return the JSON values for the fields of ``cls``, with tuples for lists.
+
+    Unknown keys warn; a missing field without a default raises.
+    """
     if not isinstance(values, Mapping):
         raise LossyValueError(f"{where} has to be an object of {cls.__name__}'s fields, but is {brief(values)}")
-    names = {f.name for f in fields(cls)}
     required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
     if missing := sorted(required - set(values)):
-        raise LossyValueError(f"{where} lacks {missing}; save the head again with `save_pretrained`")
+        raise LossyValueError(f"{where} lacks {missing}; the file is incomplete, so make it again")
+    names = {f.name for f in fields(cls)}
     if unknown := sorted(set(values) - names):
         warn(
-            f"{where} of a head has keys that this version of {LIBRARY} does not know, {brief(unknown)}: they are "
-            f"ignored. Upgrade {LIBRARY} if the head came from a newer version."
+            f"{where} has keys that this version of {LIBRARY} does not know, {brief(unknown)}: they are ignored. "
+            f"Upgrade {LIBRARY} if a newer version wrote the file."
         )
-    return {name: value for name, value in values.items() if name in names}
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in values.items() if name in names}

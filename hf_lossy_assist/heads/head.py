@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from huggingface_hub import ModelHubMixin
@@ -14,24 +16,27 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from ..errors import LossyValueError
-from . import head_cards
-from .head_config import LIBRARY, HeadConfig
-from .hub import CARD, upload
-from .repository import CONFIG, local_files, publication, read_config, read_weights, write_weights
+from . import head_cards, repository
+from .checks import LIBRARY, brief
+from .head_config import HeadConfig
+from .identity import differing_models
+from .repository import CONFIG, WEIGHTS
+
+_H = TypeVar("_H", bound="Head")
 
 
 class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
-    """A probability per token: ``sigmoid(w · h + b)``, one dot product.
+    """A probability per token: ``sigmoid(w · h + b)``.
 
-    A folder or repository of a head holds ``config.json``, ``model.safetensors`` and a model card. Nothing in it is
-    ever executed: there is no pickle and no code.
+    The folder or repository of a head holds ``config.json``, ``model.safetensors`` and a model card, but no pickle and
+    no code.
 
     Parameters
     ----------
     config
-        What the head reads and which models it belongs to.
+        The states that the head reads, and the models that it belongs to.
     weight, bias
-        ``(d,)`` and ``()``; NaN where they aren't given, so that a head that was never trained can't be used unnoticed.
+        ``(d,)`` and ``()``; NaN by default, so that an untrained head fails.
     """
 
     config_class: ClassVar[type[HeadConfig]]
@@ -39,6 +44,7 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     def __init__(self, config: HeadConfig, weight: Tensor | None = None, bias: Tensor | float | None = None) -> None:
         super().__init__()
         self.config = config
+        self._summed: tuple[Any, int] = None, 0
         for name, value in (("weight", weight), ("bias", bias)):
             shape = self._shapes(config)[name]
             tensor = torch.full(shape, torch.nan) if value is None else torch.as_tensor(value, dtype=torch.float32)
@@ -55,9 +61,19 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
 
     @property
     def checksum(self) -> int:
-        """A number by which the weights are told from others, whatever their dtype and device."""
+        """A number that identifies the weights, independent of dtype and device."""
         tensors = (self.weight, self.bias)
         return zlib.crc32(b"".join(tensor.detach().float().cpu().numpy().tobytes() for tensor in tensors))
+
+    def _shown_checksum(self) -> int:
+        """Return the checksum, taken again only after torch has seen the weights change: a GPU's would be waited for.
+
+        Whatever changes ``weight.data`` in place goes unseen.
+        """
+        seen = [(x.data_ptr(), x.is_inference() or x._version) for x in (self.weight, self.bias)]
+        if self._summed[0] != seen:
+            self._summed = seen, self.checksum
+        return self._summed[1]
 
     def logit(self, features: Tensor) -> Tensor:
         """Return ``(...)`` log-odds from features ``(..., d)``, computed in the dtype of the weight."""
@@ -70,22 +86,18 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     forward = probability
 
     def check(self, target: nn.Module, draft: nn.Module | None = None) -> None:
-        """Refuse other models than those that the head was trained for; a draft that is None is not compared.
+        """Raise for other models than those that the head was trained for, naming all differences.
 
-        Raises
-        ------
-        LossyValueError
-            With everything that differs.
+        A draft of None is not compared.
         """
-        found = [f"of the target {difference}" for difference in self.config.target.differences(target)]
-        if draft is not None:
-            found += [f"of the draft {difference}" for difference in self.config.draft.differences(draft)]
-        if found:
+        config = self.config
+        models = {"target": target} if draft is None else {"target": target, "draft": draft}
+        if found := differing_models(vars(config), models):
             raise LossyValueError(
-                f"this {self.config.kind} head was trained for the target {self.config.target.name!r} and the draft "
-                f"{self.config.draft.name!r}, but {'; '.join(found)}. Use a head that was trained for these models "
-                "or train one; for a model that is the same in all but its name, put `ModelIdentity.of(model)` into "
-                "the head's configuration"
+                f"this {config.kind} head was trained for the target {config.target.name!r} and the draft "
+                f"{config.draft.name!r}, but {'; '.join(found)}. Use a head that was trained for these models or train "
+                "one; for a model that differs in nothing but its name, put `ModelIdentity.of(model)` into the head's "
+                "configuration"
             )
 
     @classmethod
@@ -99,102 +111,94 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         force_download: bool = False,
         local_files_only: bool = False,
     ) -> Self:
-        """Load a head from a folder or from the Hub, where its files are cached.
+        """Load a head from a folder or from the Hub; ``Head`` itself loads every kind.
 
-        Parameters
-        ----------
-        pretrained_model_name_or_path
-            A folder, or an id such as ``"org/name"``.
-        revision
-            Branch, tag or commit on the Hub.
-        token, cache_dir, force_download, local_files_only
-            As everywhere in ``huggingface_hub``.
-
-        Raises
-        ------
-        LossyValueError
-            When there is no such head, it can't be reached, or any of its files is damaged.
+        The source is a folder or an id such as ``"org/name"``, ``revision`` a branch, tag or commit. The other options
+        are those of ``huggingface_hub``. A head that is missing, out of reach or damaged raises ``LossyValueError``.
         """
-        folder = local_files(
-            pretrained_model_name_or_path,
-            revision=revision,
-            token=token,
-            cache_dir=cache_dir,
-            force_download=force_download,
-            local_files_only=local_files_only,
-        )
-        values = read_config(folder)
-        config = cls.config_class.from_dict(values, str(folder / CONFIG))
-        return cls(config, **read_weights(folder, cls._shapes(config), values.get("weights_sha256")))
+        options = {"token": token, "cache_dir": cache_dir, "force_download": force_download}
+        options |= {"revision": revision, "local_files_only": local_files_only}
+        folder = repository.local_files(pretrained_model_name_or_path, (CONFIG, WEIGHTS), **options)
+        values = repository.read_config(folder)
+        given = values.get("type") if isinstance(values, dict) else None
+        kinds = Head.__subclasses__() if cls is Head else [cls]
+        # `from_dict` refuses a configuration of another kind.
+        kind = next((each for each in kinds if each.config_class.kind == given), kinds[0])
+        config = kind.config_class.from_dict(values, str(folder / CONFIG))
+        return kind(config, **repository.read_weights(folder, kind._shapes(config), values.get("weights_sha256")))
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | bool | None = None,
-        branch: str | None = None,
-        create_pr: bool = False,
-    ) -> str:
-        """Commit configuration, weights and card to the Hub; the repository is created where it does not exist.
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Commit configuration, weights and card to the repository ``repo_id``, created if missing; return the address.
 
-        Figures lie in a head's folder rather than in the head, so ``lossy-assist publish FOLDER`` sends them, too.
-
-        Parameters
-        ----------
-        repo_id
-            ``"org/name"``.
-        private, token, branch, create_pr
-            As everywhere in ``huggingface_hub``.
-
-        Returns
-        -------
-        str
-            The address of the commit.
+        Options are ``private``, ``token``, ``branch`` and ``create_pr``, as in ``huggingface_hub``. To publish the
+        figures of a head's folder too, use ``lossy-assist publish FOLDER``.
         """
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            files = publication(Path(folder), f"{self.config.kind} head")
-            return upload(files, repo_id, private=private, revision=branch, token=token, create_pr=create_pr)
+            files = repository.publication(Path(folder), f"{self.config.kind} head")
+            return repository.upload(files, repo_id, **options)
 
     def save_pretrained(
-        self,
-        save_directory: str | Path,
-        *,
-        repo_id: str | None = None,
-        push_to_hub: bool = False,
-        **push_to_hub_kwargs: Any,
+        self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **options: Any
     ) -> str | None:
-        """Write configuration, weights and model card into a folder; a head that was never trained is refused.
+        """Write configuration, weights and model card into a folder; an untrained head is refused.
 
-        The card follows from the configuration, and replaces an earlier one.
-
-        Parameters
-        ----------
-        save_directory
-            The folder, made if need be. A ``roc.png`` that is already in it is shown in the card.
-        repo_id, push_to_hub, push_to_hub_kwargs
-            As everywhere in ``huggingface_hub``: :meth:`push_to_hub`, under the folder's name by default.
-
-        Returns
-        -------
-        str or None
-            The address of the commit, if there was one.
+        The card shows a ``roc.png`` in the folder. With ``push_to_hub``, the head is also published by
+        :meth:`push_to_hub`, under the folder's name by default.
         """
         if not (self.weight.isfinite().all() and self.bias.isfinite()):
-            raise LossyValueError("`weight` and `bias` have to be finite; a head that was never trained can't be saved")
+            raise LossyValueError("`weight` and `bias` have to be finite; train the head before saving it")
         super().save_pretrained(save_directory)
-        if not push_to_hub:
-            return None
-        return self.push_to_hub(repo_id or Path(save_directory).name, **push_to_hub_kwargs)
+        return self.push_to_hub(repo_id or Path(save_directory).name, **options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        digest = write_weights(save_directory, {"weight": self.weight, "bias": self.bias})
+        digest = repository.write_weights(save_directory, {"weight": self.weight, "bias": self.bias})
         text = json.dumps(self.config.to_dict() | {"weights_sha256": digest}, indent=2, ensure_ascii=False)
         (save_directory / CONFIG).write_text(text + "\n", encoding="utf-8")
-        (save_directory / CARD).write_text(head_cards.render(self.config, save_directory), encoding="utf-8")
+        (save_directory / repository.CARD).write_text(head_cards.render(self.config, save_directory), encoding="utf-8")
 
     def extra_repr(self) -> str:
-        """Return what ``repr`` says of the head."""
+        """Return the part of ``repr`` about the head."""
         config = self.config
-        return f"{config.kind}, target={config.target.name!r}, draft={config.draft.name!r}, width={config.width}"
+        models = f"target={config.target.name!r}, draft={config.draft.name!r}"
+        return f"{config.kind}, {models}, width={config.width}, checksum={self._shown_checksum():08x}"
+
+
+def load_head(
+    cls: type[_H], source: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> _H:
+    """Load a head from ``"org/name"``, ``"org/name@revision"`` or a folder, or return the cached one.
+
+    A repository is downloaded once per process; a folder is read again when its files change. Folded weights need
+    float32, whatever the models' dtype.
+    """
+    if (folder := repository.existing_folder(source)) is not None:
+        # Modification times serve as revision.
+        stamps = tuple(path.stat().st_mtime_ns for name in (CONFIG, WEIGHTS) if (path := folder / name).exists())
+        return _load(cls, str(folder.resolve()), None, stamps, torch.device(device), dtype)
+    if (match := repository.HUB_REFERENCE.fullmatch(str(source))) is None:
+        raise LossyValueError(
+            f"`lossy_head` is {brief(source)}, which is neither a folder nor an id on the Hub, 'org/name' or "
+            "'org/name@revision'"
+        )
+    return _load(cls, match["id"], match["revision"], (), torch.device(device), dtype)
+
+
+@lru_cache(maxsize=64)
+def _load(cls: type[_H], source: str, revision: str | None, stamps: Any, device: Any, dtype: torch.dtype) -> _H:
+    head = cls.from_pretrained(source, revision=revision)
+    for name, parameter in head.named_parameters():
+        repository.finite(parameter, dtype, f"`{name}` of {source!r}")
+    return head.to(device, dtype).eval()
+
+
+def place_head(argument: str, wanted: type[Head], source: Any, device: torch.device | str) -> Head:
+    """Return a head on ``device`` in float32; a name is loaded, and a head elsewhere copied."""
+    if isinstance(source, str):
+        return load_head(wanted, source, device=device, dtype=torch.float32)
+    if not isinstance(source, wanted):
+        raise LossyValueError(f"{argument} has to be a Hub id, a folder or a {wanted.__name__}, but is {source!r}")
+    if not torch.isfinite(source.weight).all() or not torch.isfinite(source.bias):
+        raise LossyValueError(f"{argument} has weights that are not finite; train it first")
+    same = source.weight.device == torch.device(device) and source.weight.dtype == torch.float32
+    return source if same else copy.deepcopy(source).to(device=device, dtype=torch.float32)

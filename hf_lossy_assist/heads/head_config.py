@@ -1,36 +1,51 @@
-"""The ``config.json`` of heads: what it holds, and how it is read."""
+"""The ``config.json`` of heads."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
+
+from typing_extensions import Self
 
 from ..errors import LossyValueError
-from .checks import (
-    LIBRARY,
-    brief,
-    check_mapping,
-    check_probability,
-    check_sequence,
-    check_size,
-    check_text,
-    is_number,
-    known_fields,
-    require,
-)
+from .checks import LIBRARY, SIZE, Checked, Probability, Rule, Text, brief, is_number, known_fields
 from .identity import ModelIdentity
 
 FORMAT_VERSION = 1
-"""Goes up when an older version of this package could misread a head."""
+"""Increases when older versions of this package could misread a head."""
 
-_C = TypeVar("_C", bound="HeadConfig")
-_T = TypeVar("_T")
+STATES = {
+    "previous": "the final hidden state that predicted the token",
+    "token": "the final hidden state that has read the token",
+    "draft": "the final hidden state that has read the drafted token",
+}
+"""The states of a model that a head may read: inputs of its LM head."""
+
+_HEADER = ("library_name", "format_version", "type", "weights_sha256")
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return isinstance(value, Mapping) and json.dumps(value, allow_nan=False) is not None
+    except (RecursionError, TypeError, ValueError):
+        return False
+
+
+def _is_table(rows: Any) -> bool:
+    return isinstance(rows, tuple | list) and all(map(_is_json, rows)) and len({tuple(row) for row in rows}) <= 1
+
+
+_ROWS = Rule("rows", lambda x: isinstance(x, tuple | list))
+_TABLE = Rule("rows of plain JSON with the same columns", _is_table)
+_NUMBERS = Rule("numbers by name", lambda x: _is_json(x) and all(map(is_number, x.values())))
+_JSON = Rule("a mapping of plain JSON", _is_json)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """The configuration that heads of all kinds have in common.
+class HeadConfig(Checked):
+    """The configuration that heads of all kinds share.
 
     Parameters
     ----------
@@ -41,89 +56,74 @@ class HeadConfig:
     threshold
         The probability at which the head decides, between 0 and 1.
     thresholds
-        Other thresholds, and what each of them would do on validation data.
+        Other thresholds, with their effects on validation data.
     metrics
         Figures by name, such as the validation ``auc``.
     results
-        Rows of the model card's table of accuracy and speed on a test split, one mapping each, all with the same
-        keys.
+        Rows of the model card's table of accuracy and speed on a test split, all with the same keys.
     provenance
-        How the head came about: versions, command line, seeds.
+        Versions, command line and seeds that made the head.
     """
 
     target: ModelIdentity
     draft: ModelIdentity
-    task: str
-    threshold: float
-    thresholds: tuple[Any, ...] = ()
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    results: tuple[Mapping[str, Any], ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    task: Text
+    threshold: Probability
+    thresholds: Annotated[tuple[Any, ...], _ROWS] = ()
+    metrics: Annotated[Mapping[str, float], _NUMBERS] = field(default_factory=dict)
+    results: Annotated[tuple[Mapping[str, Any], ...], _TABLE] = ()
+    provenance: Annotated[Mapping[str, Any], _JSON] = field(default_factory=dict)
 
     kind: ClassVar[str]
     rule: ClassVar[str]
     row: ClassVar[type]
 
-    def __post_init__(self) -> None:
-        check_text("task", self.task)
-        check_probability("threshold", self.threshold)
-        for name in ("metrics", "provenance"):
-            check_mapping(name, getattr(self, name))
-        require(all(map(is_number, self.metrics.values())), "metrics", "numbers by name", self.metrics)
-        for row in self.results:
-            check_mapping("results", row)
-        if len({tuple(row) for row in self.results}) > 1:
-            raise LossyValueError("`results` has to have the same columns in every row")
+    @property
+    def columns(self) -> list[str]:
+        """The features in the order of the weight, ``{model}_{state}``."""
+        raise NotImplementedError
 
     @property
     def width(self) -> int:
         """How many numbers the head reads per token."""
-        raise NotImplementedError
+        return sum(getattr(self, name.split("_")[0]).hidden_size for name in self.columns)
 
     @property
     def reads(self) -> str:
-        """What the head reads, in words."""
-        raise NotImplementedError
+        """The states that the head reads, in words."""
+        names = (name.split("_") for name in self.columns)
+        return "; ".join(f"{STATES[state]}, of the {model}" for model, state in names)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as it stands in ``config.json``."""
-        header = {"library_name": LIBRARY, "format_version": FORMAT_VERSION, "type": self.kind}
-        return header | asdict(self)
+        return {"library_name": LIBRARY, "format_version": FORMAT_VERSION, "type": self.kind, **asdict(self)}
 
     @classmethod
-    def from_dict(cls: type[_C], values: Any, where: str = "config.json") -> _C:
-        """Return the configuration in ``values``, which came from ``where``.
-
-        Refuses the configuration of something else, of a newer format, or without a required field.
-        """
+    def from_dict(cls, values: Any, where: str = "config.json") -> Self:
+        """Return the configuration in ``values``, read from ``where``; refuse other formats and missing fields."""
         try:
-            return cls._from_values(_checked_header(cls.kind, values))
+            _check_header(cls.kind, values)
+            own = {name: value for name, value in values.items() if name not in _HEADER}
+            known = known_fields(cls, own, "the configuration")
+            for role in ("target", "draft"):
+                known[role] = ModelIdentity.from_dict(known[role], f"`{role}`")
+            if isinstance(rows := known.get("thresholds"), tuple):
+                row = "a row of `thresholds`"
+                known["thresholds"] = tuple(cls.row(**known_fields(cls.row, each, row)) for each in rows)
+            return cls(**known)
         except LossyValueError as error:
             raise LossyValueError(f"{where}: {error}") from error
 
-    @classmethod
-    def _from_values(cls: type[_C], values: Mapping[str, Any]) -> _C:
-        known = known_fields(cls, values, "the configuration")
-        for role in ("target", "draft"):
-            known[role] = ModelIdentity.from_dict(known[role], f"`{role}`")
-        for name in ("thresholds", "results"):
-            check_sequence(name, known.get(name, ()))
-        rows = known.get("thresholds", ())
-        known["thresholds"] = tuple(cls.row(**known_fields(cls.row, row, "a row of `thresholds`")) for row in rows)
-        known["results"] = tuple(known.get("results", ()))
-        return cls(**known)
 
-
-def _checked_header(kind: str, values: Any) -> dict[str, Any]:
-    if not isinstance(values, Mapping) or values.get("library_name") != LIBRARY:
-        found = values.get("library_name") or values.get("model_type") if isinstance(values, Mapping) else values
+def _check_header(kind: str, values: Any) -> None:
+    given = values if isinstance(values, Mapping) else {"model_type": values}
+    if given.get("library_name") != LIBRARY:
+        found = given.get("library_name") or given.get("model_type")
         raise LossyValueError(f"it is not the configuration of a head of {LIBRARY}, but of {brief(found)}")
-    if values.get("type") != kind:
-        raise LossyValueError(f"it is that of a {brief(values.get('type'))} head, but a {kind!r} head is wanted")
-    check_size("format_version", values.get("format_version"))
-    if values["format_version"] > FORMAT_VERSION:
+    if given.get("type") != kind:
+        raise LossyValueError(f"it is that of a {brief(given.get('type'))} head, but a {kind!r} head is wanted")
+    SIZE.check("format_version", given.get("format_version"))
+    if given["format_version"] > FORMAT_VERSION:
         raise LossyValueError(
-            f"it has format version {values['format_version']}, but this version of {LIBRARY} reads up to "
+            f"it has format version {given['format_version']}, but this version of {LIBRARY} reads up to "
             f"{FORMAT_VERSION}; upgrade {LIBRARY}"
         )
-    return {k: v for k, v in values.items() if k not in ("library_name", "format_version", "type", "weights_sha256")}

@@ -1,41 +1,47 @@
-"""The identity of a model that a head was trained for, to be compared with the model at hand."""
+"""The identity of a model that a head was trained for, for comparison with the model at hand."""
 
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from ..compat import is_offloaded, is_sharded, origin_of, unwrap
+from ..compat import innermost, is_sharded, origin_of
 from ..errors import LossyValueError
-from .checks import check_sequence, check_size, check_text, is_number, known_fields, require
-from .hub import HUB_ID
+from .checks import Checked, Rule, Size, Text, is_number, known_fields
+from .repository import HUB_ID
 
 FINGERPRINT_ROWS = 8
 FINGERPRINT_TOLERANCE = 0.02
 """Half precision and quantisation move the norm of a row by less than this; another model moves it by more."""
 
+_COMMIT = Rule("a string or None", lambda x: x is None or isinstance(x, str))
+_NORMS = Rule(
+    "numbers that are not negative", lambda x: isinstance(x, tuple | list) and all(is_number(n) and n >= 0 for n in x)
+)
+
 
 @dataclass(frozen=True)
-class ModelIdentity:
+class ModelIdentity(Checked):
     """The properties by which a head recognises a model whose hidden states it reads.
 
     Parameters
     ----------
     name
-        The id on the Hub; of a model from a local folder the folder's name alone; of any other its class's name.
+        The id on the Hub, the name of a local folder, or else the name of the model's class.
     revision
-        The commit that it was loaded from, if it came from the Hub.
+        The commit on the Hub, or None.
     architecture
-        The name of its class.
+        The name of the model's class.
     hidden_size, vocab_size
         Width of the state that enters the LM head, and rows of that head.
     fingerprint
-        L2 norms of 8 rows of the LM head, evenly spread over the vocabulary; empty where they can't be read.
+        L2 norms of 8 rows of the LM head, evenly spread over the vocabulary; empty if they can't be read.
 
     Examples
     --------
@@ -47,119 +53,86 @@ class ModelIdentity:
     'the hidden size is 256, not 128'
     """
 
-    name: str
-    revision: str | None
-    architecture: str
-    hidden_size: int
-    vocab_size: int
-    fingerprint: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_text("name", self.name)
-        check_text("architecture", self.architecture)
-        require(self.revision is None or isinstance(self.revision, str), "revision", "a string or None", self.revision)
-        check_size("hidden_size", self.hidden_size)
-        check_size("vocab_size", self.vocab_size)
-        norms = all(is_number(norm) and norm >= 0 for norm in self.fingerprint)
-        require(norms, "fingerprint", "numbers that are not negative", self.fingerprint)
+    name: Text
+    revision: Annotated[str | None, _COMMIT]
+    architecture: Text
+    hidden_size: Size
+    vocab_size: Size
+    fingerprint: Annotated[tuple[float, ...], _NORMS] = ()
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelIdentity:
-        """Return the identity of an EAGLE-3 head, or of a transformers model, also inside its wrappers."""
-        inner = _inside(model)
-        head = inner.get_output_embeddings()
+        """Return the identity of a model with an LM head, unwrapped if need be."""
+        inner = innermost(model)
+        kind, head = type(inner).__name__, getattr(inner, "get_output_embeddings", lambda: None)()
         if head is None:
-            raise LossyValueError(f"`model` has to have an LM head, but {type(inner).__name__} has none")
+            raise LossyValueError(f"`model` has to be a model with an LM head, but is a {kind}")
         config = inner.config.get_text_config(decoder=True)
-        vocab_size, hidden_size = config.vocab_size, config.hidden_size
-        whole = not is_sharded(inner)
-        if whole and _is_plain(head.weight):
+        shape, norms = (config.vocab_size, config.hidden_size), ()
+        # Packed 4-bit weights are not a plain matrix; a quantised draft's head names none.
+        weight = getattr(head, "weight", None)
+        if weight is not None and not is_sharded(inner) and weight.dim() == 2 and weight.is_floating_point():
             # Some models project the hidden state, or pad the vocabulary, on the way to the head.
-            vocab_size, hidden_size = head.weight.shape
+            shape, norms = weight.shape, _fingerprint(head)
         source, revision = origin_of(inner)
-        return cls(
-            name=_name(source) or type(inner).__name__,
-            revision=revision,
-            architecture=type(inner).__name__,
-            hidden_size=hidden_size,
-            vocab_size=vocab_size,
-            fingerprint=_fingerprint(head) if whole else (),
-        )
+        is_id = re.fullmatch(HUB_ID, source) and not Path(source).is_dir()
+        name = source if is_id else Path(source).name
+        return cls(name or kind, revision, kind, hidden_size=shape[1], vocab_size=shape[0], fingerprint=norms)
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether the name is an id on the Hub."""
         return re.fullmatch(HUB_ID, self.name) is not None
 
     @classmethod
     def from_dict(cls, values: Any, where: str = "the identity") -> ModelIdentity:
-        """Return the identity in what was read from JSON, as ``where`` says."""
-        known = known_fields(cls, values, where)
-        norms = known.get("fingerprint", ())
-        check_sequence("fingerprint", norms)
-        return cls(**{**known, "fingerprint": tuple(norms)})
+        return cls(**known_fields(cls, values, where))
 
     def differences(self, model: nn.Module) -> list[str]:
-        """Return what distinguishes ``model`` from the one remembered, one sentence each; nothing if it is the same.
+        """Return the differences between ``model`` and this identity, in one sentence each.
 
-        Names count only where both are ids on the Hub, norms only where both could be read. dtype, device and
-        quantisation don't matter.
+        Names count only if both are ids on the Hub, and norms only if both could be read. dtype, device and
+        quantisation do not matter.
         """
         other = ModelIdentity.of(model)
         found = []
         if self.name != other.name and self.is_on_hub and other.is_on_hub:
             found.append(f"the model is {other.name!r}, not {self.name!r}")
-        if self.architecture not in {cls.__name__ for cls in type(_inside(model)).__mro__}:
+        if self.architecture not in {cls.__name__ for cls in type(innermost(model)).__mro__}:
             found.append(f"the architecture is {other.architecture}, not {self.architecture}")
         if self.hidden_size != other.hidden_size:
             found.append(f"the hidden size is {other.hidden_size}, not {self.hidden_size}")
         if self.vocab_size != other.vocab_size:
             found.append(f"the vocabulary has {other.vocab_size} tokens, not {self.vocab_size}")
-        if not found and not _same_norms(self.fingerprint, other.fingerprint):
-            found.append("the weights of the LM head are other ones")
+        ours, theirs = self.fingerprint, other.fingerprint
+        # As float32, large norms would overflow and be equal.
+        near = (isclose(a, b, rel_tol=FINGERPRINT_TOLERANCE) for a, b in zip(ours, theirs, strict=False))
+        if not found and ours and theirs and not (len(ours) == len(theirs) and all(near)):
+            revisions = f": its revision is {other.revision}, not {self.revision}"
+            known = self.revision and other.revision and self.revision != other.revision
+            found.append("the weights of the LM head differ" + revisions * bool(known))
         return found
 
 
-def _inside(model: nn.Module) -> nn.Module:
-    from ..drafting.eagle3 import Eagle3  # which needs this package
-
-    return model if isinstance(model, Eagle3) else unwrap(model)
-
-
-def _name(path: str) -> str:
-    if re.fullmatch(HUB_ID, path) and not Path(path).is_dir():
-        return path
-    return Path(path).name
-
-
-def _is_plain(weight: Tensor) -> bool:
-    # Packed 4-bit weights are neither.
-    return weight.dim() == 2 and weight.is_floating_point()
+def differing_models(recorded: Mapping[str, Any], models: Mapping[str, nn.Module | None]) -> list[str]:
+    """Return the differences between ``models`` and their recorded identities (or JSON), by role."""
+    found = []
+    for role, model in models.items():
+        identity = recorded.get(role)
+        if identity is None or model is None:
+            found += [f"of the {role}, there {'was' if identity is None else 'is'} none"] * (identity is not model)
+            continue
+        own = identity if isinstance(identity, ModelIdentity) else ModelIdentity.from_dict(identity, f"`{role}`")
+        found += [f"of the {role}, {difference}" for difference in own.differences(model)]
+    return found
 
 
 def _fingerprint(head: nn.Module) -> tuple[float, ...]:
-    with _at_hand(head):
+    from accelerate.utils import align_module_device  # fetches offloaded weights
+
+    with align_module_device(head):
         weight = head.weight
-        # Subclasses of Tensor, sharded or quantised, need not have rows to look at.
-        if not _is_plain(weight) or weight.is_meta or type(weight) not in (Tensor, nn.Parameter):
+        # Sharded or quantised subclasses of Tensor may lack readable rows.
+        if weight.is_meta or type(weight) not in (Tensor, nn.Parameter):
             return ()
         rows = [(2 * i + 1) * len(weight) // (2 * FINGERPRINT_ROWS) for i in range(FINGERPRINT_ROWS)]
-        norms = weight.detach()[rows].float().norm(dim=-1)
-    return tuple(float(f"{norm:.6g}") for norm in norms.tolist())
-
-
-def _at_hand(head: nn.Module) -> Any:
-    # accelerate keeps offloaded weights elsewhere, and brings them only for a forward.
-    if not is_offloaded(head):
-        return nullcontext()
-    from accelerate.utils import align_module_device
-
-    return align_module_device(head)
-
-
-def _same_norms(ours: tuple[float, ...], theirs: tuple[float, ...]) -> bool:
-    if not ours or not theirs:
-        return True
-    # Not in tensors: a norm that is infinite in float32 would be as near to any other.
-    same = (abs(a - b) <= FINGERPRINT_TOLERANCE * max(a, b) for a, b in zip(ours, theirs, strict=False))
-    return len(ours) == len(theirs) and all(same)
+        return tuple(float(f"{norm:.6g}") for norm in weight.detach()[rows].float().norm(dim=-1).tolist())

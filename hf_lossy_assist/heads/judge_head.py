@@ -6,31 +6,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import LossyValueError
-from .checks import brief, check_probability
+from .checks import PROBABILITY, Checked, Probability, brief
 from .head import Head
 from .head_config import HeadConfig
 
-MODELS = ("target", "draft")
-"""The models whose final hidden states, the inputs of their LM heads, a judge may read."""
-
-POSITIONS = {
-    "previous": "the final hidden state that predicted the token",
-    "draft": "the final hidden state that has read the drafted token",
-}
-"""The states of each model that a judge may read."""
+MODELS, POSITIONS = ("target", "draft"), ("previous", "draft")
+"""The models, and the states of each, that a judge may read."""
 
 
 def columns(models: str = "target", positions: str = "draft") -> list[str]:
-    """Return the names of the chosen states, ``{model}_{position}``, in the order in which a head reads them.
+    """Return the names ``{model}_{position}`` of the chosen states, in the order in which a head reads them.
 
-    Garipov et al. 2025 (AutoJudge), section 3.2 and appendix B.
-
-    Parameters
-    ----------
-    models
-        ``"target"``, ``"draft"`` or ``"both"``.
-    positions
-        ``"previous"``, ``"draft"`` or ``"both"``.
+    Garipov et al. 2025 (AutoJudge), section 3.2 and appendix B. ``models`` is ``"target"``, ``"draft"`` or ``"both"``;
+    ``positions`` is ``"previous"``, ``"draft"`` or ``"both"``.
 
     Examples
     --------
@@ -40,7 +28,7 @@ def columns(models: str = "target", positions: str = "draft") -> list[str]:
     ['target_previous', 'target_draft', 'draft_previous', 'draft_draft']
     """
     chosen_models = _chosen("models", models, MODELS)
-    chosen_positions = _chosen("positions", positions, tuple(POSITIONS))
+    chosen_positions = _chosen("positions", positions, POSITIONS)
     return [f"{model}_{position}" for model in chosen_models for position in chosen_positions]
 
 
@@ -53,20 +41,16 @@ def _chosen(argument: str, value: str, choices: tuple[str, ...]) -> tuple[str, .
 
 
 @dataclass(frozen=True)
-class ThresholdRow:
-    """What a judge does at one threshold, measured on validation data.
+class ThresholdRow(Checked):
+    """The effect of a judge at one threshold, measured on validation data.
 
-    It accepts tokens whose probability of being important is below the ``threshold``. ``recall`` is the share of the
-    important tokens that it finds, ``skipped`` the share of all mismatches that it accepts.
+    ``recall`` is the share of the important tokens with a probability of at least ``threshold``, ``skipped`` the share
+    of all mismatches below it, which are accepted.
     """
 
-    threshold: float
-    recall: float
-    skipped: float
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_probability(name, value)
+    threshold: Probability
+    recall: Probability
+    skipped: Probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,18 +76,7 @@ class JudgeConfig(HeadConfig):
 
     @property
     def columns(self) -> list[str]:
-        """The features in the order of the weight."""
         return columns(self.models, self.positions)
-
-    @property
-    def reads(self) -> str:
-        names = (name.split("_") for name in self.columns)
-        return "; ".join(f"{POSITIONS[position]}, of the {model}" for model, position in names)
-
-    @property
-    def width(self) -> int:
-        sizes = {"target": self.target.hidden_size, "draft": self.draft.hidden_size}
-        return sum(sizes[name.split("_")[0]] for name in self.columns)
 
 
 class JudgeHead(Head):
@@ -131,7 +104,7 @@ class JudgeHead(Head):
 
     def threshold_for(self, recall: float) -> float:
         """Return the largest threshold of the head's table that finds at least this share of the important tokens."""
-        check_probability("recall", recall)
+        PROBABILITY.check("recall", recall)
         table = self.config.thresholds
         if not table:
             raise LossyValueError("`recall` needs a head with a table of thresholds; give `threshold` instead")

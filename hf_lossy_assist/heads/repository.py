@@ -6,136 +6,196 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import CommitOperationAdd, HfApi, errors, snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import LossyValueError
 from .checks import brief
-from .hub import CARD, Publication, hub_errors
 
-CONFIG, WEIGHTS, ROC = "config.json", "model.safetensors", "roc.png"
+CONFIG, WEIGHTS, CARD, ROC = "config.json", "model.safetensors", "README.md", "roc.png"
 
-_MOST_CONFIG = 1 << 22
-_MOST_HEADER = 1 << 16
-# JSON nests as deep as a file says, and whoever walks through it with it.
-_MOST_LEVELS = 32
+PLACEHOLDER_ID = "your-org/your-repository"
+"""The repository's id in a card, until it is published."""
+
+HUB_ID = r"\w[\w.-]*/\w[\w.-]*"
+HUB_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
+
+_MOST_CONFIG, _MOST_HEADER, _MOST_LEVELS = 1 << 22, 1 << 16, 32
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LOG_IN = "pass `token` or run `hf auth login`"
+# Subclasses first: a gated repository is also one that was not found.
+_REMEDIES: Mapping[type[Exception], str] = {
+    errors.GatedRepoError: f"ask for access on its page on the Hub, then {_LOG_IN}",
+    errors.RevisionNotFoundError: "there is no such revision",
+    errors.RepositoryNotFoundError: f"no such repository, or a private one; for that, {_LOG_IN}",
+    errors.LocalEntryNotFoundError: "it is not in the cache, and the Hub can't be reached",
+    errors.EntryNotFoundError: "a file is missing",
+    errors.HFValidationError: "it is neither a folder nor an id of the form 'org/name'",
+    errors.HfHubHTTPError: f"the Hub refused; if rights are missing, {_LOG_IN}",
+    errors.HTTPError: "the connection failed; try again",
+    OSError: "the transfer failed; try again",
+    ValueError: "ids and revisions have no such characters",
+}
+
+
+@contextmanager
+def hub_errors(source: str | Path, revision: str | None = None) -> Iterator[None]:
+    """Turn errors of the Hub's client into ours, with ``source`` and a remedy."""
+    try:
+        yield
+    except tuple(_REMEDIES) as error:
+        what = brief(str(source)) + (f" at revision {brief(revision)}" if revision else "")
+        remedy = next(text for cls, text in _REMEDIES.items() if isinstance(error, cls))
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LossyValueError(f"can't use {what}: {remedy} ({reason})") from error
 
 
 def existing_folder(source: str | Path) -> Path | None:
-    """Return the folder that ``source`` names, None where there is none; refuse what is neither a string nor a path."""
+    """Return the folder that ``source`` names, or None."""
     if not isinstance(source, str | os.PathLike):
         raise LossyValueError(f"a head has to be named by a folder or an id on the Hub, but is {brief(source)}")
     try:
         folder = Path(source).expanduser()
         return folder if str(source) and folder.is_dir() else None
-    except (OSError, RuntimeError, ValueError):  # over-long, of nobody's home, or with characters that no path has
+    except (OSError, RuntimeError, ValueError):  # too long, of an unknown home, or with invalid characters
         return None
 
 
-def local_files(source: str | Path, *, revision: str | None = None, **download: Any) -> Path:
+def local_files(source: str | Path, files: Sequence[str], *, revision: str | None = None, **download: Any) -> Path:
     """Return a folder with the files of ``source``, a folder or a repository on the Hub.
 
-    ``download`` goes to ``huggingface_hub.snapshot_download``: one commit, whatever is pushed meanwhile, and nothing
-    but the configuration and the weights.
+    Only the named ``files`` are downloaded, all of one commit; ``download`` goes to ``snapshot_download``.
     """
     if (folder := existing_folder(source)) is not None:
         return folder
     with hub_errors(source, revision):
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=[CONFIG, WEIGHTS], **download))
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=[*files], **download))
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return what is in ``config.json``."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise LossyValueError(f"{str(folder)!r} has no {CONFIG}, so it is not a head; is the path or id right?")
-    _check_file_size(path, _MOST_CONFIG)
+def read_config(folder: Path) -> Any:
+    content = _content(folder, CONFIG, _MOST_CONFIG)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise LossyValueError(f"{str(path)!r} is not JSON: {error}; save or download the head again") from error
-    if _levels(values) > _MOST_LEVELS:
-        raise LossyValueError(f"{str(path)!r} is nested in more than {_MOST_LEVELS} levels; a head's is not")
+        raise LossyValueError(f"{str(folder / CONFIG)!r} is not JSON: {error}; download the head again") from error
+    if _is_deep(values, _MOST_LEVELS):
+        raise LossyValueError(
+            f"{str(folder / CONFIG)!r} is nested in more than {_MOST_LEVELS} levels; a head needs fewer"
+        )
     return values
 
 
-def _levels(values: Any) -> int:
-    count, level = 0, [values]
-    while level := [part for part in level if isinstance(part, dict | list)]:
-        count += 1
-        level = [x for part in level for x in (part.values() if isinstance(part, dict) else part)]
-    return count
-
-
-def _check_file_size(path: Path, most: int) -> None:
-    if (size := path.stat().st_size) > most:
-        raise LossyValueError(f"{str(path)!r} has {size:,} bytes, but no more than {most:,} in a head like this")
-
-
-def write_weights(folder: Path, tensors: dict[str, Tensor]) -> str:
+def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write ``model.safetensors`` and return its SHA-256."""
     content = save({name: x.detach().to("cpu", torch.float32).contiguous() for name, x in tensors.items()})
     (folder / WEIGHTS).write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 
 
-def read_weights(folder: Path, shapes: dict[str, tuple[int, ...]], sha256: str | None) -> dict[str, Tensor]:
-    """Return the tensors in ``model.safetensors``, which have to have these shapes and be finite.
-
-    ``sha256`` is the digest that the configuration gives, None where it gives none.
-    """
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise LossyValueError(f"{str(folder)!r} has no {WEIGHTS}; save or download the head again")
-    _check_file_size(path, _MOST_HEADER + 8 * sum(map(math.prod, shapes.values())))
-    content = path.read_bytes()
+def read_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], sha256: str | None) -> dict[str, Tensor]:
+    """Return the tensors in ``model.safetensors``, which must be finite and have these shapes and this digest."""
+    path = str(folder / WEIGHTS)
+    content = _content(folder, WEIGHTS, _MOST_HEADER + 8 * sum(map(math.prod, shapes.values())))
     if sha256 is not None and (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise LossyValueError(
-            f"{str(path)!r} is not the file that {CONFIG} was saved with: its SHA-256 is {found[:12]}…, not "
-            f"{str(sha256)[:12]}…. It was cut short or changed; load the head again with "
-            "`from_pretrained(…, force_download=True)`"
+            f"{path!r} is not the file that {CONFIG} was saved with: its SHA-256 is {found[:12]}…, not "
+            f"{str(sha256)[:12]}…. Load the head again with `from_pretrained(…, force_download=True)`"
         )
     try:
         tensors = load(content)
     except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise LossyValueError(f"{str(path)!r} is cut short or no safetensors file: {error!r}") from error
-    found_shapes = {name: tuple(x.shape) for name, x in tensors.items()}
-    if found_shapes != shapes:
-        raise LossyValueError(f"{str(path)!r} has to hold {shapes}, but holds {brief(found_shapes)}")
+        raise LossyValueError(f"{path!r} is cut short or no safetensors file: {error!r}") from error
+    if (given := {name: tuple(x.shape) for name, x in tensors.items()}) != shapes:
+        raise LossyValueError(f"{path!r} has to hold {shapes}, but holds {brief(given)}")
     for name, x in tensors.items():
         if x.dtype not in _DTYPES:
-            raise LossyValueError(
-                f"`{name}` in {str(path)!r} has to be of a floating-point dtype of 16 bits or more, but is {x.dtype}"
-            )
-    return {name: finite(x, torch.float32, f"`{name}` in {str(path)!r}") for name, x in tensors.items()}
+            raise LossyValueError(f"`{name}` in {path!r} has to be floating-point of 16 bits or more, but is {x.dtype}")
+    return {name: finite(x, torch.float32, f"`{name}` in {path!r}") for name, x in tensors.items()}
 
 
 def finite(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
-    """Return a tensor in another dtype, in which it has to be finite; ``what`` names it in the error."""
+    """Convert a tensor to another dtype, in which it must be finite; ``what`` names it in the error."""
     converted = x.to(dtype)
     if not converted.isfinite().all():
-        raise LossyValueError(
-            f"{what} has values that are not finite in {str(dtype).removeprefix('torch.')}; use float32, or train the "
-            "head again"
-        )
+        name = str(dtype).removeprefix("torch.")
+        raise LossyValueError(f"{what} has values that are not finite in {name}; use float32, or train the head again")
     return converted
 
 
-def publication(folder: Path, title: str, more: Sequence[str] = ()) -> Publication:
-    """Return the files of a folder that belong on the Hub: configuration, weights, card and figures.
+@dataclass(frozen=True)
+class Publication:
+    """The files of a repository on the Hub, by their paths there, with a title and the SDK of a Space."""
 
-    Of ``more``, those that are there belong to them too.
-    """
+    title: str
+    files: Mapping[str, Path]
+    sdk: str | None = None
+
+    def content(self, name: str, repo_id: str) -> bytes:
+        """Return a file's content, with ``repo_id`` in the card."""
+        content = self.files[name].read_bytes()
+        return content.replace(PLACEHOLDER_ID.encode(), repo_id.encode()) if name == CARD else content
+
+
+def publication(folder: Path, title: str, more: Sequence[str] = ()) -> Publication:
+    """Return the files of a folder for the Hub: configuration, weights, card, figures, and ``more`` if present."""
     besides = [name for name in more if (folder / name).is_file()]
     names = [CONFIG, WEIGHTS, CARD, *besides, *sorted(path.name for path in folder.glob("*.png"))]
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise LossyValueError(f"{str(folder)!r} lacks {missing}; save the head again with `save_pretrained`")
     return Publication(title, {name: folder / name for name in names})
+
+
+def export(publication: Publication, folder: Path, repo_id: str) -> None:
+    """Write the files of the repository ``repo_id`` to a folder."""
+    for name in publication.files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(publication.content(name, repo_id))
+
+
+def upload(
+    publication: Publication,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    branch: str | None = None,
+    token: str | bool | None = None,
+    create_pr: bool = False,
+) -> str:
+    """Commit the files to a repository, or open a pull request, and return the address.
+
+    A missing repository is created, ``private`` or by the Hub's default, and a missing ``branch`` from ``main``.
+    """
+    api, kind = HfApi(token=token), "model" if publication.sdk is None else "space"
+    files = [CommitOperationAdd(name, publication.content(name, repo_id)) for name in publication.files]
+    with hub_errors(repo_id, branch):
+        api.create_repo(repo_id, private=private, repo_type=kind, space_sdk=publication.sdk, exist_ok=True)
+        if branch is not None:
+            api.create_branch(repo_id, branch=branch, repo_type=kind, exist_ok=True)
+        message, where = f"Upload {publication.title}", {"repo_type": kind, "revision": branch}
+        commit = api.create_commit(repo_id, files, commit_message=message, create_pr=create_pr, **where)
+    return commit.pr_url or commit.commit_url
+
+
+def _content(folder: Path, name: str, most: int) -> bytes:
+    path = folder / name
+    if not path.is_file():
+        raise LossyValueError(f"{str(folder)!r} has no {name}, so it is not a complete head; check the path or id")
+    if (size := path.stat().st_size) > most:
+        raise LossyValueError(f"{str(path)!r} has {size:,} bytes, but no more than {most:,} in a head like this")
+    return path.read_bytes()
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deep(part, levels - 1) for part in parts)

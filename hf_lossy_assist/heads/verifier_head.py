@@ -1,36 +1,32 @@
-"""Verifier heads, which tell whether a token of the draft needs the target's check."""
+"""Verifier heads, which tell whether a drafted token needs the target's check."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from .checks import check_probability, is_number, require
+from .checks import Checked, Probability, Rule, is_number
 from .head import Head
 from .head_config import HeadConfig
 
-POSITIONS = {
-    "previous": "the final hidden state that predicted the token",
-    "token": "the final hidden state that has read the token",
-}
+POSITIONS = ("previous", "token")
 """The states of the draft that a verifier may read."""
+
+_POSITION = Rule(f"one of {[*POSITIONS]}", POSITIONS.__contains__)
+_RATIO = Rule("a number above 0", lambda x: is_number(x) and x > 0)
 
 
 @dataclass(frozen=True)
-class VerifierRow:
-    """What a verifier does at one threshold, measured on validation data.
+class VerifierRow(Checked):
+    """The effect of a verifier at one threshold, measured on validation data.
 
-    It commits tokens whose probability of being acceptable is above the ``threshold``: ``tpr`` is the share of the
-    acceptable tokens that are committed, ``fpr`` the share of the others.
+    It commits tokens with a probability of being acceptable above ``threshold``; ``tpr`` and ``fpr`` are the committed
+    shares of the acceptable tokens and of the others.
     """
 
-    threshold: float
-    tpr: float
-    fpr: float
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_probability(name, value)
+    threshold: Probability
+    tpr: Probability
+    fpr: Probability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,36 +38,26 @@ class VerifierConfig(HeadConfig):
     position
         Which of the draft's states it reads: ``"previous"`` or ``"token"``.
     ratio
-        λ: a token x is acceptable iff ``q(x) / p(x) <= ratio``, with q the draft and p the target; above 0. The
-        theorems of the paper (:mod:`hf_lossy_assist.theory.sprinter_theory`) are about heads with λ = 1: a smaller one
-        commits fewer tokens that the target likes less than the draft does, a larger one more.
+        λ > 0: a token x is acceptable iff ``q(x) / p(x) <= ratio``, with q the draft and p the target. The paper's
+        theorems (:mod:`hf_lossy_assist.theory`) assume λ = 1; a smaller λ commits fewer tokens to which the target
+        gives less probability than the draft, a larger one more.
     """
 
-    threshold: float = 0.5
-    position: str = "previous"
-    ratio: float = 1.0
+    threshold: Probability = 0.5
+    position: Annotated[str, _POSITION] = "previous"
+    ratio: Annotated[float, _RATIO] = 1.0
 
     kind: ClassVar[str] = "verifier"
     rule: ClassVar[str] = "sprinter"
     row: ClassVar[type] = VerifierRow
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positions = [*POSITIONS]
-        require(self.position in positions, "position", f"one of {positions}", self.position)
-        require(is_number(self.ratio) and self.ratio > 0, "ratio", "a number above 0", self.ratio)
-
     @property
-    def reads(self) -> str:
-        return f"{POSITIONS[self.position]}, of the draft"
-
-    @property
-    def width(self) -> int:
-        return self.draft.hidden_size
+    def columns(self) -> list[str]:
+        return [f"draft_{self.position}"]
 
 
 class VerifierHead(Head):
-    """``P(acceptable)`` of a token that the draft has just sampled; committed unseen iff it is above the threshold.
+    """``P(acceptable)`` of a token that the draft has just sampled; committed unverified iff it is above the threshold.
 
     SPRINTER, section 3.
 

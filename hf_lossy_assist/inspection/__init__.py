@@ -1,5 +1,5 @@
-"""Seeing what became of every token: what is recorded of it, and the pages that show it."""
+"""Records of every token of an output, and the pages that show them."""
 
-from .token_record import FATES as FATES
-from .token_record import Judgement as Judgement
-from .token_record import TokenRecord as TokenRecord
+from .records import FATES as FATES
+from .records import TokenRecord as TokenRecord
+from .records import TokenScores as TokenScores

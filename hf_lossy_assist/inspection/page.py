@@ -1,60 +1,36 @@
-"""A page that shows texts with every token's fate, made from nothing but what was recorded."""
+"""A page that shows texts with every token's fate, made from records alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from .token_record import FATES, Judgement, TokenRecord
-
-if TYPE_CHECKING:
-    from ..stats import LossyStats
+from .records import FATES, TokenRecord, TokenScores
 
 LOSSY_STYLES = 3
-"""How many lossy rules of one page are told apart by their colours and lines."""
+"""How many lossy rules a page can show in different colours and lines."""
 
 
 @dataclass(frozen=True)
 class InspectedText:
-    """One text of a page: what it was made by, its tokens, the call's statistics, if it has any, and its seconds."""
+    """One text of a page: its title, its tokens, and labelled figures about the whole text."""
 
     title: str
     records: Sequence[TokenRecord]
-    stats: LossyStats | None = None
-    seconds: float | None = None
-
-    @property
-    def figures(self) -> dict[str, str]:
-        """What is to be known about the text as a whole, by its name in words."""
-        figures = {"tokens": f"{len(self.records)}"}
-        if self.stats is not None:
-            figures["tokens per round"] = f"{self.stats.tokens_per_round:.2f}"
-            figures["lossy"] = f"{100 * self.stats.lossy_share:.1f} %"
-        if self.seconds:
-            figures["tokens per second"] = f"{len(self.records) / self.seconds:.3g}"
-        return figures
+    figures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class InspectionPage:
-    """Texts side by side; in each, what the first lacks is marked, and in the first, what another lacks.
+    """Texts side by side, with the tokens marked that the first text and another do not share.
 
-    A notebook shows it as it is.
-
-    Attributes
-    ----------
-    texts
-        The texts.
-    tokenizer
-        Theirs.
-    prompt
-        What they go on from.
+    A notebook displays it as it is. All texts follow ``prompt`` and use ``tokenizer``.
     """
 
     texts: Sequence[InspectedText]
@@ -65,14 +41,14 @@ class InspectionPage:
         """Return everything on the page as plain values that JSON can hold."""
         ids = [[record.token for record in text.records] for text in self.texts]
         same = [_shared(ids[0], other) for other in ids[1:]]
-        # Of the first text, what all others have too.
+        # The first text shares a token when all others have it too.
         shared = [set.intersection(*(first for first, _ in same)) if same else {*range(len(ids[0]))}]
         shared += [own for _, own in same]
         texts = zip(self.texts, shared, strict=True)
         return {"prompt": self.prompt, "texts": [self._text(text, common) for text, common in texts]}
 
     def html(self) -> str:
-        """Return the page, which needs nothing from anywhere else."""
+        """Return a self-contained page."""
         return _templates().get_template("page.html").render(self._shown())
 
     def save(self, path: str | Path) -> None:
@@ -83,7 +59,7 @@ class InspectionPage:
         return self.fragment()
 
     def fragment(self) -> str:
-        """Return what is on the page, to stand in another."""
+        """Return the body of the page, for embedding in another."""
         return _templates().get_template("texts.html").render(self._shown())
 
     def _shown(self) -> dict[str, Any]:
@@ -107,10 +83,10 @@ class InspectionPage:
             {**self._token(record, piece), "differs": i not in common}
             for i, (record, piece) in enumerate(zip(text.records, shown, strict=True))
         ]
-        return {"title": text.title, "figures": text.figures, "tokens": tokens}
+        return {"title": text.title, "figures": {"tokens": f"{len(tokens)}", **text.figures}, "tokens": tokens}
 
     def _token(self, record: TokenRecord, piece: str) -> dict[str, Any]:
-        said = record.judgement or Judgement()
+        said = record.scores or TokenScores()
         replaced = said.replaced and dict(zip(("token", "p", "q"), said.replaced, strict=True))
         return {
             "text": piece,
@@ -129,7 +105,7 @@ class InspectionPage:
         return self._pieces([token])[0]
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the text that each token adds; of a token that ends inside a character, its name."""
+        """Return the text that each token adds, or the name of a token that ends inside a character."""
         pieces, start, shown = [], 0, ""
         for end, token in enumerate(ids, 1):
             text = self.tokenizer.decode(ids[start:end], skip_special_tokens=False)
@@ -137,13 +113,12 @@ class InspectionPage:
             added = text[len(shown) :] if whole else ""
             pieces.append(added or str(self.tokenizer.convert_ids_to_tokens(token)))
             shown = text if whole else shown
-            if text.endswith("\n"):  # or long texts would take long
+            if text.endswith("\n"):  # keeps decoding linear in the length
                 start, shown = end, ""
         return pieces
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> tuple[set[int], set[int]]:
-    """Return the positions in each of two sequences that the other has too, in the same order."""
     blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
     return ({x.a + i for x in blocks for i in range(x.size)}, {x.b + i for x in blocks for i in range(x.size)})
 

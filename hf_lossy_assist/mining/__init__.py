@@ -1,5 +1,1 @@
-"""Mining of the data that heads are trained on.
-
-:mod:`.search` is AutoJudge's search for important tokens, :mod:`.ratio_labels` collects SPRINTER's labels, and
-:mod:`.storage` keeps and reads both.
-"""
+"""Training data for heads: AutoJudge's search for important tokens, and SPRINTER's ratios of probabilities."""

@@ -1,8 +1,4 @@
-"""Choices of the next token: the likeliest one, or a draw that is a function of the prefix.
-
-The Gumbel-max trick makes sampled generation deterministic (Garipov et al. 2025, appendix A):
-``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i`` is distributed as P and yet the same every time.
-"""
+"""Choices of the next token: the likeliest one, or a draw that is a function of seed and prefix."""
 
 from __future__ import annotations
 
@@ -21,28 +17,18 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Choice(Protocol):
-    """The interface of what chooses next tokens. A *context* stands for a prefix, and is extended token by token."""
+    """Chooses next tokens. A *context* is a hash of a prefix, which grows token by token."""
 
-    def context(self, ids: Iterable[int]) -> int:
-        """Return the context of a prefix."""
+    def context(self, ids: Iterable[int]) -> int: ...
 
-    def extend(self, context: int, token: int) -> int:
-        """Return the context of a prefix with one more token."""
+    def extend(self, context: int, token: int) -> int: ...
 
     def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
-        """Return one token for each row of ``(N, V)`` logits and its context."""
+        """Return one token for each row of logits ``(N, V)``, whose prefix has the context."""
 
 
 @dataclass(frozen=True)
 class Greedy(Choice):
-    """A choice of the likeliest token, whatever the context is.
-
-    Examples
-    --------
-    >>> Greedy().choose(torch.tensor([[0.0, 2.0, 1.0]]), [0])
-    [1]
-    """
-
     def context(self, ids: Iterable[int]) -> int:
         return 0
 
@@ -55,20 +41,10 @@ class Greedy(Choice):
 
 @dataclass(frozen=True)
 class GumbelMax(Choice):
-    """``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i``: a sample that depends on nothing but seed and prefix.
+    """``argmax_i log P(i | prefix) + Gumbel(seed, prefix)_i``: a draw from P that depends on seed and prefix alone.
 
-    P is the softmax of the logits divided by the temperature. Target and draft see the same noise after the same
-    prefix, so they differ no more often than their distributions do.
-
-    Examples
-    --------
-    >>> choice = GumbelMax(seed=0)
-    >>> context = choice.context([5, 6, 7])
-    >>> context == choice.extend(choice.context([5, 6]), 7)
-    True
-    >>> logits = torch.zeros(1, 1000)
-    >>> choice.choose(logits, [context]) == choice.choose(logits, [context])
-    True
+    Garipov et al. 2025 (AutoJudge), appendix A. P is the softmax of the logits divided by the temperature. After equal
+    prefixes target and draft get equal noise, so they rarely differ where their distributions agree.
     """
 
     seed: int
@@ -93,17 +69,9 @@ class GumbelMax(Choice):
 
 
 def gumbel(contexts: list[int], vocabulary: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return ``(N, V)`` standard Gumbel draws, row i a function of ``contexts[i]`` alone.
+    """Return standard Gumbel draws ``(N, V)``, row i a function of ``contexts[i]`` alone.
 
-    The j-th number of a row is SplitMix64's j-th output from that state, so nothing has to be drawn in order.
-
-    Examples
-    --------
-    >>> noise = gumbel([1, 2], 50_000)
-    >>> torch.equal(noise[1], gumbel([2], 50_000)[0])
-    True
-    >>> round(noise.mean().item(), 1)  # Euler's constant, 0.577
-    0.6
+    The j-th number of a row is SplitMix64's j-th output from that state, so all are computed at once.
     """
     state = torch.tensor([_signed(context) for context in contexts], device=device)[:, None]
     counter = torch.arange(1, vocabulary + 1, device=device)[None]
@@ -117,17 +85,17 @@ def gumbel(contexts: list[int], vocabulary: int, device: torch.device | str = "c
 
 
 def _mix(x: int) -> int:
-    """Return SplitMix64's scrambling of 64 bits."""
+    """Scramble 64 bits as SplitMix64 does."""
     x = ((x ^ (x >> 30)) * _MIX[0]) & _MASK
     x = ((x ^ (x >> 27)) * _MIX[1]) & _MASK
     return x ^ (x >> 31)
 
 
 def _signed(x: int) -> int:
-    """Return 64 bits as the number that int64 reads in them."""
+    """Reinterpret 64 bits as int64."""
     return x - (1 << 64) if x >> 63 else x
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shift int64 to the right as if it had no sign."""
+    """Shift int64 to the right as unsigned."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -12,7 +12,7 @@ from .choice import Choice, Greedy
 from .prompt_results import Ids
 from .reading import CachedText, read
 
-# Logits of one forward, in numbers: 2^27 are half a gigabyte in float32.
+# The most logits of one forward: half a gigabyte in float32.
 _MOST_LOGITS = 1 << 27
 
 
@@ -28,9 +28,9 @@ class DraftQuery:
 
 @dataclass(eq=False)
 class DraftArgmax:
-    """The draft's choices at all positions of responses, of which it reads what it has not read before.
+    """The draft's choices at all positions of responses; the draft reads only what is not in its caches.
 
-    ``choice`` is how the target's tokens are chosen too; ``tokens`` counts what the draft has read.
+    ``choice`` is the target's, too; ``tokens`` counts what the draft has read.
     """
 
     model: PreTrainedModel
@@ -45,10 +45,10 @@ class DraftArgmax:
         self._memories.pop(slot, None)
 
     def guess(self, wanted: Sequence[DraftQuery]) -> Iterator[tuple[int, Ids]]:
-        """Answer every request; yields its slot and the draft's tokens."""
+        """Answer every request with its slot and the draft's tokens."""
         yield from ((one.slot, ()) for one in wanted if one.start >= len(one.response))
         jobs = [one for one in wanted if one.start < len(one.response)]
-        # Texts of which about as much is unread go together.
+        # Texts with similarly long unread parts go together.
         jobs.sort(key=lambda one: len(one.response) - one.start)
         most = max(1, _MOST_LOGITS // self.model.config.get_text_config(decoder=True).vocab_size)
         while jobs:
@@ -59,7 +59,7 @@ class DraftArgmax:
             yield from self._guess(batch)
 
     def _guess(self, batch: Sequence[DraftQuery]) -> Iterator[tuple[int, Ids]]:
-        # Nothing is chosen after a response's last token.
+        # No choice follows a response's last token.
         texts = [(*one.prompt, *one.response[:-1]) for one in batch]
         known = []
         for one, text in zip(batch, texts, strict=True):

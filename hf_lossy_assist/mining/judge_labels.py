@@ -19,8 +19,8 @@ from .states import mismatch_states
 class JudgeMiner(Miner):
     """Searches prompts for important tokens, and reads the states at every mismatch.
 
-    ``models`` are those whose states are wanted, by role (``"target"``, ``"draft"``), and ``positions`` says which
-    states, for each role: some of :data:`.states.POSITIONS`.
+    ``models`` are read, by role (``"target"``, ``"draft"``); ``positions`` chooses the states of each role from
+    :data:`.states.POSITIONS`.
     """
 
     searches: Searches
@@ -65,7 +65,7 @@ class JudgeMiner(Miner):
 
 
 def judge_schemas(widths: Mapping[str, int]) -> Schemas:
-    """Return the tables of AutoJudge's labels with states of these widths by column, e.g. ``"target_draft"``."""
+    """Return the tables of AutoJudge's labels with states of these ``widths`` by column, e.g. ``"target_draft"``."""
     import pyarrow as pa
 
     ids = pa.list_(pa.int32())

@@ -1,4 +1,4 @@
-"""Completions of responses by a target in this process, many at a time."""
+"""Completions of many responses at a time by a target in this process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from .writing import ResponseCost, ResponseLimits, Writer
 
 @dataclass(eq=False)
 class _OpenText:
-    """The text that a slot is writing."""
-
     ids: list[int]
     start: int
     context: int
@@ -27,8 +25,8 @@ class _OpenText:
 class LocalWriter(Writer):
     """A writer with a model in this process: one token of every text per step.
 
-    A slot's cache of the best known prefix is kept: a continuation costs one pass over its first token and one over
-    every token it writes, however long the text before it is.
+    Each slot keeps the cache of its best known prefix, so the cost of a continuation does not depend on the length of
+    the text before it.
     """
 
     model: PreTrainedModel
@@ -44,7 +42,7 @@ class LocalWriter(Writer):
         self._free = list(range(self.slots))
         self._prompts: dict[int, Ids] = {}
         self._counts: dict[int, ResponseCost] = {}
-        # The two texts a prompt's next one can begin like: the current response, and the latest attempt to change it.
+        # The next text begins like the current response or like the latest attempt to change it.
         self._memories: dict[int, list[CachedText]] = {}
         self._waiting: dict[int, _OpenText] = {}
         self._writing: dict[int, _OpenText] = {}
@@ -88,11 +86,10 @@ class LocalWriter(Writer):
         self._waiting = {}
 
     def _read_unknown(self) -> None:
-        """Read what no memory holds: prompts, the first time."""
+        """Read what is in no cache, such as a new prompt."""
         unknown = {}
         for slot, text in self._waiting.items():
-            # The last token is read by the first step.
-            wanted = text.ids[:-1]
+            wanted = text.ids[:-1]  # the first step reads the last token
             best = max(self._memories[slot], key=lambda memory: memory.common(wanted), default=CachedText())
             if best.common(wanted) < len(wanted) or not self._memories[slot]:
                 unknown[slot] = (wanted, (best, best.common(wanted)))
@@ -129,7 +126,7 @@ class LocalWriter(Writer):
         self._done.append((slot, tuple(text.ids[text.start :])))
 
     def _shrink(self) -> None:
-        """Drop half of the rows once so many prompts are finished that nobody will need them."""
+        """Drop rows once half of them have no prompt left."""
         if 2 * len(self._prompts) > self._rows.count:
             return
         used = [text.row for text in self._writing.values()]

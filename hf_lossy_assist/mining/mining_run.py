@@ -11,16 +11,16 @@ from typing import Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyValueError
+from ..store.shards import ShardStore
 from ..tasks import Example, Task
 from .prompt_results import FAILED, SKIPPED, Miner, Prompt, PromptResult
-from .storage import Store
 
 _PREFIXES = ("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")
 
 
 @dataclass(frozen=True)
 class Process:
-    """One of the processes that share the work: its number, from 0 on, their count, and its number on this machine."""
+    """One of the processes that share the work: its number from 0 on, their count, and its number on this machine."""
 
     number: int = 0
     count: int = 1
@@ -28,10 +28,7 @@ class Process:
 
 
 def this_process() -> Process:
-    """Return this process as the environment describes it; a single one where it says nothing.
-
-    Nothing is sent between the processes, so none has to wait for another.
-    """
+    """Read this process from the environment, a single one by default; processes never communicate."""
     from accelerate.utils import get_int_from_env
 
     def read(name: str, mpi: str, default: int) -> int:
@@ -41,7 +38,7 @@ def this_process() -> Process:
 
 
 class MiningReport(Protocol):
-    """The interface of what shows a run's progress."""
+    """A display of a run's progress."""
 
     def begin(self, finished: int, total: int) -> None:
         """Show how many of this process's prompts earlier runs finished, and how many there are."""
@@ -50,16 +47,16 @@ class MiningReport(Protocol):
         """Show a finished prompt."""
 
 
-# So many failures and no success mean that the task is wrong, and not one of its problems.
+# With so many failures and no success, the fault is the task's.
 MOST_FAILURES = 10
 
 
 @dataclass(frozen=True)
 class MiningWorkload:
-    """The prompts of a run, the first ``count`` examples of a split, and this process's share of them.
+    """The first ``count`` examples of a split as prompts, and this process's share of them.
 
-    Every prompt is put into one of ``folds`` folds, for heads that are tested on what they were not trained on. Prompts
-    of more than ``longest`` tokens are skipped.
+    Every prompt belongs to one of ``folds`` folds, for heads that are tested on a fold that they were not trained on.
+    Prompts of more than ``longest`` tokens are skipped.
     """
 
     task: Task
@@ -71,7 +68,7 @@ class MiningWorkload:
     longest: int | None = None
 
     def size(self) -> int:
-        """Return how many prompts all processes have together."""
+        """Return the number of prompts of all processes."""
         return len(self.task.examples(self.split, self.count))
 
     def examples(self) -> dict[int, Example]:
@@ -84,11 +81,10 @@ class MiningWorkload:
         return {i: example for i, example in enumerate(examples) if i % self.process.count == self.process.number}
 
     def prompt(self, id: int, example: Example) -> Prompt:
-        """Return the prompt of an example, with the tokens that the models see."""
         return Prompt(id, example, tuple(self.task.encode(example, self.tokenizer)))
 
     def refusal(self, prompt: Prompt) -> str | None:
-        """Say why a prompt can't be mined, or None where it can."""
+        """Say why a prompt can't be mined; None if it can."""
         if not prompt.tokens:
             return "the prompt has no tokens"
         if self.longest is not None and len(prompt.tokens) > self.longest:
@@ -99,26 +95,18 @@ class MiningWorkload:
 
 
 def fold_of(prompt: int, folds: int) -> int:
-    """Return the fold that a prompt belongs to, the same in every run.
-
-    Examples
-    --------
-    >>> from collections import Counter
-    >>> sorted(Counter(fold_of(prompt, 5) for prompt in range(1000)).values())[0] > 170
-    True
-    """
     return zlib.crc32(str(prompt).encode()) % folds
 
 
 def longest_prompt(models: Iterable[PreTrainedModel], max_new_tokens: int) -> int | None:
-    """Return how many tokens a prompt may have, so that its response fits into the models' positions."""
+    """Return the length of the longest prompt whose response fits into the models' positions."""
     configs = [model.config.get_text_config(decoder=True) for model in models]
     limits = [limit for config in configs if (limit := getattr(config, "max_position_embeddings", None))]
     return min(limits) - max_new_tokens if limits else None
 
 
-def mine(miner: Miner, workload: MiningWorkload, store: Store, report: MiningReport) -> None:
-    """Mine what is not finished of a workload into an open store; ``report`` hears of each stored result."""
+def mine(miner: Miner, workload: MiningWorkload, store: ShardStore, report: MiningReport) -> None:
+    """Mine the unfinished prompts of a workload into an open store, and report each result."""
     examples = workload.examples()
     finished = store.finished()
     wanted = [workload.prompt(i, example) for i, example in examples.items() if i not in finished]

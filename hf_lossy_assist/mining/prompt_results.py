@@ -1,28 +1,28 @@
-"""Prompts to be mined, their results, and the columns of both on disk."""
+"""Prompts, the results of mining them, and the columns of both on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import pyarrow as pa
+
+from ..store.shards import FAILED as FAILED
 from ..tasks import Example
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Ids = tuple[int, ...]
 """The ids of a text's tokens."""
 
-Schemas = Mapping[str, "pyarrow.Schema"]
+Schemas = Mapping[str, pa.Schema]
 """The columns of the tables ``"tokens"`` and ``"prompts"``."""
 
-MINED, SKIPPED, FAILED = "mined", "skipped", "failed"
+MINED, SKIPPED = "mined", "skipped"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to be mined; ``id`` is its place among the task's examples."""
+    """A prompt; ``id`` is its place among the task's examples."""
 
     id: int
     example: Example
@@ -33,9 +33,9 @@ class Prompt:
 class PromptResult:
     """A finished prompt, as it is stored.
 
-    A ``"skipped"`` one can give no labels, and at a ``"failed"`` one the task raised an error; ``error`` says more.
-    ``columns`` are those of its row beside the ones that every kind of mining has, ``tokens`` the columns of its
-    labelled tokens, without the prompt's id.
+    A ``"skipped"`` prompt can't give labels; at a ``"failed"`` one the task raised an error. ``error`` says more.
+    ``columns`` are the entries of its row that only this kind of mining has, ``tokens`` the columns of its labelled
+    tokens.
     """
 
     prompt: Prompt
@@ -46,23 +46,16 @@ class PromptResult:
 
 
 class Miner(Protocol):
-    """The interface of a kind of mining."""
+    """A kind of mining."""
 
-    def schemas(self) -> Schemas:
-        """Return the tables that the outcomes fit into."""
+    def schemas(self) -> Schemas: ...
 
     def outcomes(self, prompts: Iterable[Prompt]) -> Iterator[PromptResult]:
-        """Mine every prompt; yields each as soon as it is finished, whatever the order."""
+        """Mine every prompt, and yield each as soon as it is finished, in any order."""
 
 
 def table_schemas(prompts: Mapping[str, Any], tokens: Mapping[str, Any], states: Mapping[str, int]) -> Schemas:
-    """Return the tables of a kind of mining.
-
-    ``prompts`` and ``tokens`` have the types of the columns that not every kind of mining has; ``states`` has the
-    widths of hidden states.
-    """
-    import pyarrow as pa
-
+    """Return the tables of a kind of mining, given the types of its own columns and the widths of its states."""
     common = {
         "prompt_id": pa.int64(),
         "fold": pa.int32(),

@@ -1,7 +1,7 @@
 """Training data for verifier heads: draft tokens with both models' probabilities (SPRINTER, section 3.2).
 
-A verifier meets prefixes that draft and target wrote in turns, so it is trained on four kinds of prefix in equal parts:
-prompts alone, and prompts continued by the draft, by the target, and by both.
+At inference, draft and target write prefixes in turns. A verifier is therefore trained on four kinds of prefix in equal
+parts: prompts alone, and prompts continued by the draft, by the target, and by both.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .row_batch import RowBatch
 from .states import read_text, variant_states
 from .writing import ResponseLimits
 
-# After a token, the other model takes over with this probability, so each writes about four tokens at a time.
+# The probability that the other model takes over after a token, so each writes about four tokens in a row.
 _TURN = 0.25
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A text to be written after a prompt by ``"target"``, ``"draft"`` or both in turns.
+    """A text to write after a prompt, by ``"target"``, ``"draft"`` or both in turns.
 
-    ``salt`` makes the draws of several continuations of one prompt independent.
+    ``salt`` makes the draws of several continuations of a prompt independent.
     """
 
     prompt: Ids
@@ -41,14 +41,7 @@ class Continuation:
     salt: int
 
     def turns(self, n: int) -> list[str]:
-        """Return who writes each of the first ``n`` tokens.
-
-        Examples
-        --------
-        >>> turns = Continuation((1,), ("draft", "target"), salt=0).turns(1000)
-        >>> 0.4 < turns.count("draft") / 1000 < 0.6
-        True
-        """
+        """Return the author of each of the first ``n`` tokens."""
         rng = random.Random(f"{self.salt}/{self.prompt}")
         turn = rng.randrange(len(self.authors))
         turns = []
@@ -61,7 +54,7 @@ class Continuation:
 def write_all(
     models: Mapping[str, PreTrainedModel], continuations: Sequence[Continuation], limits: ResponseLimits, choice: Choice
 ) -> list[Ids]:
-    """Write every continuation, all at the same time; return the tokens of each, an EOS included."""
+    """Write all continuations together, and return the tokens of each, with its EOS."""
     ids = [list(continuation.prompt) for continuation in continuations]
     contexts = [choice.context((continuation.salt, *continuation.prompt)) for continuation in continuations]
     turns = [continuation.turns(limits.max_new_tokens) for continuation in continuations]
@@ -80,7 +73,7 @@ def write_all(
             if written:
                 rows = torch.stack([logits[i] for i in written]).float()
                 tokens.update(zip(written, choice.choose(rows, [contexts[i] for i in written]), strict=True))
-        # Not before both models have read the tokens before these.
+        # Both models have read the tokens before these.
         for i, token in tokens.items():
             ids[i].append(token)
             contexts[i] = choice.extend(contexts[i], token)
@@ -89,14 +82,13 @@ def write_all(
 
 
 class Author:
-    """A model that reads along with the numbered texts it may write to, which grow elsewhere."""
+    """A model that reads the numbered texts that it may write to, while they grow elsewhere."""
 
     def __init__(self, model: PreTrainedModel, texts: Mapping[int, list[int]]) -> None:
         self._texts = texts
         self._numbers = list(texts)
         self._rows = RowBatch(model, len(texts))
-        # The last token is read by the first step.
-        known = [text[:-1] for text in texts.values()]
+        known = [text[:-1] for text in texts.values()]  # the first step reads the last token
         if not any(known):
             return
         memories = read(model, known, [(CachedText(), 0)] * len(known), **only_last_logits(model)).memories
@@ -104,7 +96,7 @@ class Author:
             self._rows.put(row, memory, len(text))
 
     def read(self, unfinished: set[int]) -> dict[int, Tensor]:
-        """Read the last token of every unfinished text; return ``(V,)`` logits for each."""
+        """Read the last token of every unfinished text, and return its logits ``(V,)``."""
         self._drop(unfinished)
         if not self._numbers:
             return {}
@@ -113,7 +105,7 @@ class Author:
         return {i: logits[row] for row, (i, on) in enumerate(zip(self._numbers, active, strict=True)) if on}
 
     def _drop(self, unfinished: set[int]) -> None:
-        """Let go of finished texts, once they are half of the batch."""
+        """Drop finished texts once they are half of the batch."""
         left = [row for row, i in enumerate(self._numbers) if i in unfinished]
         if 2 * len(left) <= len(self._numbers):
             self._rows.keep(left)
@@ -126,16 +118,15 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "target": ("target",),
     "interleaved": ("draft", "target"),
 }
-"""The kinds of prefix, and who wrote what follows the prompt."""
+"""The kinds of prefix, with the authors of the text after the prompt."""
 
 
 @dataclass(frozen=True, eq=False)
 class RatioMiner(Miner):
-    """Draws tokens from the draft after prefixes of every kind, and asks both models for their probabilities.
+    """Draws tokens from the draft after prefixes of every kind, with their probabilities under both models.
 
-    ``choice`` has the seed of every draw, and the temperature of p and q, continuations included. Every prompt gives
-    ``rows_per_kind`` labelled tokens of each kind: after a prompt alone they are draws from one distribution; after a
-    continuation, one draw at each of so many positions, chosen at random.
+    ``choice`` has the seed and the temperature of all draws. Every prompt gives ``rows_per_kind`` labelled tokens of
+    each kind: after a prompt alone all at its end; in a continuation one at each of as many random positions.
     """
 
     target: PreTrainedModel
@@ -153,21 +144,17 @@ class RatioMiner(Miner):
         written = {kind: authors for kind, authors in KINDS.items() if authors}
         while batch := list(islice(source, self.slots)):
             continuations = [
-                Continuation(prompt.tokens, authors, salt)
-                for prompt in batch
-                for salt, authors in enumerate(written.values())
+                Continuation(x.tokens, by, salt) for x in batch for salt, by in enumerate(written.values())
             ]
-            texts = iter(
-                write_all({"target": self.target, "draft": self.draft}, continuations, self.limits, self.choice)
-            )
+            models = {"target": self.target, "draft": self.draft}
+            texts = iter(write_all(models, continuations, self.limits, self.choice))
             for prompt in batch:
                 yield self._outcome(prompt, {kind: next(texts) for kind in written})
 
     def _outcome(self, prompt: Prompt, continuations: Mapping[str, Ids]) -> PromptResult:
-        # An EOS is nothing that a token could come after.
-        continuations = {
-            kind: text[:-1] if self.limits.ends(text[-1]) else text for kind, text in continuations.items()
-        }
+        # No token comes after an EOS.
+        ends = self.limits.ends
+        continuations = {kind: text[:-1] if ends(text[-1]) else text for kind, text in continuations.items()}
         if not all(continuations.values()):
             return PromptResult(prompt, SKIPPED, {"rows": 0}, error="a continuation is empty")
         parts = [self._rows(prompt, kind, continuations.get(kind, ())) for kind in KINDS]
@@ -176,7 +163,6 @@ class RatioMiner(Miner):
 
     @torch.inference_mode()
     def _rows(self, prompt: Prompt, kind: str, continuation: Ids) -> dict[str, Any]:
-        """Return the columns of one kind."""
         indices = self._indices(prompt, kind, len(continuation))
         text = (*prompt.tokens, *continuation)
         places = [len(prompt.tokens) - 1 + index for index in indices]
@@ -201,7 +187,7 @@ class RatioMiner(Miner):
         }
 
     def _indices(self, prompt: Prompt, kind: str, n: int) -> list[int]:
-        """Return how many tokens of a continuation each prefix has: none after a prompt alone, else at least one."""
+        """Return how many tokens of a continuation each prefix has: 0 after a prompt alone, else at least 1."""
         if n == 0:
             return [0] * self.rows_per_kind
         rng = random.Random(f"{self.choice.seed}/{prompt.id}/{kind}")
@@ -212,7 +198,6 @@ class RatioMiner(Miner):
 
 
 def ratio_schemas(width: int) -> Schemas:
-    """Return the tables of SPRINTER's ratios, for a draft with so wide a hidden state."""
     import pyarrow as pa
 
     tokens = {"kind": pa.string(), "index": pa.int32(), "token": pa.int32(), "p": pa.float32(), "q": pa.float32()}

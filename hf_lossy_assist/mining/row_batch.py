@@ -1,7 +1,6 @@
-"""Batches whose rows can each be exchanged for another text at any time.
+"""Batches whose rows can be replaced by other texts at any time.
 
-As in :mod:`.reading`, every text is aligned on the right. What a row holds can be taken out, kept, and put back cut to
-any length.
+As in :mod:`.reading`, texts are aligned on the right. A row can be taken out, kept, and put back cut to any length.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from transformers.cache_utils import DynamicLayer
 from ..compat import new_cache
 from .reading import CachedText, forward
 
-# Free columns to write to before all rows have to move to the left again.
+# Free columns on the right, which fill up before all rows move to the left.
 _SLACK = 128
 
 
 @dataclass(eq=False)
 class _Columns:
-    """The columns of the buffers that are in use."""
+    """The used columns of the buffers."""
 
     rows: int
     start: int = 0
@@ -33,7 +32,7 @@ class _Columns:
 
 
 class _Layer(DynamicLayer):
-    """One layer's keys and values, written into buffers instead of being copied for every token."""
+    """A layer's keys and values in buffers, which saves a copy per token."""
 
     def __init__(self, columns: _Columns) -> None:
         super().__init__()
@@ -82,7 +81,7 @@ class _Layer(DynamicLayer):
 
 @dataclass(eq=False)
 class RowBatch:
-    """A batch whose rows grow by a token at a time, and can each be exchanged for another text between the steps."""
+    """A batch whose rows grow by one token per step, and can be replaced between steps."""
 
     model: PreTrainedModel
     count: int
@@ -96,7 +95,7 @@ class RowBatch:
 
     @torch.inference_mode()
     def put(self, row: int, memory: CachedText, n: int) -> None:
-        """Let ``row`` hold the first ``n`` tokens of a text that the model has read."""
+        """Fill ``row`` with the first ``n`` tokens of a text that the model has read."""
         self._make_room(n)
         end = self._columns.end
         for layer, states in zip(self._cache.layers, memory.layers, strict=False):
@@ -108,7 +107,7 @@ class RowBatch:
 
     @torch.inference_mode()
     def take(self, row: int, tokens: Sequence[int]) -> CachedText:
-        """Return what ``row`` holds; ``tokens`` is its text."""
+        """Copy the content of ``row``, whose text is ``tokens``."""
         end, n = self._columns.end, self.lengths[row]
         layers = tuple(
             tuple(buffer[row, :, end - n : end].clone() for buffer in layer.buffers) for layer in self._cache.layers
@@ -116,14 +115,14 @@ class RowBatch:
         return CachedText(tuple(tokens), layers)
 
     def clear(self, row: int) -> None:
-        """Let ``row`` hold nothing; it idles until something is put there."""
+        """Empty ``row``, which then idles."""
         self.lengths[row] = 0
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int], active: Sequence[bool]) -> Tensor:
-        """Append one token to every active row; return the next token's ``(B, V)`` logits.
+        """Append one token to every active row, and return the next token's logits ``(B, V)``.
 
-        What comes out of the other rows means nothing, and they stay as they are: empty.
+        Inactive rows become empty; their logits are meaningless.
         """
         self._make_room(max(self.lengths))
         at = self._columns
@@ -140,14 +139,14 @@ class RowBatch:
 
     @torch.inference_mode()
     def keep(self, rows: list[int]) -> None:
-        """Forget all rows but these; they are numbered anew, in this order."""
+        """Keep only these rows, renumbered in this order."""
         for layer in self._cache.layers:
             layer.keep(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self.count = self._columns.rows = len(rows)
 
     def _make_room(self, width: int) -> None:
-        """Let ``width`` columns fit on the left of the end, and one more on its right."""
+        """Make room for ``width`` columns left of the end, and one right of it."""
         at = self._columns
         if width <= at.end < at.capacity:
             return

@@ -1,7 +1,7 @@
 """AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for one prompt.
 
-The search knows nothing of models: it is a generator that yields what it needs to be done (:class:`Continue`,
-:class:`Guess`, :class:`Ask`) and is sent the result. Whoever drives it may serve many searches at once.
+The search does not know models: it is a generator that yields requests (:class:`Continue`, :class:`Guess`,
+:class:`Ask`) and receives the replies, so its caller can serve many searches at once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .prompt_results import Ids
 
 @dataclass(frozen=True)
 class Continue:
-    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply is all of it."""
+    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply includes the prefix."""
 
     prefix: Ids
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A request for the draft's choices at the positions of ``response`` from ``start`` on (FORWARD)."""
+    """A request for the draft's choices at the positions from ``start`` of ``response`` (FORWARD)."""
 
     response: Ids
     start: int
@@ -31,7 +31,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for an answer of the task, which may run programs or ask a server."""
+    """A request to the task, which may run programs or ask a server."""
 
     question: Callable[[], Any]
 
@@ -41,9 +41,9 @@ Request = Continue | Guess | Ask
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A labelled mismatch of target and draft: their tokens at position ``index`` of the response.
+    """A mismatch: the tokens of target and draft at position ``index`` of the response.
 
-    It is important if the draft's token in place of the target's changes the answer.
+    It is important if the draft's token changes the answer.
     """
 
     index: int
@@ -54,10 +54,10 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Found:
-    """The labels of one prompt from left to right, and the responses that they lead from and to.
+    """The labels of one prompt from left to right, with its first and last response.
 
-    ``first`` is the target's own response; ``last`` has the draft's tokens at unimportant mismatches, the target's at
-    important ones. ``answer`` is that of the first response; None if it states none, and then there are no labels.
+    ``first`` is the target's own response; ``last`` has the draft's tokens at unimportant mismatches and the target's
+    at important ones. ``answer`` is the first response's; if it is None, there are no labels.
     """
 
     first: Ids
@@ -67,34 +67,10 @@ class Found:
 
 
 def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str]) -> Generator[Request, Any, Found]:
-    """Label every mismatch of draft and target that the answer does or does not depend on.
+    """Label every mismatch of draft and target by whether the answer depends on it.
 
-    Goes from left to right: the first mismatch's token is replaced by the draft's, the target finishes the
-    response, and if the answer is kept the search goes on from the *new* response. An EOS is a token like any other.
-
-    Examples
-    --------
-    A target that says 1 1 1 whatever happened, a draft that says 2, and only the last token counts:
-
-    >>> class Last(Task):
-    ...     def examples(self, split, n): ...
-    ...     def extract_answer(self, text):
-    ...         return text[-1]
-    ...     def equivalent(self, a, b):
-    ...         return a == b
-    >>> requests = search(Example("", ""), Last(), lambda ids: "".join(map(str, ids)))
-    >>> request = next(requests)
-    >>> try:
-    ...     while True:
-    ...         match request:
-    ...             case Ask(question): reply = question()
-    ...             case Continue(prefix): reply = (*prefix, 1, 1, 1)[:3]
-    ...             case Guess(_, start): reply = (2, 2, 2)[start:]
-    ...         request = requests.send(reply)
-    ... except StopIteration as end:
-    ...     found = end.value
-    >>> found.last, [mismatch.important for mismatch in found.mismatches]
-    ((2, 2, 1), [False, False, True])
+    At each mismatch from left to right, the draft's token replaces the target's, and the target completes the response.
+    If the answer stays, the search continues from the *new* response. An EOS is a token like any other.
     """
     first = response = yield Continue(())
     text = decode(response)
@@ -121,5 +97,5 @@ def next_mismatch(response: Sequence[int], guesses: Sequence[int], start: int) -
 
 
 def _keeps(task: Task, example: Example, current: str, new: str) -> Callable[[], bool]:
-    # The question may be put later, when the search's own variables have moved on.
+    # Bound here, since the question may be asked after the search's variables have changed.
     return lambda: task.keeps_answer(example, current, new)

@@ -15,14 +15,14 @@ from .search import Ask, Continue, Found, Guess, Request, search
 from .writing import ResponseCost, Writer
 
 Answers = list[tuple[int, Any]]
-"""Slots, each with its answer or the exception that was raised instead."""
+"""Slots, each with its answer or an exception."""
 
 
 class TaskExecutor:
-    """Puts questions to the task; answers are fetched later.
+    """Asks the task questions; answers are fetched later.
 
-    With ``workers`` threads nothing waits for a task that runs programs or asks a server. With none, questions are
-    answered where they are put, which is best where an answer is only read off a text.
+    With ``workers`` threads, the models don't wait for a task that runs programs or asks a server. Without threads,
+    questions are answered at once, which suits tasks that only parse text.
     """
 
     def __init__(self, workers: int) -> None:
@@ -30,7 +30,6 @@ class TaskExecutor:
         self._open: dict[Future[Any], int] = {}
 
     def ask(self, slot: int, question: Callable[[], Any]) -> None:
-        """Put a question."""
         if self._pool is not None:
             future = self._pool.submit(_outcome, question)
         else:
@@ -39,14 +38,13 @@ class TaskExecutor:
         self._open[future] = slot
 
     def answers(self, *, wait_for_one: bool) -> Answers:
-        """Return the answers that are there; with ``wait_for_one`` at least one, if any question is open."""
+        """Return the finished answers, with ``wait_for_one`` at least one if any question is open."""
         if wait_for_one and self._open:
             wait(self._open, return_when=FIRST_COMPLETED)
         done = [future for future in self._open if future.done()]
         return [(self._open.pop(future), future.result()) for future in done]
 
     def close(self) -> None:
-        """Forget open questions."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -60,7 +58,7 @@ def _outcome(question: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Searched:
-    """A prompt whose search has ended, with what it found or the error that was raised, and what it has cost."""
+    """A prompt whose search has ended, with its cost and its result or error."""
 
     prompt: Prompt
     counts: ResponseCost
@@ -72,10 +70,8 @@ class Searched:
 class Searches:
     """Runs :func:`.search.search` for many prompts together.
 
-    Every slot holds one prompt; whatever stage each is at, continuations are written in one batch and the draft's
-    choices are read in one batch. A slot whose prompt is finished starts the next one at once.
-
-    ``workers`` is the number of threads for questions to the task; 0 asks on the spot.
+    Every slot holds one prompt. All requested continuations are written in one batch, and all requested choices of the
+    draft read in one batch. A free slot starts the next prompt at once. ``workers`` is that of :class:`TaskExecutor`.
     """
 
     writer: Writer
@@ -86,7 +82,7 @@ class Searches:
     workers: int = 0
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
-        """Search every prompt; yields each as soon as its search ends, whatever the order."""
+        """Search every prompt, and yield each as soon as its search ends, in any order."""
         with closing(self.writer), closing(TaskExecutor(self.workers)) as executor:
             yield from _Run(self, executor, iter(prompts)).results()
 
@@ -116,7 +112,7 @@ class _Run:
             yield from ended
 
     def _begin(self, slot: int) -> None:
-        """Give a slot its next prompt, if there is one."""
+        """Give a slot the next prompt, if any."""
         if (prompt := next(self._source, None)) is not None:
             self._plan.writer.begin(slot, prompt)
             self._running[slot] = (prompt, search(prompt.example, self._plan.task, self._plan.decode))
@@ -133,7 +129,7 @@ class _Run:
             self._carry_out(slot, request)
         except StopIteration as end:
             self._end(slot, end.value)
-        except Exception as error:  # Of the task, or of this prompt's text: it costs this prompt only.
+        except Exception as error:  # an error of the task or of this prompt's text costs this prompt only
             self._end(slot, None, error)
 
     def _end(self, slot: int, found: Found | None, error: Exception | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Final hidden states, read in parallel as inference reads them.
+"""Final hidden states, read in parallel as at inference.
 
-Step-by-step generation computes slightly other states: in bfloat16 they differ by up to 10 % (Garipov et al. 2025,
-appendix C). So nothing that was computed while writing a response ends up in a head's training data.
+Token-by-token generation computes slightly different states, in bfloat16 by up to 10 % (Garipov et al. 2025, appendix
+C). Training data for heads therefore use no states computed while writing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..sampling import Randomness
-from ..verification.lm_head_hook import lm_head_hook
+from ..core.distributions import Randomness
+from ..models.lm_head_hook import lm_head_hook
 from .reading import CachedText, Reading, read
 from .search import Mismatch
 
 POSITIONS = ("previous", "draft", "target")
-"""The state that predicted a token, the one after reading the draft's token, and the one after the target's."""
+"""The state that predicted a token, that after the draft's token, and that after the target's."""
 
 # Variants of a text that are read in one forward.
 _VARIANTS = 16
@@ -27,7 +27,7 @@ _VARIANTS = 16
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """A text that was read in one forward: what entered the LM head ``(n, d)``, its logits ``(n, V)``, and a memory."""
+    """A text read in one forward: the LM head's inputs ``(n, d)`` and logits ``(n, V)``, and the cache."""
 
     tokens: tuple[int, ...]
     states: Tensor
@@ -36,15 +36,14 @@ class ReadText:
 
 
 def read_text(model: PreTrainedModel, tokens: Sequence[int]) -> ReadText:
-    """Read a text in one forward."""
     reading, states = _read(model, [tokens], [(CachedText(), 0)], len(tokens))
     return ReadText(tuple(tokens), states[0], reading.logits[0], reading.memories[0])
 
 
 def variant_states(model: PreTrainedModel, text: ReadText, variants: Sequence[tuple[int, int]]) -> Tensor:
-    """Return ``(N, d)`` the states after tokens that are not in a text.
+    """Return the states ``(N, d)`` after other tokens than the text's.
 
-    ``variants`` are pairs of an index and the token to be read there, after the text's tokens before that index.
+    ``variants`` are pairs of an index and the token to read there, after the text before that index.
     """
     states = []
     for start in range(0, len(variants), _VARIANTS):
@@ -61,9 +60,9 @@ def mismatch_states(
     mismatches: Sequence[Mismatch],
     positions: Sequence[str] = ("previous", "draft"),
 ) -> dict[str, Tensor]:
-    """Return a model's ``(N, d)`` states at every mismatch of a search, for each of ``positions``.
+    """Return a model's states ``(N, d)`` at every mismatch of a search, for each of ``positions``.
 
-    ``response`` is the one that the labels lead to: with the draft's token at unimportant mismatches, the target's at
+    ``response`` is the search's last one, with the draft's token at unimportant mismatches and the target's at
     important ones.
     """
     text = read_text(model, (*prompt, *response))
@@ -79,7 +78,6 @@ def mismatch_states(
 
 
 def _after(model: PreTrainedModel, text: ReadText, wanted: Sequence[tuple[int, int]]) -> Tensor:
-    """Return the states after tokens, most of which are in the text as it is."""
     states = text.states[[place for place, _ in wanted]].clone()
     others = [i for i, (place, token) in enumerate(wanted) if text.tokens[place] != token]
     if others:

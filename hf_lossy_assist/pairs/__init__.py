@@ -1,4 +1,4 @@
-"""Draft/target pairs: bundled small models whose answers can be judged, and a real target from the package index."""
+"""Draft/target pairs: small bundled models with a task, and a real target from the package index."""
 
 from .pair import NAMES, ROLES, Pair, load, task_of
 

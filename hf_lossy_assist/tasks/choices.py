@@ -22,19 +22,14 @@ class Choices(FewShotTest):
     Parameters
     ----------
     data
-        A JSONL file, or a data set on the Hub, with the fields ``question``, ``choices`` (a list) and ``answer`` (a
-        letter, or a number from 0 on), as MMLU has them.
+        A JSONL file or a data set on the Hub with MMLU's fields: ``question``, ``choices`` (a list) and ``answer`` (a
+        letter, or an index from 0).
     shots
-        How many of the first questions come, answered, before each of the others.
+        The number of questions at the beginning that become worked examples before each of the others.
     config, hub_split
-        Of a data set on the Hub.
+        Configuration and split of a data set on the Hub.
     category
-        Only rows with this ``subject`` or ``category``.
-
-    Raises
-    ------
-    LossyValueError
-        If the data are missing or malformed.
+        Keeps rows with this ``subject`` or ``category``.
 
     Examples
     --------
@@ -67,7 +62,7 @@ class Choices(FewShotTest):
         super().__init__([_example(row, number) for number, row in enumerate(rows, start=1)], shots)
 
     def extract_answer(self, text: str) -> str | None:
-        """Return the letter that is stated last, or with which the text begins."""
+        """Return the letter stated last, else the one that the text begins with."""
         stated = _STATED.findall(text.split("\nQuestion:")[0])
         alone = _ALONE.match(text)
         return stated[-1].upper() if stated else alone.group(1) if alone else None

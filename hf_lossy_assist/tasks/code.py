@@ -20,11 +20,10 @@ PASSED = "passed"
 _FIELDS = ("task_id", "prompt", "test", "entry_point", "canonical_solution")
 _CHAT = "Complete the following Python function. Give the whole function in one code block.\n```python\n{prompt}```"
 
-# A continuation ends where the function does: at what can only be something else in the first column (HumanEval's
-# own stop sequences, and those of chat models).
+# A function ends where something else begins in the first column (stop sequences of HumanEval and of chat models).
 _STOP = re.compile(r"\n(?=class\b|def\b|async def\b|@|#|if\b|print\b|assert\b|import\b|from\b|```|<\|)")
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
-# Filters of warnings belong to the whole process, and a miner asks for answers in several threads.
+# Warning filters belong to the process, and mining asks for answers in several threads.
 _filters = threading.Lock()
 _CODE_LINE = re.compile(r"(?:def|async def|class|import|from|@)\s*\w")
 
@@ -38,30 +37,24 @@ class _Problem:
 
 
 class Code(Task):
-    """Python functions to complete, whose answer is which of their tests pass.
+    """Python functions to complete; the answer is which of their tests pass.
 
-    As in AutoJudge's experiment with programs (section 3.1: the answer is "the output from the testing system"), two
-    responses have the same answer if the same tests pass. The program is taken from the response by
-    :func:`program_of` and run in a :class:`~hf_lossy_assist.tasks.sandbox.Sandbox`, which says what is guaranteed and
-    what is not. An answer is kept for as long as the task lives: the same program is run once for each problem.
-
-    There is a test split only: heads for such a task are trained out of fold.
+    Two responses have the same answer if the same tests pass, as in AutoJudge's experiment with programs (section 3.1).
+    :func:`program_of` takes the program from the response, and a :class:`~hf_lossy_assist.tasks.sandbox.Sandbox` runs
+    it, once per problem and program. There is a test split only, so heads are trained out of fold.
 
     Parameters
     ----------
     data
-        A JSONL file, also gzipped, with the fields ``task_id``, ``prompt``, ``test`` (which defines
-        ``check(candidate)``), ``entry_point`` and ``canonical_solution``. Without it, ``openai/openai_humaneval`` on
-        the Hub.
+        A JSONL file, also gzipped, with ``task_id``, ``prompt``, ``test`` (defines ``check(candidate)``),
+        ``entry_point`` and ``canonical_solution``; by default ``openai/openai_humaneval`` on the Hub.
     **sandbox
         Fields of :class:`~hf_lossy_assist.tasks.sandbox.Sandbox`: its limits, and ``unsafe_no_isolation``.
 
     Raises
     ------
-    LossyValueError
-        If the file is missing or malformed, or a limit is no number > 0.
     LossyUnsupportedError
-        Where programs can't be isolated and ``unsafe_no_isolation`` is not set.
+        If programs can't be isolated here and ``unsafe_no_isolation`` is not set.
 
     Examples
     --------
@@ -95,17 +88,16 @@ class Code(Task):
         return [problem.example for problem in self._problems.values()][:n]
 
     def extract_answer(self, text: str) -> str | None:
-        """Return ``text``: what it is worth depends on the problem, so only :meth:`answer` can tell."""
+        """Return ``text``; only :meth:`answer` knows the problem's tests."""
         return text.strip() or None
 
     def user_turn(self, example: Example) -> str:
         return _CHAT.format(prompt=example.prompt)
 
     def answer(self, example: Example, response: str) -> str | None:
-        """Return which tests pass, or None where the response is empty.
+        """Return "passed", or "failed" with a mark per test up to the last that passes: "+" if it passes, else "-".
 
-        "passed" if all do; else "failed" with a "+" for each one that passes and a "-" for each one that fails before
-        the last that passes: what comes after does not pass, whether it fails or is not reached.
+        None stands for an empty response.
         """
         problem = self._problem(example)
         program = program_of(response, example.prompt, problem.entry_point)
@@ -126,7 +118,9 @@ class Code(Task):
 
     def _problem(self, example: Example) -> _Problem:
         if example.prompt not in self._problems:
-            raise LossyValueError(f"`example` is no problem of this task; its prompt is {example.prompt[:80]!r}")
+            raise LossyValueError(
+                f"`example` has to be a problem of this task, but its prompt is {example.prompt[:80]!r}"
+            )
         return self._problems[example.prompt]
 
 
@@ -139,12 +133,11 @@ def _problem(row: Row) -> _Problem:
 
 
 def program_of(response: str, prompt: str, entry_point: str) -> str | None:
-    """Return the program that ``response`` makes of ``prompt``, or None if the response is empty.
+    """Return the program in a response to ``prompt``, or None if the response is empty.
 
-    A fenced block counts, if there is one: the last that defines the function, else the longest. What defines the
-    function stands for itself, after what the prompt has before it (imports, helpers); anything else is taken for the
-    rest of the function that the prompt begins, up to where that ends. The prompt is the beginning of a Python file, up
-    to the signature and docstring of the function ``entry_point``.
+    The prompt begins a Python file, up to the signature and docstring of the function ``entry_point``. Fenced blocks
+    come first: the last that defines the function, else the longest. Code that defines the function follows the
+    prompt's imports and helpers. Other code continues the prompt, up to the function's end.
 
     Examples
     --------
@@ -171,19 +164,19 @@ def _choose(blocks: list[str], definition: re.Pattern[str]) -> str:
 
 
 def _as_body(code: str) -> str:
-    """Cut a continuation where the function ends, and give back an indentation that was lost on the way."""
+    """Cut a continuation where the function ends, and restore a lost indentation."""
     code = _STOP.split(code.lstrip("\n"))[0]
     first, *rest = code.split("\n")
     if any(line[:1].strip() for line in rest):
         return textwrap.indent(code, "    ")
     if len(first) - len(first.lstrip(" ")) < 4 and not first.startswith("\t"):
-        # Some tokenizers drop the space that a text begins with, and some models all of it.
+        # Some tokenizers drop a text's first space, and some models all of them.
         return "\n".join(["    " + first.lstrip(" "), *rest])
     return code
 
 
 def _longest_program(text: str) -> str:
-    """Return what is Python in a text that has a program somewhere, with prose before and after it."""
+    """Return the Python in a text with prose before and after it."""
     lines = text.split("\n")
     start = next(i for i, line in enumerate(lines) if _CODE_LINE.match(line))
     lines = lines[start:]
@@ -194,7 +187,7 @@ def _longest_program(text: str) -> str:
 
 def _parses(code: str) -> bool:
     with _filters, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd escapes in strings, which run all the same
+        warnings.simplefilter("ignore")  # odd escapes in strings run all the same
         try:
             ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError):

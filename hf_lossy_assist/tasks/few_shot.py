@@ -9,26 +9,25 @@ from .task import Example, Task
 
 
 class FewShot(Task):
-    """A task whose prompts may come after worked examples; for chat models these are turns of their own."""
+    """A task whose prompts may follow worked examples; in a chat these are turns of their own."""
 
     @property
     @abstractmethod
     def worked(self) -> Sequence[Example]:
-        """The worked examples, in their order; they must not be among those that are asked."""
+        """The worked examples; none of them may be asked."""
 
     def asked(self, prompt: str) -> str:
-        """Return what a user would say to have a prompt, without worked examples, answered; by default the prompt."""
+        """Return the user's turn for a prompt without worked examples; by default the prompt."""
         return prompt
 
     def answered(self, example: Example) -> str:
-        """Return what an assistant says in a worked example; by default its solution."""
+        """Return the assistant's turn of a worked example; by default its solution."""
         return example.solution.strip()
 
     def user_turn(self, example: Example) -> str:
         return self.asked(example.prompt.removeprefix(self._preamble))
 
     def turns(self, example: Example) -> list[dict[str, str]]:
-        """Return the worked examples, each as a question and its answer, and then the question."""
         turns = []
         for shot in self.worked:
             turns.append({"role": "user", "content": self.asked(shot.prompt)})
@@ -36,7 +35,6 @@ class FewShot(Task):
         return turns + super().turns(example)
 
     def with_shots(self, example: Example) -> Example:
-        """Return an example whose prompt begins with the worked ones."""
         return Example(self._preamble + example.prompt, example.answer, example.solution)
 
     @property
@@ -45,15 +43,7 @@ class FewShot(Task):
 
 
 class FewShotTest(FewShot):
-    """A test split, of whose examples the first ``shots`` are worked ones instead.
-
-    Parameters
-    ----------
-    examples
-        All of them.
-    shots
-        How many are worked examples.
-    """
+    """A test split; its first ``shots`` examples are the worked ones and are not asked."""
 
     splits = ("test",)
 

@@ -26,27 +26,19 @@ _CHAT = (
 
 
 class GSM8K(FewShot):
-    """Word problems whose answer is one number: the task that AutoJudge is mined on (its section 4.1).
+    """Word problems whose answer is one number; AutoJudge is mined on them (its section 4.1).
 
-    A problem belongs to the validation split if a hash of its question says so, one in twenty of the training file;
-    so no order of the rows and no seed moves a problem from one split to another.
+    One in twenty training problems is validation, by a hash of the question: neither order nor seed changes its split.
 
     Parameters
     ----------
     data
-        A JSONL file with the fields ``question`` and ``answer`` (which ends in "#### N"), or a folder with
-        ``train.jsonl`` and ``test.jsonl`` or only one of them. Without it, ``openai/gsm8k`` on the Hub.
+        A JSONL file with the fields ``question`` and ``answer`` (ends in "#### N"), or a folder with ``train.jsonl``,
+        ``test.jsonl`` or both; by default ``openai/gsm8k`` on the Hub.
     split
-        What a single file holds, "train" or "test". By default its name tells: "test" where the name has "test" in
-        it, else "train".
+        The content of a single file, "train" or "test"; by default "test" if its name contains "test", else "train".
     shots
-        How many worked problems of the training file come before each question, for chat models as turns of their own.
-        They belong to no split then.
-
-    Raises
-    ------
-    LossyValueError
-        If a file is missing or malformed, or a split is asked for that the data does not have.
+        The number of training problems that become worked examples before each question and leave their split.
 
     Examples
     --------
@@ -75,7 +67,7 @@ class GSM8K(FewShot):
         return [self.with_shots(example) for example in islice(self._split(split), n)]
 
     def extract_answer(self, text: str) -> str | None:
-        # A model that was not trained to stop goes on with a question of its own, whose numbers do not count.
+        # A model that does not stop writes a question of its own, whose numbers do not count.
         return final_number(text.split(_NEXT_QUESTION)[0])
 
     def asked(self, prompt: str) -> str:
@@ -86,14 +78,13 @@ class GSM8K(FewShot):
 
     @cached_property
     def worked(self) -> list[Example]:
-        """The first problems of the training file."""
         return self._read("train")[: self.shots] if self.shots else []
 
     def _split(self, split: str) -> list[Example]:
         if split == "test":
             return self._read("test")
         wanted = split == "validation"
-        # The worked problems leave the split: a prompt must not hold its own answer.
+        # A prompt must not contain its own answer, so worked problems leave the split.
         return [e for e in self._read("train")[self.shots :] if (share(e.prompt) < _VALIDATION_SHARE) == wanted]
 
     def _read(self, source: str) -> list[Example]:

@@ -1,7 +1,8 @@
-"""Instructions whose following can be verified (IFEval; Zhou et al., 2023)."""
+"""Instructions that programs can check (IFEval; Zhou et al., 2023)."""
 
 from __future__ import annotations
 
+import random
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +10,7 @@ from ..errors import LossyUnsupportedError, LossyValueError
 from .task import Example, Task
 from .task_data import Row, read_rows
 
-# The checkers of these split a text into sentences by a tokenizer whose data nltk downloads.
+# Their checkers split a text into sentences with a tokenizer whose data nltk downloads.
 _SENTENCES = frozenset({"length_constraints:number_sentences", "change_case:capital_word_frequency"})
 
 
@@ -21,19 +22,16 @@ class IFEval(Task):
     Parameters
     ----------
     data
-        A JSONL file, or a data set on the Hub, with the fields ``prompt``, ``instruction_id_list`` and ``kwargs``.
+        A JSONL file or a data set on the Hub with the fields ``prompt``, ``instruction_id_list`` and ``kwargs``.
     loose
-        Whether a response also counts that follows the instructions without its first or last line or its asterisks.
+        Whether to check a response also without its first line, last line and asterisks.
     sentences
-        Whether prompts take part whose checkers split a text into sentences; that needs data which
-        ``nltk.download("punkt_tab")`` brings.
+        Whether to keep prompts whose checkers split a text into sentences; they need ``nltk.download("punkt_tab")``.
 
     Raises
     ------
     LossyUnsupportedError
         Without ``if-verifiable``, or without the data that a prompt needs.
-    LossyValueError
-        If the data are missing or malformed.
     """
 
     name = "ifeval"
@@ -48,9 +46,9 @@ class IFEval(Task):
         self._rows = [row for row in rows if sentences or not _SENTENCES & {*row["instruction_id_list"]}]
         if any(_SENTENCES & {*row["instruction_id_list"]} for row in self._rows) and not _knows_sentences():
             raise LossyUnsupportedError(
-                "splitting a text into sentences needs data of nltk: get them once by "
-                "`python -m nltk.downloader punkt_tab`, or leave these prompts out by the option `sentences=false` of "
-                "the task"
+                "splitting a text into sentences needs data of nltk: download them once by "
+                "`python -m nltk.downloader punkt_tab`, or leave out these prompts by the task's option "
+                "`sentences=false`"
             )
 
     def examples(self, split: str, n: int) -> list[Example]:
@@ -65,19 +63,18 @@ class IFEval(Task):
         return self._followed(example, current_response) <= self._followed(example, new_response)
 
     def correct(self, example: Example, response: str) -> bool:
-        """Tell whether a response follows all instructions of its prompt."""
         _, scores = self._evaluate(example, response)
         return bool(scores.binary_loose if self.loose else scores.binary_strict)
 
     def _followed(self, example: Example, response: str) -> set[int]:
-        """Return which of its prompt's instructions, counted from 0, a response follows."""
+        """Return the indices of the instructions that a response follows."""
         results, _ = self._evaluate(example, response)
         return {i for i, one in enumerate(results) if (one.loose_pass if self.loose else one.strict_pass)}
 
     def _evaluate(self, example: Example, response: str) -> tuple[Any, Any]:
-        """Return the package's results, one for each instruction, and its scores."""
+        """Return the package's results per instruction, and its scores."""
         if example.prompt not in self._by_prompt:
-            raise LossyValueError(f"`example` is no prompt of this task; it is {example.prompt[:80]!r}")
+            raise LossyValueError(f"`example` has to be a prompt of this task, but is {example.prompt[:80]!r}")
         return self._checkers("ifeval", _Sample(self._by_prompt[example.prompt]), response)
 
     @cached_property
@@ -85,9 +82,14 @@ class IFEval(Task):
         return {row["prompt"]: row for row in self._rows}
 
 
-class _Sample:
-    """A row as the checkers read it."""
+class _EqualDraws:
+    """Replaces the module `random`: every draw has a fresh generator, so equal texts get equal scores."""
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(random.Random(0), name)
+
+
+class _Sample:
     def __init__(self, row: Row) -> None:
         self.__dict__.update(row)
 
@@ -95,13 +97,16 @@ class _Sample:
 def _checkers() -> Any:
     try:
         from if_verifiable import evaluate_output_for_sample
+        from if_verifiable.ifeval import instructions, instructions_util
         from langdetect import DetectorFactory
     except ImportError as error:
         raise LossyUnsupportedError(
             "the task 'ifeval' needs the package if-verifiable; install it with "
             "`pip install 'hf-lossy-assist[ifeval]'` (Python >= 3.11)"
         ) from error
-    DetectorFactory.seed = 0  # or it guesses languages anew each time
+    DetectorFactory.seed = 0  # makes its guesses of languages repeatable
+    # The checkers draw whatever a row leaves open.
+    instructions.random = instructions_util.random = _EqualDraws()
     return evaluate_output_for_sample
 
 

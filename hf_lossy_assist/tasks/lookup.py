@@ -1,4 +1,4 @@
-"""Tasks by name: those shipped here, and a user's own by dotted path."""
+"""Tasks by name: the package's, and a user's own by dotted path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import LossyValueError
 from .task import Task
 
-# Imported when asked for: most callers need one of them.
+# Imported on request: most callers need one.
 SHIPPED = {
     "arithmetic": f"{__package__}.arithmetic:Arithmetic",
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
@@ -21,7 +21,6 @@ SHIPPED = {
     "code": f"{__package__}.code:Code",
     "ifeval": f"{__package__}.ifeval:IFEval",
     "preference": f"{__package__}.preference:Preference",
-    "programs": f"{__package__}.programs:Programs",
     "prompts": f"{__package__}.plain_prompts:Prompts",
     "summaries": f"{__package__}.summaries:Summaries",
 }
@@ -34,18 +33,18 @@ def load(spec: str, data: str | None = None, **options: Any) -> Task:
     Parameters
     ----------
     spec
-        The name of a shipped task, or ``"package.module:Name"`` for a class or function of your own that returns a
-        :class:`Task`. The current directory is searched too.
+        A task of the package, or ``"package.module:Name"``: your own subclass of :class:`Task`, or a function that
+        returns a task. The current directory is searched too.
     data
-        A file for the task to read, passed on as its ``data`` argument where given.
+        The task's argument ``data``, if given.
     **options
-        Further arguments of the task. Strings, as a command line has them, are read as JSON where they are JSON
-        (``"3"``, ``"true"``, ``"[1, 2]"``), unless the parameter is annotated as a string.
+        Further arguments of the task. A string is read as JSON if it is JSON (``"3"``, ``"true"``, ``"[1, 2]"``) and
+        the parameter is not annotated as a string.
 
     Raises
     ------
     LossyValueError
-        If there is no such task, if it can't be imported, if it does not take an argument, or if it is no task.
+        If there is no such task, or it does not take an argument.
 
     Examples
     --------
@@ -72,7 +71,7 @@ def _find(path: str, spec: str) -> Callable[..., Any]:
             f"`spec` has to be one of {sorted(SHIPPED)} or a dotted path 'package.module:Name', but is {spec!r}"
         )
     if not {"", os.getcwd()} & set(sys.path):
-        # A console script, unlike `python -m`, does not look for modules where the user stands.
+        # Unlike `python -m`, a console script does not search the current directory.
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)

@@ -1,4 +1,4 @@
-"""A parser for the number that a worked solution ends in."""
+"""Finds the number that a worked solution ends in."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _MARKER = re.compile(r"#{4}|\banswer\s*(?:is|:|=)", re.IGNORECASE)
-# Where a model repeats one digit for ever, the number is left as it is: Python refuses to read the longest ones.
+# Python refuses to read very long numbers, which a model may write that repeats one digit.
 _MAX_DIGITS = 1000
 
 
 def final_number(text: str) -> str | None:
-    """Return the number that ``text`` gives as its answer, in a normal form, or None where there is none.
+    """Return the number that ``text`` gives as its answer, in a normal form, or None if it has none.
 
-    That is the first number after the last "####" or "answer is" which has one after it, else the last number of all.
-    Thousands' commas, currency and percent signs, leading and trailing zeros and full stops do not matter.
+    Markers are "####" and "answer is". The answer is the first number after the last marker with a number after it,
+    else the last number. Commas, currency and percent signs, redundant zeros and full stops do not count.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How much of a text's wording is that of its references."""
+"""Overlap of a text's wording with references."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from ..errors import LossyUnsupportedError
 
 
 def rouge(text: str, references: Sequence[str], kind: str = "rougeL") -> float:
-    """Return the ROUGE F-measure of a text against the reference that it is nearest to.
-
-    Raises
-    ------
-    LossyUnsupportedError
-        Without the package ``rouge-score``.
+    """Return the ROUGE F-measure of a text against its nearest reference.
 
     Examples
     --------
@@ -36,16 +31,6 @@ def _scorer(kind: str) -> Any:
     return RougeScorer([kind])
 
 
-def bleu(text: str, references: Sequence[str]) -> float:
-    """Return SacreBLEU's sentence BLEU of a translation, from 0 to 1."""
-    return _sacrebleu().sentence_bleu(text, list(references)).score / 100
-
-
-def chrf(text: str, references: Sequence[str]) -> float:
-    """Return SacreBLEU's sentence chrF of a translation, from 0 to 1."""
-    return _sacrebleu().sentence_chrf(text, list(references)).score / 100
-
-
 def _sacrebleu() -> Any:
     try:
         import sacrebleu
@@ -60,7 +45,7 @@ METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {
     "rougeL": rouge,
     "rouge1": lambda text, references: rouge(text, references, "rouge1"),
     "rouge2": lambda text, references: rouge(text, references, "rouge2"),
-    "bleu": bleu,
-    "chrf": chrf,
+    "bleu": lambda text, references: _sacrebleu().sentence_bleu(text, list(references)).score / 100,
+    "chrf": lambda text, references: _sacrebleu().sentence_chrf(text, list(references)).score / 100,
 }
-"""Measures of a text against its references, from 0 to 1, by name."""
+"""Measures of a text against its references, from 0 to 1; SacreBLEU's are of sentences."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from ..errors import LossyValueError
 from .overlap import rouge
@@ -11,24 +13,20 @@ from .task_data import prompt_of, read_rows, share
 
 
 class Prompts(Task):
-    """Any texts to continue, one a line: for labels that need no answer, such as SPRINTER's.
+    """Texts to continue: for labels that need no answer, such as SPRINTER's.
 
-    The "answer" of a response is the response, and its score ROUGE-L against what it is compared with. One prompt in
-    ten, by a hash of it, is validation; one is the test.
+    A response is its own answer; its score is ROUGE-L against the reference mode's text. By a hash, one prompt in ten
+    is validation and one in ten is test.
 
     Parameters
     ----------
     data
-        A text file with one prompt per line, or a JSONL file whose rows have a ``prompt``, ``question`` or ``turns``.
+        A text file with one prompt per line, a JSONL file whose rows have a ``prompt``, ``question`` or ``turns``, or a
+        JSON file with a list of such rows or of texts.
     split
-        The split that all prompts belong to, instead of by their hashes.
+        Puts all prompts into one split.
     category
-        Of a JSONL file, only rows of this ``category``.
-
-    Raises
-    ------
-    LossyValueError
-        When the file is missing or has no prompts, or a split is unknown.
+        Keeps rows of a JSONL file with this ``category``.
 
     Examples
     --------
@@ -60,7 +58,7 @@ class Prompts(Task):
         return text.strip() or None
 
     def score(self, example: Example, response: str, own: str) -> float:
-        """Return how much of the wording is that of ``own``: ROUGE-L."""
+        """Return ROUGE-L against ``own``."""
         return 1.0 if response == own else rouge(response, [own])
 
 
@@ -70,8 +68,18 @@ def _texts(data: str, category: str | None) -> list[str]:
         raise LossyValueError(f"`data` has to be a text file with one prompt per line, but is {data!r}")
     if path.suffix == ".jsonl":
         texts = [prompt_of(row) for row in read_rows(data, category=category)]
+    elif path.suffix == ".json":
+        texts = [prompt_of(row) if isinstance(row, dict) else row for row in _json(path)]
     else:
         texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise LossyValueError(f"`data` has to hold one prompt per line, but {data!r} has a line without, or none")
     return texts
+
+
+def _json(path: Path) -> list[Any]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LossyValueError(f"`data` {str(path)!r} is no JSON: {error}") from error
+    return rows if isinstance(rows, list) else []

@@ -1,4 +1,4 @@
-"""Open-ended prompts, where a language model says which of two responses is better."""
+"""Open-ended prompts: a language model judges which of two responses is better."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
-from .chat import ChatEndpoint
+from .api_model import ApiModel
 from .task import Example, Task
 from .task_data import Row, first, prompt_of, read_jsonl, share
 
@@ -41,7 +41,7 @@ _TEST_BELOW, _VALIDATION_BELOW = 0.2, 0.3
 
 
 def verdict(reply: str | None) -> int | None:
-    """Return 1 if a judge's reply favours the first response, −1 for the second, 0 for a tie, None without a verdict.
+    """Return 1 if a reply favours the first response, −1 for the second, 0 for a tie, None without a verdict.
 
     >>> verdict("Both are right, but B is rude. [[A>>B]]"), verdict("[[A=B]]"), verdict("Nice!")
     (1, 0, None)
@@ -53,33 +53,30 @@ def verdict(reply: str | None) -> int | None:
 class Preference(Task):
     """Prompts without a right answer: a response keeps the answer unless a judge finds it worse.
 
-    AutoJudge, appendix L: a language model compares the two responses with one of five verdicts, several times; the
-    new one is worse (and the token that led to it important) if more votes favour the current one. Which response is
-    called A alternates from vote to vote, so that a judge who likes the first one better does not decide. With an odd
-    number of votes one order is used once more than the other; which one depends on the texts, half of them each way.
-    A vote that can't change the outcome any more is not asked for.
+    A language model compares the two responses several times, each time with one of five verdicts (AutoJudge, appendix
+    L). The new response is worse, and its token important, if more votes favour the current one. The responses swap
+    places from vote to vote, since a judge may prefer the first; the texts decide the order of the first vote. Voting
+    stops once the outcome is certain.
 
     Parameters
     ----------
     data
-        A JSONL file with a field ``prompt``, ``question`` or ``turns`` (a list, of which the first is taken, as in
-        MT-Bench), and possibly ``reference`` (a response, or a list of them). A fifth of the prompts are the test
-        split and a tenth the validation split, by a hash of the prompt.
+        A JSONL file with a field ``prompt``, ``question`` or ``turns`` (a list whose first item counts, as in
+        MT-Bench), and optionally ``reference`` (a response, or a list of them). By a hash, a fifth of the prompts is
+        test and a tenth validation.
     model, base_url
-        The judge: see :class:`~hf_lossy_assist.tasks.chat.ChatEndpoint`.
+        The judge: see :class:`~hf_lossy_assist.tasks.api_model.ApiModel`.
     votes
-        How often to ask about one pair.
+        Votes per pair of responses.
     attempts_per_vote
-        How often to ask again where a reply has no verdict.
+        How often to ask until a reply has a verdict.
     **endpoint
-        Further fields of the :class:`~hf_lossy_assist.tasks.chat.ChatEndpoint`.
+        Further fields of the :class:`~hf_lossy_assist.tasks.api_model.ApiModel`.
 
     Raises
     ------
-    LossyValueError
-        If the file is missing or malformed, or the endpoint can't be as described.
     LossyServiceError
-        From a comparison: the judge does not answer, refuses, or gives no verdict after all attempts.
+        From a comparison, if the judge does not answer or gives no verdict.
 
     Examples
     --------
@@ -105,10 +102,10 @@ class Preference(Task):
         for name, value in (("votes", votes), ("attempts_per_vote", attempts_per_vote)):
             if value < 1:
                 raise LossyValueError(f"`{name}` has to be a whole number > 0, but is {value!r}")
-        unknown = sorted(set(endpoint) - set(ChatEndpoint.__dataclass_fields__))
+        unknown = sorted(set(endpoint) - set(ApiModel.__dataclass_fields__))
         if unknown:
-            raise LossyValueError(f"`{unknown[0]}` is unknown; there are {list(ChatEndpoint.__dataclass_fields__)}")
-        self.judge = ChatEndpoint(base_url=base_url, model=model, **endpoint)
+            raise LossyValueError(f"`{unknown[0]}` is unknown; there are {list(ApiModel.__dataclass_fields__)}")
+        self.judge = ApiModel(base_url=base_url, model=model, **endpoint)
         self.votes = votes
         self.attempts_per_vote = attempts_per_vote
         self.scoring = {"model": model, "votes": votes}
@@ -119,7 +116,7 @@ class Preference(Task):
         return [example for example in self._examples if _split(example) == split][:n]
 
     def extract_answer(self, text: str) -> str | None:
-        """Return the whole text; whether another one is as good, only :meth:`keeps_answer` can tell."""
+        """Return the whole text; only :meth:`keeps_answer` can compare two."""
         return text.strip() or None
 
     def keeps_answer(self, example: Example, current_response: str, new_response: str) -> bool:
@@ -131,10 +128,9 @@ class Preference(Task):
         return self._lead(example, current_response, new_response, is_clear) <= 0
 
     def score(self, example: Example, response: str, own: str) -> float:
-        """Return 1 if the judge finds a response better than ``own``, 0.5 for as good and 0 for worse.
+        """Return 1 if the judge finds a response better than ``own``, 0.5 for a tie and 0 for worse.
 
-        The mean is the win rate, in which a tie is half a win. Without a reference of its own that an example may have,
-        this is what there is to compare with.
+        The mean is the win rate. An example with a reference is compared with that instead: see :meth:`correct`.
         """
         if example.answer:
             return float(self.correct(example, response))
@@ -142,7 +138,7 @@ class Preference(Task):
         return 0.5 if lead == 0 else float(lead < 0)
 
     def _lead(self, example: Example, current: str, new: str, is_clear: Callable[[int, int], bool]) -> int:
-        """Return the votes for the current response less those for the new one, until it is clear how that ends."""
+        """Return the votes for the current response less those for the new one, up to a certain outcome."""
         current, new = current.strip(), new.strip()
         if current == new:
             return 0
@@ -158,17 +154,11 @@ class Preference(Task):
         return lead
 
     def correct(self, example: Example, response: str) -> bool:
-        """Tell whether the judge finds ``response`` at least as good as the reference.
-
-        Raises
-        ------
-        LossyUnsupportedError
-            If the example has no reference.
-        """
+        """Tell whether the judge finds ``response`` at least as good as the example's reference."""
         if not example.answer:
             raise LossyUnsupportedError(
-                "no response to an open-ended prompt is right or wrong by itself; give every row of `data` a "
-                "`reference` to compare with, or compare two responses with `keeps_answer`"
+                "an open-ended response is right or wrong only beside a reference; give every row of `data` a "
+                "`reference`, or compare two responses with `keeps_answer`"
             )
         return self.keeps_answer(example, example.answer, response)
 

@@ -1,4 +1,4 @@
-"""Texts to sum up or to translate, scored by how near a response comes to references."""
+"""Texts to sum up or translate, scored by overlap with references."""
 
 from __future__ import annotations
 
@@ -18,24 +18,19 @@ class Summaries(FewShotTest):
     Parameters
     ----------
     data
-        A JSONL file, or a data set on the Hub. The text is in ``document``, ``article``, ``text`` or ``source``, or in
-        a ``prompt``, ``question`` or ``turns`` that asks for it itself, as in Spec-Bench; the reference, or a list of
-        them, in ``summary``, ``highlights``, ``reference``, ``references``, ``translation`` or ``target``.
+        A JSONL file or a data set on the Hub. The text is in ``document``, ``article``, ``text`` or ``source``, or a
+        ``prompt``, ``question`` or ``turns`` includes it with the request, as in Spec-Bench. The reference, or a list
+        of them, is in ``summary``, ``highlights``, ``reference``, ``references``, ``translation`` or ``target``.
     metric
         "rougeL", "rouge1" or "rouge2"; for translations "bleu" or "chrf", by SacreBLEU.
     instruction
-        What a model is told to do with a text that does not ask for it itself.
+        The request put before a text.
     shots
-        How many of the first texts come, with their reference, before each of the others.
+        The number of texts at the beginning that become worked examples before each of the others.
     config, hub_split
-        Of a data set on the Hub.
+        Configuration and split of a data set on the Hub.
     category
-        Only rows of this ``category`` or ``subject``.
-
-    Raises
-    ------
-    LossyValueError
-        If the data are missing or malformed, or the metric is unknown.
+        Keeps rows with this ``category`` or ``subject``.
 
     Examples
     --------
@@ -73,13 +68,13 @@ class Summaries(FewShotTest):
         return text.strip() or None
 
     def score(self, example: Example, response: str, own: str) -> float:
-        """Return how near a response comes to the nearest reference, by the task's metric."""
-        # A model that was not trained to stop goes on with a text of its own.
+        """Return the metric of a response against the references."""
+        # A model that does not stop writes a further text.
         text = response.strip().split("\n\n")[0]
         return METRICS[self.metric](text, self._references[example.answer])
 
     def correct(self, example: Example, response: str) -> bool:
-        """Tell whether a response is one of the references; scores say more."""
+        """Tell whether a response equals a reference; scores say more."""
         return response.strip() in self._references[example.answer]
 
     def asked(self, prompt: str) -> str:

@@ -15,12 +15,7 @@ Row = Mapping[str, Any]
 
 
 def read_jsonl(path: str | Path, fields: tuple[str, ...]) -> list[Row]:
-    """Return the objects of a JSONL file, each of which must have ``fields`` as non-empty strings.
-
-    Empty lines are skipped. A name that ends in ``.gz`` is decompressed on the way.
-
-    Anything else is refused, with the number of the line.
-    """
+    """Return the objects of a JSONL file (``.gz`` too), without empty lines; ``fields`` must be non-empty strings."""
     path = Path(path)
     if not path.is_file():
         raise LossyValueError(f"`data` has to be an existing file, but there is none at {str(path)!r}")
@@ -55,10 +50,7 @@ def _row(line: str, fields: tuple[str, ...], where: str) -> Row:
 
 
 def read_rows(data: str, config: str | None = None, split: str = "test", category: str | None = None) -> list[Row]:
-    """Return the rows of a JSONL file, or of a data set on the Hub where there is no such file.
-
-    With a ``category``, only those rows that have it as their ``category`` or ``subject``.
-    """
+    """Return the rows of a JSONL file or else of a data set on the Hub, filtered by ``category`` or ``subject``."""
     if Path(data).is_file() or data.endswith((".jsonl", ".gz")) or data.count("/") != 1:
         rows = read_jsonl(data, ())
     else:
@@ -71,30 +63,28 @@ def read_rows(data: str, config: str | None = None, split: str = "test", categor
 
 
 def prompt_of(row: Row) -> Any:
-    """Return what a row asks: its ``prompt`` or ``question``, or the first of its ``turns``; None if it has none."""
+    """Return a row's ``prompt``, ``question`` or first of ``turns``; None if it has none."""
     return next((first(row[name]) for name in ("prompt", "question", "turns") if row.get(name)), None)
 
 
 def first(value: Any) -> Any:
-    """Return the first of a list, and anything else as it is."""
     return value[0] if isinstance(value, list) and value else value
 
 
 def from_hub(dataset: str, config: str | None, split: str) -> Iterable[Row]:
-    """Return the rows of one split of a data set on the Hub, downloaded once by ``datasets``."""
     from datasets import load_dataset
 
     try:
         return load_dataset(dataset, config, split=split)
     except (OSError, ValueError) as error:
         raise LossyValueError(
-            f"the data set {dataset!r} can't be loaded from the Hub ({error}); "
-            "give a local JSONL file as `data`, or go online once"
+            f"the data set {dataset!r} can't be loaded from the Hub ({error}); give a local JSONL file as `data`, or "
+            "go online once"
         ) from error
 
 
 def share(text: str) -> float:
-    """Return a number in [0, 1) that depends on ``text`` alone: splits made with it survive any reordering.
+    """Return a hash of ``text`` in [0, 1), for splits that survive any reordering.
 
     >>> share("How many?") == share("How many?"), 0 <= share("x") < 1
     (True, True)

@@ -1,7 +1,6 @@
 """Names, things and sentences of the arithmetic task.
 
-Numbers are what an answer depends on; everything in this file is what it does not depend on. Several
-wordings stand for every sentence, so that two models can disagree without either being wrong.
+Answers depend on the numbers alone. Every sentence has several wordings, so two models can differ and both be right.
 """
 
 NAMES = (

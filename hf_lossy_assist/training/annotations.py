@@ -1,4 +1,4 @@
-"""Labels made by people: responses with the important passages marked, as Judge Decoding has them."""
+"""Labels made by people: responses in which the important passages are marked, as for Judge Decoding."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _FIELDS = {"prompt": str, "response": str, "spans": list}
 
 @dataclass(frozen=True)
 class Annotation:
-    """One response that somebody has read; ``line`` is where it stands in its file.
+    """An annotated response, from one ``line`` of a file.
 
-    ``spans`` are the characters ``[start, end)`` of the response that matter: the mistakes, in Judge Decoding. A
-    response that could stay as it is has none.
+    ``spans`` are the characters ``[start, end)`` of the response that matter: its mistakes, in Judge Decoding.
     """
 
     line: int
@@ -40,16 +39,8 @@ class Annotation:
 def read_annotations(path: str | Path) -> list[Annotation]:
     """Read a JSONL file with one object ``{"prompt": …, "response": …, "spans": [[start, end], …]}`` a line.
 
-    An error names the line where a field is missing or of another type, or a span is empty, backwards, outside the
-    response or overlaps another.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "marked.jsonl"
-    >>> _ = path.write_text('{"prompt": "2 + 2 =", "response": "That is 5.", "spans": [[8, 9]]}')
-    >>> read_annotations(path)
-    [Annotation(line=1, prompt='2 + 2 =', response='That is 5.', spans=((8, 9),))]
+    An error names the line with a missing or mistyped field, or with a span that is empty, backwards, outside the
+    response or overlapping.
     """
     path = Path(path)
     if not path.is_file():
@@ -100,30 +91,18 @@ def _spans(spans: Sequence[Any], length: int, where: str) -> tuple[tuple[int, in
 def label(annotation: Annotation, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[bool]]:
     """Tokenise prompt and response as one text, and label the tokens of the response.
 
-    Returns all token ids, the indices of those that have characters of the response, and for each of these whether it
-    has marked ones. A chat template, where there is one, makes the prompt a turn of the user.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist import pairs
-    >>> tokenizer = pairs.load("arithmetic").tokenizer
-    >>> ids, indices, labels = label(Annotation(1, "2 + 2 =", " so 5.", ((4, 5),)), tokenizer)
-    >>> [tokenizer.decode(ids[i]) for i, important in zip(indices, labels) if important]
-    ['5']
+    Returns all token ids, the indices of the response's tokens, and whether each of these has a marked character. A
+    chat template makes the prompt a user's turn.
     """
     prompt = annotation.prompt
     if tokenizer.chat_template:
         turn = {"role": "user", "content": prompt}
         prompt = tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
-    encoded = tokenizer(
-        prompt + annotation.response,
-        add_special_tokens=not tokenizer.chat_template,
-        return_offsets_mapping=True,
-    )
+    special = not tokenizer.chat_template
+    encoded = tokenizer(prompt + annotation.response, add_special_tokens=special, return_offsets_mapping=True)
     indices, labels = [], []
     for i, (start, end) in enumerate(encoded["offset_mapping"]):
-        # Special tokens that the tokenizer adds stand for no characters.
-        if end > max(start, len(prompt)):
+        if end > max(start, len(prompt)):  # a special token has no characters
             indices.append(i)
             first, last = start - len(prompt), end - len(prompt)
             labels.append(any(first < b and a < last for a, b in annotation.spans))
@@ -141,10 +120,9 @@ def annotated_examples(
 
     Bachmann et al. 2025 (Judge Decoding), section 4.1; Garipov et al. 2025 (AutoJudge), appendix N.
 
-    Every token of every response counts as though the draft had proposed it: ``draft`` is the state that has read it,
-    ``previous`` the one before. The prompt of a token is its prompt's text, so responses to one prompt are never on
-    both sides of a split. ``models`` are the ``"target"`` and, where its states are wanted too, the ``"draft"``;
-    ``on_annotation`` is called with the number of responses that have been read.
+    Every token of a response counts as a drafted one: ``draft`` is the state that has read it, ``previous`` the one
+    before. Responses to one prompt never end up on both sides of a split. ``models`` are the ``"target"``, the
+    ``"draft"`` or both; ``on_annotation`` gets the number of responses read so far.
     """
     if not tokenizer.is_fast:
         raise LossyValueError(
@@ -173,7 +151,6 @@ def annotated_examples(
 def origin_of(
     path: Path, annotations: Sequence[Annotation], models: Mapping[str, PreTrainedModel], task: str
 ) -> Origin:
-    """Return where annotated states come from."""
     data = {
         "file": path.name,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),

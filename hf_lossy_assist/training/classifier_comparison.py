@@ -1,4 +1,4 @@
-"""Comparison of a judge head with other classifiers, and with the same one on other states."""
+"""Comparison of a judge head with other classifiers and with other choices of states."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .classifiers import Fit, best, fit_forest, fit_logistic, fit_mlp
 from .examples import Examples
 from .judge_training import JudgeSettings, split
 
-# In the paper "both" are the draft's and the target's token; a head can't read the latter, as it is known too late.
+# The paper's "both" are the draft's and the target's token; a head can't read the latter, which is known too late.
 TOKENS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("previous", ("previous",)),
     ("draft", ("draft",)),
-    ("both", tuple(POSITIONS)),
+    ("both", POSITIONS),
     ("target", ("target",)),
     ("draft + target", ("draft", "target")),
 )
@@ -22,7 +22,7 @@ TOKENS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Compared:
-    """One classifier on one choice of states, with its areas under the ROC curves and the seconds that fitting took."""
+    """One classifier on one choice of states, with its ROC-AUCs and the seconds of the fit."""
 
     classifier: str
     models: str
@@ -34,21 +34,13 @@ class Compared:
 
 @dataclass(frozen=True)
 class Variant:
-    """A choice of states: their names, by models and positions."""
-
     models: str
     positions: str
     columns: tuple[str, ...]
 
 
 def variants(available: Sequence[str]) -> list[Variant]:
-    """Return every choice of positions and models that the columns at hand allow.
-
-    Examples
-    --------
-    >>> [(v.models, v.positions) for v in variants(["target_draft", "draft_draft"])]
-    [('target', 'draft'), ('draft', 'draft'), ('both', 'draft')]
-    """
+    """Return every choice of positions and models that the available columns allow."""
     found = []
     for positions, tokens in TOKENS:
         for models, chosen in (*((model, (model,)) for model in MODELS), ("both", MODELS)):
@@ -59,11 +51,11 @@ def variants(available: Sequence[str]) -> list[Variant]:
 
 
 def compare(examples: Examples, settings: JudgeSettings) -> Iterator[Compared]:
-    """Fit other classifiers on the chosen states, and logistic regressions on all other choices of states.
+    """Compare classifiers on the chosen states, and logistic regressions on every choice of states.
 
-    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. First come the logistic regressions of all strengths,
-    the random forest and the perceptron on the states that ``settings`` names, then the best logistic regression on
-    every choice of states, all on the split that :func:`.judge_training.train_judge` uses.
+    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. The split is that of
+    :func:`.judge_training.train_judge`. First come the logistic regressions of all strengths, the random forest and the
+    perceptron, then the best logistic regression on every choice of states.
     """
     train, validation = split(examples, settings)
     columns = settings.columns
@@ -83,5 +75,5 @@ def compare(examples: Examples, settings: JudgeSettings) -> Iterator[Compared]:
 
 
 def count(available: Sequence[str], settings: JudgeSettings) -> int:
-    """Return how many rows :func:`compare` will yield."""
+    """Return the number of rows that :func:`compare` yields."""
     return len(settings.strengths) + 2 + len(variants(available))

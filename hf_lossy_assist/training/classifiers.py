@@ -1,4 +1,4 @@
-"""Classifiers of hidden states, and how well they rank tokens that they have not seen."""
+"""Classifiers of hidden states, scored on held-out tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .examples import Examples
 STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
 """The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
 
-# Appendix B of the AutoJudge paper gives these numbers; what it does not mention is scikit-learn's default.
+# From appendix B of the AutoJudge paper; all else is scikit-learn's default.
 MAX_ITER = 500
 TREES, MIN_SAMPLES_LEAF = 128, 0.001
 HIDDEN_UNITS = 128
@@ -33,10 +33,10 @@ HIDDEN_UNITS = 128
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A fitted classifier: a pipeline of a standardisation and the classifier itself.
+    """A fitted pipeline of a standardisation and a classifier.
 
-    ``label`` names it in tables, ``columns`` are the states that it reads, in order, and ``train`` and ``validation``
-    its probabilities of the True class ``(N,)`` on both sets.
+    ``columns`` are the states that it reads, in order; ``train`` and ``validation`` its probabilities ``(N,)`` of the
+    True class on both sets.
     """
 
     classifier: Pipeline
@@ -50,11 +50,10 @@ class Fit:
 
 
 def fit(classifier: Any, label: str, columns: Sequence[str], train: Examples, validation: Examples) -> Fit:
-    """Fit a classifier behind a standardisation, and score it on both sets."""
     pipeline = make_pipeline(StandardScaler(), classifier)
     start = time.perf_counter()
     with warnings.catch_warnings():
-        # The paper's limit of iterations. A fit that stops there is validated like any other.
+        # A fit that reaches the paper's limit of iterations is validated like any other.
         warnings.simplefilter("ignore", ConvergenceWarning)
         pipeline.fit(train.features(columns), train.labels)
     seconds = time.perf_counter() - start
@@ -81,8 +80,7 @@ def fit_logistic(
 ) -> list[Fit]:
     """Fit a logistic regression with L2 regularisation for each strength, scikit-learn's ``C``.
 
-    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The two sets share no prompt; :func:`best` chooses
-    among the fits.
+    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B.
     """
     fits = []
     for strength in strengths:
@@ -110,6 +108,6 @@ def fit_mlp(columns: Sequence[str], train: Examples, validation: Examples, seed:
 
 
 def folded(chosen: Fit) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weight ``(d,)`` and bias ``()`` that a fitted logistic regression is on raw states."""
+    """Return a fitted logistic regression as weight ``(d,)`` and bias ``()`` on raw states."""
     scaler, regression = chosen.classifier[0], chosen.classifier[-1]
     return fold(scaler.mean_, scaler.scale_, regression.coef_, regression.intercept_)

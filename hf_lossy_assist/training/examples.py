@@ -13,18 +13,10 @@ from ..errors import LossyValueError
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Hidden states of N tokens, each with a label and the prompt that it comes from.
+    """Hidden states of N tokens, each with a label and its prompt.
 
-    ``states`` are ``(N, d)`` arrays by name. A label is True for the class whose probability the head is to give;
-    ``classes`` says in words what False and True mean. Tokens of one prompt are never on both sides of a split.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> states = {"target_draft": np.ones((3, 2), "f4"), "draft_draft": np.zeros((3, 1), "f4")}
-    >>> examples = Examples(states, np.array([True, False, False]), np.array([0, 0, 1]))
-    >>> len(examples), examples.features(["target_draft", "draft_draft"]).shape
-    (3, (3, 3))
+    ``states`` are ``(N, d)`` arrays by name. The head predicts the probability of a True label; ``classes`` names False
+    and True in words. A split keeps the tokens of one prompt together.
     """
 
     states: Mapping[str, NDArray[np.float32]]
@@ -36,22 +28,20 @@ class Examples:
         return len(self.labels)
 
     def features(self, columns: Sequence[str]) -> NDArray[np.float32]:
-        """Return ``(N, d)`` chosen states side by side."""
+        """Return the chosen states ``(N, d)`` side by side."""
         if len(columns) == 1:
             return self.states[columns[0]]
         return np.concatenate([self.states[name] for name in columns], axis=1)
 
     def only(self, columns: Sequence[str]) -> Examples:
-        """Return the examples without the other states."""
         return replace(self, states={name: self.states[name] for name in columns})
 
     def where(self, mask: NDArray[np.bool_]) -> Examples:
-        """Return the examples of a boolean mask ``(N,)``."""
+        """Select the examples where ``mask`` ``(N,)`` is True."""
         states = {name: state[mask] for name, state in self.states.items()}
         return Examples(states, self.labels[mask], self.prompts[mask], self.classes)
 
     def counts(self) -> dict[str, float]:
-        """Return how many prompts and tokens there are, and the share of the True class."""
         return {
             "prompts": len(np.unique(self.prompts)),
             "tokens": len(self),
@@ -60,7 +50,7 @@ class Examples:
 
 
 def check(examples: Examples) -> None:
-    """Refuse examples that no head can be learnt from."""
+    """Refuse examples on which no head can be trained."""
     if len(examples) == 0:
         raise LossyValueError("`data` has to hold labelled tokens, but has none; mine more prompts")
     if examples.labels.all() or not examples.labels.any():
@@ -84,9 +74,9 @@ def check(examples: Examples) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
-    """Tokens that a draft has proposed, with the probabilities of target (p) and draft (q) that decide their label.
+    """Drafted tokens with their probabilities under target (p) and draft (q), which decide their labels.
 
-    ``states`` are the draft's by position, and ``kinds`` says how the text before each token came about.
+    ``states`` are the draft's, by position; ``kinds`` names who wrote the text before each token.
     """
 
     states: Mapping[str, NDArray[np.float32]]
@@ -96,15 +86,6 @@ class Ratios:
     kinds: NDArray[np.str_]
 
     def labelled(self, ratio: float) -> Examples:
-        """Return the tokens, True where ``q(x) <= λ p(x)``; a token that the target forbids is never acceptable.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> p, q = np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.6, 0.1])
-        >>> ratios = Ratios({}, p, q, np.arange(3), np.array(["prompt"] * 3))
-        >>> ratios.labelled(1.0).labels.tolist(), ratios.labelled(1.5).labels.tolist()
-        ([True, False, False], [True, True, False])
-        """
+        """Label tokens as acceptable where ``q(x) <= λ p(x)`` and ``p(x) > 0``."""
         labels = (self.q <= ratio * self.p) & (self.p > 0)
         return Examples(self.states, labels, self.prompts, ("unacceptable", "acceptable"))

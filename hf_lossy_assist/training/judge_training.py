@@ -1,4 +1,4 @@
-"""Training of judge heads from labelled mismatches: one for all prompts, or one more for each fold of them."""
+"""Training of judge heads from labelled mismatches: one for all prompts, and optionally one for each fold."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from .validation import RECALLS, auc_interval, both_classes, largest_threshold, 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """How a judge head is trained.
+    """Settings for training a judge head.
 
-    ``models`` and ``positions`` choose the states that it reads (see :func:`hf_lossy_assist.heads.columns`). ``recall``
-    is the share of important tokens that its default threshold has to find on validation, ``validation_share`` the part
-    of the prompts that is kept for that, ``strengths`` the grid of scikit-learn's ``C``, and ``seed`` that of the
-    split.
-
-    Examples
-    --------
-    >>> JudgeSettings(recall=90)
-    Traceback (most recent call last):
-        ...
-    hf_lossy_assist.errors.LossyValueError: `recall` has to be above 0 and at most 1, but is 90
+    Parameters
+    ----------
+    models, positions
+        The states that the head reads; see :func:`hf_lossy_assist.heads.columns`.
+    recall
+        The share of important validation tokens that the default threshold has to find.
+    validation_share
+        The share of the prompts that is kept for validation.
+    strengths
+        The grid of scikit-learn's ``C``.
+    seed
+        The seed of the split.
     """
 
     models: str = "target"
@@ -54,13 +55,12 @@ class JudgeSettings:
 
     @property
     def columns(self) -> list[str]:
-        """The states that the head reads, in order."""
         return columns(self.models, self.positions)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedJudge:
-    """A judge head, the logistic regressions that it was chosen among, and the two sides of the split."""
+    """A judge head, all fitted logistic regressions, and both sides of the split."""
 
     head: JudgeHead
     fits: tuple[Fit, ...]
@@ -68,7 +68,7 @@ class TrainedJudge:
     validation: Examples
 
     def save(self, folder: Path) -> None:
-        """Write the head, its model card and its ROC curve into ``folder``."""
+        """Write the head, its model card and its ROC curves into ``folder``."""
         chosen = best(self.fits)
         curves = [
             Curve("validation", self.validation.labels, chosen.validation),
@@ -86,35 +86,19 @@ def train_judge(
     on_fit: Callable[[Fit], None] = lambda fit: None,
     **notes: Any,
 ) -> TrainedJudge:
-    """Train a judge head: standardisation and logistic regression, folded into one weight and one bias.
+    """Train a judge head: a standardisation and a logistic regression, folded into one weight and one bias.
 
-    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. 90 % of the prompts train; on the other 10 % the
-    regularisation is chosen by ROC-AUC, and the threshold and its table are measured with the folded head itself.
-    ``on_fit`` is called after each of the logistic regressions; ``notes`` go into the head's provenance.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from hf_lossy_assist.heads import ModelIdentity
-    >>> rng = np.random.default_rng(0)
-    >>> states, prompts = rng.normal(size=(400, 4)).astype("f4"), np.repeat(np.arange(100), 4)
-    >>> examples = Examples({"target_draft": states}, states[:, 0] + 0.1 * states[:, 1] > 1, prompts)
-    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=4, vocab_size=1000)
-    >>> head = train_judge(examples, Origin(identity, identity, "gsm8k")).head
-    >>> head.config.metrics["auc"] > 0.99, head.weight.shape
-    (True, torch.Size([4]))
+    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The validation prompts choose the regularisation by
+    ROC-AUC and the thresholds with the folded head. ``on_fit`` is called after each logistic regression; ``notes`` go
+    into the head's provenance.
     """
     train, validation = split(examples.only(settings.columns), settings)
     fits = fit_logistic(settings.columns, train, validation, strengths=settings.strengths, on_fit=on_fit)
     chosen = best(fits)
-    config = JudgeConfig(
-        models=settings.models,
-        positions=settings.positions,
-        threshold=0.5,
-        **origin.config_fields(asdict(settings), **notes),
-    )
+    fields = origin.config_fields(asdict(settings), **notes)
+    config = JudgeConfig(models=settings.models, positions=settings.positions, threshold=0.5, **fields)
     head = JudgeHead(config, *folded(chosen))
-    # What is measured is what is shipped: the folded head in float32.
+    # Measure the head as it is saved: folded, in float32.
     on_training, on_validation = (probabilities(head, side) for side in (train, validation))
     threshold = largest_threshold(validation.labels, on_validation, settings.recall)
     rows = recall_rows(validation.labels, on_validation, sorted({*RECALLS, settings.recall}))
@@ -137,24 +121,22 @@ def train_judge(
 
 
 def split(examples: Examples, settings: JudgeSettings) -> tuple[Examples, Examples]:
-    """Return the training and the validation side, always the same for the same settings."""
+    """Return the training and the validation side, which depend on examples and settings alone."""
     check(examples)
     mask = validation_mask(examples.labels, examples.prompts, share=settings.validation_share, seed=settings.seed)
     return examples.where(~mask), examples.where(mask)
 
 
 def probabilities(head: JudgeHead, examples: Examples) -> NDArray[np.float32]:
-    """Return the head's probabilities ``(N,)`` for the examples."""
     return head.probability(torch.from_numpy(examples.features(head.config.columns))).numpy()
 
 
 @dataclass(frozen=True, eq=False)
 class JudgesByFold:
-    """One head trained on everything, and one for each fold, trained on all the others.
+    """A head trained on all folds, and for each fold a head trained on the others.
 
-    ``auc`` is the share of the pairs of an important and an unimportant token, both of one fold, that the head which
-    has not seen that fold ranks rightly. Probabilities of different heads are not compared: each has a threshold of its
-    own.
+    ``auc`` is the out-of-fold ROC-AUC: the mean over folds, weighted by their pairs of an important and an unimportant
+    token. Each head has its own threshold, so their probabilities are not compared.
     """
 
     final: TrainedJudge
@@ -176,10 +158,10 @@ def train_judges_by_fold(
     *,
     on_fit: Callable[[Fit], None] = lambda fit: None,
 ) -> JudgesByFold:
-    """Train out-of-fold heads and a final one.
+    """Train a head for each fold on the other folds, and a final one on all of them.
 
-    Garipov et al. 2025 (AutoJudge), section 4.2: LiveCodeBench has no training split, so each of five folds is
-    evaluated with the head of the four others. Regularisation and threshold are chosen inside those four.
+    Garipov et al. 2025 (AutoJudge), section 4.2: LiveCodeBench has no training split, so each fold is evaluated with a
+    head that has not seen it. Each head chooses its regularisation and threshold on its own training folds.
     """
     numbers = [int(fold) for fold in np.unique(folds)]
     if len(numbers) < 2:

@@ -1,4 +1,4 @@
-"""Labelled states from folders that ``lossy-assist mine`` wrote."""
+"""Labelled states from folders of ``lossy-assist mine``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..errors import LossyValueError
 from ..heads import ModelIdentity
 from ..heads.judge_head import MODELS
+from ..mining.manifest import Mined, load_mined
 from ..mining.states import POSITIONS
-from ..mining.storage import Mined, load_mined
 from .examples import Examples, Ratios
 from .provenance import Origin, digest
 
@@ -22,19 +22,17 @@ if TYPE_CHECKING:
     import datasets
 
 JUDGE_STATES = tuple(f"{model}_{token}" for model in MODELS for token in POSITIONS)
-"""The states that AutoJudge's labels may come with."""
+"""The states that may accompany AutoJudge's labels."""
 
 RATIO_STATES = {"previous": "previous", "token": "token_state"}
-"""The columns of the states that SPRINTER's labels come with, by position."""
+"""The columns of the states that accompany SPRINTER's labels, by position."""
 
 _COMMANDS = {"judge": "train judge", "ratio": "train verifier"}
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """AutoJudge's labels: the mismatches, the fold of each token's prompt (None for data without folds), and their
-    origin.
-    """
+class LabelledMismatch:
+    """AutoJudge's labels, with the fold of each token's prompt (None without folds) and their origin."""
 
     examples: Examples
     folds: NDArray[np.int64] | None
@@ -43,10 +41,10 @@ class Judged:
 
 def read_judged(
     folder: str | Path, columns: Sequence[str] | None = None, target: ModelIdentity | None = None
-) -> Judged:
-    """Read AutoJudge's labels with the states in ``columns``, or with all there are.
+) -> LabelledMismatch:
+    """Read AutoJudge's labels with the states in ``columns``, by default all.
 
-    ``target`` is for data that don't name it because it was behind an API when they were mined.
+    ``target`` completes data whose target was behind an API.
     """
     mined = _load(folder, "judge")
     available = [name for name in JUDGE_STATES if name in mined.tokens.column_names]
@@ -60,11 +58,11 @@ def read_judged(
     table = _arrays(mined.tokens, ["prompt_id", "important", *chosen])
     prompts = table["prompt_id"].astype(np.int64)
     examples = Examples({name: table[name] for name in chosen}, table["important"].astype(bool), prompts)
-    return Judged(examples, _folds(mined, prompts), _origin(mined, folder, target))
+    return LabelledMismatch(examples, _folds(mined, prompts), _origin(mined, folder, target))
 
 
 def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:
-    """Read SPRINTER's probabilities, with the states at these positions."""
+    """Read SPRINTER's probabilities with the states at these positions."""
     mined = _load(folder, "ratio")
     columns = {position: RATIO_STATES[position] for position in positions}
     table = _arrays(mined.tokens, ["prompt_id", "kind", "p", "q", *columns.values()])

@@ -1,4 +1,4 @@
-"""The origin of labelled states, and what a head's configuration says of it."""
+"""The origin of labelled states, for the configuration of a head."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from ..compat import versions_of
@@ -20,9 +21,9 @@ _PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where labelled states come from: models, task, and what the head's provenance is to say of the data.
+    """The models, the task and the data that labelled states come from.
 
-    ``card`` has further entries of the provenance that the model card reads, such as ``license`` or ``pair``.
+    ``card`` has further entries of the provenance for the model card, such as ``license`` or ``pair``.
     """
 
     target: ModelIdentity
@@ -32,32 +33,30 @@ class Origin:
     card: Mapping[str, Any] = field(default_factory=dict)
 
     def config_fields(self, settings: Mapping[str, Any], **notes: Any) -> dict[str, Any]:
-        """Return what every head's configuration says of its models, its task and the run that trained it."""
-        from .. import __version__
+        """Return the fields of a head's configuration about its models, its task and its training."""
+        from ..version import __version__
 
-        argv = ["lossy-assist", *sys.argv[1:]]
         versions = {"hf_lossy_assist": __version__, "Python": platform.python_version()}
         record = {
             **self.card,
-            "command": shlex.join(argv),
-            "argv": argv,
+            "command": command_line(),
+            "argv": ["lossy-assist", *sys.argv[1:]],
             "versions": versions | versions_of(*_PACKAGES),
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "data": self.data,
             "training": {**settings, **notes},
         }
-        # A head that is read again is to equal the one that was saved: lists for tuples, and so on.
+        # As JSON reads it, so that a loaded head equals the saved one.
         provenance = json.loads(json.dumps(record))
         return {"target": self.target, "draft": self.draft, "task": self.task, "provenance": provenance}
 
 
-def digest(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest, whatever the order of its keys.
+def command_line() -> str:
+    """Return the command line for cards, without the folders of absolute paths."""
+    return shlex.join(["lossy-assist", *(Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:])])
 
-    Examples
-    --------
-    >>> digest({"kind": "judge", "task": "gsm8k"}) == digest({"task": "gsm8k", "kind": "judge"})
-    True
-    """
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a manifest, independent of the order of its keys."""
     text = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

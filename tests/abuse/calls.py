@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hf_lossy_assist.acceptors import REGISTRY
 from tests.acceptors.fixtures import HEADS as HEADS_FOR
 from tests.acceptors.strategies import settings_for
-from tests.models import VOCAB, noisy_copy, tiny
+from tests.tiny_models import VOCAB, noisy_copy, tiny
 
 TARGET = tiny("llama")
 DRAFT = noisy_copy(TARGET, 0.05)

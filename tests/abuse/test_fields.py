@@ -21,7 +21,7 @@ from tests.abuse.calls import (
     names_of,
     some,
 )
-from tests.models import prompt
+from tests.tiny_models import prompt
 
 RUN_ONLY = ("output_scores", "output_logits")
 

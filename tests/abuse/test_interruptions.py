@@ -18,7 +18,7 @@ from hf_lossy_assist.drafting.model import ModelDrafter
 from tests.abuse.broken_off import Interruption, state_of
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import judge_head
-from tests.models import noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 KWARGS = {"max_new_tokens": 24, "eos_token_id": None, "do_sample": False}
 MODES = {
@@ -169,7 +169,7 @@ def test_an_interrupt_between_two_steps_of_our_own_loop(monkeypatch: pytest.Monk
     """A signal can arrive anywhere, so also where no code of others runs."""
     from hf_lossy_assist.decoding.loop import Decoding
     from hf_lossy_assist.decoding.progress import Progress
-    from hf_lossy_assist.verification.target import Target
+    from hf_lossy_assist.models.target import Target
 
     target = tiny("llama")
     draft = noisy_copy(target)

@@ -11,7 +11,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import LossyVerification, enabled
 from hf_lossy_assist.drafting.model import ModelDrafter
-from tests.models import noisy_copy, padded, prompt, tiny
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)

@@ -11,15 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, AllOf, AnyOf, decide
-from hf_lossy_assist.config import build_rule
-from hf_lossy_assist.decoding.limits import LosslessPositions
-from hf_lossy_assist.messages import Verification
-from hf_lossy_assist.sampling import Randomness
+from hf_lossy_assist.call.config import build_rule
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.limits import LosslessPositions
+from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.shapes import Chain
 from tests.abuse.calls import ABUSE
 from tests.acceptors.fixtures import HEADS
 from tests.acceptors.strategies import settings_for
 from tests.acceptors.table import ROWS, row_id
-from tests.models import constant
+from tests.tiny_models import constant
 
 TARGET = constant([0.5, 0.3, 0.2])
 WIDTH = 16
@@ -69,7 +70,7 @@ def verifications(draw: st.DrawFn) -> Verification:
         dropped_logits=paths.to(dtype),
         centroid_logits=paths.mean(1).to(dtype),
         draft_hidden=torch.randn((rows, n, WIDTH), generator=generator),
-        lengths=lengths if draw(st.booleans()) else None,
+        shape=Chain(n, torch.device("cpu"), tuple(lengths.tolist()) if draw(st.booleans()) else None),
     )
 
 
@@ -138,7 +139,7 @@ def lossless_positions(draw: st.DrawFn, v: Verification) -> LosslessPositions | 
     shape = tuple(v.tokens.shape)
     positions = torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.4, 1.0]))
     allowance = torch.randint(-1, 4, shape, generator=generator).cummax(-1).values
-    return LosslessPositions(positions, allowance if draw(st.booleans()) else None)
+    return LosslessPositions(positions, allowance if draw(st.booleans()) else None, v.shape)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -152,7 +153,8 @@ def test_decisions(name: str):
         strict = data.draw(lossless_positions(v)) if len(v) else None
         decision = decide(rule, v, strict)
         rows, n = v.tokens.shape
-        last = torch.full((rows,), n) if v.lengths is None or n == 0 else v.lengths
+        given = v.shape.lengths or (n,) * rows
+        last = torch.tensor(given)
         accepted = decision.n_accepted
         assert ((accepted >= 0) & (accepted <= last)).all()
         assert ((decision.next_token >= 0) & (decision.next_token < v.logits.shape[-1])).all()
@@ -162,7 +164,7 @@ def test_decisions(name: str):
         inside = torch.arange(n) < accepted[:, None]
         credits = sum((mask.long() for mask in decision.kept_by.values()), torch.zeros(rows, n, dtype=torch.long))
         assert (credits[inside] == 1).all(), "a kept token is credited to one rule"
-        lossy = inside & ~v.lossless if n else inside
+        lossy = inside & ~decision.lossless
         if strict is not None:
             assert not (lossy & strict.positions).any()
             if strict.allowance is not None:

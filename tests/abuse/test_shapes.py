@@ -9,17 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from benchmarks.pair_recipe import build_tokenizer
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.drafting.draft_length import AutoLength, Round
-from hf_lossy_assist.pairs.recipe import build_tokenizer
-from tests.abuse.calls import ABUSE
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, Row, row_id
-from tests.models import constant, noisy_copy, prompt, tiny
+from tests.tiny_models import constant, noisy_copy, prompt, tiny
 
 SPRINTER = Row("sprinter", {"threshold": 0.5}, None, head=head_for)
 EVERY_ROW = pytest.mark.parametrize("row", [*ROWS, SPRINTER], ids=row_id)
@@ -174,13 +170,3 @@ def test_stop_strings_inside_a_round(speaking, mode: str):
         assert stop in tokenizer.decode(text)
         assert stop not in tokenizer.decode(text[:-1])
         assert len(out.lossy_stats.trace) == len(text)
-
-
-@settings(ABUSE, max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, 40), st.floats(0, 1), st.floats(0, 1e9), st.floats(0, 1e9)), max_size=60))
-def test_a_window_that_adapts_stays_a_window(rounds: list[tuple[int, float, float, float]]):
-    window = AutoLength()
-    for drafted, share, drafting, rest in rounds:
-        window.observe(Round(drafted, int(share * drafted), drafting, rest))
-        assert isinstance(window.size, int)
-        assert 1 <= window.size <= 32

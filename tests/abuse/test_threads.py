@@ -13,7 +13,7 @@ from transformers import GenerationMixin
 from hf_lossy_assist import LossyVerification, disable, enable, enabled
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, row_id
-from tests.models import noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 SEEDED = {"seed": 0}
 KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "return_dict_in_generate": True}

@@ -10,7 +10,7 @@ from hf_lossy_assist import VerifierHead
 from hf_lossy_assist.compat import CandidateGenerator
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
 from tests.acceptors.table import Law, Row, judge_head
-from tests.models import ConstantLM, constant
+from tests.tiny_models import ConstantLM, constant
 
 P = [0.34, 0.26, 0.17, 0.12, 0.08, 0.03]
 Q = [0.22, 0.36, 0.06, 0.16, 0.05, 0.15]

@@ -14,7 +14,7 @@ import torch
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.acceptors import Acceptor
-from hf_lossy_assist.config import build_rule
+from hf_lossy_assist.call.config import build_rule
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, ThresholdRow
 
 Array = np.ndarray

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.acceptors import DropMatch, dropmatch
 from hf_lossy_assist.acceptors.dropmatch import js_divergence, majority
-from hf_lossy_assist.messages import Verification
-from hf_lossy_assist.sampling import Randomness
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.messages import Verification
 
 VOCABULARY = 300
 
@@ -97,3 +98,59 @@ def test_half_precision_is_read_as_it_is():
     half = replace(v, dropped_logits=v.dropped_logits.bfloat16())
     rounded = replace(v, dropped_logits=v.dropped_logits.bfloat16().float())
     assert torch.equal(DropMatch(num_paths=4).keep(half), DropMatch(num_paths=4).keep(rounded))
+
+
+def coarse_keep(v: Verification, candidates: int) -> Tensor:
+    """The rule over candidates, token by token in float64."""
+    paths, q = v.dropped_logits.double().softmax(-1), v.q.double()
+    centroid, clean = v.centroid_logits.double().softmax(-1), v.logits
+    kept = torch.zeros_like(v.tokens, dtype=torch.bool)
+    for i, x in enumerate(v.tokens[0].tolist()):
+        ids = clean[0, i].topk(candidates).indices.tolist()
+        ids = ids if x in ids else [*ids, x]
+
+        def lumped(distribution: Tensor, ids: list[int] = ids) -> Tensor:
+            return torch.cat([distribution[..., ids], 1 - distribution[..., ids].sum(-1, keepdim=True)], dim=-1)
+
+        heads, mean = lumped(paths[0, :, i]), lumped(centroid[0, i])
+        y = heads[:, :-1].argmax(-1)
+        votes = [(y.tolist().count(int(each)), float(mean[each]), int(each)) for each in y]
+        inside = naive_js(lumped(q[0, i]), mean) <= naive_js(heads, mean).max()
+        kept[0, i] = inside or ids[max(votes)[2]] == x
+    return kept
+
+
+@pytest.mark.parametrize("candidates", [1, 4, 40])
+@pytest.mark.parametrize("seed", range(6))
+def test_candidates_are_the_rule_over_fewer_outcomes(candidates: int, seed: int):
+    v = verification(seed=seed)
+    kept = DropMatch(candidates=candidates, dropout=0.1).keep(v)
+    assert kept.tolist() == (coarse_keep(v, candidates) & v.allowed).tolist()
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_as_many_candidates_as_tokens_change_nothing(do_sample: bool):
+    for seed in range(5):
+        full, few = (
+            DropMatch(candidates=c, dropout=0.1).keep(verification(do_sample, seed=seed)) for c in (None, VOCABULARY)
+        )
+        assert torch.equal(full, few)
+
+
+@pytest.mark.parametrize("candidates", [1, 8, 64])
+def test_no_divergence_grows_over_candidates(candidates: int):
+    """The data-processing inequality, for which the rest has to be one outcome with its exact mass."""
+    smaller = 0
+    for seed in range(10):
+        v = verification(seed=seed, sharpness=1.0)
+        full, few = (DropMatch(candidates=c, dropout=0.1).quantities(v) for c in (None, candidates))
+        for name in ("JS of the draft", "largest JS of a head"):
+            assert (few[name] <= full[name] + 1e-6).all()
+            smaller += int((few[name] < full[name] - 1e-3).sum())
+    assert smaller > 0
+
+
+def test_candidates_are_a_whole_number():
+    for wrong in (0, 2.5, "all"):
+        with pytest.raises(LossyValueError, match="`candidates` of the rule 'dropmatch'"):
+            DropMatch(candidates=wrong)

@@ -11,9 +11,9 @@ from scipy import stats
 from transformers.generation.utils import _speculative_sampling
 
 from hf_lossy_assist.acceptors import Ensemble, decide
-from hf_lossy_assist.messages import Verification
-from hf_lossy_assist.sampling import Randomness
-from tests.models import noisy_copy, prompt, tiny
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.messages import Verification
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 
 @pytest.mark.parametrize("weight", [0.2, 0.5, 0.9])

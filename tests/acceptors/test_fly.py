@@ -8,11 +8,11 @@ import torch
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.acceptors import Fly, decide
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.errors import warn_once
-from hf_lossy_assist.messages import Verification
-from hf_lossy_assist.sampling import Randomness
 from tests.acceptors.fixtures import P, Q, generate
-from tests.models import constant, noisy_copy, prompt, tiny
+from tests.tiny_models import constant, noisy_copy, prompt, tiny
 
 VOCABULARY = 7
 

@@ -9,8 +9,8 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
 from hf_lossy_assist.acceptors import Fsd
-from hf_lossy_assist.messages import Verification
-from hf_lossy_assist.sampling import Randomness
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.messages import Verification
 
 SCIPY = {
     "kl": entropy,

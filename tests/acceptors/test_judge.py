@@ -11,10 +11,10 @@ from transformers import GenerationConfig
 
 from hf_lossy_assist import JudgeHead, LossyValueError, enabled
 from hf_lossy_assist.acceptors import DropMatch, Judge, Lossless, TopK
-from hf_lossy_assist.config import parse
+from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, ThresholdRow
-from hf_lossy_assist.messages import Verification
-from tests.models import ARCHITECTURES, noisy_copy, prompt, tiny
+from tests.tiny_models import ARCHITECTURES, noisy_copy, prompt, tiny
 
 GREEDY = {"max_new_tokens": 50, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 

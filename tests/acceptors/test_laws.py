@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, decide
-from hf_lossy_assist.config import parse
-from hf_lossy_assist.messages import Verification
-from hf_lossy_assist.sampling import Randomness
+from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.messages import Verification
 from tests.acceptors.fixtures import ROWS_OF_TEXT, P, Q, Repeating, chi_square_p, generate, law_of
 from tests.acceptors.table import ROWS, Law, Row, one_hot, row_id
-from tests.models import constant, noisy_copy, prompt, tiny
+from tests.tiny_models import constant, noisy_copy, prompt, tiny
 
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
 SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import Margin
-from hf_lossy_assist.messages import Verification
+from hf_lossy_assist.core.messages import Verification
 
 
 def kept(rule: Margin, logits: list[float]) -> list[bool]:

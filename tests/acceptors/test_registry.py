@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import runpy
 import sys
@@ -16,14 +15,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from docs.generator import tables
 from hf_lossy_assist import LossyValueError, enabled, last_stats
 from hf_lossy_assist import acceptors as package
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, check_choice, check_number, describe, settings_of
-from hf_lossy_assist.config import build_rule, head_type
+from hf_lossy_assist.call.config import build_rule
 from tests.abuse.calls import ABUSE
 from tests.acceptors.fixtures import HEADS
 from tests.acceptors.strategies import settings_for
-from tests.models import noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 ROOT = Path(__file__).parents[2]
 TARGET = tiny()
@@ -208,49 +208,16 @@ def test_fields_that_are_not_declared_are_settings_without_bounds():
     assert Plain(words=3).words == 3
 
 
-NEEDS = {
-    "draft_probs": "q",
-    "draft_or_point_mass": "q or 1",
-    "hidden": "the target's states",
-    "draft_hidden": "the draft's states",
-    "dropped_heads": "dropped heads",
-}
+@pytest.mark.parametrize(("page", "name"), tables.MADE)
+def test_what_pages_say_about_rules_is_made_from_their_classes(page: str, name: str):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert tables.with_part(text, name, tables.MADE[page, name]()) == text, "run `make tables`"
 
 
-def readme_row(name: str) -> str:
-    """Return what a rule's row in README begins with; the last cell may say more."""
-    cls = REGISTRY[name]
-    file = Path(inspect.getfile(cls)).relative_to(ROOT)
-    reads = [
-        *(["`lossy_head`"] if head_type(cls) else []),
-        *(NEEDS[need] for need in NEEDS if need in rule(name).needs),
-    ]
-    at = ", ".join(f"`{key}={value:g}`" for key, value in cls.lossless_at.items()) or "always"
-    cells = [
-        f"`{name}`",
-        cls.paper,
-        f"[{file.name}]({file.as_posix()})",
-        ", ".join(map(readme_setting, settings_of(cls))) or "–",
-        ", ".join(reads) or "–",
-        at + ("" if cls.lossless_when_sampling else ", greedy"),
-    ]
-    return f"| {' | '.join(cells)}"
-
-
-def readme_setting(each: Setting) -> str:
-    is_text = isinstance(each.default, str)
-    default = each.unset if each.default is None else f'"{each.default}"' if is_text else f"{each.default:g}"
-    bounds = [f'"{choice}"' for choice in each.choices] or [f"{each.low:.2g} to {each.high:g}"]
-    bounds += [f'"{each.word}"'] if each.word else []
-    return f"`{each.name}` {default} ({' or '.join(bounds)})".replace("inf", "∞")
-
-
-def test_the_table_in_readme_says_what_the_rules_declare():
-    _, _, section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Rules\n")
-    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == list(REGISTRY), "every rule has one row, in this order"
-    for name, row in zip(REGISTRY, rows, strict=True):
-        assert row.startswith(readme_row(name)), f"README's row of {name!r} has to begin with\n{readme_row(name)}"
+def test_every_rule_carries_its_formula_and_has_a_row():
+    for name, cls in REGISTRY.items():
+        assert cls.formula is not None
+        assert f"| `{name}` | {cls.paper} |" in tables.table()
 
 
 def test_a_bound_that_is_open_is_shown_so():

@@ -10,8 +10,8 @@ import torch
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.acceptors import AnyOf, Regret, TopK, decide
-from hf_lossy_assist.messages import Verification
-from tests.models import noisy_copy, padded, prompt, tiny
+from hf_lossy_assist.core.messages import Verification
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None, "num_assistant_tokens": 5}
 BOLD = {"local_regret": 100.0, "mismatches": 100}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_lossy_assist.config import build_rule
+from hf_lossy_assist.call.config import build_rule
 from hf_lossy_assist.errors import LossyValueError
 
 

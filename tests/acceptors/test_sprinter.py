@@ -11,10 +11,10 @@ import torch
 
 from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
-from hf_lossy_assist.config import parse
+from hf_lossy_assist.call.config import parse
 from tests.acceptors.fixtures import P, Q, Simulated, V, chi_square_p, telling
 from tests.acceptors.fixtures import verifier_head as head_for
-from tests.models import constant, noisy_copy, prompt, tiny
+from tests.tiny_models import constant, noisy_copy, prompt, tiny
 
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 
@@ -67,10 +67,10 @@ def test_the_threshold_is_the_head_s_own_unless_another_is_given():
     verifier = pairs.load("arithmetic").heads["verifier"]
     assert verifier.config.threshold != 0.5, "or the test could not tell the two apart"
     assert parse("sprinter", None, verifier).acceptor.threshold == verifier.config.threshold
-    assert parse("sprinter", None, verifier).acceptor.run_ahead.threshold == verifier.config.threshold
+    assert parse("sprinter", None, verifier).acceptor.unverified_drafting.threshold == verifier.config.threshold
     assert parse("sprinter", {"threshold": 0.5}, verifier).acceptor.threshold == 0.5
     either = parse(["sprinter", "ears"], None, verifier).acceptor
-    assert either.run_ahead.threshold == verifier.config.threshold
+    assert either.unverified_drafting.threshold == verifier.config.threshold
     assert f"threshold={verifier.config.threshold}" in repr(Sprinter(verifier))
     assert Sprinter(head_for(tiny(), tiny())).threshold == 0.5, "that of a configuration that says nothing"
 
@@ -89,7 +89,7 @@ def test_another_rule_may_decide_what_the_verifier_leaves():
     head = head_for(target, target)
     rule = parse(["sprinter", "ears"], {"sprinter": {"threshold": 0.7}}, head).acceptor
     assert rule.rules == (Sprinter(head, 0.7, base=None), Ears())
-    assert rule.run_ahead.threshold == 0.7
+    assert rule.unverified_drafting.threshold == 0.7
     assert parse("sprinter", None, head).acceptor.base == Lossless()
     with pytest.raises(LossyError, match="sprinter"):
         parse({"all_of": ["sprinter", "ears"]}, None, head)

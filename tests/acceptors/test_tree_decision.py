@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, decide
-from hf_lossy_assist.acceptors.tree_decision import decide_tree
-from hf_lossy_assist.decoding.limits import LosslessNodes, LosslessPositions
-from hf_lossy_assist.messages import Verification
-from hf_lossy_assist.sampling import Randomness
-from hf_lossy_assist.trees import Tree
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.limits import LosslessPositions
+from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.shapes import Chain
+from hf_lossy_assist.core.trees import Tree
 from tests.acceptors.fixtures import P, chi_square_p
 from tests.acceptors.table import ROWS, Row, row_id
-from tests.models import constant
+from tests.tiny_models import constant
 from tests.trees import chain, children_of, path_to, random_tokens, random_tree, verification
 
 V = len(P)
@@ -68,12 +68,12 @@ def test_a_tree_that_is_a_chain_is_decided_as_one(row: Row, do_sample: bool, lim
     allowance = torch.randint(0, 3, (rows, 1), generator=generator).expand(-1, n) if limit == "budget" else None
     positions = (strict, allowance) if limit else None
     plain = Verification(tokens, logits, do_sample=do_sample, randomness=Randomness(4), **others)
-    one = decide(rule, plain, positions and LosslessPositions(*positions))
+    one = decide(rule, plain, positions and LosslessPositions(*positions, Chain(n, tokens.device)))
     tree = chain(rows, n)
-    other = decide_tree(
+    other = decide(
         rule,
         verification(tree, tokens, logits, 4, do_sample=do_sample, **others),
-        positions and LosslessNodes(*positions, tree),
+        positions and LosslessPositions(*positions, tree),
     )
     assert other.keep.equal(one.keep)
     assert other.n_accepted.equal(one.n_accepted)
@@ -81,7 +81,8 @@ def test_a_tree_that_is_a_chain_is_decided_as_one(row: Row, do_sample: bool, lim
     assert other.lossless.equal(one.lossless)
     assert other.kept_by.keys() == one.kept_by.keys()
     assert all(mask.equal(one.kept_by[name]) for name, mask in other.kept_by.items())
-    assert other.used_up.equal(one.n_accepted == n)
+    assert other.complete.equal(one.n_accepted == n)
+    assert one.complete.equal(one.n_accepted == n)
     assert other.path.equal(torch.where(torch.arange(n) < one.n_accepted[:, None], torch.arange(n), n - 1))
     assert 0 < int(one.n_accepted.sum()) < rows * n
 
@@ -93,7 +94,7 @@ def test_greedily_the_longest_kept_path_stays_and_of_several_the_likeliest(seed:
     tokens, logits = random_tokens(tree, 20, generator), torch.randn(60, 13, 20, generator=generator)
     kept = torch.rand(60, 12, generator=generator) < 0.6
     v = verification(tree, tokens, logits)
-    decision, ties = decide_tree(Given(kept), v), 0
+    decision, ties = decide(Given(kept), v), 0
     for row in range(60):
         paths = [path_to(tree, row, node) for node in range(12)]
         reached = [path for path in paths if kept[row, path].all()] or [[]]
@@ -104,7 +105,7 @@ def test_greedily_the_longest_kept_path_stays_and_of_several_the_likeliest(seed:
         end = wanted[-1] if wanted else -1
         assert decision.path[row, : decision.n_accepted[row]].tolist() == wanted
         assert decision.next_token[row] == logits[row, end + 1].argmax()
-        assert bool(decision.used_up[row]) == (not children_of(tree, row, end))
+        assert bool(decision.complete[row]) == (not children_of(tree, row, end))
     assert ties > 3
 
 
@@ -115,7 +116,7 @@ def test_where_tokens_are_drawn_the_first_sibling_that_is_kept_goes_on(seed: int
     tokens, logits = random_tokens(tree, 20, generator), torch.randn(60, 13, 20, generator=generator)
     kept = torch.rand(60, 12, generator=generator) < 0.6
     v = verification(tree, tokens, logits, do_sample=True)
-    decision = decide_tree(Given(kept), v)
+    decision = decide(Given(kept), v)
     for row in range(60):
         wanted, end = [], -1
         while going_on := [i for i in children_of(tree, row, end) if kept[row, i]]:
@@ -139,7 +140,7 @@ def test_lossless_settings_draw_from_the_target_s_law_on_trees(row: Row):
     hidden = TARGET.h.detach().expand(rows, 7, -1)
     v = verification(tree, tokens, law.log().expand(rows, 7, -1), 5, do_sample=True, hidden=hidden)
     assert rule.is_lossless(True)
-    decision = decide_tree(rule, v)
+    decision = decide(rule, v)
     accepted = decision.n_accepted
     text = tokens.gather(-1, decision.path)
     text = torch.cat([text, text[:, :1]], dim=-1).scatter(-1, accepted[:, None], decision.next_token[:, None])
@@ -148,3 +149,18 @@ def test_lossless_settings_draw_from_the_target_s_law_on_trees(row: Row):
     for place in range(int(accepted.max()) + 1):
         there = text[accepted >= place, place]
         assert chi_square_p(np.bincount(there, minlength=V), np.array(P)) > 1e-5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_lossless_rule_keeps_more_of_a_tree_than_is_kept_where_tokens_are_drawn(seed: int):
+    """Its nodes are no draws, so a text that passes a node passes it as often as the target: the bound is met."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, n = 40_000, 7
+    tree = random_tree(1, n, generator)
+    tokens, logits = random_tokens(tree, 8, generator), 1.5 * torch.randn(1, n + 1, 8, generator=generator)
+    every = Tree(tree.parents.expand(rows, -1), tree.levels)
+    v = verification(every, tokens.expand(rows, -1), logits.expand(rows, -1, -1), seed, do_sample=True)
+    kept = decide(REGISTRY["lossless"](), v).n_accepted.double()
+    bound = verification(tree, tokens, logits).log_p.exp().sum().item()
+    assert abs(kept.mean().item() - bound) < 4.5 * kept.std().item() / rows**0.5
+    assert bound > 0.1  # something is kept

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 from benchmarks.dropmatch_cost import H200, TARGETS, Round, app, computed, measured
-from hf_lossy_assist.evaluation.roofline import Rates
+from benchmarks.roofline import Rates
 from tests.benchmarks.running import run
 
 SMALL = LlamaConfig(

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks import dropped_heads
 from hf_lossy_assist.acceptors import DropMatch
+from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.evaluation.evaluate import evaluate
-from hf_lossy_assist.sampling import Randomness
 from tests.small_pair import PROBLEMS
 
 PATHS = 5

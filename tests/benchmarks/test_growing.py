@@ -14,7 +14,7 @@ from benchmarks.geometry import PRESETS, Geometry, parse_geometry
 from benchmarks.growing import grow
 from hf_lossy_assist import pairs
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
-from tests.models import VOCAB, prompt, tiny
+from tests.tiny_models import VOCAB, prompt, tiny
 
 SMALL = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -10,13 +10,12 @@ import torch
 
 from benchmarks.geometry import Geometry, parse_geometry
 from benchmarks.grown_models import app, grow_head, grow_models
-from hf_lossy_assist.evaluation import roofline
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, VerifierConfig, VerifierHead
 from hf_lossy_assist.tasks import Arithmetic
 from tests.benchmarks.running import commands, run
-from tests.models import noisy_copy, prompt, tiny
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def bench(*arguments, status=0):
 
 def test_the_bench_of_grown_models_says_the_same_and_judges_small_ones(tiny_pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 8)
-    common = ["--folder", tiny_pair_folder, "--modes", "plain,lossless", "--no-roofline", "--gamma", 2]
+    common = ["--folder", tiny_pair_folder, "--modes", "plain,lossless", "--gamma", 2]
     judged = [*common, "--accuracy-problems", 3, "--out", tmp_path]
     bench("--grow", "layers=3,hidden=96,heads=6,vocab=900", "--grow-draft", "hidden=96", judged)
     origin, *rows = (json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines())
@@ -128,8 +127,6 @@ def test_documented_commands(tmp_path, command, monkeypatch):
     """As they stand, but on sizes and a device that every machine has, and with nothing translated to machine code."""
     compile_module = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module, **_: compile_module(module, backend="eager"))
-    monkeypatch.setattr(roofline, "_SECONDS", 0.0)
-    monkeypatch.setattr(roofline, "_SQUARE", (32, 32))
     small = {"--device": "cpu", "--grow": "layers=5", "--grow-draft": "layers=3", "--accuracy-problems": "1"}
     for option in small.keys() & set(command):
         command[command.index(option) + 1] = small[option]

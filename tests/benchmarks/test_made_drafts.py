@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from benchmarks.made_drafts import app, drop_layers, round_weights
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from tests.benchmarks.running import run
-from tests.models import ARCHITECTURES, constant, prompt, tiny
 from tests.parity import assert_same_text
+from tests.tiny_models import ARCHITECTURES, constant, prompt, tiny
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 20}
 

@@ -12,7 +12,7 @@ from benchmarks.predictions import app, predict
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import PromptBatch
 from tests.benchmarks.running import run
-from tests.models import constant, noisy_copy, prompt, tiny
+from tests.tiny_models import constant, noisy_copy, prompt, tiny
 
 
 @pytest.mark.parametrize(

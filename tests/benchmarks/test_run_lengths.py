@@ -11,8 +11,8 @@ from benchmarks.run_lengths import app, predict_run_length
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import PromptBatch, batches_of, run_request
 from tests.benchmarks.running import run
-from tests.models import prompt
 from tests.small_pair import verifier_for
+from tests.tiny_models import prompt
 
 LENGTH = 16
 

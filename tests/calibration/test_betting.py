@@ -52,6 +52,20 @@ def test_a_bound_is_the_limit_at_which_the_test_says_so():
     assert bound([-1.0] * 500) < -0.9
 
 
+@pytest.mark.parametrize("cycle", [[0.0], [0.5], [0.0, 1.0], [0.0] * 40 + [1.0], [0.0] * 399 + [1.0]], ids=len)
+def test_how_long_a_test_takes_is_foreseen_from_what_it_has_seen(cycle: list[float]):
+    """Where losses go on as before, the test ends where it was expected to, certified or given up."""
+    limit, test, expected = 2000, LossTest(0.01), {0: 2000}
+    while not (test.certified or test.hopeless(limit - test.count)):
+        test.add(cycle[test.count % len(cycle)])
+        expected[test.count] = test.expected(limit)
+    assert expected[test.count] == test.count
+    halfway = test.count // 2 // len(cycle) * len(cycle)
+    assert abs(expected[halfway or 1] - test.count) <= max(0.1 * test.count, len(cycle))
+    assert all(count <= n <= limit for count, n in expected.items())
+    assert LossTest(0.01).expected(limit) == limit, "nothing is known yet"
+
+
 @pytest.mark.parametrize(("mean", "differ"), [(0.0, 0.01), (0.0025, 0.01), (0.005, 0.03)])
 def test_it_takes_a_quarter_of_hoeffding_s_problems_at_most(mean: float, differ: float):
     assert problems_needed(mean, differ, 9, most=40_000) <= hoeffding_needed(mean) / 4
@@ -97,6 +111,8 @@ def test_a_test_is_hopeless_where_no_problems_could_certify():
         (lambda: bound(np.zeros((2, 2))), r"`losses`.*\(2, 2\)"),
         (lambda: bound([0.0], 1.0), "`confidence`.*1.0"),
         (lambda: select(np.zeros(3), 0.01), r"`losses`.*\(problems, settings\)"),
+        (lambda: select(np.zeros((0, 3)), 0.01), r"`losses`.*one or more of each.*\(0, 3\); measure"),
+        (lambda: select(np.zeros((3, 0)), 0.01), r"`losses`.*one or more of each.*\(3, 0\); measure"),
         (lambda: select(np.zeros((3, 1)), 1), "`max_loss`.*1"),
         (lambda: LossTest(0.01, "95"), "`confidence`.*'95'"),
     ],

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import json
-from dataclasses import replace
+import math
+import operator
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +19,21 @@ import torch
 from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
-from hf_lossy_assist.calibration import Certificate, calibrate, calibrate_from
+from hf_lossy_assist.calibration import Certificate, Watch, calibrate, calibrate_from
 from hf_lossy_assist.calibration.certificate_card import write_card
+from hf_lossy_assist.call import certificate as certificates
+from hf_lossy_assist.call.config import parse
 from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
-from hf_lossy_assist.heads import JudgeHead
+from hf_lossy_assist.heads import JudgeHead, ModelIdentity
+from hf_lossy_assist.heads.repository import PLACEHOLDER_ID, upload
 from hf_lossy_assist.tasks import Example, Task
 from tests.acceptors.table import judge_head
-from tests.models import noisy_copy, prompt, tiny
+from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
+from tests.hub.server import LoopbackHub
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 MODES = "plain,topk:k=2,topk:k=3,near_top:alpha=0.1"
 TARGET = tiny()
@@ -98,9 +110,16 @@ def test_the_fastest_certified_setting_is_chosen(answered: Path):
         calibrate_from(answered, 3, modes=["topk:k=9"])
 
 
-def test_files_come_back(saved: Path):
-    certificate = Certificate.load(saved)
-    assert certificate == replace(calibrate_again(saved), tested=certificate.tested)
+def test_drafts_that_were_looked_up_are_not_certified(tmp_path: Path):
+    looked_up = replace(evaluation(), models=Models(TARGET, lookup=True))
+    AnswerStore(tmp_path, looked_up.plan())
+    for certify in (lambda: calibrate(looked_up), lambda: calibrate_from(tmp_path)):
+        with pytest.raises(LossyValueError, match="prompt lookup has none"):
+            certify()
+
+
+def test_files_come_back(answered: Path, saved: Path):
+    assert Certificate.load(saved) == calibrate_from(answered, max_loss=3)
     config = GenerationConfig.from_pretrained(saved)
     assert (config.lossy_mode, config.lossy_config, config.num_assistant_tokens) == ("topk", {"k": 2}, 5)
     card = (saved / "README.md").read_text(encoding="utf-8")
@@ -108,21 +127,19 @@ def test_files_come_back(saved: Path):
     assert (saved / "plot.png").stat().st_size > 5000
 
 
-def calibrate_again(saved: Path) -> Certificate:
-    return Certificate(**json.loads((saved / "certificate.json").read_text(encoding="utf-8")))
-
-
 def test_problems_are_answered_until_all_is_decided():
     """A setting that never errs is certified long before the problems are used up; the hopeless one is given up."""
-    noted: dict[str, list[tuple[int, str]]] = {}
+    noted: dict[str, list[tuple[int, int, str]]] = {}
     store = AnswerStore()
     certificate = calibrate(
-        evaluation(60), 30, 95, store, lambda label, n, state: noted.setdefault(label, []).append((n, state))
+        evaluation(60), 30, 95, store, lambda label, *seen: noted.setdefault(label, []).append(seen)
     )
-    needed, state = noted["topk:k=2"][-1]
+    needed, expected, state = noted["topk:k=2"][-1]
+    assert expected == needed
+    assert min(abs(expected - needed) for _, expected, _ in noted["topk:k=2"][: needed // 2]) < 0.2 * needed
     assert state in ("certified", "given up")
     assert certificate.tested[0].n == needed < 60
-    assert all(state == "" for _, state in noted["topk:k=2"][:-1])
+    assert all(state == "" for *_, state in noted["topk:k=2"][:-1])
     by_mode = {x.mode: x for x in certificate.tested}
     assert (state == "certified") == (by_mode["topk:k=2"].outcome == "certified")
     assert ("topk:k=3" in noted) == (state == "certified")
@@ -157,13 +174,13 @@ def test_the_certified_run_is_let_through(saved: Path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"assistant_model": tiny("gpt2")}, "its draft differs: the architecture is GPT2LMHeadModel"),
+        ({"assistant_model": tiny("gpt2")}, "of the draft, the architecture is GPT2LMHeadModel"),
         ({"num_assistant_tokens": 3}, "it drafts 5 tokens a round, not 3"),
         ({"lossy_mode": "topk", "lossy_config": {"k": 3}}, "its rule is .*'k': 2.*'k': 3"),
         ({"lossy_mode": "typical", "lossy_config": {}}, "its rule is .*topk.*typical"),
         ({"lossy_mode": "topk", "lossy_config": {"k": 2, "budget": 0.5}}, "'budget': None.*'budget': 0.5"),
         ({"do_sample": True}, "its temperature is None, not"),
-        ({"assistant_model": None, "prompt_lookup_num_tokens": 5}, "one of both has no draft"),
+        ({"assistant_model": None, "prompt_lookup_num_tokens": 5}, "of the draft, there is none"),
     ],
 )
 def test_another_run_is_refused_before_any_forward(saved: Path, changes: dict, message: str):
@@ -185,24 +202,67 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judged")
     answers = [Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2) for mode in plan["modes"] for i in range(100)]
     AnswerStore(folder / "answers", plan).add(answers)
-    for heads, message in ((None, "`--head judge=SOURCE`"), ({"judge": OTHER_HEAD}, "have other weights")):
+    for heads, message in ((None, "`heads` .* head of the rule 'judge'"), ({"judge": OTHER_HEAD}, "other weights")):
         with pytest.raises(LossyValueError, match=message):
             calibrate_from(folder / "answers", 10, heads=heads)
-    calibrate_from(folder / "answers", 10, heads={"judge": HEAD}).save(folder)
+    certificate = calibrate_from(folder / "answers", 10, heads={"judge": HEAD})
+    for heads in ({}, {"judge": OTHER_HEAD}):
+        with pytest.raises(LossyValueError, match=r"`heads` has to have the certified heads of \['judge'\]"):
+            certificate.save(folder, heads)
+    certificate.save(folder, {"judge": HEAD})
+    write_card(certificate, folder)
     return folder
 
 
-def test_a_certificate_is_of_the_head_too(judged: Path):
-    def judged_by(head: JudgeHead) -> list[list[int]]:
-        return run(judged, lossy_head=head).tolist()
+def run_card(folder: Path, source: str) -> list[list[int]]:
+    """Run the example of a folder's card, for which the certificate is in ``source``."""
+    card = (folder / "README.md").read_text(encoding="utf-8").replace(PLACEHOLDER_ID, source)
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    names = {"target": copy.deepcopy(TARGET), "draft": DRAFT, "inputs": {"input_ids": prompt(), "max_new_tokens": 8}}
+    *lines, call = code.strip().splitlines()
+    exec("\n".join(lines), names)
+    return eval(call, names).tolist()
 
+
+@pytest.fixture
+def judged_by_hand() -> list[list[int]]:
+    """What the certified run of ``judged`` gives."""
     with enabled(TARGET):
-        plain = TARGET.generate(
+        output = TARGET.generate(
             prompt(), assistant_model=DRAFT, lossy_mode="judge", lossy_config={"threshold": 0.5}, lossy_head=HEAD,
             max_new_tokens=8, num_assistant_tokens=5, do_sample=False,
         )  # fmt: skip
-    assert judged_by(HEAD) == plain.tolist()
-    assert judged_by(copy.deepcopy(HEAD)) == plain.tolist(), "equal weights are the same head"
+    return output.tolist()
+
+
+def test_the_example_of_a_card_runs(saved: Path, judged: Path, judged_by_hand: list[list[int]], tmp_path: Path):
+    assert run_card(saved, str(saved)) == run(saved).tolist()
+    moved = shutil.copytree(judged, tmp_path / "moved", ignore=shutil.ignore_patterns("answers"))
+    assert run_card(moved, str(moved)) == judged_by_hand
+
+
+def test_the_example_of_a_published_card_runs(
+    judged: Path,
+    judged_by_hand: list[list[int]],
+    signed_in: LoopbackHub,  # noqa: F811
+):
+    upload(certificates.certificate_publication(judged), "org/certified")
+    assert run_card(judged, "org/certified") == judged_by_hand
+
+
+def test_a_damaged_head_is_not_published(judged: Path, tmp_path: Path):
+    damaged = shutil.copytree(judged, tmp_path / "damaged")
+    (damaged / "judge" / "config.json").unlink()
+    with pytest.raises(LossyValueError, match=r"config\.json"):
+        certificates.certificate_publication(damaged)
+
+
+def test_a_certificate_is_of_the_head_too(judged: Path, judged_by_hand: list[list[int]]):
+    def judged_by(head: JudgeHead) -> list[list[int]]:
+        return run(judged, lossy_head=head).tolist()
+
+    assert judged_by(HEAD) == judged_by_hand
+    assert judged_by(copy.deepcopy(HEAD)) == judged_by_hand, "equal weights are the same head"
     for other in (OTHER_HEAD, JudgeHead(HEAD.config, HEAD.weight, HEAD.bias + 1)):
         with pytest.raises(LossyValueError, match="its heads have other weights"):
             judged_by(other)
@@ -214,10 +274,78 @@ def test_another_target_and_another_loop_are_refused(saved: Path):
         other.get_output_embeddings().weight.mul_(1.5)
     config = GenerationConfig.from_pretrained(saved, pad_token_id=0)
     config.lossy_config["certificate"] = str(saved)
-    with enabled(other), pytest.raises(LossyValueError, match="its target differs: the weights of the LM head"):
+    with enabled(other), pytest.raises(LossyValueError, match="of the target, the weights of the LM head"):
         other.generate(prompt(), generation_config=config, assistant_model=DRAFT, max_new_tokens=4)
     with pytest.raises(LossyUnsupportedError, match="`certificate`"):
         LossyVerification("topk", TARGET, k=2, certificate=str(saved))
+
+
+def places(values: object) -> Iterator[tuple]:
+    """Return the way to each value in JSON."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        yield (key,)
+        if isinstance(value, dict | list):
+            yield from ((key, *way) for way in places(value))
+
+
+JUNK = [None, True, -1, 1.5, 10**400, math.nan, math.inf, "", "x", "../judge", [], [None], ["x"], {}, {"x": 1}, [[]]]
+
+
+def test_a_file_with_any_other_value_is_refused_by_name_or_works(judged: Path, tmp_path: Path):
+    folder = shutil.copytree(judged, tmp_path / "changed", ignore=shutil.ignore_patterns("answers"))
+    path = folder / "certificate.json"
+    good = json.loads(path.read_text(encoding="utf-8"))
+    good["usual"] = {name: values[:2] for name, values in good["usual"].items()}
+    certified = parse("judge", {"threshold": 0.5}, HEAD)
+    refused: dict[tuple[str, str], str] = {}
+    for way in places(good):
+        for junk in JUNK:
+            values, (*parents, last) = copy.deepcopy(good), way
+            functools.reduce(operator.getitem, parents, values)[last] = junk
+            path.write_text(json.dumps(values), encoding="utf-8")
+            try:
+                certificate = Certificate.load(folder)
+            except LossyValueError as error:
+                refused[".".join(map(str, way)), repr(junk)] = str(error)
+                continue
+            with contextlib.suppress(LossyValueError):
+                Watch.of(certificate).add({"mean_accepted": 1.0, "lossy_share": 0.0})
+            with contextlib.suppress(LossyValueError):
+                certificate.check(certified.acceptor, certified.limits, TARGET, DRAFT, 5, None)
+    kinds = (Certificate, certificates.TestedSetting, ModelIdentity)
+    names = "|".join(["x", *(each.name for kind in kinds for each in fields(kind))])  # "x" is an unknown field
+    for message in refused.values():
+        assert re.search(rf"certificate\.json' does not: .*['`]({names})['`]", message), message
+    for way in (
+        "heads",
+        "usual",
+        "tested",
+        "target",
+        "max_loss",
+        "confidence",
+        "problems",
+        "versions",
+        "tested.0.loss",
+    ):
+        assert {(way, repr(junk)) for junk in ("x", [None], math.nan)} <= refused.keys(), way
+    assert ("heads", "None") in refused
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "{}", '{"tested": []}', "[" * 10**5, '"\ud800"'])
+def test_a_file_that_holds_something_else_is_refused(saved: Path, content: str):
+    (saved / "certificate.json").write_bytes(content.encode(errors="surrogatepass"))
+    with pytest.raises(LossyValueError, match=r"certificate\.json' does not: "):
+        Certificate.load(saved)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x | {"more": 1}, lambda x: {name: x[name] for name in x if name != "heads"}]
+)
+def test_a_file_with_other_fields_is_refused_by_name(saved: Path, change):
+    path = saved / "certificate.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    with pytest.raises(LossyValueError, match=r"certificate\.json' does not: .*'(more|heads)'"):
+        Certificate.load(saved)
 
 
 @pytest.mark.parametrize("source", ["no such folder", 3, "/", "a/b/c"])

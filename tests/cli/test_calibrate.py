@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -32,6 +33,8 @@ def test_the_path_from_nothing_to_a_certified_run(bundled, tmp_path: Path):
     certified = tmp_path / "certified"
     printed = run("calibrate", *SMALL, *SETTINGS, "--max-loss", "50", "--limit", "40", "--out", str(certified))
     assert "chosen: " in printed
+    first = re.search(r"topk:k=2: 1 of (\d+)", printed)
+    assert int(first[1]) < 20, "as many problems as it takes if nothing is lost, and not all 40"
     assert outcomes(certified) == ALL_CERTIFIED
     answered = (certified / "answers" / "results.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(answered) < 4 * 40, "it stops where the evidence is enough"

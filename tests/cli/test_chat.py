@@ -65,7 +65,7 @@ def test_mistakes_are_answered_and_the_conversation_goes_on(folder: Path):
         folder, "/frobnicate", "/mode fsd", "Tom has 3 apples.", "/mode tpok", "/help", "", "/mode lossless", "Ada?"
     )
     assert result.exit_code == 0, result.output
-    for message in ("there is no command '/frobnicate'", "draft's distribution", "did you mean 'topk'", "/reset"):
+    for message in ("but is '/frobnicate'", "draft's distribution", "did you mean 'topk'", "/reset"):
         assert message in result.stdout
     assert len(answers_in(result.stdout)) == 1
 
@@ -81,8 +81,8 @@ def test_a_warning_comes_after_the_answer(folder: Path):
     ("options", "message"),
     [
         (("--prompt-lookup", "3", "--assistant", "x"), "`--prompt-lookup` 3 drafts without a model"),
-        (("--assistant-tokenizer", "x"), "is of an `--assistant`"),
-        (("--temperature", "1"), "`--temperature` counts only with `--sample`"),
+        (("--assistant-tokenizer", "x"), "needs an `--assistant`"),
+        (("--temperature", "1"), "`--temperature` 1.0 needs `--sample`"),
         (("--mode", "tpok"), "did you mean 'topk'"),
         (("--pair", "arithmetic"), "brings its own models"),
     ],

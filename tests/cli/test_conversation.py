@@ -6,10 +6,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.pair_recipe import build_model, build_tokenizer
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.cli.conversation import Conversation, encode_conversation
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
-from hf_lossy_assist.pairs.recipe import build_model, build_tokenizer
 from tests.tiny_pair import TEMPLATE, TINY
 
 TURNS = ("Tom has 3 apples.", "And Ada?", "How many are left?")
@@ -93,7 +93,7 @@ def test_a_failed_answer_leaves_the_conversation_as_it_was(target, tokenizer):
 
 
 def test_a_conversation_that_is_too_long_says_so(target, tokenizer):
-    with pytest.raises(LossyValueError, match="/reset begins anew"):
+    with pytest.raises(LossyValueError, match="/reset starts again"):
         Conversation(target, tokenizer).answer("apples " * 4000, streamer(tokenizer), 12, **DRAFTING)
 
 

@@ -4,56 +4,66 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app, demo
-from hf_lossy_assist.cli.demo import SHOWN, demo_modes
+from hf_lossy_assist.cli.demo import MODES, SHOWN
+from hf_lossy_assist.evaluation.evaluate import named_modes
 from hf_lossy_assist.tasks import Arithmetic
 
 ROW = re.compile(
-    r"^ (?P<mode>\S.*?)  +(?P<accuracy>[\d.]+) % (?P<kept> +[\d.]+  +[\d.]+ |) +(?P<speed>\d+) ", re.MULTILINE
+    r"^ (?P<mode>\S+) +(?P<n>\d+) +(?P<score>[\d.]+)  (?P<interval>.*?) +(?P<kept>[\d.]+) +[\d.]+ +(?P<calls>[\d.]+) ",
+    re.MULTILINE,
 )
 
 
-def run(*arguments: str):
+def run(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["demo", *arguments], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
-    return result
+    return result.stdout
 
 
 def rows_of(printed: str) -> dict[str, re.Match[str]]:
     return {row["mode"]: row for row in ROW.finditer(printed)}
 
 
-def test_every_mode_is_compared(bundled, monkeypatch):
+def test_untrained_models_are_compared_too(bundled, monkeypatch):
+    """Neither answers anything right; a question is shown all the same."""
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 6)
-    result = run("--problems", "2", "--gamma", "3")
-    printed, modes = result.stdout, [mode.label for mode in demo_modes({}, 3)]
-    assert list(rows_of(printed)) == modes
-    assert not rows_of(printed)["target alone"]["kept"]
-    assert 0 <= float(rows_of(printed)["lossless"]["kept"].split()[0]) <= 3
-    assert "2 problems, 3 drafted tokens per round" in printed
-    assert printed.startswith(f"loading the bundled pair\nanswering 2 problems in {len(modes)} modes each\n")
-    assert "comparing: " in result.stderr
-    assert max(map(len, printed.splitlines())) <= 80
+    monkeypatch.setattr(demo, "MODES", "plain,lossless@3,topk@3")
+    monkeypatch.setattr(demo, "SHOWN", ("plain", "topk@3"))
+    printed = run("--problems", "2")
+    rows = rows_of(printed)
+    assert list(rows) == ["plain", "lossless@3", "topk@3"]
+    assert rows["plain"]["calls"] == "100.0"
+    assert all(re.fullmatch(r"[+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\)", rows[m]["interval"]) for m in list(rows)[1:])
     assert pairs.load("arithmetic").task.examples("test", 1)[0].prompt.split("\n")[0][:60] in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_the_bundled_pair_shows_what_lossy_rules_do(monkeypatch):
-    modes = [mode for mode in demo_modes({}, 8) if mode.label in ("lossless", *SHOWN)]
-    monkeypatch.setattr(demo, "demo_modes", lambda heads, gamma: modes)
-    rows = rows_of(run("--problems", "2").stdout)
-    assert rows["lossless"]["accuracy"] == rows["target alone"]["accuracy"]
-    for lossy in ("dropmatch", "topk (k=2)"):
-        assert float(rows[lossy]["kept"].split()[0]) > float(rows["lossless"]["kept"].split()[0])
+def test_the_bundled_pair_shows_what_lossy_rules_do():
+    printed = run("--problems", "4")
+    rows = rows_of(printed)
+    assert list(rows) == MODES.split(",")
+    assert rows["lossless@16"]["score"] == rows["plain"]["score"]
+    for lossy in ("dropmatch@16", "judge@16", "typical@16"):
+        assert float(rows[lossy]["kept"]) > float(rows["lossless@16"]["kept"])
+        assert float(rows[lossy]["calls"]) < float(rows["lossless@16"]["calls"])
+    asked = [int(calls) for calls in re.findall(r"(\d+) calls", printed)]
+    assert len(asked) == len(SHOWN)
+    assert asked == sorted(asked, reverse=True)
+    assert printed.count("right") >= 2  # the target alone and the lossy rule answer the question that is shown
+    assert "«" in printed
 
 
-def test_modes_with_a_head_need_one():
-    labels = [mode.label for mode in demo_modes({}, 3)]
-    heads = pairs.load("arithmetic").rule_heads
-    more = [mode.label for mode in demo_modes(heads, 3)]
-    assert set(more) - set(labels) == {"judge (threshold=0.2)"}
-    assert len(set(more)) == len(more)
-    assert set(SHOWN) <= set(labels)
-    assert {mode.gamma for mode in demo_modes(heads, 3)} == {None, 3}
+def test_every_rule_drafts_as_far_as_the_longest_draft_of_lossless():
+    longest = {mode.rule: mode.gamma for mode in named_modes(MODES)}
+    assert len(set(longest.values()) - {None}) == 1
+    assert set(SHOWN) <= set(MODES.split(","))
+
+
+@pytest.mark.parametrize("problems", ["0", "-1"])
+def test_at_least_one_problem_is_answered(problems):
+    assert CliRunner().invoke(app, ["demo", "--problems", problems]).exit_code == 2

@@ -10,7 +10,7 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.dropout import head_inputs
 from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.modes import parse_modes
-from hf_lossy_assist.verification.lm_head_hook import AGREEMENT, DROPOUTS
+from hf_lossy_assist.models.lm_head_hook import AGREEMENT, DROPOUTS
 from tests.agreement import agreement
 
 

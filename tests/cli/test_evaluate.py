@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation import evaluate as module
 from hf_lossy_assist.tasks import Arithmetic
+from hf_lossy_assist.tasks.sandbox import isolation
 
 MODES = "plain,lossless,topk:k=2"
 SMALL = ("--limit", "3", "--max-new-tokens", "6", "--gamma", "3")
@@ -47,6 +49,20 @@ def test_modes_are_scored_and_compared(bundled, tmp_path):
     assert list(summary)[-1] == "typical"
 
 
+def test_an_advice_is_an_option_of_the_command(bundled, tmp_path, monkeypatch):
+    problem = {
+        "task_id": "mine/0", "prompt": "def inc(x):\n", "entry_point": "inc",
+        "canonical_solution": "    return x + 1\n", "test": "def check(f):\n    assert f(1) == 2\n",
+    }  # fmt: skip
+    (tmp_path / "problems.jsonl").write_text(json.dumps(problem))
+    monkeypatch.setattr(isolation, "unavailable", lambda: "not today")
+    arguments = ["--pair", "arithmetic", "--task", "code", "--data", str(tmp_path / "problems.jsonl"), *SMALL]
+    refusal = run(*arguments, "--modes", "plain", status=2).stderr
+    (advice,) = re.findall(r"or set `(--.*?)` to run programs with all of your own rights", refusal)
+    with pytest.warns(UserWarning, match="`unsafe_no_isolation` is set"):
+        assert "plain" in run(*arguments, "--modes", "plain", *advice.split()).stdout
+
+
 def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
     problems = tmp_path / "test.jsonl"
     problems.write_text('{"question": "What are 2 dozen?", "answer": "#### 24"}\n' * 2)
@@ -61,20 +77,41 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--modes", "plain,topl"), "'topl'"),
+        (("--modes", "plain,topl"), "`--modes` has to name ['plain',"),
+        (("--modes", "plain,dropmtch"), "did you mean 'dropmatch'"),
         (("--modes", "plain", "--reference", "lossless"), "`--reference` has to be one of the modes ['plain']"),
         (("--modes", "plain,plain"), "every mode once"),
-        (("--modes", "plain,judge"), "add `--head judge=SOURCE`"),
+        (("--modes", "plain,judge"), "`--modes` has 'judge', which needs a head; give one for 'judge' by `--head`"),
         (("--model", "x"), "`--pair` 'arithmetic' brings its own models"),
         (("--task", "nothing"), "`--task` has to be one of"),
         (("--split", "none"), "`--split` has to be one of"),
+        (("--limit", "0"), "'--limit'"),
+        (("--prompt-lookup", "0"), "'--prompt-lookup'"),
+        (("--prompt-lookup", "3", "--assistant", "A"), "`--prompt-lookup` 3 drafts without a model"),
+        (("--prompt-lookup", "3", "--modes", "plain,topk@auto"), "`--modes` has 'topk@auto'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_errors_are_one_line(bundled, arguments, message):
-    *_, last = run("--pair", "arithmetic", *arguments, *SMALL, status=2).stderr.splitlines()
-    assert last.startswith("error: ")
-    assert message in last
+    printed = run("--pair", "arithmetic", *SMALL, *arguments, status=2).stderr
+    assert message in printed
+    assert printed.startswith("Usage: ") or printed.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("modes", ["plain,lossless", "plain,draft"])
+def test_a_mode_without_a_draft_is_refused_before_a_model_is_loaded(modes):
+    printed = run("--model", "no/such", "--task", "arithmetic", "--modes", modes, status=2).stderr
+    assert f"`--assistant` has to be given for the mode '{modes[6:]}'" in printed
+
+
+def test_prompt_lookup_drafts_in_the_pair_s_place(bundled, tmp_path):
+    run("--pair", "arithmetic", *SMALL, "--prompt-lookup", "2", "--out", str(tmp_path))
+    summary, rows = read(tmp_path)
+    assert list(summary) == ["plain", "lossless", "topk", "dropmatch:criterion=naive"]
+    assert json.loads((tmp_path / "manifest.json").read_text())["draft"] is None
+    assert {row["text"] for row in rows if row["mode"] == "plain"} == {
+        row["text"] for row in rows if row["mode"] == "lossless"
+    }
 
 
 def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
@@ -89,7 +126,7 @@ def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "run_request", interrupted)
     arguments = ("--pair", "arithmetic", "--modes", MODES, *SMALL, "--out", str(tmp_path))
     printed = run(*arguments, status=130).stdout
-    assert "stopped after 1 problems; the same command goes on from what is in" in printed
+    assert "stopped after 1 problems; repeat the command to continue from" in printed
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
     run(*arguments)
     assert len(asked) == 10

@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks.pair_recipe import build_model, build_tokenizer
+from benchmarks.pretraining import save_model
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
-from hf_lossy_assist.pairs.pretraining import save_model
-from hf_lossy_assist.pairs.recipe import build_model, build_tokenizer
 from tests.eagle3_heads import layer, random_head
 from tests.tiny_pair import TEMPLATE, TINY
 
@@ -78,7 +78,7 @@ def test_text_arrives_in_pieces(tiny_pair_folder):
     streamer.put(prompt)
     assert not pieces
     streamer.put(rest[0, 1:9])
-    streamer.put_fates(["accepted"] * 8)
+    streamer.put_statuses(["accepted"] * 8)
     assert pieces
     streamer.put(rest[0, 9:])
     streamer.end()
@@ -106,6 +106,18 @@ def test_settings_reach_the_rule(bundled):
     marks = {k: run_pair("--show-acceptance", "--mode", "topk", "--config", f"k={k}").count("«") for k in (1, 9999)}
     assert marks[1] == 0
     assert marks[9999] > 5
+
+
+def test_rounded_drafts_and_prepacked_models_say_what_the_target_says(bundled, models, tiny_pair_folder):
+    assert run_pair("--draft-dtype", "int8") == run_pair()
+    result = run(*models, "--max-new-tokens", "12", "--draft-dtype", "int4", PROMPT)
+    assert result.stdout == continuation(tiny_pair_folder, dtype=torch.bfloat16) + "\n"
+    refused = run("--pair", "arithmetic", "--prompt-lookup", "3", "--draft-dtype", "int8", PROMPT)
+    assert refused.exit_code == 2
+    assert "`--draft-dtype` int8 needs a draft model" in refused.output
+    refused = run("--pair", "arithmetic", "--prepack", PROMPT)  # in float32
+    assert refused.exit_code == 2
+    assert "in bfloat16" in refused.output
 
 
 def test_prompt_lookup_drafts_without_an_assistant(bundled, models):
@@ -159,7 +171,7 @@ def test_a_seed_makes_samples_repeat(bundled):
         (["--pair", "arithmetic", "--config", "beta"], r"`--config` has to be KEY=VALUE"),
         (["--pair", "aritmetic"], r"did you mean 'arithmetic'"),
         (["--pair", "arithmetic", "--model", "x"], r"`--pair` 'arithmetic' brings its own models"),
-        (["--temperature", "0.7", "--pair", "arithmetic"], r"`--temperature` counts only with `--sample`"),
+        (["--temperature", "0.7", "--pair", "arithmetic"], r"`--temperature` 0.7 needs `--sample`"),
         (["--model", "x"], r"`--assistant` and `PROMPT` has to be given"),
         (["--model", "/no/such", "--assistant", "/no/such", "p"], r"`--model` has to be .*'/no/such'"),
     ],

@@ -50,7 +50,7 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
     ("arguments", "message"),
     [
         (["--pair", "arithmetic", "--mode", "topkk", "--out", "x.html"], "topkk"),
-        (["--pair", "arithmetic", "--out", "/no/such/folder/x.html"], "`--out` has to be a file in a folder"),
+        (["--pair", "arithmetic", "--out", "/no/such/folder/x.html"], "`--out` has to be a file in an existing folder"),
         (["--model", "x", "--out", "x.html"], "`--assistant` and `PROMPT` has to be given"),
         (["--pair", "arithmetic", "--gamma", "none", "--out", "x.html"], "`--gamma` has to have"),
     ],

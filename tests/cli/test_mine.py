@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.mining.storage import Store, load_mined
+from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.store.shards import ShardStore
 from tests.mining.server import serving
 
 TASK = "tests.mining.parts:Letters"
@@ -147,7 +148,7 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
 
 
 def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
-    add = Store.add
+    add = ShardStore.add
 
     def interrupted(self, *arguments):
         add(self, *arguments)
@@ -155,7 +156,7 @@ def test_an_interrupted_run_says_how_to_go_on(options, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "add", interrupted)
+        patched.setattr(ShardStore, "add", interrupted)
         result = run(*options)
     assert result.exit_code == 130
     assert re.search(r"stopped; 2 prompts are in .*data, and the same command goes on from there", result.stdout)
@@ -212,6 +213,7 @@ NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
         ([*OUT_OF_PAIR, "--temperature", "0.5"], r"`--temperature` counts only with `--sampling`"),
         ([*OUT_OF_PAIR, "--sampling", "--temperature", "0"], r"`--temperature` has to be .* > 0"),
         ([*OUT_OF_PAIR, *API], r"`--target-api-model` have to be given"),
+        ([*OUT_OF_PAIR, "--target-api", "x", "--target-api-model", "m"], r"`--target-api` has to be a URL .* is 'x'"),
         ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--sampling"], r"`--target-api` gives greedy text only"),
         (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`--task` has to be one of"),
         (NOWHERE, r"`--model` has to be .*'/no'"),
@@ -236,7 +238,7 @@ def test_a_split_that_is_none_leaves_nothing_behind(options):
 
 
 def test_models_with_other_vocabularies_are_refused(models, tiny_pair_folder, tmp_path):
-    from tests.models import tiny
+    from tests.tiny_models import tiny
 
     tiny().save_pretrained(tmp_path / "small")
     result = run("--task", TASK, *models, "--assistant", tmp_path / "small", "--out", tmp_path / "data")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.pair_recipe import build_tokenizer
 from hf_lossy_assist.cli.rendering import LOSSY_STYLE, MarkedText, stats_table, traced_text
-from hf_lossy_assist.pairs.recipe import build_tokenizer
-from hf_lossy_assist.stats import LossyStats
+from hf_lossy_assist.core.statistics import LossyStats
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ def test_the_table_says_what_the_statistics_say():
     assert shown["mean accepted"] == "2.50"
     assert shown["tokens per round"] == "3.50"
     assert shown["accepted"] == "10 (50.0 % of drafted)"
+    assert shown["accepted by the lossless rule too"] == "7"
     assert shown["accepted only by the lossy rule"] == "3 (21.4 % of the text)"
     assert shown["rounds by tokens accepted"] == "0:1 1:0 2:2 3:1"
     assert shown["tokens per second"] == "7.0"

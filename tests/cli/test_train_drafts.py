@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import hf_lossy_assist
 from hf_lossy_assist import Eagle3
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.training.drafts.text_store import TextStore
+from hf_lossy_assist.training.drafts.texts import TextStore
 from tests.training.drafts.fixtures import write_model
 
 SMALL = (
@@ -37,10 +37,15 @@ def test_a_draft_is_trained_from_the_target_s_own_prompts_and_drafts_for_it(tmp_
     monkeypatch.setattr(sys, "argv", ["lossy-assist", "train", *command])
     result = run(*command, "--steps", "12")
     assert result.exit_code == 0, result.output
-    assert "step 10 of 12" in result.output
-    assert "held out after step 12" in result.output
+    assert "{'loss': " in result.output
+    assert "'eval_kept': " in result.output
     card = (out / "README.md").read_text()
-    for piece in ("license: mit", "| steps | 12 |", "written by the target itself", f"train {kind} --model target"):
+    for piece in (
+        "license: mit",
+        "| steps | 12, which are ",
+        "written by the target itself",
+        f"train {kind} --model target",
+    ):
         assert piece in card
     assert str(tmp_path) not in card
     target = AutoModelForCausalLM.from_pretrained(model).eval()
@@ -56,8 +61,8 @@ def test_a_draft_is_trained_from_the_target_s_own_prompts_and_drafts_for_it(tmp_
 
     again = run(*command, "--steps", "14")
     assert again.exit_code == 0, again.output
-    assert "continuing after step 12" in again.output
-    assert "held out after step 14" in again.output
+    assert "continuing from checkpoint-12" in again.output
+    assert "| steps | 14, which are " in (out / "README.md").read_text()
 
 
 def test_prompts_of_a_file_and_texts_that_two_drafts_share(tmp_path):
@@ -71,12 +76,8 @@ def test_prompts_of_a_file_and_texts_that_two_drafts_share(tmp_path):
     assert result.exit_code == 0, result.output
     assert (tmp_path / "texts" / "texts-000000.safetensors").stat().st_mtime_ns == written
     assert "from prompts.jsonl" in (tmp_path / "b" / "README.md").read_text()
-    prompts_seen = {
-        text.prompt
-        for batch in TextStore(tmp_path / "texts").batches()
-        for text in TextStore(tmp_path / "texts").read(batch)
-    }
-    assert len(prompts_seen) > 20
+    assert len({text.prompt for text in TextStore(tmp_path / "texts").texts()}) > 20
+    assert not (tmp_path / "a" / "training").exists()
 
 
 def test_a_terminated_run_leaves_a_checkpoint_and_goes_on(tmp_path):
@@ -89,30 +90,34 @@ def test_a_terminated_run_leaves_a_checkpoint_and_goes_on(tmp_path):
         str(out),
         *SMALL,
         *KINDS["eagle3"],
-        "--checkpoint-seconds",
-        "9999",
+        "--checkpoint-every",
+        "99999",
     )
     victim = subprocess.Popen(
         [sys.executable, "-u", "-m", "hf_lossy_assist", "train", *command, "--steps", "100000"],
         stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
     )  # fmt: skip
     for line in victim.stdout:
-        if line.startswith("step 20 "):
+        if line.startswith("{'loss'"):
             victim.send_signal(signal.SIGTERM)
             break
     rest = victim.stdout.read()
     assert victim.wait() == 0
-    assert "held out after step" in rest
-    assert (out / "training" / "checkpoint.safetensors").is_file()
+    [checkpoint] = (out / "training").glob("checkpoint-*")
+    assert f"stopped after step {checkpoint.name[11:]}; the same command goes on" in rest
+    assert not (out / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "either `--model` or `--pair` has to be given"),
-        (("--model", "M", "--pair", "smollm2"), "either `--model` or `--pair` has to be given"),
+        ((), "`--model` has to be given, or `--pair arithmetic` instead"),
+        (("--model", "M", "--pair", "smollm2"), "`--pair` 'smollm2' brings its own models; leave out `--model`"),
         (("--model", "M", "--prompts", "a", "--task", "b"), "can't both be given"),
-        (("--model", "M", "--prompts", "nowhere.txt"), "there is none at 'nowhere.txt'"),
+        (
+            ("--model", "M", "--prompts", "nowhere.txt"),
+            "`--prompts` has to be a text file with one prompt per line, but is",
+        ),
         (("--model", "UNTEMPLATED"), "has to have a chat template"),
         (("--model", "UNTOKENIZED"), "tokenizer"),
     ],
@@ -139,7 +144,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     assert run(*command).exit_code == 0
     for change, said in (
         (("--seed", "1"), "`seed` was 0 and is 1"),
-        (("--unrolled", "2"), "`unrolled` was 3 and is 2"),
+        (("--unrolled", "2"), "`--unrolled` was 3 and is 2"),
     ):
         result = run(*command, *change)
         assert result.exit_code == 2

@@ -46,7 +46,7 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
         assert f"| {row.threshold:.6g} |" in card
     assert "120 prompts, 600 mismatches" in printed.stdout
     assert f"AUC {config.metrics['auc']:.4f} on 12 validation prompts" in printed.stdout
-    assert re.search(r"rests on 1\d important tokens", printed.stdout)
+    assert re.search(r"depends on only 1\d important tokens", printed.stdout)
     assert "![ROC curve](roc.png)" in card
     assert (tmp_path / "roc.png").is_file()
     assert not (tmp_path / "comparison.json").exists()
@@ -160,10 +160,10 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("judge", "--data", "RATIOS"), "`lossy-assist train verifier`"),
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
         (("judge", "--data", "MINED", "--folds"), "`--folds` needs data"),
-        (("judge", "--data", "MINED", "--recall", "1.5"), "`recall`"),
-        (("judge", "--data", "MINED", "--validation", "1"), "`validation_share`"),
-        (("judge", "--data", "MINED", "--pair", "arithmetic"), "of the target of 'arithmetic'"),
-        (("verifier", "--data", "RATIOS", "--lambda", "0"), "`lambda`"),
+        (("judge", "--data", "MINED", "--recall", "1.5"), "`--recall`"),
+        (("judge", "--data", "MINED", "--validation", "1"), "`--validation`"),
+        (("judge", "--data", "MINED", "--pair", "arithmetic"), "the target of 'arithmetic' differs"),
+        (("verifier", "--data", "RATIOS", "--lambda", "0"), "`--lambda`"),
         (("judge", "--data", "ONE_CLASS"), "tokens are unimportant"),
         (("judge", "--data", "ONE_PROMPT"), "all 50 are of one"),
         (("judge", "--data", "BROKEN"), "the column 'target_draft' has NaN or infinite values in 2 of 50 tokens"),

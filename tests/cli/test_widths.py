@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hf_lossy_assist.cli.acceptance import acceptance_table
-from hf_lossy_assist.cli.bench_report import answer_table, request_table, speed_table, text_table, time_table
+from benchmarks.acceptance import acceptance_table
+from hf_lossy_assist.cli.bench_report import request_table, speed_table, text_table, time_table
 from hf_lossy_assist.cli.calibrate import outcome_table
-from hf_lossy_assist.cli.evaluate import score_table
 from hf_lossy_assist.cli.mine import summary_table
 from hf_lossy_assist.cli.rendering import stats_table
-from hf_lossy_assist.cli.theory import run_length_table, speedup_table
+from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE
-from hf_lossy_assist.stats import LossyStats
+from hf_lossy_assist.evaluation.tables import score_columns, score_table, table
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
 SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04
 SPEED = SimpleNamespace(median=12345.6, low=10234.5, high=13456.7)
 SUMMARY = {
-    "tokens_per_second": SPEED, "roofline": 1, "roofline_share": 0.876, "acceptance_rates": (0.9,) * 9,
+    "tokens_per_second": SPEED, "acceptance_rates": (0.9,) * 9,
     "mean_accepted": 13.37, "tokens_per_round": 14.37, "same_text": 1.0, "latencies": (SLOW,) * 9, "first_token": SLOW,
     "peak_memory": 123456 * 2**20, "joules_per_token": 12.34, "draft_call": SLOW, "target_call": SLOW,
     "ratios": {TARGET_ALONE: 12.34, STOCK: 12.34, "lossless": 12.34},
@@ -55,26 +54,24 @@ STATS = LossyStats(
 
 
 @pytest.mark.parametrize(
-    "table",
+    "shown_table",
     [
         speed_table(SUMMARIES, "speed"),
         text_table(SUMMARIES),
         time_table(SUMMARIES),
         request_table(SUMMARIES),
-        answer_table(SCORES),
+        table(SCORES, score_columns(TARGET_ALONE), "Answers"),
         score_table(SCORES, TARGET_ALONE),
         acceptance_table([ACCEPTED], 0.9),
         outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0, reference=TARGET_ALONE)),
         summary_table("judge", PROMPTS),
         stats_table(STATS),
-        run_length_table(5, [0.1, 0.3, 0.5], None),
-        speedup_table([0.5, 0.7, 0.8, 0.9], (0.05, (1.0, 0.0), 0.0), 16),
     ],
-    ids=lambda table: str(table.title),
+    ids=lambda shown: str(shown.title),
 )
-def test_tables_fit(table: Any):
+def test_tables_fit(shown_table: Any):
     screen = Console(file=io.StringIO(), width=80)
-    screen.print(table)
+    screen.print(shown_table)
     shown = screen.file.getvalue()
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown, shown

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hf_lossy_assist.compat import ForwardInputs, forward_inputs
 from hf_lossy_assist.compat.inputs import PlainForwardInputs
-from tests.models import prompt, tiny
+from tests.tiny_models import prompt, tiny
 
 KINDS = (ForwardInputs, PlainForwardInputs)
 MASKS = {"none": None, "padded": torch.tensor([[0, 0, 1, 1, 1, 1, 1]])}

@@ -17,8 +17,8 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from hf_lossy_assist import LossyUnsupportedError, enabled
 from tests.acceptors.fixtures import verifier_head as verifier_for
 from tests.acceptors.table import judge_head
-from tests.models import noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "return_dict_in_generate": True}
 

@@ -11,7 +11,7 @@ from accelerate import PartialState
 import hf_lossy_assist
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.leaving import leave
-from tests.models import noisy_copy, padded, prompt, tiny
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 state = PartialState(cpu=True)
 target = tiny()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.models import VOCAB
+from tests.tiny_models import VOCAB
 
 PAD = 0
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from hf_lossy_assist import last_stats
-from hf_lossy_assist.decoding.progress import FateStreamer
-from tests.models import noisy_copy, prompt, tiny
+from hf_lossy_assist.decoding.progress import TokenStatusStreamer
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 
-class Recorder(FateStreamer):
+class Recorder(TokenStatusStreamer):
     """Has a line for every call."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Recorder(FateStreamer):
         assert len(self.fates) <= len(self.tokens)
         self.tokens += value.flatten().tolist()
 
-    def put_fates(self, fates: Any) -> None:
+    def put_statuses(self, fates: Any) -> None:
         self.fates += fates
 
     def end(self) -> None:

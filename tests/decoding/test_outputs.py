@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.decoding.outputs import (
     GenerateLossyEncoderDecoderOutput,
     GenerateLossyOutput,
     OutputRecorder,
     side_by_side,
 )
-from hf_lossy_assist.messages import Verification
-from hf_lossy_assist.stats import LossyStats
 from tests.decoding.fixtures import between
 
 PROMPT, TOKENS, LAYERS, WIDTH, HEADS, V = 5, 9, 2, 3, 2, 4

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from hf_lossy_assist.decoding.progress import Stopping
-from tests.models import VOCAB, noisy_copy, tiny
+from tests.tiny_models import VOCAB, noisy_copy, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.01)
@@ -114,7 +114,7 @@ def test_a_criterion_with_a_state_sees_what_it_sees_in_plain_generate(name: str,
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_the_same_for_a_rule_that_runs_ahead(name: str, pair):
-    """With a threshold of 1 nothing is trusted, so that it is lossless; the loop is the same."""
+    """With a threshold of 1 nothing is unverified, so that it is lossless; the loop is the same."""
     texts = []
     prompts = [example.prompt for example in pair.task.examples("test", 3)]
     batch = pair.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
@@ -131,7 +131,7 @@ def test_the_same_for_a_rule_that_runs_ahead(name: str, pair):
     assert texts[0].tolist() == texts[1].tolist()
 
 
-def test_trusted_tokens_are_cut_back_too(pair):
+def test_unverified_tokens_are_cut_back_too(pair):
     """Tokens that no target has seen end at the same position of every row."""
     prompts = [example.prompt for example in pair.task.examples("test", 3)]
     batch = pair.tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
@@ -193,7 +193,7 @@ def test_a_row_that_has_ended_takes_no_more():
     assert texts.commit([0, 1], [[5, 2, 6], [5, 6]]) == [2, 2]
     assert texts.ended == [True, False]
     assert texts.commit([0, 1], [[5], [5]]) == [0, 1]
-    assert texts.room(1) == 100 - 4 - 3
+    assert texts.remaining(1) == 100 - 4 - 3
 
 
 def test_length_and_end_are_the_first_of_both():

@@ -15,8 +15,8 @@ from hf_lossy_assist.drafting.tree import TreeDrafter
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.eagle3_heads import layer, random_head, trained_pair
-from tests.models import ARCHITECTURES, LENGTHS, WINDOWS_ROLL_BACK, noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
+from tests.tiny_models import ARCHITECTURES, LENGTHS, WINDOWS_ROLL_BACK, noisy_copy, padded, prompt, tiny
 from tests.trees import path_to
 from tests.trial.families import ATTENDING, RECURRENT, family
 
@@ -85,7 +85,7 @@ def test_rows_of_a_batch_are_plain_ones_and_so_is_what_is_recorded(architecture:
                     torch.testing.assert_close(a[row], b[row], atol=1e-4, rtol=1e-4)
                     continue
                 for one, other in zip(a, b, strict=True):
-                    one, other = one[row], other[row][..., -one.shape[-1] :]
+                    one, other = one[row], other[row]
                     if step == 0:  # what padding says and looks at is nobody's business
                         one, other = one[..., -length:, :], other[..., -length:, :]
                     torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4, msg=f"{name} of {step}, row {row}")
@@ -144,8 +144,8 @@ def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkey
 
     drafted, propose = [], TreeDrafter.propose
 
-    def compare(self, ids, layout, rooms):
-        draft = propose(self, ids, layout, rooms)
+    def compare(self, ids, layout, remaining):
+        draft = propose(self, ids, layout, remaining)
         if draft.tree is not None and not drafted:
             for node in range(len(draft)):
                 path = draft.tokens[0, path_to(draft.tree, 0, node)][:-1]

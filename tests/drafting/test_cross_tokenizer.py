@@ -15,8 +15,8 @@ from hf_lossy_assist.drafting.cross_tokenizer import Translation
 from hf_lossy_assist.drafting.vocabulary import check_tokenizers
 from tests.acceptors.fixtures import chi_square_p
 from tests.acceptors.table import ROWS, row_id
-from tests.models import constant, noisy_copy, tiny
 from tests.parity import assert_same_rows, assert_same_text
+from tests.tiny_models import constant, noisy_copy, tiny
 
 SPECIAL = ["<pad>", "<s>", "</s>"]
 WORDS = [f"{a}{b}" for a in "bcdfghklm" for b in "aeiou"]

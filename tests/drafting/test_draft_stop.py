@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import time
 
 import pytest
 import torch
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.config import parse
-from hf_lossy_assist.drafting.draft_stop import AcceptanceStop, ConfidenceStop, EntropyStop, HeadStop
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification
+from hf_lossy_assist.call import config as call_config
+from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.lossy_call import LossyCall
+from hf_lossy_assist.drafting.draft_stop import LONGEST, AcceptanceStop, ConfidenceStop, EntropyStop, HeadStop
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import VerifierHead
-from tests.models import noisy_copy, padded, prompt, tiny
+from tests.acceptors.fixtures import verifier_head
 from tests.parity import assert_same_rows
 from tests.small_pair import verifier_for
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "return_dict_in_generate": True}
 STOPS = [
@@ -113,6 +118,79 @@ def test_a_confidence_is_the_option_of_transformers():
     same = target.generate(**options, assistant_confidence_threshold=0.1)
     assert torch.equal(ours.sequences, same.sequences)
     assert ours.lossy_stats.trace == same.lossy_stats.trace
+
+
+@pytest.fixture
+def by_default(monkeypatch):
+    """The default of users, which other tests do without; tiny models are surer of less."""
+    monkeypatch.setattr(call_config, "DEFAULT_STOP", AcceptanceStop(1 - 1e-3))
+
+
+ROWS = {"one": {"input_ids": prompt()}, "batch": padded()}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, rows: str):
+    """Whether nothing is said or `"auto"`; as if the user had asked for it, and not where a length is given."""
+    target = tiny()
+    options = (
+        GREEDY | ROWS[rows] | {"assistant_model": noisy_copy(target, 0.01), "lossy_mode": "topk", "pad_token_id": 0}
+    )
+
+    def call(stop=None, **more):
+        config = {"k": 4} | ({} if stop is None else {"stop_drafting": stop})
+        out = target.generate(**options, **more, lossy_config=config)
+        return out.sequences.tolist(), out.lossy_stats.trace, out.lossy_stats.drafted
+
+    default = call()
+    asked = {"by": "acceptance", "threshold": 1 - 1e-3}
+    assert default == call(num_assistant_tokens="auto") == call(asked, num_assistant_tokens=LONGEST)
+    fixed = call(num_assistant_tokens=LONGEST)
+    assert default[2] < fixed[2]
+    assert fixed != default != call(num_assistant_tokens=5)
+
+
+def test_other_ways_of_drafting_have_no_default_stop(by_default):
+    target = tiny()
+    draft = noisy_copy(target)
+    for mode, config, more in (
+        ("lossless", {}, {"num_assistant_tokens_schedule": "heuristic"}),
+        ("lossless", {"tree": {"depth": 3}}, {}),
+        ("sprinter", {}, {}),
+        ("lossless", {}, {"candidate_generator": ModelDrafter(draft, 3)}),
+        ("lossless", {}, {"num_assistant_tokens": 5}),
+    ):
+        head = verifier_head(target, draft) if mode == "sprinter" else None
+        call = LossyCall.take(
+            target, {"assistant_model": draft, "lossy_mode": mode, "lossy_config": config, "lossy_head": head, **more}
+        )
+        assert call.choice.stop is None
+        assert call.choice.num_assistant_tokens == 5
+
+
+def test_a_text_by_default_is_a_function_of_the_call(by_default, monkeypatch):
+    """However long forwards seem to take, and whatever calls came before."""
+    target = tiny()
+    options = {"assistant_model": noisy_copy(target, 0.01), "lossy_mode": "topk", "lossy_config": {"k": 4}}
+    found = []
+    for second in (1e-6, 1e3, 1.0):
+        ticks = itertools.count()
+        monkeypatch.setattr(time, "perf_counter", lambda s=second, t=ticks: s * next(t) ** 2)
+        target.generate(**GREEDY, input_ids=prompt(seed=len(found)), **options)
+        out = target.generate(**GREEDY, input_ids=prompt(), **options)
+        found.append((out.sequences.tolist(), out.lossy_stats.trace))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("mode", ["topk", "lossless"])
+def test_transformers_own_loop_has_the_same_default(by_default, mode: str):
+    target = tiny()
+    draft, options = noisy_copy(target, 0.01), {"max_new_tokens": 40, "eos_token_id": None, "do_sample": False}
+    own = target.generate(prompt(), assistant_model=draft, lossy_mode=mode, return_dict_in_generate=True, **options)
+    with LossyVerification(mode, target, assistant_model=draft) as hook:
+        stock = target.generate(prompt(), assistant_model=draft, logits_processor=[hook], **options)
+    assert own.sequences.tolist() == stock.tolist()
+    assert hook.stats.drafted == own.lossy_stats.drafted
 
 
 def test_what_one_call_learnt_is_not_in_the_next():

@@ -12,7 +12,7 @@ from torch.nn.functional import embedding
 
 from hf_lossy_assist import Eagle3, LossyUnsupportedError, LossyValueError
 from tests.eagle3_heads import layer, legacy_values, random_head, write_legacy
-from tests.models import VOCAB, prompt, tiny
+from tests.tiny_models import VOCAB, prompt, tiny
 
 LENGTH, STEPS = 11, 4
 needs_oracle = pytest.mark.skipif(

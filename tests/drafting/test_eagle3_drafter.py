@@ -11,13 +11,12 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, T5Config, 
 
 import hf_lossy_assist
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.config import head_type
+from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter, LayerStates
 from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import layer, random_head, trained_head, trained_pair
-from tests.models import ARCHITECTURES, VOCAB, prompt, tiny
 from tests.parity import assert_same_text
+from tests.tiny_models import ARCHITECTURES, VOCAB, prompt, tiny
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 40}
 
@@ -68,10 +67,10 @@ def test_every_draft_is_what_the_head_says_about_the_text_alone(architecture, ro
     target, head = trained_pair(architecture)
     compared, propose = [], Eagle3Drafter.propose
 
-    def compare(self, ids, layout, rooms):
-        draft = propose(self, ids, layout, rooms)
+    def compare(self, ids, layout, remaining):
+        draft = propose(self, ids, layout, remaining)
         for i, padding in enumerate(layout.left_padding):
-            n = draft.length(i)
+            n = len(draft) if draft.lengths is None else draft.lengths[i]
             if n == 0:
                 continue
             expected = eagle3_logits(target, head, ids[i, padding:], draft.tokens[i, :n])

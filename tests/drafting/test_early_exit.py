@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.drafting.early_exit import first_layers
-from tests.models import _COMMON, ARCHITECTURES, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
+from tests.tiny_models import _COMMON, ARCHITECTURES, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
 

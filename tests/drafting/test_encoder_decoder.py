@@ -3,63 +3,32 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
-    WhisperConfig,
+    BartForCausalLM,
+    DynamicCache,
+    EncoderDecoderCache,
+    StaticCache,
     WhisperForCausalLM,
-    WhisperForConditionalGeneration,
 )
 
 from hf_lossy_assist import LossyError, last_stats
 from tests.acceptors.table import ROWS, row_id
-from tests.models import VOCAB, noisy_copy, padded, prompt, tiny
+from tests.encoder_decoders import ARCHITECTURES, bart, made, t5
 from tests.parity import assert_same_rows
+from tests.tiny_models import LENGTHS, noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
-_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0, "vocab_size": VOCAB}
-_SMALL = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4,
-          "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}  # fmt: skip
-
-
-def t5():
-    config = T5Config(**_IDS, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, initializer_factor=4.0)
-    return T5ForConditionalGeneration(config)
-
-
-def bart():
-    return BartForConditionalGeneration(BartConfig(**_IDS, **_SMALL, init_std=0.3, forced_eos_token_id=None))
-
-
-def whisper():
-    return WhisperForConditionalGeneration(
-        WhisperConfig(**_IDS, **_SMALL, num_mel_bins=8, max_source_positions=10, max_target_positions=64, init_std=0.3,
-                      suppress_tokens=None, begin_suppress_tokens=None)
-    )  # fmt: skip
-
-
-ARCHITECTURES = {"t5": t5, "bart": bart, "whisper": whisper}
-
-
 SOME_RULES = ("topk", "ears", "dropmatch", "fly")
-
-
-def made(name: str):
-    torch.manual_seed(0)
-    model = ARCHITECTURES[name]().eval()
-    model.generation_config.eos_token_id = None
-    return model
 
 
 def seen(name: str, batch: int = 1):
     """Return what the encoder is to read."""
     if name != "whisper":
-        return padded() if batch > 1 else {"input_ids": prompt()}
+        return padded(LENGTHS[:batch]) if batch > 1 else {"input_ids": prompt()}
     features = torch.randn(batch, 8, 20, generator=torch.Generator().manual_seed(0))
     return {"input_features": features, "language": None}
 
@@ -68,9 +37,23 @@ def drafts(target, noise: float = 0.01):
     return noisy_copy(target, noise)
 
 
-def decoder_only(target, noise: float):
+class BartReader(BartForCausalLM):
+    """A decoder to which the encoder's outputs come where its inputs are prepared, and whose forward wants a mask."""
+
+    def forward(self, input_ids, attention_mask, past_key_values, **kwargs):
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **kwargs)
+
+    def prepare_inputs_for_generation(self, *args, encoder_outputs=None, **kwargs):
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        return inputs | {"encoder_hidden_states": encoder_outputs.last_hidden_state}
+
+
+DECODERS = {"whisper": WhisperForCausalLM, "bart": BartReader}
+
+
+def decoder_only(name: str, target, noise: float):
     """Return a draft without an encoder, as Distil-Whisper's."""
-    draft = WhisperForCausalLM(copy.deepcopy(target.config)).eval()
+    draft = DECODERS[name](copy.deepcopy(target.config)).eval()
     weights = noisy_copy(target, noise).state_dict()
     draft.load_state_dict(weights, strict=False)
     return draft
@@ -91,15 +74,29 @@ def test_lossless_parity(name: str, batch: int):
         assert len(stats.rows) == batch
 
 
-def test_whisper_with_a_decoder_that_shares_its_encoder():
-    target = made("whisper")
-    plain = target.generate(**seen("whisper"), **GREEDY, output_logits=True)
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_that_shares_the_target_s_encoder(name: str, batch: int):
+    target = made(name)
+    plain = target.generate(**seen(name, batch), **GREEDY, output_logits=True)
     for noise in (0.0, 0.02):
-        draft = decoder_only(target, noise)
-        ours = target.generate(**seen("whisper"), **GREEDY, assistant_model=draft, lossy_mode="lossless")
+        draft = decoder_only(name, target, noise)
+        ours = target.generate(**seen(name, batch), **GREEDY, assistant_model=draft, lossy_mode="lossless")
         assert_same_rows(ours.sequences, plain)
         stats = last_stats(target)
-        assert stats.acceptance_rate == 1 if noise == 0 else stats.accepted > 0
+        # The encoder's padding is hidden from the target alone.
+        assert stats.acceptance_rate == 1 if noise == 0 and batch == 1 else stats.accepted > 0
+
+
+def test_encoder_outputs_may_be_passed_in_where_they_are_shared():
+    target = made("bart")
+    draft = decoder_only("bart", target, 0.0)
+    with torch.no_grad():
+        outputs = target.get_encoder()(**seen("bart"))
+    plain = target.generate(**seen("bart"), **GREEDY)
+    ours = target.generate(encoder_outputs=outputs, **GREEDY, assistant_model=draft, lossy_mode="lossless")
+    assert ours.sequences.equal(plain.sequences)
+    assert ours.lossy_stats.acceptance_rate == 1
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.mode in SOME_RULES], ids=row_id)
@@ -127,6 +124,43 @@ def test_recorded_outputs_are_those_of_plain_generation(batch: int):
         for step, (a, b) in enumerate(zip(plain[name], ours[name], strict=True)):
             for layer_a, layer_b in zip(a, b, strict=True):
                 torch.testing.assert_close(layer_a, layer_b, atol=1e-4, rtol=1e-4, msg=f"{name} of step {step}")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.mode in ("lossless", *SOME_RULES)], ids=row_id)
+def test_a_static_cache_gives_way_to_a_dynamic_one(row):
+    target = made("bart")
+    draft = drafts(target, 0.02)
+    kwargs = GREEDY | seen("bart") | {"do_sample": True, "assistant_model": draft}
+    texts = []
+    for cache in ("dynamic", "static"):
+        torch.manual_seed(0)
+        out = target.generate(**kwargs, **row.keywords(target, draft, seed=0), cache_implementation=cache)
+        texts.append((out.sequences.tolist(), out.lossy_stats.trace, type(out.past_key_values.self_attention_cache)))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [*itertools.product(ARCHITECTURES, ["assistant", "lookup"]), *((name, "decoder") for name in DECODERS)],
+)
+def test_every_drafter_writes_plain_texts_in_spite_of_a_static_cache(name: str, drafter: str):
+    target = made(name)
+    draft = decoder_only(name, target, 0.02) if drafter == "decoder" else drafts(target, 0.02)
+    drafting = {"prompt_lookup_num_tokens": 3} if drafter == "lookup" else {"assistant_model": draft}
+    kwargs = GREEDY | drafting | {"lossy_mode": "lossless", "cache_implementation": "static"}
+    for batch in (1, 3):
+        plain = target.generate(**seen(name, batch), **GREEDY, output_logits=True)
+        assert_same_rows(target.generate(**seen(name, batch), **kwargs).sequences, plain)
+
+
+def test_a_static_cache_of_the_user_s_is_refused():
+    target = made("bart")
+    cache = EncoderDecoderCache(StaticCache(target.config, max_cache_len=64), DynamicCache())
+    with pytest.raises(LossyError, match=r"`past_key_values` is a static cache, but Bart.* has an encoder"):
+        target.generate(
+            **seen("bart"), **GREEDY, past_key_values=cache, assistant_model=drafts(target), lossy_mode="lossless"
+        )
+    assert not cache.get_seq_length()
 
 
 def test_prompt_lookup_in_the_decoder():

@@ -11,12 +11,12 @@ from scipy import stats
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from hf_lossy_assist.acceptors import Lossless
-from hf_lossy_assist.decoding.batch_layout import BatchLayout
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.texts import BatchLayout
 from hf_lossy_assist.drafting.draft_length import HeuristicLength
 from hf_lossy_assist.drafting.model import ModelDrafter, mask_of
-from hf_lossy_assist.drafting.per_row import GeneratorDrafter
-from hf_lossy_assist.sampling import Randomness
-from tests.models import ARCHITECTURES, constant, prompt, tiny
+from hf_lossy_assist.drafting.per_row import drafter_of
+from tests.tiny_models import ARCHITECTURES, constant, prompt, tiny
 
 WARPERS = LogitsProcessorList([TemperatureLogitsWarper(0.7), TopKLogitsWarper(4)])
 
@@ -90,7 +90,7 @@ def test_the_model_and_its_configurations_stay_as_they_were():
 
 def test_a_draft_that_is_too_long_is_cut_to_the_room():
     layout = BatchLayout.of(prompt(), pad=0)
-    for drafter in (ModelDrafter(tiny(), 6), GeneratorDrafter(ModelDrafter(tiny(), 6), Lossless(), {})):
+    for drafter in (ModelDrafter(tiny(), 6), drafter_of(ModelDrafter(tiny(), 6), Lossless(), {})):
         cut = drafter.propose(prompt(), layout, [3])  # of which one is the target's
         assert cut.tokens.shape == (1, 2)
         assert cut.logits.shape[:2] == (1, 2)

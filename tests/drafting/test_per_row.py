@@ -11,9 +11,11 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, TopKLogitsWarp
 from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import LossyError, LossyVerification
+from hf_lossy_assist.acceptors import Lossless
+from hf_lossy_assist.drafting.per_row import drafter_of
 from tests.acceptors.fixtures import P, Repeating, chi_square_p
-from tests.models import VOCAB, constant, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
+from tests.tiny_models import VOCAB, constant, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
 
@@ -178,3 +180,27 @@ def test_a_row_s_law_does_not_depend_on_what_other_rows_drafters_report():
     )
     for row in out[:, 1:].numpy():
         assert chi_square_p(np.bincount(row, minlength=len(P)), np.array(P)) > 1e-5
+
+
+class Telling(Repeating):
+    """Has attributes of its own, which are no part of the contract."""
+
+    calls, tokens = 7, 7
+    hidden = torch.ones(1, 9, 16)
+
+
+class ReadsDraftStates(Lossless):
+    needs = frozenset({"draft_hidden"})
+
+
+def test_what_a_user_s_generator_happens_to_hold_is_not_believed():
+    ids = torch.ones(1, 1, dtype=torch.long)
+    out = constant(P).generate(
+        ids, attention_mask=ids, candidate_generator=Telling(0), lossy_mode="lossless", max_new_tokens=5,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    assert out.lossy_stats.drafted > 0
+    assert (out.lossy_stats.draft_calls, out.lossy_stats.draft_tokens) == (0, 0)
+    drafter = drafter_of(Telling(0), ReadsDraftStates(), {})
+    with pytest.raises(LossyError, match=r"needs the draft's hidden states, but .*Telling gives none"):
+        drafter.ask(ids, 4)

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.config import parse
+from hf_lossy_assist.call.config import parse
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
 from hf_lossy_assist.drafting.tree import Eagle3TreeDrafter, TreeDrafter
 from hf_lossy_assist.drafting.tree_config import TreeConfig
 from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import random_head
-from tests.models import noisy_copy, padded, tiny
+from tests.tiny_models import noisy_copy, padded, tiny
 from tests.trees import path_to
 
 SHAPE = TreeConfig(depth=3, top_k=3, nodes=8)
@@ -39,9 +39,11 @@ def compare(monkeypatch, kind, log_q, **call) -> int:
     """Decode, and compare every tree that is drafted with what is found; return how many were."""
     compared, propose, width = [], kind.propose, max(LENGTHS)
 
-    def comparing(self, ids, layout, rooms):
-        draft = propose(self, ids, layout, rooms)
-        shape = TreeConfig(min(SHAPE.depth, max(rooms) - 1), SHAPE.top_k, SHAPE.nodes) if max(rooms) > 1 else None
+    def comparing(self, ids, layout, remaining):
+        draft = propose(self, ids, layout, remaining)
+        shape = (
+            TreeConfig(min(SHAPE.depth, max(remaining) - 1), SHAPE.top_k, SHAPE.nodes) if max(remaining) > 1 else None
+        )
         for i, padding in enumerate(layout.left_padding if draft.tree else ()):
             tokens = draft.tokens[i].tolist()
             paths = [tuple(tokens[j] for j in path_to(draft.tree, i, node)) for node in range(len(tokens))]

@@ -12,8 +12,8 @@ from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.drafting.vocabulary import PaddedVocabulary, vocabulary_of
 from tests.acceptors.fixtures import chi_square_p
 from tests.acceptors.table import ROWS, row_id
-from tests.models import VOCAB, constant, noisy_copy, padded, prompt, tiny
 from tests.parity import assert_same_rows, assert_same_text
+from tests.tiny_models import VOCAB, constant, noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
 

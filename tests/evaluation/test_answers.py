@@ -70,7 +70,7 @@ def test_modes_and_problems_may_be_added(tmp_path):
 
 
 def test_what_is_no_folder_of_answers_is_refused(tmp_path):
-    with pytest.raises(LossyValueError, match="has to be of an evaluation"):
+    with pytest.raises(LossyValueError, match="that `lossy-assist evaluate` wrote"):
         load_answers(tmp_path)
     (tmp_path / RESULTS).write_text("{}\n")
     with pytest.raises(LossyValueError, match=r"new folder, but .* has a results\.jsonl"):
@@ -79,10 +79,10 @@ def test_what_is_no_folder_of_answers_is_refused(tmp_path):
     with pytest.raises(LossyValueError, match=r"line 1 of .* has not"):
         AnswerStore(tmp_path, PLAN)
     (tmp_path / MANIFEST).write_text("[]")
-    with pytest.raises(LossyValueError, match="has to be of an evaluation"):
+    with pytest.raises(LossyValueError, match="that `lossy-assist evaluate` wrote"):
         AnswerStore(tmp_path, PLAN)
     (tmp_path / "file").touch()
-    with pytest.raises(LossyValueError, match="`out` has to be a folder that can be written to"):
+    with pytest.raises(LossyValueError, match="`out` has to be a folder to write to"):
         AnswerStore(tmp_path / "file", PLAN)
 
 
@@ -103,3 +103,24 @@ def test_processes_write_whole_lines_side_by_side(tmp_path):
     manifest, answers = load_answers(tmp_path)
     assert sorted((a.mode, a.id) for a in answers) == [(f"p{n}", i) for n in range(3) for i in range(30)]
     assert len(manifest["runs"]) == 3
+
+
+def _write_until_killed(folder, told) -> None:
+    store = AnswerStore(folder, PLAN)
+    for i in range(10**6):
+        store.add([answer("a", i)])
+        told.send(i)
+
+
+def test_a_killed_process_loses_nothing_that_it_has_told(tmp_path):
+    context = multiprocessing.get_context("fork")
+    for run in range(5):
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=_write_until_killed, args=(tmp_path / str(run), writer))
+        process.start()
+        last = [reader.recv() for _ in range(5 + run)][-1]
+        process.kill()
+        process.join(60)
+        store = AnswerStore(tmp_path / str(run), PLAN)
+        assert {("a", i) for i in range(last + 1)} <= store.known.keys()
+        assert all(store.known["a", i] == answer("a", i) for _, i in store.known)

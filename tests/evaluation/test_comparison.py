@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.evaluation.comparison import interleave, rotated, run_comparison, texts_of, warm_up
+from hf_lossy_assist.evaluation.comparison import rotated, run_comparison, texts_of, warm_up
 from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE, DecodingMode
 from hf_lossy_assist.evaluation.requests import Instruments, PromptBatch
-from tests.models import prompt
+from tests.tiny_models import prompt
 
 MODES = [
     DecodingMode(TARGET_ALONE),
@@ -32,7 +32,7 @@ def batches(*sizes):
 
 def test_all_modes_answer_a_batch_before_the_next_and_go_first_in_turn(models):
     field, put = MODES, batches(1, 1, 1, 1)
-    played = [record for record, _ in interleave(models, field, put, 6, repeats=2)]
+    played, _ = run_comparison(models, field, put, 6, repeats=2)
     assert [r.place for r in played] == list(range(3 * 4 * 4))
     groups = [played[i : i + 4] for i in range(0, len(played), 4)]
     for i, group in enumerate(groups):
@@ -49,9 +49,10 @@ def test_all_modes_answer_a_batch_before_the_next_and_go_first_in_turn(models):
 def test_statistics_and_energy_are_those_of_the_request(models):
     used = iter(range(1000))
     instruments = Instruments(energy=lambda: 2.0 * next(used))
-    played = list(interleave(models, MODES[2:3], batches(1), 6, repeats=1, instruments=instruments))
+    played, responses = run_comparison(models, MODES[2:3], batches(1), 6, repeats=1, instruments=instruments)
     assert len(played) == 2
-    for record, response in played:
+    (response,) = responses["lossless"]
+    for record in played:
         assert record.joules == 2.0
         assert record.counts.rounds == response.stats.rounds
         assert record.counts.target_calls == response.stats.target_calls
@@ -68,9 +69,9 @@ def test_who_can_t_is_left_out_or_an_error(models):
     assert able == MODES
     (note,) = notes
     assert note.startswith("left out, too much: `k` of the rule 'topk'")
-    with pytest.raises(LossyValueError, match=r"`--modes` has one that can't run here, too much: `k`"):
+    with pytest.raises(LossyValueError, match=r"`modes` has a mode that can't run here, too much: `k`"):
         warm_up(models, [*MODES, impossible], put, 6, strict=True)
-    with pytest.raises(LossyValueError, match="nobody to compare"):
+    with pytest.raises(LossyValueError, match="two modes that can run here"):
         warm_up(models, [MODES[0], impossible], put, 6, strict=False)
 
 

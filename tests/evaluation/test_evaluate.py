@@ -6,15 +6,18 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+from transformers.utils import logging
 
 import hf_lossy_assist
-from hf_lossy_assist import LossyValueError
+from hf_lossy_assist import LossyValueError, enabled
+from hf_lossy_assist.evaluation import comparison
 from hf_lossy_assist.evaluation import evaluate as module
 from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answers
 from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes, reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.quality import mode_scores
 from hf_lossy_assist.mining.mining_run import Process
+from hf_lossy_assist.tasks import Example, Task
 from hf_lossy_assist.tasks.summaries import Summaries
 from tests.eagle3_heads import layer, random_head
 from tests.small_pair import PROBLEMS
@@ -26,6 +29,16 @@ MODES = "plain,stock,lossless,topk:k=3"
 def evaluation(pair):
     modes = named_modes(MODES, 3)
     return Evaluation(Models(pair.target, pair.draft), pair.tokenizer, pair.task, modes, "plain", PROBLEMS)
+
+
+class Nothing(Task):
+    name = "nothing"
+
+    def examples(self, split: str, n: int) -> list[Example]:
+        return []
+
+    def extract_answer(self, text: str) -> str | None:
+        return None
 
 
 def answered(evaluation, store=None, **options):
@@ -148,7 +161,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
         assert (entry["low"] < entry["high"]) is (label != "plain")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     for change in ({"batch_size": 2}, {"gamma": 4}, {"max_new_tokens": 7}, {"reference": "lossless"}, {"seed": 3}):
-        with pytest.raises(LossyValueError, match="hold answers of the same settings"):
+        with pytest.raises(LossyValueError, match="hold data of the same settings"):
             hf_lossy_assist.evaluate(pair.target, pair.draft, **{"modes": MODES, **options, **change})
     with pytest.raises(LossyValueError, match="`target` was"):
         hf_lossy_assist.evaluate(pair.draft, pair.draft, modes=MODES, **options)
@@ -166,7 +179,7 @@ def test_answers_that_were_scored_otherwise_are_not_gone_on_with(pair, tmp_path)
 def test_the_target_alone_needs_no_draft(pair):
     options = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 2}
     assert hf_lossy_assist.evaluate(pair.target, modes="plain", **options).modes["plain"].score == 0.5
-    with pytest.raises(LossyValueError, match="assistant has to be given for the mode 'lossless'"):
+    with pytest.raises(LossyValueError, match="`draft` has to be given for the mode 'lossless'"):
         hf_lossy_assist.evaluate(pair.target, **options)
 
 
@@ -181,20 +194,95 @@ def test_what_modes_are_compared_with():
     [
         ({"modes": named_modes("plain,plain")}, "every mode once"),
         ({"reference": "judge"}, "`reference` has to be one of"),
-        ({"modes": named_modes("plain,judge")}, "needs a head"),
-        ({"limit": 0}, "`split` has to be one with problems"),
+        ({"modes": named_modes("plain,judge")}, r"`modes` has 'judge', .* head; .* `heads`"),
+        ({"limit": 0}, "`limit` has to be an int >= 1, but is 0"),
+        ({"limit": 2.5}, "`limit` has to be an int >= 1, but is 2.5"),
+        ({"batch_size": 0}, "`batch_size` has to be an int >= 1, but is 0"),
+        ({"task": Nothing()}, "`split` has to be one with problems"),
+        ({"models": Models(None, lookup=True), "modes": named_modes("plain,topk@auto")}, "'topk@auto'.* a number"),
+        ({"models": Models(None, lookup=True), "modes": named_modes("plain,draft")}, "`draft` has .* mode 'draft'"),
     ],
 )
 def test_what_can_t_be_evaluated_is_refused_first(evaluation, change, message):
-    with pytest.raises(LossyValueError, match=message):
+    with pytest.raises(LossyValueError, match=message) as raised:
         replace(evaluation, **change)
+    assert "--" not in str(raised.value), "there are no options in Python"
+
+
+@pytest.mark.parametrize(
+    ("modes", "message"),
+    [
+        ("plain,dropmtch", "`modes` .*did you mean 'dropmatch'"),
+        ("plain,stok", "`modes` .*did you mean 'stock'"),
+        ("plain,topk@x", "`modes` has to have a γ"),
+        ("plain,topk:k", "`modes` has to be KEY=VALUE"),
+        ("plain,topk:k=-1", "`modes` has a mode that can't run here, topk:k=-1: `k`"),
+    ],
+)
+def test_modes_that_are_written_wrongly(pair, modes, message):
+    with pytest.raises(LossyValueError, match=message):
+        hf_lossy_assist.evaluate(pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes=modes)
+
+
+def test_defaults_of_an_enabled_model_are_no_mode_s(pair, whole):
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "gamma": 3, "limit": PROBLEMS, "modes": MODES}
+    with enabled(pair.target, assistant_model=pair.draft, lossy_mode="topk", lossy_config={"k": 9}):
+        result = hf_lossy_assist.evaluate(pair.target, pair.draft, **options)
+    assert untimed(result.answers) == untimed(whole.answers)
+
+
+def test_the_result_is_a_table(whole):
+    printed = repr(whole).splitlines()
+    assert printed[0].startswith("Scores; ")
+    assert "points against" in repr(whole)
+    assert [line.split()[0] for line in printed[-4:]] == MODES.split(",")
+    assert printed[-4].split()[1:3] == ["6", "50.0"]
+    assert len(repr(whole)) < 1000
+
+
+def test_progress_is_shown(pair, capsys):
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "modes": "plain", "batch_size": 2}
+    logging.enable_progress_bar()  # which commands disable
+    hf_lossy_assist.evaluate(pair.target, limit=3, **options)
+    assert "3/3" in capsys.readouterr().err
+    logging.disable_progress_bar()
+    hf_lossy_assist.evaluate(pair.target, limit=3, **options)
+    assert capsys.readouterr().err == ""
+
+
+def test_prompt_lookup_drafts_without_a_model(pair):
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 2, "prompt_lookup_num_tokens": 4}
+    modes = "plain,stock,lossless,topk:k=3,everything@2,dropmatch:criterion=naive"
+    result = hf_lossy_assist.evaluate(pair.target, modes=modes, **options)
+    texts = {label: [a.text for a in result.answers if a.mode == label] for label in result.modes}
+    assert texts["plain"] == texts["stock"] == texts["lossless"]
+    assert max(result.modes[mode].mean_accepted for mode in ("lossless", "topk:k=3")) > 0
+    asked = [mode.keywords(Models(pair.target, lookup=True), 0) for mode in named_modes("plain,stock,topk@2", 4)]
+    assert [keywords.get("prompt_lookup_num_tokens") for keywords in asked] == [None, 4, 2]
+    with pytest.raises(LossyValueError, match=r"dropmatch: .*`criterion=\"naive\"`"):
+        hf_lossy_assist.evaluate(pair.target, modes="plain,dropmatch", **options)
+    with pytest.raises(LossyValueError, match="`prompt_lookup_num_tokens` 4 drafts without a model"):
+        hf_lossy_assist.evaluate(pair.target, pair.draft, modes="plain,lossless", **options)
+    with pytest.raises(LossyValueError, match="`prompt_lookup_num_tokens` has to be an int >= 1, but is 0"):
+        hf_lossy_assist.evaluate(pair.target, modes=modes, **options | {"prompt_lookup_num_tokens": 0})
 
 
 def test_a_mode_that_can_t_run_is_refused_before_any_answer(evaluation):
     store = AnswerStore()
-    with pytest.raises(LossyValueError, match="one that can't run here, topk:k=-1"):
+    with pytest.raises(LossyValueError, match="a mode that can't run here, topk:k=-1"):
         list(replace(evaluation, modes=named_modes("plain,topk:k=-1")).run(store))
     assert not store.known
+
+
+def test_modes_are_warmed_up_on_a_few_tokens(evaluation, monkeypatch):
+    seen, run = [], comparison.run_request
+    monkeypatch.setattr(comparison, "run_request", lambda *args: seen.append(args[1:4]) or run(*args))
+    modes = [mode for mode in evaluation.modes if mode.label != "stock"]  # which takes one row
+    answered(replace(evaluation, modes=modes, batch_size=3, limit=6))
+    assert [mode.label for mode, *_ in seen] == [mode.label for mode in modes]
+    for _, batch, length in seen:
+        assert batch.ids.shape == batch.mask.shape == (3, 4)
+        assert length == 4
 
 
 def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluation, pair):
@@ -205,7 +293,7 @@ def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluat
         assert answers["draft"].text == text
         assert answers["everything"].accepted >= answers["everything"].tokens - 1
         assert (answers["draft"].rounds, answers["draft"].accepted) == (0, answers["draft"].tokens)
-    with pytest.raises(LossyValueError, match="assistant has to be given for the mode 'draft'"):
+    with pytest.raises(LossyValueError, match="`draft` has to be given for the mode 'draft'"):
         replace(evaluation, models=Models(pair.target), modes=named_modes("plain,draft"))
     assert reference_of(named_modes("draft,lossless")) == "lossless"
 

@@ -13,7 +13,7 @@ from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
 from hf_lossy_assist.evaluation.measures import score_text
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
-from tests.models import prompt
+from tests.tiny_models import prompt
 
 
 def test_likelihood_is_that_of_token_by_token_scoring(models):

@@ -13,7 +13,7 @@ import torch
 from hf_lossy_assist.evaluation.meters import ResidentMemory, energy_counter, machine, metered
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import Instruments, PromptBatch, run_request
-from tests.models import prompt
+from tests.tiny_models import prompt
 
 
 class Clock:

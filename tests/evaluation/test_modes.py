@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.config import head_type, parse
+from hf_lossy_assist.acceptors import REGISTRY, head_type
+from hf_lossy_assist.call.config import parse
 from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE, VARIANTS, DecodingMode, Models, usual_modes
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
-from tests.models import prompt
 from tests.small_pair import verifier_for
+from tests.tiny_models import prompt
 
 PLAIN = DecodingMode(TARGET_ALONE)
 

@@ -6,7 +6,7 @@ import torch
 
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import batches_of, run_request, until_end
-from tests.models import prompt
+from tests.tiny_models import prompt
 
 
 def test_prompts_of_one_length():

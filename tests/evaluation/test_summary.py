@@ -9,9 +9,7 @@ import pytest
 from hf_lossy_assist.evaluation.comparison import RequestRecord, RunCounts
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import TimeSplit
-from hf_lossy_assist.evaluation.roofline import Cost, Rates, Roofline
 from hf_lossy_assist.evaluation.summary import Spread, summarise
-from hf_lossy_assist.theory import DenseDecoder
 
 ALONE, STOCK, OURS = DecodingMode(), DecodingMode.stock(5), DecodingMode("lossless", "lossless", gamma=5)
 
@@ -79,16 +77,6 @@ def test_time_per_round():
     assert stock.per_round.outside == pytest.approx((1.5 - 0.9) / 6)
     assert ours.per_round.outside == pytest.approx((1.2 - 0.9) / 6)
     assert alone.per_round.outside == pytest.approx(0.0)
-
-
-def test_share_of_the_roofline():
-    cost = Cost(100, 0, DenseDecoder(0, 0, 0, 0, ()))
-    limit = Roofline(cost, cost, Rates(1e4, 1.0), Rates(1e5, 1.0), context=0)  # 10 ms a target pass, 1 ms a draft's
-    alone, _, ours = summarise([ALONE, STOCK, OURS], requests(), TEXTS, roofline=limit)
-    assert alone.roofline == pytest.approx(100.0)
-    assert alone.roofline_share == pytest.approx(0.1)
-    assert ours.roofline == pytest.approx((20 / 6) / 0.015)
-    assert ours.roofline_share == pytest.approx(37.5 / ((20 / 6) / 0.015))
 
 
 def test_compiled_passes_that_can_t_be_metered_leave_the_split_empty():

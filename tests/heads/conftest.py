@@ -18,7 +18,7 @@ from hf_lossy_assist.heads import (
     VerifierRow,
 )
 from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
-from tests.models import noisy_copy, tiny
+from tests.tiny_models import noisy_copy, tiny
 
 
 @pytest.fixture(scope="session")

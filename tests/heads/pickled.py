@@ -26,7 +26,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from hf_lossy_assist import LossyValueError
+from hf_lossy_assist import JudgeHead, LossyValueError
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.heads.autojudge import import_head
 
@@ -65,6 +65,10 @@ def for_vllm(pipeline: Pipeline) -> dict:
     }
 
 
+def convert(path: Path, **options: Any) -> JudgeHead:
+    return import_head(path, TARGET, DRAFT, task="gsm8k", **options)
+
+
 def write_pickle(content: Any, path: Path, protocol: int = pickle.DEFAULT_PROTOCOL) -> Path:
     path.write_bytes(pickle.dumps(content, protocol=protocol))
     return path
@@ -84,7 +88,7 @@ def assert_refused_cheaply(path: Path, message: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(LossyValueError, match=message) as caught:
-            import_head(path, TARGET, DRAFT, task="gsm8k")
+            convert(path)
         assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY
     finally:
         tracemalloc.stop()

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
 from hf_lossy_assist.heads import Head, ModelIdentity
-from hf_lossy_assist.heads.hub import PLACEHOLDER_ID
+from hf_lossy_assist.heads.repository import PLACEHOLDER_ID
 
 RESULTS = (
     {"mode": "lossless", "accuracy": 0.951, "mean accepted": 6.21},

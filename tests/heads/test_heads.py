@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 
 from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
 from hf_lossy_assist.heads import (
+    Head,
     JudgeConfig,
     ModelIdentity,
     ThresholdRow,
@@ -23,10 +25,11 @@ from hf_lossy_assist.heads import (
     fold,
     load_head,
 )
-from hf_lossy_assist.heads.head_loading import load_folder
 
 SMALL = ModelIdentity("org/small", None, "LlamaForCausalLM", 8, 100)
 LARGE = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)
+
+HEADS = sorted(path.parent for path in (Path(__file__).parents[2] / "hub_cards").glob("*/roc.png"))
 
 
 def judge_config(**changes) -> JudgeConfig:
@@ -94,7 +97,7 @@ def test_folding_gives_the_probabilities_of_scikit_learn():
     [
         (([0.0], [1.0, 1.0], [1.0, 1.0], 0.0), "1, 2, 2 and 1 values"),
         (([0.0, 0.0], [1.0, 1.0], [[1.0, 1.0], [1.0, 1.0]], [0.0, 0.0]), "2, 2, 4 and 2 values"),
-        (([0.0, 0.0], [1.0, 0.0], [1.0, 1.0], 0.0), "without zeros"),
+        (([0.0, 0.0], [1.0, 0.0], [1.0, 1.0], 0.0), "has to be nonzero"),
     ],
 )
 def test_folding_refuses(arguments: tuple, message: str):
@@ -156,12 +159,12 @@ def test_threshold_that_the_table_lacks(judge: JudgeHead):
         (lambda: judge_config(threshold=1.5), "`threshold` has to be a number between 0 and 1, but is 1.5"),
         (lambda: judge_config(threshold=float("nan")), "`threshold` has to be"),
         (lambda: judge_config(threshold=None), "`threshold` has to be"),
-        (lambda: judge_config(metrics={"auc": float("nan")}), "`metrics` has to be plain JSON"),
+        (lambda: judge_config(metrics={"auc": float("nan")}), "`metrics` has to be numbers by name"),
         (lambda: judge_config(metrics={"auc": "high"}), "`metrics` has to be numbers by name"),
-        (lambda: judge_config(provenance={"seed": {1, 2}}), "`provenance` has to be plain JSON"),
+        (lambda: judge_config(provenance={"seed": {1, 2}}), "`provenance` has to be a mapping of plain JSON"),
         (lambda: ThresholdRow(float("inf"), 0.0, 1.0), "`threshold` has to be a number between 0 and 1, but is inf"),
         (lambda: judge_config(models="all"), "`models` has to be one of"),
-        (lambda: judge_config(results=({"a": 1}, {"b": 2})), "`results` has to have the same columns"),
+        (lambda: judge_config(results=({"a": 1}, {"b": 2})), "`results` has to be rows .* with the same columns"),
         (lambda: verifier_config(position="draft"), "`position` has to be one of"),
         (lambda: verifier_config(ratio=0), "`ratio` has to be a number above 0, but is 0"),
         (lambda: verifier_config(ratio=-1.0), "`ratio` has to be a number above 0, but is -1.0"),
@@ -180,7 +183,7 @@ def test_save_and_load(kind: str, request: pytest.FixtureRequest, tmp_path: Path
     head = request.getfixturevalue(kind)
     head.save_pretrained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
-    for loaded in (type(head).from_pretrained(tmp_path), load_folder(tmp_path)):
+    for loaded in (type(head).from_pretrained(tmp_path), Head.from_pretrained(tmp_path)):
         assert type(loaded) is type(head)
         assert loaded.config == head.config
         assert torch.equal(loaded.weight, head.weight)
@@ -203,6 +206,14 @@ def test_saving_again_is_reproducible(saved: Path, judge: JudgeHead, tmp_path: P
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.parametrize("folder", HEADS, ids=lambda folder: folder.name)
+def test_heads_of_earlier_versions_load_and_are_saved_as_they_were(folder: Path, tmp_path: Path):
+    shutil.copy(folder / "roc.png", tmp_path)
+    Head.from_pretrained(folder).save_pretrained(tmp_path)
+    for path in folder.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
 def test_heads_of_half_precision_are_saved_in_full(judge: JudgeHead, tmp_path: Path):
     judge.to(torch.bfloat16).save_pretrained(tmp_path)
     assert load_file(tmp_path / "model.safetensors")["weight"].dtype == torch.float32
@@ -210,7 +221,7 @@ def test_heads_of_half_precision_are_saved_in_full(judge: JudgeHead, tmp_path: P
 
 def test_an_untrained_head_overwrites_nothing(saved: Path, judge: JudgeHead):
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    with pytest.raises(LossyValueError, match="never trained"):
+    with pytest.raises(LossyValueError, match="train the head"):
         JudgeHead(judge.config).save_pretrained(saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
 
@@ -225,22 +236,14 @@ def test_keys_of_the_future_are_a_warning(saved: Path):
     ("change", "message"),
     [
         (lambda v: v.update(format_version=2), "format version 2.*upgrade hf_lossy_assist"),
-        (lambda v: v.update(format_version="two"), "`format_version`"),
         (lambda v: v.update(type="verifier"), "that of a 'verifier' head, but a 'judge' head is wanted"),
         (lambda v: v.update(type="oracle"), "that of a 'oracle' head"),
         (lambda v: v.update(library_name="peft"), "not the configuration of a head of hf_lossy_assist, but of 'peft'"),
         (lambda v: v.pop("threshold"), r"lacks \['threshold'\]"),
         (lambda v: v["draft"].pop("hidden_size"), r"config\.json: `draft` lacks \['hidden_size'\]"),
         (lambda v: v.update(draft="org/draft"), r"config\.json: `draft` has to be an object"),
-        (lambda v: v["target"].update(hidden_size="32"), r"`hidden_size`"),
         (lambda v: v["target"].update(hidden_size=-1), r"`hidden_size`"),
-        (lambda v: v["target"].update(fingerprint=["a"]), r"`fingerprint`"),
-        (lambda v: v.update(threshold="low"), "`threshold` has to be a number"),
         (lambda v: v.update(thresholds=[{"threshold": 0.5}]), r"a row of `thresholds` lacks \['recall', 'skipped'\]"),
-        (lambda v: v.update(thresholds=3), r"`thresholds`"),
-        (lambda v: v.update(metrics=[1]), r"`metrics`"),
-        (lambda v: v.update(provenance="me"), r"`provenance`"),
-        (lambda v: v.update(results={"a": 1}), r"`results`"),
         (lambda v: v.update(positions="last"), "`positions` has to be one of"),
         (lambda v: v.update(positions="both"), r"has to hold .*\(64,\).* but holds .*\(32,\)"),
         (lambda v: v.update(weights_sha256="0" * 64), "not the file that config.json was saved with"),
@@ -258,18 +261,16 @@ def test_configurations_that_are_none(saved: Path, text: str, message: str):
     with pytest.raises(LossyValueError, match=message):
         JudgeHead.from_pretrained(saved)
     with pytest.raises(LossyValueError, match=message):
-        load_folder(saved)
+        Head.from_pretrained(saved)
 
 
-def test_missing_files(saved: Path, tmp_path: Path):
+def test_missing_files(saved: Path):
     (saved / "model.safetensors").unlink()
     with pytest.raises(LossyValueError, match=r"has no model\.safetensors"):
         JudgeHead.from_pretrained(saved)
     (saved / "config.json").unlink()
     with pytest.raises(LossyValueError, match=r"has no config\.json"):
         JudgeHead.from_pretrained(saved)
-    with pytest.raises(LossyValueError, match="is not a folder"):
-        load_folder(tmp_path / "nowhere")
 
 
 GOOD = {"weight": torch.zeros(32), "bias": torch.zeros(())}
@@ -284,7 +285,6 @@ GOOD = {"weight": torch.zeros(32), "bias": torch.zeros(())}
         (GOOD | {"weight": torch.zeros(1, 32)}, r"but holds .*\(1, 32\)"),
         ({"weight": torch.zeros(32)}, "has to hold"),
         (GOOD | {"more": torch.zeros(1)}, "has to hold"),
-        (GOOD | {"weight": torch.zeros(32, dtype=torch.int64)}, "`weight` in .* floating"),
     ],
 )
 def test_weights_that_do_not_fit(saved: Path, tensors: dict[str, torch.Tensor], message: str):

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard, constants
 
 from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
 from hf_lossy_assist.heads import Head, load_head
-from hf_lossy_assist.heads.head_loading import _load
+from hf_lossy_assist.heads.head import _load
 from tests.hub.server import TOKEN, LoopbackHub
 
 ID = "org/judge"
@@ -242,6 +242,6 @@ def test_pushing_into_a_foreign_namespace(judge: JudgeHead, signed_in: LoopbackH
 
 
 def test_untrained_head_is_not_pushed(judge: JudgeHead, signed_in: LoopbackHub):
-    with pytest.raises(LossyValueError, match="never trained"):
+    with pytest.raises(LossyValueError, match="train the head"):
         JudgeHead(judge.config).push_to_hub(ID)
     assert not signed_in.requests

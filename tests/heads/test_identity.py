@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
 from hf_lossy_assist.heads import ModelIdentity
-from tests.models import ARCHITECTURES, constant, tiny
+from tests.eagle3_heads import random_head
+from tests.tiny_models import ARCHITECTURES, constant, tiny
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -24,7 +25,7 @@ def test_a_model_is_itself_and_no_other(architecture: str):
     assert (identity.hidden_size, identity.vocab_size) == (32, 64)
     assert len(identity.fingerprint) == 8
     assert identity.differences(model) == []
-    assert identity.differences(tiny(architecture, seed=1)) == ["the weights of the LM head are other ones"]
+    assert identity.differences(tiny(architecture, seed=1)) == ["the weights of the LM head differ"]
 
 
 def test_norms_are_those_of_the_head(target: PreTrainedModel):
@@ -144,6 +145,23 @@ def test_every_difference_is_named(target: PreTrainedModel):
     ]
 
 
+def test_other_weights_of_another_revision_say_so(target: PreTrainedModel):
+    identity = dataclasses.replace(ModelIdentity.of(target), revision="aaa")
+    other = tiny("llama", seed=1)
+    other.config._commit_hash = "bbb"
+    assert identity.differences(other) == ["the weights of the LM head differ: its revision is bbb, not aaa"]
+    other.config._commit_hash = "aaa"
+    assert identity.differences(other) == ["the weights of the LM head differ"]
+
+
+def test_eagle3_heads_have_an_identity():
+    head = random_head()
+    identity = ModelIdentity.of(head)
+    assert (identity.architecture, identity.vocab_size) == ("Eagle3", len(head.lm_head.weight))
+    assert identity.differences(head) == []
+    assert identity.differences(random_head(seed=1)) == ["the weights of the LM head differ"]
+
+
 def test_the_width_of_the_head_counts():
     model = constant([0.5, 0.3, 0.2], width=5)
     identity = ModelIdentity.of(model)
@@ -151,11 +169,10 @@ def test_the_width_of_the_head_counts():
 
 
 def test_models_without_a_head_are_refused(target: PreTrainedModel, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(LossyValueError, match="has to be a transformers model that can generate"):
-        ModelIdentity.of(target.model)
     monkeypatch.setattr(type(target), "get_output_embeddings", lambda self: None)
-    with pytest.raises(LossyValueError, match="has to have an LM head"):
-        ModelIdentity.of(target)
+    for model in (target, target.model, torch.nn.Linear(1, 1), None):
+        with pytest.raises(LossyValueError, match=f"a model with an LM head, but is a {type(model).__name__}"):
+            ModelIdentity.of(model)
 
 
 def test_check_accepts_what_it_was_made_for(judge: JudgeHead, verifier: VerifierHead, target, draft):
@@ -167,6 +184,6 @@ def test_check_accepts_what_it_was_made_for(judge: JudgeHead, verifier: Verifier
 def test_check_names_what_differs(judge: JudgeHead, target: PreTrainedModel):
     with pytest.raises(LossyValueError) as caught:
         judge.check(tiny("gpt2"), target)
-    assert "of the target the architecture is GPT2LMHeadModel, not LlamaForCausalLM" in str(caught.value)
-    assert "of the draft the weights of the LM head are other ones" in str(caught.value)
+    assert "of the target, the architecture is GPT2LMHeadModel, not LlamaForCausalLM" in str(caught.value)
+    assert "of the draft, the weights of the LM head differ" in str(caught.value)
     assert "Use a head that was trained for these models" in str(caught.value)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist import Eagle3, JudgeHead
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli import publish as command
-from hf_lossy_assist.heads.hub import PLACEHOLDER_ID, Publication
+from hf_lossy_assist.heads.repository import PLACEHOLDER_ID, Publication
 from tests.eagle3_heads import random_head
 from tests.hub.server import LoopbackHub
 from tests.training.drafts.fixtures import write_model
@@ -185,5 +185,5 @@ def test_folders_with_something_in_them_are_not_written_to(tmp_path: Path):
     (tmp_path / "mine.txt").write_text("")
     result = run("space", ID, "--out", str(tmp_path))
     assert result.exit_code == 2
-    assert "`--out` has to be a folder that is new or empty" in result.stderr
+    assert "`--out` has to be a new or an empty folder" in result.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hf_lossy_assist import LossyStats, LossyValueError
-from hf_lossy_assist.inspection import FATES, Judgement, TokenRecord
+from hf_lossy_assist.inspection import FATES, TokenRecord, TokenScores
 from hf_lossy_assist.inspection.page import InspectedText, InspectionPage
 from tests.inspection.texts import HOSTILE, WORDS, Words
 
-JUDGED = Judgement(0.25, 0.5, ((3, 0.75), (1, 0.25)), {"<rank>": 2.0}, (2, 0.125, None))
+JUDGED = TokenScores(0.25, 0.5, ((3, 0.75), (1, 0.25)), {"<rank>": 2.0}, (2, 0.125, None))
 
 
 def records(*tokens: int, fate: str = "accepted", **more: Any) -> list[TokenRecord]:
@@ -62,7 +62,7 @@ def test_a_page_asks_for_nothing_from_elsewhere():
 
 def test_a_dictionary_holds_what_was_recorded_and_is_json():
     stats = LossyStats(rounds=1, accepted=1, corrected=1, trace=("accepted", "corrected"))
-    text = InspectedText("a", [*records(1), TokenRecord(0, "corrected", 0, None, JUDGED)], stats, 0.5)
+    text = InspectedText("a", [*records(1), TokenRecord(0, "corrected", 0, None, JUDGED)], stats.brief(0.5))
     values = InspectionPage([text], Words(), "Say").to_dict()
     assert json.loads(json.dumps(values)) == values
     (shown,) = values["texts"]
@@ -127,7 +127,7 @@ def test_statistics_show_their_rows(pair):
 
 def test_without_judgements_a_page_says_how_to_have_them():
     assert 'lossy_config={"inspect": True}' in Reader(page(records(1)).html()).text
-    assert "lossy_config" not in Reader(page(records(1, judgement=JUDGED)).html()).text
+    assert "lossy_config" not in Reader(page(records(1, scores=JUDGED)).html()).text
 
 
 def test_a_page_is_a_file(tmp_path):

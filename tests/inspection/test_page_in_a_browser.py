@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hf_lossy_assist.inspection import FATES, Judgement, TokenRecord
+from hf_lossy_assist.inspection import FATES, TokenRecord, TokenScores
 from hf_lossy_assist.inspection.page import InspectedText, InspectionPage
 from tests.inspection.texts import HOSTILE, WORDS, Words
 
-SAID = Judgement(0.25, 0.5, ((3, 0.75), (1, 0.25)), {"rank": 2}, (4, 0.125, None))
+SAID = TokenScores(0.25, 0.5, ((3, 0.75), (1, 0.25)), {"rank": 2}, (4, 0.125, None))
 RULES = ("topk", "typical", "judge")
 
 
@@ -55,7 +55,7 @@ def test_pointing_and_the_keyboard_show_what_was_said(tab: Callable[..., Any], a
 
 def test_fates_differ_in_colour_and_in_line(tab: Callable[..., Any], address: str):
     page = tab(address)
-    classes = ["accepted", "unseen", "corrected", "bonus", "target", "lossy0", "lossy1", "lossy2"]
+    classes = ["accepted", "unverified", "corrected", "bonus", "target", "lossy0", "lossy1", "lossy2"]
     marks = [page.locator(f".legend .{name}") for name in classes]
     assert len({style(mark, "background-color") for mark in marks}) == len(classes)
     lines = [style(mark, "text-decoration-line") + style(mark, "text-decoration-style") for mark in marks]

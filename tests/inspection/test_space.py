@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ import pytest
 
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
-from hf_lossy_assist.config import build_rule
+from hf_lossy_assist.call.config import build_rule
 from hf_lossy_assist.evaluation.modes import TARGET_ALONE
-from hf_lossy_assist.inspection import space
 from tests.acceptors.fixtures import HEADS
-from tests.models import tiny
+from tests.tiny_models import tiny
 
 APP = Path(__file__).parents[2] / "hub_cards" / "lossy-assist-space" / "app.py"
 TARGET = tiny()
+_SPEC = importlib.util.spec_from_file_location("space_app", APP)
+space = importlib.util.module_from_spec(_SPEC)
+sys.modules["space_app"] = space  # dataclasses look their module up
+_SPEC.loader.exec_module(space)
 
 
 @pytest.fixture
@@ -32,10 +36,7 @@ def address(gradio: Any, pair: pairs.Pair, monkeypatch: pytest.MonkeyPatch) -> I
     """The app of the Space, as its file makes it, on the bundled pair."""
     monkeypatch.setattr(space, "_loaded", lambda name: pair)
     monkeypatch.setattr(space, "_TOKENS", 24)
-    spec = importlib.util.spec_from_file_location("space_app", APP)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    blocks = module.app()
+    blocks = space.app()
     try:
         yield blocks.launch(prevent_thread_lock=True, server_name="127.0.0.1", quiet=True)[1]
     finally:

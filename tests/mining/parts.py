@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from hf_lossy_assist.compat import ending_tokens
 from hf_lossy_assist.mining.draft_argmax import DraftArgmax
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
 from hf_lossy_assist.mining.local_writer import LocalWriter
@@ -17,10 +18,10 @@ from hf_lossy_assist.mining.mining_run import MiningWorkload, mine
 from hf_lossy_assist.mining.prompt_results import Prompt, PromptResult
 from hf_lossy_assist.mining.search import Found
 from hf_lossy_assist.mining.searches import Searches
-from hf_lossy_assist.mining.storage import Store
-from hf_lossy_assist.mining.writing import ResponseLimits, eos_of
+from hf_lossy_assist.mining.writing import ResponseLimits
+from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example, Task
-from tests.models import VOCAB, noisy_copy, tiny
+from tests.tiny_models import VOCAB, noisy_copy, tiny
 
 # Random models hardly ever say one given token; with this many ends, most responses end by themselves.
 EOS = [2, 11, 23, 37, 41, 53]
@@ -104,7 +105,7 @@ class Parts:
         return [Prompt(i, one, tuple(self.task.encode(one, self.tokenizer))) for i, one in enumerate(examples)]
 
     def limits(self) -> ResponseLimits:
-        return ResponseLimits(eos_of(self.target), self.max_new_tokens)
+        return ResponseLimits(ending_tokens(self.target.generation_config), self.max_new_tokens)
 
     def searches(self, slots: int = 4, workers: int = 0, **choice) -> Searches:
         writer = LocalWriter(self.target, slots, self.limits(), **choice)
@@ -162,6 +163,6 @@ def run(folder, parts: Parts, work: MiningWorkload, miner=None) -> Notes:
     miner = miner or judge(parts)
     notes = Notes()
     open_run(folder, MiningPlan("judge", parts.task.name, parts.target, parts.draft, {}), {})
-    with Store(folder, work.process.number, miner.schemas(), work.process.count) as store:
+    with ShardStore(folder, work.process.number, miner.schemas(), work.process.count) as store:
         mine(miner, work, store, notes)
     return notes

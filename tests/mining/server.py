@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append({**request, "path": self.path})
-        self.server.headers.append(dict(self.headers))
+        self.server.headers.append({name.title(): value for name, value in self.headers.items()})
         trouble = self.server.trouble(len(self.server.requests) - 1)
         status, body = 200, trouble
         if trouble is None:
@@ -71,6 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(trouble, int):
             status, body = trouble, b"no such luck"
         self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Retry-After-Ms", "10")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

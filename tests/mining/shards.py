@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from hf_lossy_assist.mining.judge_labels import judge_schemas
-from hf_lossy_assist.mining.storage import Store, load_mined
+from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.store.shards import ShardStore
 
 SCHEMAS = judge_schemas({"target_draft": 4, "draft_draft": 2})
 
@@ -35,8 +36,8 @@ def labels(prompt: int, n: int) -> dict:
     }
 
 
-def put(store: Store, prompt: int) -> None:
-    """Store a prompt with as many labels as its number modulo 4."""
+def put(store: ShardStore, prompt: int) -> None:
+    """ShardStore a prompt with as many labels as its number modulo 4."""
     store.add(row(prompt, mismatches=prompt % 4), labels(prompt, prompt % 4) if prompt % 4 else {})
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining import files, storage
-from hf_lossy_assist.mining.manifest import MiningPlan, open_run
+from hf_lossy_assist.mining.manifest import MiningPlan, load_mined, open_run
 from hf_lossy_assist.mining.mining_run import Process
-from hf_lossy_assist.mining.storage import Store, load_mined, prompt_rows
+from hf_lossy_assist.store import folder as files
+from hf_lossy_assist.store import shards as storage
+from hf_lossy_assist.store.shards import ShardStore, prompt_rows
 from tests.mining.parts import judge, run, tiny_parts, workload
 from tests.mining.shards import SCHEMAS, assert_holds, put, write_manifest
-from tests.models import noisy_copy, tiny
+from tests.tiny_models import noisy_copy, tiny
 
 TARGET = tiny("llama", 0)
 
@@ -31,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def fill(folder: Path, prompts: range, process: int = 0) -> None:
-    with Store(folder, process, SCHEMAS) as store:
+    with ShardStore(folder, process, SCHEMAS) as store:
         for prompt in prompts:
             put(store, prompt)
 
@@ -57,7 +58,7 @@ def test_a_flipped_byte_is_found_and_its_prompts_are_mined_again(folder: Path, s
     path.write_bytes(damaged)
     with pytest.warns(UserWarning, match="Its prompts will be mined again"):
         fill(folder, range(0))
-    with Store(folder, 0, SCHEMAS) as store:
+    with ShardStore(folder, 0, SCHEMAS) as store:
         missing = set(range(9)) - store.finished()
         assert 0 < len(missing) < 9
         for prompt in sorted(missing):
@@ -72,7 +73,7 @@ def test_a_missing_file_is_mined_again(folder: Path, table: str, entering: int):
     fill(folder, range(4))
     next(folder.glob(f"{table}-*.parquet")).unlink()
     warned = pytest.warns(UserWarning, match="Its prompts") if table == "tokens" else nullcontext()
-    with warned, Store(folder, entering, SCHEMAS) as store:
+    with warned, ShardStore(folder, entering, SCHEMAS) as store:
         assert store.finished() == set()
         for prompt in range(4):
             put(store, prompt)
@@ -80,10 +81,10 @@ def test_a_missing_file_is_mined_again(folder: Path, table: str, entering: int):
 
 
 def test_a_process_at_work_keeps_its_files(folder: Path):
-    with Store(folder, 0, SCHEMAS) as first:
+    with ShardStore(folder, 0, SCHEMAS) as first:
         put(first, 1)
         (folder / "tokens-000-0000000-0000000.parquet").write_bytes(b"rubbish")
-        with Store(folder, 1, SCHEMAS):
+        with ShardStore(folder, 1, SCHEMAS):
             assert (folder / "prompts-000-0000000-0000000.parquet").exists()
 
 
@@ -108,8 +109,8 @@ def test_data_without_checksums_can_be_read(folder: Path):
 def test_another_number_of_processes_at_the_same_time_is_refused(tmp_path: Path):
     parts = tiny_parts(seed=3)
     open_run(tmp_path, MiningPlan("judge", parts.task.name, parts.target, parts.draft, {}), {})
-    refused = pytest.raises(LossyValueError, match=r"that are 1 together .*, and this run has 2")
-    with Store(tmp_path, 0, judge(parts).schemas()), refused:
+    refused = pytest.raises(LossyValueError, match=r"process 0 of 1 is at work, and this is 1 of 2")
+    with ShardStore(tmp_path, 0, judge(parts).schemas()), refused:
         run(tmp_path, parts, workload(parts, 6, process=Process(1, 2)))
     for process in range(2):
         run(tmp_path, parts, workload(parts, 6, process=Process(process, 2)))
@@ -119,10 +120,14 @@ def test_another_number_of_processes_at_the_same_time_is_refused(tmp_path: Path)
 
 
 def test_processes_of_one_run_share_a_folder(folder: Path):
-    with Store(folder, 0, SCHEMAS, 2), Store(folder, 1, SCHEMAS, 2):
-        pass
-    with Store(folder, 2, SCHEMAS, 3), Store(folder, 1, SCHEMAS, 3), Store(folder, 0, SCHEMAS, 3):
-        pass
+    with ShardStore(folder, 0, SCHEMAS, 2) as first, ShardStore(folder, 1, SCHEMAS, 2) as second:
+        put(first, 0)
+        put(second, 1)
+        assert first.finished() == second.finished() == {0, 1}
+    with ShardStore(folder, 2, SCHEMAS, 3) as third, ShardStore(folder, 1, SCHEMAS, 3):
+        assert third.finished() == {0, 1}
+        put(third, 2)
+    assert_holds(folder, range(3))
 
 
 def plan(**settings) -> MiningPlan:
@@ -148,7 +153,7 @@ def test_task_data_that_are_no_file_are_names(tmp_path: Path):
 def test_a_file_is_no_folder(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(LossyValueError, match="`out` has to be a folder that can be written to"):
+        with pytest.raises(LossyValueError, match="`out` has to be a folder to write to"):
             open_run(out, plan(), {})
 
 
@@ -157,11 +162,11 @@ def full(*args: object, **kwargs: object) -> None:
 
 
 def test_a_full_disk_keeps_what_was_mined(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    with Store(folder, 0, SCHEMAS) as store:
+    with ShardStore(folder, 0, SCHEMAS) as store:
         put(store, 1)
         with monkeypatch.context() as patch:
             patch.setattr(files.os, "fsync", full)
-            with pytest.raises(LossyValueError, match=r"No space left on device.*what was mined before is kept"):
+            with pytest.raises(LossyValueError, match=r"No space left on device.*what was there before is kept"):
                 put(store, 2)
         assert not list(folder.glob("*.partial"))
         put(store, 3)

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.mining.mining_run import Process, fold_of, longest_prompt
 from hf_lossy_assist.mining.states import mismatch_states
-from hf_lossy_assist.mining.storage import load_mined
 from tests.mining.parts import Checksum, run, tiny_parts, workload
-from tests.models import tiny
+from tests.tiny_models import tiny
 
 LABELS = ("index", "target_token", "draft_token", "important")
 

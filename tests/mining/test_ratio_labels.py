@@ -12,11 +12,11 @@ from scipy import stats
 from hf_lossy_assist.mining.choice import GumbelMax
 from hf_lossy_assist.mining.prompt_results import Prompt
 from hf_lossy_assist.mining.ratio_labels import KINDS, Continuation, RatioMiner, write_all
-from hf_lossy_assist.mining.storage import Store
 from hf_lossy_assist.mining.writing import ResponseLimits
+from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example
 from tests.mining.parts import Parts, states_of, tiny_parts
-from tests.models import ARCHITECTURES, constant
+from tests.tiny_models import ARCHITECTURES, constant
 
 CHOICE = GumbelMax(seed=0, temperature=0.8)
 
@@ -158,7 +158,7 @@ def test_a_text_that_ends_at_once_gives_no_rows(tmp_path):
     rows = RatioMiner(parts.target, parts.draft, ResponseLimits(frozenset(range(6)), 10), CHOICE, 2, 3)
     (outcome,) = rows.outcomes([Prompt(0, Example("", ""), (1, 2))])
     assert (outcome.status, outcome.error) == ("skipped", "a continuation is empty")
-    with Store(tmp_path, 0, rows.schemas()) as store:
+    with ShardStore(tmp_path, 0, rows.schemas()) as store:
         store.add(
             {"prompt_id": 0, "fold": 0, "status": "skipped", "error": outcome.error, **outcome.columns}, outcome.tokens
         )

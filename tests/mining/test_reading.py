@@ -10,7 +10,7 @@ import torch
 from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.mining.reading import CachedText, check, read
 from hf_lossy_assist.mining.row_batch import RowBatch
-from tests.models import ARCHITECTURES, VOCAB, constant, tiny
+from tests.tiny_models import ARCHITECTURES, VOCAB, constant, tiny
 
 
 def alone(model, text) -> torch.Tensor:

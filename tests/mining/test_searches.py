@@ -13,7 +13,7 @@ from hf_lossy_assist import pairs
 from hf_lossy_assist.mining.search import Found
 from tests.mining import reference
 from tests.mining.parts import Checksum, Parts, by_prompt, tiny_parts
-from tests.models import ARCHITECTURES
+from tests.tiny_models import ARCHITECTURES
 
 
 def expected(parts: Parts, prompt, **functions):

@@ -9,7 +9,7 @@ from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.mining.search import Mismatch
 from hf_lossy_assist.mining.states import POSITIONS, mismatch_states, read_text, variant_states
 from tests.mining.parts import states_of
-from tests.models import ARCHITECTURES, tiny
+from tests.tiny_models import ARCHITECTURES, tiny
 
 PROMPT = (1, 5, 9, 20)
 RESPONSE = (7, 8, 30, 31, 32, 12, 13, 14, 15, 33)

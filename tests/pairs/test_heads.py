@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pair_recipe import RECIPES
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
-from hf_lossy_assist.heads.head_loading import load_folder
+from hf_lossy_assist.heads import Head
 from hf_lossy_assist.pairs.pair import bundled_folder
-from hf_lossy_assist.pairs.recipe import RECIPES
 
 HUB_CARDS = Path(__file__).parents[2] / "hub_cards"
 
@@ -63,4 +63,4 @@ def test_hub_cards_hold_the_bundled_heads(name: str, role: str):
     assert files == ["README.md", "config.json", "model.safetensors", "roc.png"]
     for file in files:
         assert (HUB_CARDS / card / file).read_bytes() == (bundled / file).read_bytes()
-    assert load_folder(HUB_CARDS / card).config.task == name
+    assert Head.from_pretrained(HUB_CARDS / card).config.task == name

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from hf_lossy_assist import Eagle3, pairs
-from hf_lossy_assist.heads.head_loading import load_folder
+from hf_lossy_assist.heads import Head
 from hf_lossy_assist.pairs import smollm2
 
 HUB_CARDS = Path(__file__).parents[2] / "hub_cards"
@@ -38,7 +38,7 @@ def test_the_published_drafts_and_the_judge_fit_the_target():
     assert AutoConfig.from_pretrained(smollm2.DRAFT).vocab_size == pair.target.config.vocab_size
     assert AutoTokenizer.from_pretrained(smollm2.DRAFT).get_vocab() == pair.tokenizer.get_vocab()
     assert pair.draft is not None
-    judge = load_folder(HUB_CARDS / "smollm2-135m-judge")
+    judge = Head.from_pretrained(HUB_CARDS / "smollm2-135m-judge")
     judge.check(pair.target, pair.draft)
     assert judge.config.task == "ifeval"
     assert judge.config.metrics["auc"] > 0.75

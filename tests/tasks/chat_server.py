@@ -71,6 +71,7 @@ def chat_server() -> Iterator[ChatServer]:
             try:
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
+                self.send_header("Retry-After-Ms", "10")
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

@@ -194,7 +194,7 @@ def test_without_isolation_the_task_is_refused_at_once_unless_asked_for_by_name(
 
 
 def test_an_example_of_another_task_is_refused(task):
-    with pytest.raises(LossyValueError, match="`example` is no problem of this task; its prompt is 'def f'"):
+    with pytest.raises(LossyValueError, match="`example` has to be a problem of this task, but its prompt is 'def f'"):
         task.answer(Example("def f", "passed"), "    pass")
 
 

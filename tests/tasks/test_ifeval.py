@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from importlib.util import find_spec
 
 import pytest
@@ -59,6 +60,25 @@ def test_a_change_matters_that_breaks_an_instruction_which_was_followed(data):
     for current, before in followed.items():
         for new, now in followed.items():
             assert task.keeps_answer(both, current, new) is (before <= now), (current, new)
+
+
+@installed
+def test_the_same_text_always_scores_the_same(tmp_path):
+    # The package's checker draws a letter where a prompt asks for a sign, as keys 1122 and 1129 of the data do.
+    path = tmp_path / "signs.jsonl"
+    asked = {"letter": "#", "let_frequency": 4, "let_relation": "at least"}
+    row = {"prompt": "Four #.", "instruction_id_list": ["keywords:letter_frequency"], "kwargs": [asked]}
+    path.write_text(json.dumps(row))
+    task = load("ifeval", str(path))
+    [signs] = task.examples("test", 1)
+    for text in ("abcdefghijklm" * 4, "nopqrstuvwxyz" * 4):  # a drawn letter is in one half of the alphabet
+        scores = set()
+        for seed in range(40):
+            random.seed(seed)
+            before = random.getstate()
+            scores.add(task.correct(signs, text))
+            assert random.getstate() == before
+        assert len(scores) == 1
 
 
 @installed

@@ -61,7 +61,6 @@ def test_every_shipped_name_loads(tmp_path, sandbox_options):
         "gsm8k": tasks.load("gsm8k", str(gsm8k)),
         "code": tasks.load("code", str(code), **sandbox_options),
         "preference": tasks.load("preference", str(preference), model="judge"),
-        "programs": tasks.load("programs"),
         "prompts": tasks.load("prompts", str(preference)),
         "choices": tasks.load("choices", str(choices)),
         "summaries": tasks.load("summaries", str(summaries)),

@@ -54,6 +54,19 @@ def test_rows_of_a_file_with_turns_and_categories(tmp_path):
         tasks.load("prompts", data=str(path))
 
 
+def test_a_json_list_has_rows_or_texts(tmp_path):
+    path = tmp_path / "prompts.json"
+    path.write_text('["Hi", {"prompt": "Bye"}]')
+    assert [example.prompt for example in tasks.load("prompts", str(path), split="test").examples("test", 9)] == [
+        "Hi",
+        "Bye",
+    ]
+    for content, said in (("[1]", "a line without"), ('{"prompt": "Hi"}', "or none"), ('{"text": 1', "no JSON")):
+        path.write_text(content)
+        with pytest.raises(LossyValueError, match=said):
+            tasks.load("prompts", str(path))
+
+
 def test_a_score_is_the_overlap_with_the_text_that_is_compared(tmp_path):
     (tmp_path / "prompts.txt").write_text("One day\n")
     task = tasks.load("prompts", data=str(tmp_path / "prompts.txt"), split="test")

@@ -11,7 +11,7 @@ import pytest
 
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.errors import LossyServiceError
-from hf_lossy_assist.tasks import Example, chat
+from hf_lossy_assist.tasks import Example, api_model
 from hf_lossy_assist.tasks.preference import Preference, verdict
 from tests.tasks.chat_server import chat_server, fails, late, says, sends
 
@@ -20,9 +20,8 @@ VERDICTS = {1: ("[[A>>B]]", "[[A>B]]"), 0: ("[[A=B]]",), -1: ("[[B>A]]", "[[B>>A
 
 
 @pytest.fixture(autouse=True)
-def _online(monkeypatch):
-    """The server is on this machine, whatever the environment says of the Hub."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+def _keys(monkeypatch):
+    """Nobody's keys."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
@@ -39,7 +38,7 @@ def make(server, tmp_path):
     path.write_text(json.dumps({"prompt": EXAMPLE.prompt}))
 
     def make(**options):
-        settings = {"model": "judge", "base_url": server.url, "backoff": 0.01, "timeout": 5.0, **options}
+        settings = {"model": "judge", "base_url": server.url, "timeout": 5.0, **options}
         return Preference(str(path), **settings)
 
     return make
@@ -163,12 +162,14 @@ def test_a_late_reply_is_asked_for_again(server, make):
 
 @pytest.mark.parametrize(
     ("reply", "message"),
-    [(late(0.6), "(TimeoutError|ReadTimeout)"), (fails(500, "out of memory"), "500"), (fails(529), "529")],
+    [(late(0.6), "ReadTimeout"), (fails(500, "out of memory"), "500.*out of memory"), (fails(529), "529")],
     ids=["timeout", "500", "529"],
 )
 def test_a_server_that_stays_away_is_an_error(server, make, reply, message):
     server.replies = [reply]
-    with pytest.raises(LossyServiceError, match=rf"'judge' at http.* gave no reply in 2 attempts; .*{message}"):
+    with pytest.raises(
+        LossyServiceError, match=rf"'judge' at http.* gave no reply in at most 2 attempts \(.*{message}"
+    ):
         make(attempts=2, timeout=0.2).keeps_answer(EXAMPLE, "one", "two")
     assert len(server.requests) == 2
 
@@ -176,30 +177,15 @@ def test_a_server_that_stays_away_is_an_error(server, make, reply, message):
 def test_nobody_there_is_an_error(make):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    with pytest.raises(LossyServiceError, match=r"gave no reply in 2 attempts; .*Connect"):
+    with pytest.raises(LossyServiceError, match=r"gave no reply in at most 2 attempts \(ConnectError"):
         make(attempts=2, base_url=f"http://127.0.0.1:{port}/v1").keeps_answer(EXAMPLE, "one", "two")
 
 
-def test_pauses_double(server, make, monkeypatch):
-    pauses = []
-    monkeypatch.setattr(chat.time, "sleep", pauses.append)
-    server.replies = [fails(500)]
-    with pytest.raises(LossyServiceError):
-        make(attempts=9, backoff=1.0).keeps_answer(EXAMPLE, "one", "two")
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
-
-
-@pytest.mark.parametrize(
-    ("status", "hint"),
-    [
-        (401, "The key in the environment variable OPENAI_API_KEY .* is not set"),
-        (404, "Check `base_url` and `model`"),
-        (400, "Bad request"),
-    ],
-)
-def test_a_refusal_is_an_error_at_once(server, make, status, hint):
-    server.replies = [fails(status)]
-    with pytest.raises(LossyServiceError, match=rf"^'judge' at http.* refuses \({status}\): .*{hint}.*$"):
+@pytest.mark.parametrize("status", [400, 401, 404])
+def test_a_refusal_is_an_error_at_once(server, make, status):
+    server.replies = [fails(status, "no such judge")]
+    message = rf"^'judge' at http.*{status}.*no such judge.*; check address, name and the key in .* OPENAI_API_KEY"
+    with pytest.raises(LossyServiceError, match=message):
         make().keeps_answer(EXAMPLE, "one", "two")
     assert len(server.requests) == 1
 
@@ -229,10 +215,15 @@ def test_nonsense_is_asked_again_and_then_an_error(server, make, nonsense):
     assert isinstance(error.value, LossyError)
 
 
-def test_offline_mode_is_named(make, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(LossyServiceError, match="offline mode; unset `HF_HUB_OFFLINE`"):
-        make().keeps_answer(EXAMPLE, "one", "two")
+def test_without_the_extra_an_error_says_what_to_install(make, monkeypatch):
+    monkeypatch.setattr(api_model, "find_spec", lambda name: None)
+    with pytest.raises(LossyUnsupportedError, match=r"need the package openai; .*hf-lossy-assist\[api\]"):
+        make()
+
+
+def test_hugging_face_s_providers_are_asked_with_its_token(make):
+    client = make(base_url=None).judge.client
+    assert (str(client.base_url), client.api_key) == ("https://router.huggingface.co/v1/", "hf_secret")
 
 
 def test_hugging_face_s_providers_need_a_token(make, monkeypatch):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.pair_recipe import build_tokenizer
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.pairs.recipe import build_tokenizer
 from hf_lossy_assist.training.annotations import Annotation, annotated_examples, label, read_annotations
-from tests.models import noisy_copy, tiny
+from tests.tiny_models import noisy_copy, tiny
 
 TEMPLATE = (
     "{% for m in messages %}<user> {{ m['content'] }} </user>\n{% endfor %}"

@@ -14,11 +14,11 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
 
 from hf_lossy_assist import LossyError, enabled
-from hf_lossy_assist.compat import refusal_to_go_on
+from hf_lossy_assist.compat import obstacle_to_rollback
 from tests.acceptors.fixtures import HEADS
 from tests.golden.cases import RULES
-from tests.models import LENGTHS, VOCAB, padded, prompt
 from tests.parity import assert_same_rows
+from tests.tiny_models import LENGTHS, VOCAB, padded, prompt
 
 from .families import ATTENDING, RECURRENT, family
 
@@ -126,7 +126,7 @@ class Call:
         """Return what came of the call; raise where it should have been another thing."""
         models = [*self.drafts, self.target]
         for model in models:
-            refusal_to_go_on(model, True)  # which asks a model once, by forwards that are no call's
+            obstacle_to_rollback(model, True)  # which asks a model once, by forwards that are no call's
         with warnings.catch_warnings(), enabled():
             warnings.simplefilter("ignore")
             plain = attempt(lambda: self.run(output_logits=True, output_scores=True), self.target)

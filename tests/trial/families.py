@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from tests.models import VOCAB, noisy_copy
+from tests.tiny_models import VOCAB, noisy_copy
 
 _COMMON = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hf_lossy_assist import LossyError
-from hf_lossy_assist.compat import refusal_to_go_on
-from tests.models import padded, prompt
+from hf_lossy_assist.compat import obstacle_to_rollback
 from tests.parity import assert_same_rows
+from tests.tiny_models import padded, prompt
 from tests.trial.calls import TIE, attempt
 from tests.trial.families import ATTENDING, RECURRENT, family
 
@@ -55,11 +55,11 @@ def test_models_with_recurrent_states(name: str):
     target, draft = family(name)
     attending, _ = family("llama")
     assert_refused(target, 1, "assistant_early_exit", assistant_early_exit=1)
-    if refusal_to_go_on(target, several=True) is None:
+    if obstacle_to_rollback(target, several=True) is None:
         assert_same_as_plain(target, 1, assistant_model=draft)
     else:
         assert_refused(target, 1, "roll the cache back", prompt_lookup_num_tokens=3)
-    if refusal_to_go_on(draft, several=False) is None:
+    if obstacle_to_rollback(draft, several=False) is None:
         assert_same_as_plain(attending, 1, assistant_model=draft)
     else:
         assert_refused(attending, 1, "assistant_model", assistant_model=draft)
@@ -69,7 +69,7 @@ def test_models_with_recurrent_states(name: str):
 def test_a_draft_whose_states_can_t_be_moved_with_rows(name: str):
     """Then rows are decoded one after another."""
     attending, (_, draft) = family("llama")[0], family(name)
-    if refusal_to_go_on(draft, several=False) is None:
+    if obstacle_to_rollback(draft, several=False) is None:
         assert_same_as_plain(attending, 4, assistant_model=draft)
 
 

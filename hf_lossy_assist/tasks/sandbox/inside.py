@@ -1,7 +1,7 @@
-"""The script that runs in a sandbox, once for a program and once for its tests. It imports the standard library alone.
+"""The script in a sandbox, run once for a program and once for its tests; it needs only the standard library.
 
-The two have no memory in common. The tests send arguments over a socket and get results back, both as plain data, so
-that every comparison, and the verdict, is made where the program can't reach.
+The tests send arguments over a socket and get results back as plain data, one JSON text a line. The processes share no
+memory, so the program can't reach the comparisons and the verdict.
 """
 
 from __future__ import annotations
@@ -16,140 +16,93 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, BinaryIO
 
-LONGEST_MESSAGE = 1 << 24
-
-# Types that JSON lacks: how their values are written, and how they are made again. A type stands before those that its
-# values are instances of as well; what can only be iterated over arrives as an iterator, which equals nothing else.
-_TAGGED: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+_LONGEST_MESSAGE = 1 << 24
+# How plain data are written in JSON and read again. Subclasses stand before their bases. Any other iterable arrives as
+# an iterator.
+_PLAIN: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "json": ((type(None), bool, float, str), lambda value: value, lambda value: value),
     "int": (int, hex, lambda text: int(text, 16)),
     "complex": (complex, lambda z: [z.real, z.imag], lambda parts: complex(*parts)),
     "fraction": (Fraction, str, Fraction),
     "decimal": (Decimal, str, Decimal),
     "bytes": ((bytes, bytearray), lambda data: bytes(data).hex(), bytes.fromhex),
-    "tuple": (tuple, lambda items: _encoded(items), lambda items: tuple(_decoded(items))),
-    "set": (set, lambda items: _encoded(items), lambda items: set(_decoded(items))),
-    "frozenset": (frozenset, lambda items: _encoded(items), lambda items: frozenset(_decoded(items))),
-    "dict": (dict, lambda table: _encoded(table.items()), lambda pairs: dict(_decoded(pairs))),
+    "list": (list, lambda items: [*map(encode, items)], lambda items: [*map(decode, items)]),
+    "tuple": (tuple, lambda items: [*map(encode, items)], lambda items: tuple(map(decode, items))),
+    "set": (set, lambda items: [*map(encode, items)], lambda items: {*map(decode, items)}),
+    "frozenset": (frozenset, lambda items: [*map(encode, items)], lambda items: frozenset(map(decode, items))),
+    "dict": (dict, lambda table: [*map(encode, table.items())], lambda pairs: dict(map(decode, pairs))),
     "range": (range, lambda r: [r.start, r.stop, r.step], lambda parts: range(*parts)),
-    "iterator": (Iterable, lambda items: _encoded(items), lambda items: iter(_decoded(items))),
+    "iterator": (Iterable, lambda items: [*map(encode, items)], lambda items: iter([*map(decode, items)])),
 }
+_MARK = "_mark_of_a_test"
+_MARKED = f"try: pass\nexcept Exception as {_MARK}_error: {_MARK}({_MARK}_error)\nelse: {_MARK}(None)"
 
 
-class ProgramEnded(BaseException):
-    """The program's process is gone, and with it every further test."""
-
-
-class TestsUnsupported(BaseException):
-    """The tests themselves ask for something that can't be done from another process."""
+class _TestsEnded(BaseException): ...
 
 
 def encode(value: Any) -> Any:
-    """Return ``value`` as JSON has it; instances of subclasses become plain instances of the built-in type."""
+    """Return ``value`` in JSON's types; an instance of a subclass becomes one of the built-in type."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # a scalar of NumPy's
         value = value.item()
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int) and -(1 << 53) < value < 1 << 53:
-        return int.__index__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, list):
-        return _encoded(value)
-    for tag, (base, write, _) in _TAGGED.items():
+    for tag, (base, write, _) in _PLAIN.items():
         if isinstance(value, base):
-            return {tag: write(value)}
+            return [tag, write(value)]
     raise TypeError(f"{type(value).__name__} is no plain data")
 
 
 def decode(written: Any) -> Any:
-    """Return the value that :func:`encode` has written. Whatever a program sends, it becomes plain data or an error."""
-    if isinstance(written, list):
-        return _decoded(written)
-    if isinstance(written, dict):
-        [(tag, content)] = written.items()
-        return _TAGGED[tag][2](content)
-    return written
+    """Undo :func:`encode`; anything a program sends becomes plain data or an error."""
+    tag, content = written
+    return _PLAIN[tag][2](content)
 
 
-def _encoded(items: Iterable[Any]) -> list[Any]:
-    return [encode(item) for item in items]
+def _send(outbox: BinaryIO, message: Any) -> None:
+    outbox.write(json.dumps(message).encode() + b"\n")
+    outbox.flush()
 
 
-def _decoded(items: list[Any]) -> list[Any]:
-    return [decode(item) for item in items]
+def _limit_resources(cpu_seconds: int, memory_mb: int, disk_mb: int, wall_seconds: float) -> None:
+    wanted = {"CPU": cpu_seconds, "FSIZE": disk_mb << 20, "NOFILE": 64, "CORE": 0, "NPROC": 0, "AS": memory_mb << 20}
+    if sys.platform == "darwin":
+        del wanted["AS"]  # the kernel refuses or ignores it
+    for name, soft in wanted.items():
+        limit = getattr(resource, f"RLIMIT_{name}")
+        most = resource.getrlimit(limit)[1] & sys.maxsize  # a lower limit stays; no limit is -1
+        # One more second of processor time lets the signal, which tells the reason, come first.
+        resource.setrlimit(limit, (min(soft, most), min(soft + (name == "CPU"), most)))
+    signal.alarm(int(wall_seconds) + 2)  # in case the caller is killed first
 
 
-class Channel:
-    """Messages over a socket, one JSON text a line."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lines = open(descriptor, "rb", closefd=False)  # noqa: SIM115
-
-    def send(self, message: Any) -> None:
-        """Write one message."""
-        left = memoryview(json.dumps(message).encode() + b"\n")
-        while left:
-            left = left[os.write(self._descriptor, left) :]
-
-    def receive(self) -> Any:
-        """Return the next message, or None where there is none any more."""
-        line = self._lines.readline(LONGEST_MESSAGE)
-        return json.loads(line) if line else None
-
-
-def limit_resources(cpu_seconds: int, memory_mb: int, disk_mb: int, wall_seconds: float) -> None:
-    """Set the kernel's limits for this process, soft and hard alike. Lower ones that are already set stay."""
-    memory, disk = memory_mb << 20, disk_mb << 20
-    wanted = {
-        resource.RLIMIT_CPU: (cpu_seconds, cpu_seconds + 1),  # a signal first, which tells the reason; then the end
-        resource.RLIMIT_FSIZE: (disk, disk),
-        resource.RLIMIT_NOFILE: (64, 64),
-        resource.RLIMIT_CORE: (0, 0),
-        resource.RLIMIT_NPROC: (0, 0),
-    }
-    if sys.platform != "darwin":  # where the kernel refuses or ignores it
-        wanted[resource.RLIMIT_AS] = (memory, memory)
-    for limit, (soft, hard) in wanted.items():
-        _, most = resource.getrlimit(limit)
-        if most != resource.RLIM_INFINITY:
-            soft, hard = min(soft, most), min(hard, most)
-        resource.setrlimit(limit, (soft, hard))
-    signal.alarm(int(wall_seconds) + 2)  # should the caller be killed before it can end this process
-
-
-def run_program(channel: Channel) -> None:
-    """Execute the program, then answer calls of its function until no more come."""
-    channel.send("ready")
-    job = channel.receive()
-    solution = types.ModuleType("solution")
-    sys.modules["solution"] = solution
-    send, execute = channel.send, exec  # the program may replace whatever it can reach by name
+def _run_program(inbox: BinaryIO, outbox: BinaryIO) -> None:
+    """Execute the program, then answer calls of its function until the socket closes."""
+    _send(outbox, "ready")
+    job = json.loads(inbox.readline())
+    solution = sys.modules["solution"] = types.ModuleType("solution")
+    execute, reply = exec, _send  # the program may replace whatever it can reach by name
     try:
         execute(compile(job["program"], "solution", "exec", dont_inherit=True), vars(solution))
         function = vars(solution).get(job["entry_point"])
     except BaseException as error:
-        send({"raised": [type(error).__name__, ""]})
-        return
-    send({"returned": None})
-    while (call := channel.receive()) is not None:
+        return reply(outbox, {"raised": [type(error).__name__, ""]})
+    reply(outbox, {"returned": None})
+    for call in inbox:
         try:
-            arguments, named = decode(call)
-            reply = {"returned": encode(function(*arguments, **named))}
+            arguments, named = decode(json.loads(call))
+            result = {"returned": encode(function(*arguments, **named))}
         except BaseException as error:
-            reply = {"raised": [type(error).__name__, str(error)[:1000]]}
-        send(reply)
+            result = {"raised": [type(error).__name__, str(error)[:1000]]}
+        reply(outbox, result)
 
 
-def run_tests(job: dict[str, str], channel: Channel, report: Callable[[bytes], Any]) -> None:
-    """Execute the tests: report a mark for each of them, then in a few words how they ended."""
-    if channel.receive() != "ready":
+def _run_tests(job: dict[str, str], inbox: BinaryIO, outbox: BinaryIO, report: Callable[[bytes], Any]) -> None:
+    """Execute the tests; report a mark for each, then in a few words how they ended."""
+    if inbox.readline(_LONGEST_MESSAGE) != b'"ready"\n':
         return
     report(b"ready\n")
     failures: list[str] = []
@@ -159,103 +112,67 @@ def run_tests(job: dict[str, str], channel: Channel, report: Callable[[bytes], A
             failures.append(f"raised {type(error).__name__}")
         report(b"+" if error is None else b"-")
 
-    try:
-        reply = _ask(channel, {name: job[name] for name in ("program", "entry_point")})
-        if "raised" in reply:
-            failures.append(f"raised {str(reply['raised'][0])[:100]}")
-        else:
-            tests: dict[str, Any] = {"__name__": "tests"}
-            exec(compile(job["helpers"], "helpers", "exec", dont_inherit=True), tests)
-            tests |= {job["entry_point"]: _Candidate(channel), _MARK: mark}
-            exec(compile(marked(job["tests"]), "tests", "exec", dont_inherit=True), tests)
-    except ProgramEnded:
-        failures.insert(0, "ended")
-    except TestsUnsupported as error:
-        failures.insert(0, f"unsupported {error}")
-    except BaseException as error:
-        failures.append(f"raised {type(error).__name__}")
-    report(b"\n" + (failures[0] if failures else "passed").encode(errors="replace"))
+    def ask(message: Any) -> Any:
+        with suppress(OSError):
+            _send(outbox, message)
+            if reply := inbox.readline(_LONGEST_MESSAGE):
+                return json.loads(reply)
+        raise _TestsEnded("ended")  # the program's process is gone
 
-
-class _Candidate:
-    """The program's function, as its tests see it: arguments and results are copies."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def candidate(*arguments: Any, **named: Any) -> Any:
         try:
             call = encode([arguments, named])
         except TypeError as error:
-            raise TestsUnsupported(f"an argument can't be sent: {error}") from error
-        reply = _ask(self._channel, call)
+            raise _TestsEnded(f"unsupported an argument can't be sent: {error}") from error
+        reply = ask(call)
         if "raised" not in reply:
             return decode(reply["returned"])
         name, text = reply["raised"]
         kind = getattr(builtins, name, None)
         raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(text)
 
-
-def _ask(channel: Channel, message: Any) -> Any:
+    tests: dict[str, Any] = {"__name__": "tests"}
     try:
-        channel.send(message)
-        reply = channel.receive()
-    except OSError:
-        reply = None
-    if reply is None:
-        raise ProgramEnded
-    return reply
-
-
-_MARK = "_mark_of_a_test"
-_MARKED = f"""
-try:
-    pass
-except Exception as {_MARK}_error:
-    {_MARK}({_MARK}_error)
-else:
-    {_MARK}(None)
-"""
-
-
-# What stands inside of these may be meant to fail.
-_MAY_FAIL = (ast.Try, getattr(ast, "TryStar", ast.Try), ast.With, ast.AsyncWith)
+        reply = ask({name: job[name] for name in ("program", "entry_point")})
+        if "raised" in reply:
+            raise _TestsEnded(f"raised {str(reply['raised'][0])[:100]}")
+        exec(compile(job["helpers"], "helpers", "exec", dont_inherit=True), tests)
+        tests |= {job["entry_point"]: candidate, _MARK: mark}
+        marked = ast.fix_missing_locations(_Marking().visit(ast.parse(job["tests"])))
+        exec(compile(marked, "tests", "exec", dont_inherit=True), tests)
+    except _TestsEnded as error:
+        failures.insert(0, str(error))
+    except BaseException as error:
+        failures.append(f"raised {type(error).__name__}")
+    report(b"\n" + (failures[0] if failures else "passed").encode(errors="replace"))
 
 
 class _Marking(ast.NodeTransformer):
-    """Make every `assert` a test of its own: one that fails is reported, and the next one follows."""
+    """Make every `assert` a test of its own; in `try` or `with` it may have to fail."""
+
+    visit_Try = visit_TryStar = visit_With = visit_AsyncWith = lambda self, node: node
 
     def visit_Assert(self, node: ast.Assert) -> ast.Try:
         [attempt] = ast.parse(_MARKED).body
         attempt.body = [node]
         return attempt
 
-    def generic_visit(self, node: ast.AST) -> ast.AST:
-        return node if isinstance(node, _MAY_FAIL) else super().generic_visit(node)
 
-
-def marked(tests: str) -> ast.Module:
-    """Return the tree of ``tests`` in which every `assert` reports how it went."""
-    return ast.fix_missing_locations(_Marking().visit(ast.parse(tests)))
-
-
-def main(role: str, channel: int, limits: dict[str, Any]) -> None:
-    """Take the descriptors over, set the limits, and run the program or the tests, as ``role`` says."""
-    job = json.load(sys.stdin) if role == "tests" else None
-    sys.path.remove("")  # the current folder, into which the program may write
-    inbox, outbox = os.dup(channel), os.dup(1)
-    limit_resources(**limits)
-    random.seed(0)  # the same program has to get the same answer each time
-    null = os.open(os.devnull, os.O_RDWR)
+def _main(channel: int, *limits: float) -> None:
+    job = sys.stdin.read()  # only the tests have one
+    sys.path.remove("")  # the program may write into the current folder
+    channel, said = os.dup(channel), os.dup(1)
+    inbox, outbox = os.fdopen(channel, "rb", closefd=False), os.fdopen(channel, "wb", closefd=False)
+    _limit_resources(*limits)
+    random.seed(0)  # every run of a program has to give equal answers
     for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    if job is None:
-        os.close(outbox)
-        run_program(Channel(inbox))
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    if job:
+        _run_tests(json.loads(job), inbox, outbox, lambda data: os.write(said, data))
     else:
-        run_tests(job, Channel(inbox), lambda data: os.write(outbox, data))
+        _run_program(inbox, outbox)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(*json.loads(sys.argv[1]))
+    _main(*json.loads(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What a small model with the target's tokenizer learns: the target's law over the whole vocabulary."""
+"""Training of assistants: small models that learn the target's distribution over its whole vocabulary."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from .draft_batches import DraftBatch
-from .draft_objective import DraftObjective
-from .law_loss import CAUTION, law_loss
+from .draft_objective import CAUTION, DraftObjective, soft_cross_entropy
 
 
 def new_assistant(target: PreTrainedModel, hidden: int = 192, layers: int = 5, head_dim: int = 64) -> LlamaForCausalLM:
-    """Return a small Llama with the target's vocabulary, to be trained.
+    """Return an untrained small Llama with the target's vocabulary.
 
-    Its embeddings, which are its LM head too, begin as the target's along their principal directions.
+    Its embeddings, tied to its LM head, start as the principal components of the target's.
     """
     config = target.config.get_text_config(decoder=True)
     heads = max(1, hidden // head_dim)
@@ -36,32 +34,30 @@ def new_assistant(target: PreTrainedModel, hidden: int = 192, layers: int = 5, h
 
 
 class AssistantObjective(DraftObjective):
-    """Distillation of the target into a small model.
-
-    Parameters
-    ----------
-    model
-        The small model.
-    target
-        The model that it is trained for, which stays as it is.
-    """
+    """Distillation of the target into a small model with tied embeddings."""
 
     def __init__(self, model: LlamaForCausalLM, target: PreTrainedModel) -> None:
         super().__init__(target)
-        self.model = model
+        self.decoder = model.model  # holds all that is trained, since the LM head is tied
+        self._model = [model]
 
-    def forward(self, batch: DraftBatch) -> Tensor:
-        said = batch.answers[:, 1:]
+    @property
+    def model(self) -> LlamaForCausalLM:
+        return self._model[0]
+
+    def forward(self, ids: Tensor, answers: Tensor, states: Tensor, last: Tensor, done: float = 1.0) -> Tensor:
+        said = answers[:, 1:]
         head = self.target.get_output_embeddings().weight.detach()
-        last = batch.last[:, :-1][said].to(head.dtype)
-        states = self.model.model(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state[said]
-        loss = law_loss(states, self.model.lm_head.weight, lambda rows: (last[rows] @ head.T).float().softmax(-1))
+        last = last[:, :-1][said].to(head.dtype)
+        own = self.decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[said]
+        weight = self.decoder.embed_tokens.weight
+        loss = soft_cross_entropy(own, weight, lambda rows: (last[rows] @ head.T).float().softmax(-1))
         return loss / max(1, len(last))
 
     @torch.no_grad()
-    def matches(self, batch: DraftBatch, gamma: int) -> Tensor:
-        states = self.model.model(input_ids=batch.ids[:, :-1], use_cache=False).last_hidden_state
-        right = batch.answers.clone()
-        for row, text in enumerate(states):
-            right[row, 1:] &= self.model.lm_head(text).argmax(-1) == batch.ids[row, 1:]
+    def matches(self, ids: Tensor, answers: Tensor, states: Tensor, last: Tensor, gamma: int) -> Tensor:
+        own = self.decoder(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        right = answers.clone()
+        for row, text in enumerate(own):
+            right[row, 1:] &= self.model.lm_head(text).argmax(-1) == ids[row, 1:]
         return torch.stack([pad(right, (0, k))[:, k:] for k in range(1, gamma + 1)], dim=-1)

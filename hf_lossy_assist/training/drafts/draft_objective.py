@@ -1,59 +1,74 @@
-"""What a draft is trained for, as the training loop sees it."""
+"""Objectives of a draft's training: the distance of its distribution to the target's."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .draft_batches import DraftBatch
+CAUTION = 0.3
+"""Scale of a new draft's last norm: an untrained draft should hardly be sure of a token."""
 
-# Half precision decides near ties otherwise in a parallel forward than token by token; drawn texts have far fewer.
-_GREEDY_SHARE = 0.95
+_ROWS = 1024
 
 
 class DraftObjective(nn.Module, ABC):
-    """A draft, and how far its law is from the target's.
-
-    Parameters
-    ----------
-    target
-        The model that it is trained for, which stays as it is.
-    """
+    """The loss of a draft; its target stays as it is."""
 
     def __init__(self, target: PreTrainedModel) -> None:
         super().__init__()
-        self._target = [target]  # in a list it is no module of this one, so it is neither trained nor saved
+        self._target = [target]  # inside a list it is no submodule, so it is neither trained nor saved
 
     @property
     def target(self) -> PreTrainedModel:
-        """The model that the draft is for."""
         return self._target[0]
 
-    def begin(self, done: float) -> None:
-        """Prepare for a step, of a training of which the share ``done`` is over."""
+    @abstractmethod
+    def forward(self, ids: Tensor, answers: Tensor, states: Tensor, last: Tensor, done: float = 1.0) -> Tensor:
+        """Return the mean loss over the predicted tokens of a batch, after a share ``done`` of the training."""
 
     @abstractmethod
-    def forward(self, batch: DraftBatch) -> Tensor:
-        """Return the loss of a batch, the mean over what is predicted."""
+    def matches(self, ids: Tensor, answers: Tensor, states: Tensor, last: Tensor, gamma: int) -> Tensor:
+        """Return ``(B, L, γ)`` whether the likeliest drafts after each known token are the text's own.
 
-    @abstractmethod
-    def matches(self, batch: DraftBatch, gamma: int) -> Tensor:
-        """Return ``(B, L, γ)`` whether the likeliest drafts behind each known token are the text's own tokens.
-
-        The k-th one counts on those before it being right.
+        The k-th one assumes that those before it are right.
         """
 
-    @torch.no_grad()
-    def greedy(self, batch: DraftBatch) -> Tensor:
-        """Return ``(B,)`` whether the target wrote a text by taking its likeliest token everywhere."""
-        head = self.target.get_output_embeddings().weight
-        said = batch.answers[:, 1:]
-        right = torch.zeros_like(said)
-        for row, states in enumerate(batch.last[:, :-1]):
-            places = said[row].nonzero()[:, 0]
-            logits = states[places].to(head.dtype) @ head.T
-            right[row, places] = logits.argmax(-1) == batch.ids[row, places + 1]
-        return right.sum(-1) >= _GREEDY_SHARE * said.sum(-1)
+
+def soft_cross_entropy(states: Tensor, weight: Tensor, target: Callable[[slice], Tensor]) -> Tensor:
+    """Return ``-Σ p log q`` summed over rows, with q the softmax of ``states @ weight.T``, without storing all logits.
+
+    ``states`` ``(N, d)`` enter the draft's LM head ``weight`` ``(V, d)``. ``target`` returns p ``(n, V)`` of a slice of
+    rows; it may add up to less than 1 where only a part of the vocabulary counts.
+    """
+    return _SoftCrossEntropy.apply(states, weight, target)
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """Computes the gradient during the forward, a few rows at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, target: Callable[[slice], Tensor]) -> Tensor:
+        kind = states.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        matrix, rows = weight.detach().to(dtype), states.detach().to(dtype)
+        total = states.new_zeros((), dtype=torch.float32)
+        to_states, to_weight = torch.empty_like(rows), torch.zeros_like(weight, dtype=torch.float32)
+        for start in range(0, len(rows), _ROWS):
+            part = slice(start, start + _ROWS)
+            logs, p = (rows[part] @ matrix.T).float().log_softmax(-1), target(part).float()
+            total -= torch.dot(p.flatten(), logs.flatten())
+            slope = logs.exp_().mul_(p.sum(-1, keepdim=True)).sub_(p).to(dtype)
+            to_states[part] = slope @ matrix
+            to_weight += slope.T @ rows[part]
+        ctx.save_for_backward(to_states.to(states.dtype), to_weight.to(weight.dtype))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        to_states, to_weight = ctx.saved_tensors
+        return to_states * grad, to_weight * grad, None

@@ -1,59 +1,80 @@
-"""Texts that a target writes for training, many at a time."""
+"""Training texts that a target writes, many at a time, and the prompts that they begin with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...compat import new_cache
-from ...mining.reading import only_last_logits
-from ...sampling import Randomness
-from .openings import Opening
+from ...core.distributions import Randomness
+from ...errors import LossyValueError
+from ...mining.choice import Choice
+from ...mining.ratio_labels import Continuation, write_all
+from ...mining.writing import ResponseLimits
+from ...tasks.task import Task
+from .texts import Text, TextStore
+
+_MARK = "\u2588"
+_MOST = 100_000
 
 
-@dataclass(frozen=True)
-class Text:
-    """A prompt and what the target answered.
+class Opening(NamedTuple):
+    """The tokens that a text begins with.
 
-    Attributes
-    ----------
-    ids
-        The tokens.
-    answer
-        Where the answer begins.
+    Where the target first writes the user's turn, ``turn_end`` follows it; the first of these tokens ends the turn.
     """
 
     ids: tuple[int, ...]
-    answer: int
+    turn_end: tuple[int, ...] = ()
 
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """The tokens before the answer."""
-        return self.ids[: self.answer]
+
+def self_asked(tokenizer: PreTrainedTokenizerBase) -> Opening:
+    """Return the opening after which a chat model writes the user's turn."""
+    before = after = ""
+    if tokenizer.chat_template:
+        turn = [{"role": "user", "content": _MARK}]
+        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        before, _, after = text.partition(_MARK)
+    ids, end = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
+    if not ids or not end:
+        raise LossyValueError(
+            "without `--prompts` or `--task` the target writes its prompts itself, for which its tokenizer has to have "
+            "a chat template with something before and behind a user's turn, but it has none; name a file of prompts "
+            "by `--prompts`"
+        )
+    return Opening(tuple(ids), tuple(end))
+
+
+def of_task(task: Task, tokenizer: PreTrainedTokenizerBase) -> list[Opening]:
+    split = "train" if "train" in task.splits else task.splits[0]
+    examples = task.examples(split, _MOST)
+    return [Opening(ids) for ids in dict.fromkeys(tuple(task.encode(example, tokenizer)) for example in examples)]
+
+
+def dealt(openings: Sequence[Opening], batch: int, rows: int, seed: int) -> list[Opening]:
+    """Return the openings of a batch, which have similar lengths; after the last batch they are dealt anew."""
+    if len(openings) == 1:  # every row writes its own text
+        return [*openings] * rows
+    by_length = sorted(openings, key=lambda opening: len(opening.ids))
+    parts = [by_length[i : i + rows] for i in range(0, len(by_length), rows)]
+    deal, place = divmod(batch, len(parts))
+    random.Random(f"{seed}/{deal}").shuffle(parts)
+    return parts[place]
 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """How texts are written: equal settings give texts that belong together.
+    """How texts are written.
 
-    Attributes
-    ----------
-    rows
-        Texts that are written at a time.
-    max_new_tokens, max_turn_tokens
-        The longest answer, and the longest turn of a user.
-    temperature
-        Of users' turns and of answers that are drawn.
-    greedy_share
-        Share of the answers that take the likeliest token at every position, instead of drawing.
-    seed
-        Of all draws.
+    ``rows`` are written at a time. ``max_new_tokens`` bounds an answer, ``max_turn_tokens`` a user's turn. A share
+    ``greedy_share`` of the answers is greedy; the others and the users' turns are drawn at ``temperature``.
     """
 
     rows: int = 96
@@ -64,18 +85,29 @@ class TextSettings:
     seed: int = 0
 
 
-@dataclass(eq=False)
-class _WrittenRow:
-    """A text that is being written. Of its tokens, those that the model has not read yet are fed to it one by one."""
+@dataclass(frozen=True)
+class _SomeGreedy(Choice):
+    """The likeliest token for the first ``greedy`` texts, a draw for the others; a text's context is its number."""
 
-    ids: list[int]
-    start: int
-    turn_end: tuple[int, ...]
-    greedy: bool
-    answer: int | None
+    greedy: int
+    temperature: float
+    random: Randomness
+
+    def context(self, ids: Iterable[int]) -> int:
+        return next(iter(ids))
+
+    def extend(self, context: int, token: int) -> int:
+        return context
+
+    def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
+        # Inverts the distribution function, which is much faster on a CPU than torch's `multinomial`.
+        weights = (logits / self.temperature).softmax(-1).cumsum(-1)
+        points = self.random.uniform((len(weights), 1), weights.device) * weights[:, -1:]
+        drawn = torch.searchsorted(weights, points, right=True)[:, 0].clamp(max=weights.shape[-1] - 1)
+        greedy = torch.tensor(contexts, device=logits.device) < self.greedy
+        return torch.where(greedy, logits.argmax(-1), drawn).tolist()
 
 
-@torch.inference_mode()
 def write_texts(
     model: PreTrainedModel,
     openings: Sequence[Opening],
@@ -83,137 +115,53 @@ def write_texts(
     settings: TextSettings,
     ends: frozenset[int],
     known: set[tuple[int, ...]],
-    on_step: Callable[[int], None] = lambda rows: None,
 ) -> list[Text]:
-    """Write the texts of one batch.
+    """Write the texts of one batch; its number seeds the draws.
 
-    All rows stand at the same position at any time: what is given of a longer prompt is fed token by token while
-    others are already writing, so there is no padding, and no mask.
-
-    Parameters
-    ----------
-    model
-        The target.
-    openings
-        One for each row.
-    batch
-        The batch's number, which its draws depend on.
-    settings
-        How to write.
-    ends
-        Tokens that end an answer.
-    known
-        Prompts of the target's own that there are already; a text that asks the same once more is given up. New
-        prompts are added.
-    on_step
-        Called with the number of rows that are left, after every step.
+    ``ends`` are the tokens that end an answer. ``known`` are the prompts that the target has made up so far: a repeated
+    one gets no answer, and new ones are added.
     """
-    random = Randomness(settings.seed * 1_000_003 + batch)
-    greedy = round(settings.greedy_share * len(openings))
-    rows = [
-        _WrittenRow([*o.ids], len(o.ids), o.turn_end, i < greedy, None if o.turn_end else len(o.ids))
-        for i, o in enumerate(openings)
-    ]
-    position = min(len(row.ids) for row in rows)
-    longest = max(len(row.ids) + len(row.turn_end) + settings.max_turn_tokens * bool(row.turn_end) for row in rows)
-    cache = new_cache(model)
-    cache.layers = [_BufferedLayer(longest + settings.max_new_tokens) for _ in cache.layers]
-    ids = torch.tensor([row.ids[:position] for row in rows], device=model.device)
-    done: list[Text] = []
-    while rows:
-        logits = model(input_ids=ids, past_key_values=cache, use_cache=True, **only_last_logits(model)).logits[:, -1]
-        writing = [i for i, row in enumerate(rows) if len(row.ids) == position]
-        finished = set()
-        for i, token in zip(writing, _choose(logits, rows, writing, settings, random), strict=True):
-            if (text := _extend(rows[i], token, settings, ends, known)) is not None:
-                finished.add(i)
-                done += text
-        position += 1
-        # The last rows move to where a text has ended.
-        for i in sorted(finished, reverse=True):
-            last = rows.pop()
-            if i < len(rows):
-                rows[i] = last
-                for layer in cache.layers:
-                    layer.move(len(rows), i)
-        for layer in cache.layers:
-            layer.shrink(len(rows))
-        ids = torch.tensor([[row.ids[position - 1]] for row in rows], device=model.device)
-        on_step(len(rows))
-    return done
+    draws = Randomness(settings.seed * 1_000_003 + batch)
+
+    def written(prompts: Sequence[tuple[int, ...]], ends: frozenset[int], longest: int, greedy: int) -> list[Text]:
+        continuations = [Continuation(ids, ("target",), number) for number, ids in enumerate(prompts)]
+        choice = _SomeGreedy(greedy, settings.temperature, draws)
+        tokens = write_all({"target": model}, continuations, ResponseLimits(ends, longest), choice)
+        return [
+            Text((*ids, *new), len(ids), i < greedy) for i, (ids, new) in enumerate(zip(prompts, tokens, strict=True))
+        ]
+
+    prompts = [opening.ids for opening in openings]
+    if end := openings[0].turn_end:
+        turns = written(prompts, ends | {end[0]}, settings.max_turn_tokens, 0)
+        asked = [turn.ids + end[1:] for turn in turns if turn.ids[-1] == end[0] and len(turn.ids) > turn.answer + 1]
+        prompts = [prompt for prompt in dict.fromkeys(asked) if prompt not in known]
+        known |= {*prompts}
+    return written(prompts, ends, settings.max_new_tokens, round(settings.greedy_share * len(prompts)))
 
 
-def _choose(
-    logits: Tensor, rows: list[_WrittenRow], writing: list[int], settings: TextSettings, random: Randomness
-) -> list[int]:
-    """Return the next token of the rows that are writing."""
-    chosen = dict.fromkeys(writing, 0)
-    likeliest = [i for i in writing if rows[i].greedy and rows[i].answer is not None]
-    drawn = [i for i in writing if not (rows[i].greedy and rows[i].answer is not None)]
-    if likeliest:
-        chosen.update(zip(likeliest, logits[likeliest].argmax(-1).tolist(), strict=True))
-    if drawn:
-        # By the inverse of the distribution function, which on a CPU is much faster than torch's `multinomial`.
-        weights = (logits[drawn].float() / settings.temperature).softmax(-1).cumsum(-1)
-        points = random.uniform((len(drawn), 1), weights.device) * weights[:, -1:]
-        tokens = torch.searchsorted(weights, points, right=True).clamp(max=weights.shape[-1] - 1)
-        chosen.update(zip(drawn, tokens[:, 0].tolist(), strict=True))
-    return [*chosen.values()]
-
-
-def _extend(
-    row: _WrittenRow, token: int, settings: TextSettings, ends: frozenset[int], known: set[tuple[int, ...]]
-) -> list[Text] | None:
-    """Add a token to a row; return the text where that ends it, nothing where it is given up, None where it goes on."""
-    row.ids.append(token)
-    if row.answer is not None:
-        over = token in ends or len(row.ids) - row.answer >= settings.max_new_tokens
-        return [Text(tuple(row.ids), row.answer)] if over else None
-    written = len(row.ids) - row.start
-    if token == row.turn_end[0]:
-        row.ids += row.turn_end[1:]
-        row.answer = len(row.ids)
-        prompt = tuple(row.ids)
-        if written == 1 or prompt in known:
-            return []
-        known.add(prompt)
-        return None
-    return [] if token in ends or written >= settings.max_turn_tokens else None
-
-
-class _BufferedLayer(DynamicLayer):
-    """One layer's keys and values, in buffers that hold a whole text: nothing is copied for a token.
-
-    Parameters
-    ----------
-    length
-        The longest text.
-    """
-
-    def __init__(self, length: int) -> None:
-        super().__init__()
-        self.length, self.filled = length, 0
-        self.buffers: list[Tensor] = []
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        given = (key_states, value_states)
-        if not self.buffers:
-            self.is_initialized, self.dtype, self.device = True, key_states.dtype, key_states.device
-            self.buffers = [x.new_zeros(*x.shape[:2], self.length, x.shape[3]) for x in given]
-        start, self.filled = self.filled, self.filled + key_states.shape[-2]
-        for buffer, states in zip(self.buffers, given, strict=True):
-            buffer[:, :, start : self.filled] = states
-        keys, values = (buffer[:, :, : self.filled] for buffer in self.buffers)
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        return self.filled
-
-    def move(self, source: int, row: int) -> None:
-        """Let a row hold what another one holds."""
-        for buffer in self.buffers:
-            buffer[row, :, : self.filled] = buffer[source, :, : self.filled]
-
-    def shrink(self, rows: int) -> None:
-        """Forget all rows but the first."""
-        self.buffers = [buffer[:rows] for buffer in self.buffers]
+def write_until(
+    tokens: int,
+    store: TextStore,
+    model: PreTrainedModel,
+    openings: Sequence[Opening],
+    settings: TextSettings,
+    ends: frozenset[int],
+    *,
+    process: int = 0,
+    processes: int = 1,
+    on_batch: Callable[[int, float], None] = lambda answer_tokens, tokens_per_second: None,
+) -> None:
+    """Add batches to a store until its answers have ``tokens`` tokens; processes take turns."""
+    there = set(store.batches())
+    known = {text.prompt for batch in there for text in store.read(batch)} if openings[0].turn_end else set()
+    for batch in itertools.count(process, processes):
+        if store.answer_tokens() >= tokens:
+            return
+        if batch in there:
+            continue
+        begun = time.perf_counter()
+        texts = write_texts(model, dealt(openings, batch, settings.rows, settings.seed), batch, settings, ends, known)
+        store.add(batch, texts)
+        written = sum(len(text.ids) - text.answer for text in texts)
+        on_batch(store.answer_tokens(), written / (time.perf_counter() - begun))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -169,14 +172,30 @@ def test_the_filter_is_whole(machine):
     assert {i + 1 + jump for i, jump in jumps} == {len(instructions) - 1}  # every refused call leads to the last line
 
 
-def test_where_bwrap_fails_its_words_are_the_reason(monkeypatch):
-    command = isolation.bwrap_command
-    monkeypatch.setattr(isolation, "bwrap_command", lambda *a: [*command(*a)[:1], "--no-such-option", *command(*a)[1:]])
-    monkeypatch.setattr(isolation.shutil, "which", lambda name: f"/usr/bin/{name}")
+@pytest.fixture
+def untried(needs_isolation) -> Iterator[None]:
+    """Forget whether programs can be isolated, before and after."""
     isolation.unavailable.cache_clear()
-    try:
-        if not os.path.exists("/usr/bin/bwrap"):
-            pytest.skip("`bwrap` is not installed")
-        assert "no-such-option" in isolation.unavailable()
-    finally:
-        isolation.unavailable.cache_clear()
+    yield
+    isolation.unavailable.cache_clear()
+
+
+def test_where_bwrap_fails_its_words_are_the_reason(untried, monkeypatch):
+    start = isolation.start
+    monkeypatch.setattr(isolation, "start", lambda c, *a, **k: start([c[0], "--no-such-option", *c[1:]], *a, **k))
+    assert "no-such-option" in isolation.unavailable()
+
+
+def test_bwrap_may_be_anywhere_on_the_path(untried, tmp_path, monkeypatch):
+    shutil.copy(shutil.which("bwrap"), tmp_path / "bwrap")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "defpath", "/nowhere")
+    assert isolation.unavailable() is None
+    assert Sandbox().run("def f(): return 1", "f", "assert f() == 1").passed
+
+
+def test_a_bwrap_that_is_no_program_is_a_reason(untried, tmp_path, monkeypatch):
+    (tmp_path / "bwrap").write_bytes(b"\x7fELF")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert re.search("does not start: .*bwrap", isolation.unavailable())

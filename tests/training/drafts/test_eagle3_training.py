@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
-from hf_lossy_assist.training.drafts.draft_batches import DataPosition
+from hf_lossy_assist.training.drafts.draft_data import collate
+from hf_lossy_assist.training.drafts.draft_objective import soft_cross_entropy
 from hf_lossy_assist.training.drafts.eagle3_training import Eagle3Objective, new_eagle3
-from hf_lossy_assist.training.drafts.law_loss import law_loss
-from tests.models import VOCAB, tiny
+from tests.tiny_models import VOCAB, tiny
 from tests.training.drafts.fixtures import data
 
 
 @pytest.fixture
-def batch(texts, tmp_path):
-    return next(data(texts, tmp_path).batches(DataPosition()))[0]
+def batch(texts):
+    return collate([data(texts)[0][2]])
 
 
 def objective(ids: torch.Tensor, steps: int = 3, decay: float = 0.5) -> Eagle3Objective:
@@ -28,19 +28,22 @@ def objective(ids: torch.Tensor, steps: int = 3, decay: float = 0.5) -> Eagle3Ob
     return Eagle3Objective(head, target, steps, decay)
 
 
+def frequent(batch) -> torch.Tensor:
+    return batch["ids"][batch["answers"]].bincount().topk(6).indices
+
+
 @torch.no_grad()
 def naive(objective: Eagle3Objective, batch) -> tuple[float, torch.Tensor]:
     """Return loss and matches of a batch, drafting from every slot of every text by itself, as decoding does."""
     head, target = objective.head, objective.target
     embeddings = head.embeddings(target)
     total = weight = 0.0
-    right = torch.zeros(*batch.ids.shape, objective.steps, dtype=torch.bool)
-    for row in range(len(batch.ids)):
-        ids, answers = batch.ids[row], batch.answers[row]
+    right = torch.zeros(*batch["ids"].shape, objective.steps, dtype=torch.bool)
+    for row, (ids, answers) in enumerate(zip(batch["ids"], batch["answers"], strict=True)):
         length = int(answers.nonzero()[-1]) + 1
         for slot in range(length - 2):
             cache = head.new_cache()
-            g = head.fuse(batch.states[row : row + 1, : slot + 1].float())
+            g = head.fuse(batch["states"][row : row + 1, : slot + 1].float())
             tokens = embedding(ids[None, 1 : slot + 2], embeddings)
             positions = torch.arange(slot + 1)[None]
             mask = torch.ones(slot + 1, slot + 1, dtype=torch.bool).tril()[None, None]
@@ -53,7 +56,7 @@ def naive(objective: Eagle3Objective, batch) -> tuple[float, torch.Tensor]:
                     token = embedding(ids[None, slot + step + 1 : slot + step + 2], embeddings)
                     state = head(token, state, torch.tensor([[slot + step]]), None, cache)
                 if answers[predicted]:
-                    logits = target.lm_head(batch.last[row, predicted - 1].float())[head.target_ids]
+                    logits = target.lm_head(batch["last"][row, predicted - 1].float())[head.target_ids]
                     q = head.logits(state)[0, 0]
                     total -= objective.decay**step * float(logits.softmax(-1) @ q.log_softmax(-1))
                     weight += objective.decay**step
@@ -63,34 +66,31 @@ def naive(objective: Eagle3Objective, batch) -> tuple[float, torch.Tensor]:
 
 def test_the_loss_and_the_matches_are_those_of_drafting_step_by_step(batch):
     # Of few tokens, a random head gets some right.
-    trained = objective(batch.ids[batch.answers].bincount().topk(6).indices)
+    trained = objective(frequent(batch))
     loss, right = naive(trained, batch)
-    assert trained(batch).item() == pytest.approx(loss, rel=1e-5)
-    assert torch.equal(trained.matches(batch, 3), right)
+    assert trained(**batch).item() == pytest.approx(loss, rel=1e-5)
+    assert torch.equal(trained.matches(**batch, gamma=3), right)
     assert right.any()
 
 
 def test_gradients_are_those_of_autograd():
     torch.manual_seed(0)
     states, weight = torch.randn(600, 8, requires_grad=True), torch.randn(30, 8, requires_grad=True)
-    law = torch.randn(600, 30).softmax(-1) * torch.rand(600, 1)
-    expected = -(law * (states @ weight.T).log_softmax(-1)).sum() / 7
-    (law_loss(states, weight, law.__getitem__) / 7).backward()
-    assert law_loss(states, weight, law.__getitem__).item() / 7 == pytest.approx(expected.item(), rel=1e-5)
+    p = torch.randn(600, 30).softmax(-1) * torch.rand(600, 1)
+    expected = -(p * (states @ weight.T).log_softmax(-1)).sum() / 7
+    (soft_cross_entropy(states, weight, p.__getitem__) / 7).backward()
+    assert soft_cross_entropy(states, weight, p.__getitem__).item() / 7 == pytest.approx(expected.item(), rel=1e-5)
     for mine, theirs in zip((states.grad, weight.grad), torch.autograd.grad(expected, (states, weight)), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_a_new_head_drafts_the_most_frequent_tokens_and_fits_its_target(texts, tmp_path):
-    target, training = tiny("llama"), data(texts, tmp_path)
+def test_a_new_head_drafts_the_most_frequent_tokens_and_fits_its_target(texts):
+    target, (training, _) = tiny("llama"), data(texts)
     counts = torch.zeros(VOCAB, dtype=torch.long)
-    held_out = {text.ids for text in training.held_out_texts(1000)}
-    for batch in texts.batches():
-        for text in texts.read(batch):
-            if text.ids not in held_out:
-                for token in text.ids[text.answer :]:
-                    counts[token] += 1
-    ids = training.frequent(20, target)
+    for text in training.texts:
+        for token in text.ids[text.answer :]:
+            counts[token] += 1
+    ids = training.frequent(20, VOCAB)
     rare = [i for i in range(VOCAB) if i not in ids.tolist()]
     assert counts[ids].min() >= counts[rare].max()
     head = new_eagle3(target, ids, training.some_states())
@@ -137,13 +137,10 @@ def test_what_a_new_head_reads_is_even_where_the_states_are_not():
 
 
 def test_a_training_begins_with_single_steps_and_measures_without_dropout(batch):
-    ids = batch.ids[batch.answers].bincount().topk(6).indices
-    plain, trained = objective(ids, steps=3), objective(ids, steps=3)
+    plain, trained, single = objective(frequent(batch)), objective(frequent(batch)), objective(frequent(batch), steps=1)
     trained.single, trained.dropout = 0.5, 0.3
-    single = objective(ids, steps=1)
     trained.eval()
     for done, expected in ((0.0, single), (0.4, single), (0.5, plain), (1.0, plain)):
-        trained.begin(done)
-        assert torch.equal(trained(batch), expected(batch))
+        assert torch.equal(trained(**batch, done=done), expected(**batch))
     trained.train()
-    assert not torch.equal(trained(batch), plain(batch))
+    assert not torch.equal(trained(**batch), plain(**batch))

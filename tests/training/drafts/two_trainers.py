@@ -7,21 +7,30 @@ import json
 import sys
 from pathlib import Path
 
-from hf_lossy_assist.training.drafts.text_store import TextStore
+from hf_lossy_assist.training.drafts.texts import TextStore
 from tests.leaving import leave
 from tests.training.drafts.fixtures import training
 
 texts, folder = map(Path, sys.argv[1:])
-run = training(TextStore(texts), folder)
-process = run.accelerator.process_index
-run.data.process, run.data.processes = process, run.accelerator.num_processes
-first = next(run.data.batches(run.state.position))[0]
-run.train(held_out_texts=4, stopped=lambda: run.state.step == 6)
-weights = b"".join(p.detach().numpy().tobytes() for p in run.objective.parameters())
+before = training(TextStore(texts), folder, steps=6, seed=1).evaluate()
+run = training(TextStore(texts), folder, steps=6, seed=1)
+seen = []
+compute = run.compute_loss
+
+
+def noting(model, inputs, *args, **kwargs):
+    seen.extend(inputs["ids"].tolist())
+    return compute(model, inputs, *args, **kwargs)
+
+
+run.compute_loss = noting
+run.fit()
+weights = b"".join(p.detach().numpy().tobytes() for p in run.model.parameters())
 said = {
     "weights": hashlib.sha256(weights).hexdigest(),
-    "first": first.ids.tolist(),
-    "seen": run.state.tokens_seen,
+    "seen": seen,
+    "texts": before["eval_texts"],
+    "before": before["eval_kept"],
 }
-(folder / f"{process}.json").write_text(json.dumps(said))
+(folder / f"{run.args.process_index}.json").write_text(json.dumps(said))
 leave()

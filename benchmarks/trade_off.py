@@ -1,0 +1,177 @@
+"""``python -m benchmarks.trade_off``: scores against tokens kept, over a rule's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks import command
+from benchmarks.static_lists import MismatchRates, maths_tokens, python_tokens, registered
+from hf_lossy_assist import tasks
+from hf_lossy_assist.call.config import nearest
+from hf_lossy_assist.cli.console import limit_threads
+from hf_lossy_assist.cli.evaluate import answer_all
+from hf_lossy_assist.cli.models import ModelOptions
+from hf_lossy_assist.cli.options import DraftSource, Gamma, PairName, TaskData, TaskName, Threads
+from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.evaluation.answers import AnswerStore
+from hf_lossy_assist.evaluation.evaluate import Evaluation, score_point
+from hf_lossy_assist.evaluation.modes import DecodingMode
+from hf_lossy_assist.evaluation.plots import PlotPoint, plot
+from hf_lossy_assist.evaluation.quality import ModeScore
+from hf_lossy_assist.evaluation.tables import score_table
+
+
+def trade_off(
+    sweep: Annotated[str, typer.Argument(help="What is compared: judge or sprinter.")] = "judge",
+    pair: PairName = "arithmetic",
+    assistant: DraftSource = None,
+    task: TaskName = None,
+    data: TaskData = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels of `mine`, to list tokens by how often their mismatches mattered.")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="Another head than the pair's: a folder or a Hub id.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Problems of the split.")] = 500,
+    split: Annotated[str, typer.Option(help="Which problems.")] = "test",
+    gamma: Gamma = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Problems at a time; speeds are a user's own at 1 only.")] = 1,
+    threads: Threads = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a folder of results, and the plot.")] = None,
+) -> None:
+    """Answer a task's problems at many settings of a rule and of those it competes with, greedily.
+
+    OUT gets a folder trade-off-SWEEP as `evaluate` writes it, which an interrupted run goes on with, and a plot.
+    """
+    if sweep not in SWEEPS:
+        raise LossyValueError(f"`SWEEP` has to be one of {list(SWEEPS)}, but is {sweep!r}{nearest(sweep, SWEEPS)}")
+    limit_threads(threads)
+    disable_progress_bar()
+    chosen = None if task is None else tasks.load(task, data)
+    own = [] if head is None else [f"{sweep}={head}"]
+    loaded = ModelOptions(pair, assistant=assistant, device="cpu").load_for_task(chosen, own, assisted=True)
+    if sweep not in loaded.heads:
+        raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has none for {sweep!r}")
+    lists = static_lists(loaded.tokenizer, LISTS.get(loaded.task.name, LISTS["arithmetic"]), labels)
+    families, screen = SWEEPS[sweep](lists), Console()
+    modes = [mode for points in families.values() for mode in with_gamma(points, gamma)]
+    folder = None if out is None else out / f"trade-off-{sweep}"
+    with registered():
+        evaluation = Evaluation(
+            loaded.models, loaded.tokenizer, loaded.task, modes, "lossless", problems,
+            split, batch_size,
+        )  # fmt: skip
+        store = AnswerStore() if folder is None else AnswerStore(folder, evaluation.plan())
+        scores = answer_all(evaluation, store, screen).modes
+    screen.print(score_table(scores.values(), "lossless"))
+    if out is not None:
+        plot_families(families, scores, out / f"trade-off-{sweep}.png")
+
+
+JUDGE_THRESHOLDS = (0.01, 0.02, 0.05, 0.2, 0.75, 0.95, 0.98)
+CUTS = (0.05, 0.1, 0.2, 0.35)
+VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+TOP_K = (2, 4, 8, 16)
+
+
+Families = Mapping[str, list[DecodingMode]]
+"""The settings of families of rules; those of one family are joined in a plot."""
+
+
+def with_gamma(modes: list[DecodingMode], gamma: int) -> list[DecodingMode]:
+    """Return modes that draft so many tokens."""
+    return [DecodingMode(mode.label, mode.rule, mode.settings, gamma) for mode in modes]
+
+
+Lists = Mapping[str, "StaticList"]
+"""Static lists by name."""
+
+LISTS: Mapping[str, Mapping[str, Callable[[PreTrainedTokenizerBase], tuple[int, ...]]]] = {
+    "arithmetic": {"maths": maths_tokens},
+    "code": {"maths": maths_tokens, "python": python_tokens},
+}
+"""What lists of important tokens have been thought of, by task."""
+
+
+@dataclass(frozen=True)
+class StaticList:
+    """A rule that goes by tokens alone, and the family it belongs to."""
+
+    family: str
+    rule: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def static_lists(
+    tokenizer: PreTrainedTokenizerBase,
+    known: Mapping[str, Callable[[PreTrainedTokenizerBase], tuple[int, ...]]],
+    labels: Path | None = None,
+) -> Lists:
+    """Return lists of kinds of tokens, and those that follow from mined labels."""
+    lists = {name: StaticList(name, "listed", {"important": find(tokenizer)}) for name, find in known.items()}
+    if labels is not None:
+        rates = MismatchRates.mined(labels, len(tokenizer))
+        for cut in CUTS:
+            lists[f"mined tokens {cut}"] = StaticList("mined tokens", "listed", {"important": rates.important(cut)})
+        for cut in CUTS:
+            lists[f"mined pairs {cut}"] = StaticList("mined pairs", "listed_pairs", {"free": rates.free_pairs(cut)})
+    return lists
+
+
+def judge_families(lists: Lists) -> Families:
+    """Return the judge, alone and above DropMatch, beside top-K, static lists and lossless."""
+    both = ["judge", "dropmatch"]
+    families = {
+        "lossless": [DecodingMode("lossless", "lossless")],
+        "judge": [DecodingMode(f"judge τ={t}", "judge", {"threshold": t}) for t in JUDGE_THRESHOLDS],
+        "judge + dropmatch": [
+            DecodingMode(f"judge + dropmatch τ={t}", both, {"judge": {"threshold": t}}) for t in JUDGE_THRESHOLDS
+        ],
+        "dropmatch": [DecodingMode("dropmatch", "dropmatch")],
+        "top-K": [DecodingMode(f"top-K K={k}", "topk", {"k": k}) for k in TOP_K],
+    }
+    combined = [name for name, known in lists.items() if name == known.family][-1:]
+    for name, known in lists.items():
+        families.setdefault(known.family, []).append(DecodingMode(name, known.rule, known.settings))
+        if name in combined:
+            narrow = {"all_of": [known.rule, "topk"]}
+            families[f"{name} and top-K"] = [
+                DecodingMode(f"{name} and top-K K={k}", narrow, {known.rule: known.settings, "topk": {"k": k}})
+                for k in TOP_K
+            ]
+    return families
+
+
+def sprinter_families(lists: Lists) -> Families:
+    """Return SPRINTER at several thresholds, beside lossless."""
+    return {
+        "lossless": [DecodingMode("lossless", "lossless")],
+        "sprinter": [DecodingMode(f"sprinter {t}", "sprinter", {"threshold": t}) for t in VERIFIER_THRESHOLDS],
+    }
+
+
+SWEEPS: Mapping[str, Callable[[Lists], Families]] = {"judge": judge_families, "sprinter": sprinter_families}
+"""Named sets of settings, by the rule whose head they need; they are given static lists of tokens."""
+
+
+def plot_families(families: Families, scores: Mapping[str, ModeScore], path: Path) -> None:
+    """Draw scores against drafted tokens kept, a line per family, and save it as a PNG."""
+    series: dict[str, list[PlotPoint]] = {}
+    for family, modes in families.items():
+        rows = [scores[mode.label] for mode in modes]
+        knobs = [row.label.removeprefix(family).strip() for row in rows]
+        series[family] = [score_point(row, row.mean_accepted, knob) for row, knob in zip(rows, knobs, strict=True)]
+    plot(series, "drafted tokens kept per round", "score (%; bars: 95 % interval of the difference)", path)
+
+
+app = command(trade_off)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,86 @@
+"""What README and the page of rules say about each rule, made from the rules' classes.
+
+``python -m docs.generator.tables`` writes both between their markers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, settings_of
+from hf_lossy_assist.acceptors.registry import Formula
+from hf_lossy_assist.cli.rules import reads_of
+
+ROOT = Path(__file__).parents[2]
+HEADER = ("name", "source", "file", "settings: default (bounds)", "reads", "lossless at")
+
+
+def table() -> str:
+    """Return README's table of all rules."""
+    rows = [HEADER, ("---",) * len(HEADER), *map(_cells, REGISTRY.values())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def formulas() -> str:
+    """Return what every rule does, in words and as LaTeX that GitHub shows."""
+    return "\n\n".join(_section(name, rule.formula) for name, rule in REGISTRY.items() if rule.formula is not None)
+
+
+def _section(name: str, said: Formula) -> str:
+    parts = (f"## {name}", f"{said.idea} Keep x iff", _block(said.keep), "Correction:", _block(said.correction))
+    return "\n\n".join(parts)
+
+
+def _block(latex: str) -> str:
+    return f"```math\n{latex}\n```"
+
+
+MADE = {("README.md", "rules"): table, ("docs/rules.md", "formulas"): formulas}
+"""What is made, by the file and the name of its markers there."""
+
+
+def with_part(text: str, name: str, part: str) -> str:
+    """Return a page's text with a part between the markers of a name.
+
+    Examples
+    --------
+    >>> with_part("<!-- a -->old<!-- /a -->", "a", "new")
+    '<!-- a -->\\nnew\\n<!-- /a -->'
+    """
+    before, start, rest = text.partition(f"<!-- {name} -->")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    return f"{before}{start}\n{part}\n{end}{after}"
+
+
+def _cells(rule: type[Acceptor]) -> tuple[str, ...]:
+    file = Path(inspect.getfile(rule)).relative_to(ROOT)
+    at = ", ".join(f"`{key}={value:g}`" for key, value in rule.lossless_at.items()) or "always"
+    elsewhere = {"sampling": "; greedily always", "greedy": "; always when sampling"}.get(rule.relaxes, "")
+    return (
+        f"`{rule.name}`",
+        rule.paper,
+        f"[{file.name}]({file.as_posix()})",
+        ", ".join(map(_setting, settings_of(rule))) or "–",
+        ", ".join(reads_of(rule)) or "–",
+        at + ("" if rule.lossless_when_sampling else ", greedy") + elsewhere,
+    )
+
+
+def _setting(each: Setting) -> str:
+    is_text = isinstance(each.default, str)
+    default = each.unset if each.default is None else f'"{each.default}"' if is_text else f"{each.default:g}"
+    bounds = [f'"{choice}"' for choice in each.choices] or [f"{each.low:.2g} to {each.high:g}"]
+    bounds += [f'"{each.word}"'] if each.word else []
+    return f"`{each.name}` {default} ({' or '.join(bounds)})".replace("inf", "∞")
+
+
+def main() -> None:
+    """Write every part that is made into its page."""
+    for (page, name), make in MADE.items():
+        path = ROOT / page
+        path.write_text(with_part(path.read_text(encoding="utf-8"), name, make()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Certificates on disk: which settings lose how much at most, on which problems, with which models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_type_hints
+
+from huggingface_hub.dataclasses import type_validator
+from torch import nn
+from transformers import GenerationConfig
+
+from ..acceptors import REGISTRY, Acceptor, place_rule_head, settings_of
+from ..core.limits import Limits
+from ..errors import LossyValueError
+from ..heads import ModelIdentity
+from ..heads.checks import brief, is_number
+from ..heads.identity import differing_models
+from ..heads.repository import (
+    CARD,
+    CONFIG,
+    HUB_REFERENCE,
+    WEIGHTS,
+    Publication,
+    existing_folder,
+    local_files,
+    publication,
+)
+from ..store.folder import write_json
+
+GENERATION_CONFIG, CERTIFICATE, PLOT = "generation_config.json", "certificate.json", "plot.png"
+
+Number = int | float
+
+_MOST_BYTES = 1 << 24
+
+
+class _Typed:
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            try:
+                type_validator(name, getattr(self, name), kind)
+            except TypeError as error:
+                raise LossyValueError(f"`{name}` has another type: {error!s:.300}") from error
+            if isinstance(getattr(self, name), Number):
+                _require(is_number(getattr(self, name)), name, "finite", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class TestedSetting(_Typed):
+    """A setting of a calibration, and its outcome."""
+
+    mode: str  # its label
+    family: str  # the rules whose settings were tested one after the other
+    config: dict[str, Any]  # the lossy fields, and how many tokens are drafted
+    outcome: Literal["certified", "not certified", "not tested"]  # the last one after one that was not certified
+    n: int = 0  # problems
+    loss: Number | None = None  # the mean on these, in points
+    bound: Number | None = None  # of the mean loss of problems like these, in points
+    confidence: Number | None = None  # of this one test, in per cent
+    tokens_per_second: Number | None = None
+
+
+@dataclass(frozen=True)
+class Certificate(_Typed):
+    """The statement of a calibration: problems, limit, confidence, models, and every tested setting.
+
+    On problems like those of ``task``, each certified setting loses at most ``max_loss`` points of the score on
+    average, all at once with ``confidence`` per cent.
+    """
+
+    task: str
+    split: str
+    problems: int
+    digest: str  # of the problems, and of how they are scored
+    max_loss: Number
+    confidence: Number
+    reference: str  # the mode that all are compared with
+    chosen: str | None  # the fastest certified setting, by its label
+    tested: list[TestedSetting]
+    rule: dict[str, Any] | None  # all settings of the chosen one's rule, those left out at their defaults too
+    temperature: Number | None  # of draws; None for greedy decoding
+    target: dict[str, Any]
+    draft: dict[str, Any] | None
+    heads: dict[str, int]  # checksums of their weights and biases, by rule
+    # What each text of the chosen setting was like: drafted tokens kept per round, and the share of its tokens that
+    # only the rule let through.
+    usual: dict[Literal["mean_accepted", "lossy_share"], list[Number]] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max_loss", "confidence"):
+            _require(0 < getattr(self, name) < 100, name, "a number > 0 and < 100", getattr(self, name))
+        certified = [each.mode for each in self.tested if each.outcome == "certified"]
+        _require(self.chosen in (None, *certified), "chosen", f"None or one of the certified {certified}", self.chosen)
+        _require(self.heads.keys() <= REGISTRY.keys(), "heads", f"keyed by some of {list(REGISTRY)}", self.heads)
+        _require(all(map(is_number, chain(*self.usual.values()))), "usual", "lists of finite numbers", self.usual)
+        ModelIdentity.from_dict(self.target, "`target`")
+        if self.draft is not None:
+            ModelIdentity.from_dict(self.draft, "`draft`")
+
+    @property
+    def setting(self) -> TestedSetting:
+        """The chosen setting."""
+        for tested in self.tested:
+            if tested.mode == self.chosen:
+                return tested
+        raise LossyValueError(
+            f"`certificate` of the task {self.task!r} certifies no setting at {self.max_loss:g} points"
+        )
+
+    @classmethod
+    def load(cls, source: str | Path) -> Certificate:
+        """Read a certificate from a folder, or from the Hub: ``"org/name"`` or ``"org/name@revision"``."""
+        folder = certificate_folder(source)
+        path = folder / CERTIFICATE
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            raise LossyValueError(
+                f"`certificate` has to name a folder with a {CERTIFICATE}, but {str(folder)!r} has none"
+            )
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            type_validator("tested", values["tested"], list[dict])
+            return cls(**{**values, "tested": [TestedSetting(**each) for each in values["tested"]]})
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
+            raise LossyValueError(
+                f"`certificate` has to hold what `calibrate` writes, but {str(path)!r} does not: {error}; calibrate or "
+                "download it again"
+            ) from error
+
+    def save(self, folder: Path, heads: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Write the certificate and, for a chosen setting, its generation configuration and heads.
+
+        ``heads`` has the certified heads, or their places, by rule.
+        """
+        used = {rule: place_rule_head(REGISTRY[rule], heads[rule], "cpu") for rule in self.heads if rule in heads}
+        if (sums := {rule: head.checksum for rule, head in used.items()}) != dict(self.heads):
+            raise LossyValueError(
+                f"`heads` has to have the certified heads of {sorted(self.heads)}, but has those of {sorted(sums)} or "
+                "others; give those that were calibrated"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / CERTIFICATE, asdict(self))
+        if self.chosen is None:
+            return
+        for rule, head in used.items():
+            head.save_pretrained(folder / rule)
+        drawn = {} if self.temperature is None else {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+        GenerationConfig(do_sample=self.temperature is not None, **drawn, **self.setting.config).save_pretrained(folder)
+
+    def check(
+        self,
+        acceptor: Acceptor,
+        limits: Limits,
+        target: nn.Module,
+        draft: nn.Module | None,
+        gamma: Any,
+        draws: float | None,
+    ) -> None:
+        """Raise where a run is not the certified one.
+
+        ``gamma`` is its draft length, and ``draws`` its temperature, None for greedy decoding.
+        """
+        found = differing_models(vars(self), {"target": target, "draft": draft})
+        if (used := rule_in_full(acceptor, limits)) != self.rule:
+            found.append(f"its rule is {self.rule}, not {used}")
+        if head_sums(acceptor) != dict(self.heads):
+            found.append("its heads have other weights")
+        if gamma != (own := self.setting.config.get("num_assistant_tokens")):
+            found.append(f"it drafts {own} tokens a round, not {gamma}")
+        if draws != self.temperature:
+            found.append(f"its temperature is {self.temperature}, not {draws} (None decodes greedily)")
+        if found:
+            raise LossyValueError(
+                f"`certificate` in `lossy_config` is not of this run: {'; '.join(found)}. Use what was certified, "
+                "calibrate anew, or leave `certificate` out"
+            )
+
+
+def certificate_folder(source: str | Path) -> Path:
+    """Return a certificate's folder, in which each rule's head has a folder with the rule's name."""
+    folder = existing_folder(source)
+    if folder is not None:
+        return folder
+    match = HUB_REFERENCE.fullmatch(str(source))
+    if match is None:
+        raise LossyValueError(f"`certificate` has to be a folder or an id on the Hub, but is {brief(source)}")
+    return local_files(match["id"], [CERTIFICATE, f"*/{CONFIG}", f"*/{WEIGHTS}"], revision=match["revision"])
+
+
+def _require(holds: bool, name: str, expected: str, value: Any) -> None:
+    if not holds:
+        raise LossyValueError(f"`{name}` has to be {expected}, but is {brief(value)}")
+
+
+def rule_in_full(acceptor: Acceptor, limits: Limits) -> Any:
+    """Return a rule with all of its settings, and the limits of its run, as plain values."""
+    values = {**_in_full(acceptor), "limits": asdict(limits)}
+    return json.loads(json.dumps(values))
+
+
+def _in_full(acceptor: Acceptor) -> dict[str, Any]:
+    if (rules := getattr(acceptor, "rules", None)) is not None:
+        return {acceptor.conjunction: [_in_full(rule) for rule in rules]}
+    values = {each.name: getattr(acceptor, each.name) for each in settings_of(type(acceptor))}
+    # JSON has no infinity.
+    return {"rule": acceptor.name, **{key: str(x) if x == float("inf") else x for key, x in values.items()}}
+
+
+def head_sums(acceptor: Acceptor) -> dict[str, int]:
+    """Return the checksum of each rule's head, by rule."""
+    rules = getattr(acceptor, "rules", (acceptor,))
+    return {rule.name: rule.head.checksum for rule in rules if getattr(rule, "head", None) is not None}
+
+
+def certificate_publication(folder: Path) -> Publication:
+    """Return the files of a certificate's folder that belong on the Hub."""
+    certificate = Certificate.load(folder)
+    files = {name: folder / name for name in (CERTIFICATE, GENERATION_CONFIG, CARD, PLOT) if (folder / name).is_file()}
+    for rule in certificate.heads:
+        files |= {f"{rule}/{name}": path for name, path in publication(folder / rule, rule).files.items()}
+    return Publication("certificate", files)

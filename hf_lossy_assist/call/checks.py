@@ -1,0 +1,155 @@
+"""Refuses calls that can't be lossy, before any forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import StaticCache
+
+from .. import compat
+from ..acceptors import Acceptor
+from ..errors import LossyUnsupportedError, LossyValueError, warn_once
+from ..models.cache_rows import movable
+from ..models.prepared import Prepared
+from .config import RunConfig
+from .drafter_choice import DrafterChoice
+
+
+def check_decoding(mode: Any, explicit: Callable[[str], Any]) -> None:
+    """Refuse decoding that is neither greedy nor sampling; ``explicit`` returns what the user set."""
+    beams = explicit("num_beams")
+    if beams is not None and not (isinstance(beams, int) and beams <= 1):
+        raise LossyValueError(
+            f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}: beam search ranks whole texts "
+            "against each other, and a rule judges single tokens; leave it out"
+        )
+    for name, kind in _OTHER_DECODING.items():
+        value = explicit(name)
+        if value is not None and not (isinstance(value, int | float) and value <= (name == "num_beam_groups")):
+            raise LossyUnsupportedError(
+                f"`{name}` {value!r} asks for {kind}, so rules can't judge drafts by the target's distribution; leave "
+                f"it out with `lossy_mode` {mode!r}"
+            )
+
+
+_OTHER_DECODING = {
+    "num_beam_groups": "group beam search, which ranks whole texts against each other",
+    "constraints": "constrained beam search, which ranks whole texts against each other",
+    "force_words_ids": "constrained beam search, which ranks whole texts against each other",
+    "penalty_alpha": "contrastive search, which chooses tokens by a comparison of hidden states",
+    "dola_layers": "DoLa, which chooses tokens by a comparison of layers",
+}
+
+
+def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -> None:
+    mode = acceptor.name
+    if call.ids.shape[1] == 0 or call.inputs.get("inputs_embeds") is not None:
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} needs the prompt as `input_ids`, but got `inputs_embeds` or no tokens; pass tokens"
+        )
+    if not call.inputs.get("use_cache", True):
+        raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False; leave it out")
+    for name in ("output_scores", "output_logits", "output_hidden_states", "output_attentions"):
+        if acceptor.unverified_drafting is not None and getattr(call.config, name, False):
+            raise LossyUnsupportedError(
+                f"`{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it out"
+            )
+    for processor in call.processors:
+        if isinstance(processor, compat.STATEFUL_PROCESSORS):
+            raise LossyUnsupportedError(
+                f"`lossy_mode` {mode!r} can't be used with {type(processor).__name__}, which keeps a state from token "
+                "to token; leave it out"
+            )
+    cache = compat.cache_of(call.inputs)
+    if acceptor.unverified_drafting is not None and compat.quantises(cache):
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} drafts any number of tokens, but a {type(cache).__name__} can forget only a few; "
+            "use a dynamic cache"
+        )
+    refusal = compat.obstacle_to_rollback(model, several=True) or compat.obstacle_in_cache(model, cache)
+    if refusal is not None:
+        raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
+    if call.batch > 1 and call.streamer is not None:
+        raise LossyValueError(
+            f"`streamer` can only show a batch of 1, but the batch has {call.batch} rows (prompts × "
+            "`num_return_sequences`); leave it out"
+        )
+
+
+def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call: Prepared) -> None:
+    cache = compat.cache_of(call.inputs)
+    obstacle = compat.obstacle_to_trees(model, call.inputs)
+    if obstacle is None and (config.compile or isinstance(cache, StaticCache)):
+        obstacle = "a static cache, on which forwards are compiled, can't keep one path of a tree"
+    caches = [cache, compat.new_cache(draft)] if isinstance(draft, PreTrainedModel) else [cache]
+    if obstacle is None and cache is not None and not all(map(movable, caches)):
+        kinds = sorted({type(layer).__name__ for own in caches for layer in own.layers})
+        obstacle = f"one path of a tree can't be kept in layers of {kinds}"
+    if obstacle is None and isinstance(draft, PreTrainedModel):
+        obstacle = compat.obstacle_to_trees(draft, {})
+    if obstacle is not None:
+        raise LossyUnsupportedError(
+            f"`tree` in `lossy_config` can't be used with `lossy_mode` {config.acceptor.name!r} here: {obstacle}; "
+            "leave it out to draft chains"
+        )
+
+
+def check_together(mode: str, call: Prepared) -> None:
+    """Refuse rows whose caches can't be decoded together."""
+    cache = call.inputs["past_key_values"]
+    if not (isinstance(cache, StaticCache) or movable(cache)):
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} has to move the rows of the cache where {_rows(call)}, but can't move the layers "
+            f"{sorted({type(layer).__name__ for layer in cache.layers})}; call generate() for one prompt at a time"
+        )
+
+
+def check_own_cache(mode: str, call: Prepared) -> None:
+    """Refuse a caller's cache of several rows."""
+    cache = compat.cache_of(call.inputs)
+    if compat.belongs_to_user(cache) or compat.tokens_in(call.inputs):
+        raise LossyUnsupportedError(
+            f"`past_key_values` can't be passed in with `lossy_mode` {mode!r} where {_rows(call)}, because rows that "
+            "end leave the cache; leave it out, and pass the prompts whole"
+        )
+
+
+def _rows(call: Prepared) -> str:
+    return f"the batch has {call.batch} rows (prompts × `num_return_sequences`)"
+
+
+def check_row_by_row(mode: str, call: Prepared) -> None:
+    """Refuse to decode rows one by one where processes have to keep in step."""
+    if call.synced_gpus:
+        raise LossyUnsupportedError(
+            f"`synced_gpus` is set, but `lossy_mode` {mode!r} decodes the {call.batch} rows of the batch one by one "
+            "with these models, so processes can't keep in step; call generate() for one prompt at a time"
+        )
+
+
+def check_mode(config: RunConfig, do_sample: bool, longest: int | None) -> None:
+    """Refuse a lossy setting under ``require_lossless``, and warn once of a setting without effect.
+
+    ``longest`` is the largest number of tokens in a chain, where it is known.
+    """
+    if config.require_lossless and not config.acceptor.is_lossless(do_sample):
+        raise LossyValueError(
+            f"`require_lossless` is set in `lossy_config`, but {config.acceptor!r} is lossy when "
+            f"{'sampling' if do_sample else 'decoding greedily'}; leave it out or choose another rule"
+        )
+    if (warning := config.acceptor.check_mode(do_sample, config.tree.depth if config.tree else longest)) is not None:
+        warn_once(warning)
+
+
+def check_certificate(config: RunConfig, model: PreTrainedModel, choice: DrafterChoice, own: GenerationConfig) -> None:
+    if config.certificate is None:
+        return
+    by_model = choice.drafts_with_model or choice.drafts_with_eagle3
+    draft = choice.assistant_model if by_model else None
+    draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
+    if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
+        draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
+    config.certificate.check(config.acceptor, config.limits, model, draft, choice.num_assistant_tokens, draws)

@@ -1,0 +1,171 @@
+"""Chooses a call's runners: on static caches where these are wanted and possible, else on dynamic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+from transformers.cache_utils import StaticCache
+
+from .. import compat
+from ..acceptors import Acceptor
+from ..compat import belongs_to_user
+from ..drafting.model import mask_of
+from ..errors import LossyUnsupportedError, warn_once
+from ..models.prepared import Prepared
+from ..models.recurrent import RecurrentRunner, padding_before
+from ..models.runner import DynamicCacheRunner, ModelRunner
+from ..models.static.cache_slot import POOL, StaticCacheSlot, rewinds
+from ..models.static.compiled_forward import forget
+from ..models.static.decoder_forward import path_to_decoder
+from ..models.static.runner import StaticCacheRunner
+from ..models.static.support import obstacle_to_compiling, obstacle_to_inputs, obstacle_to_static
+from .drafter_choice import DrafterChoice
+
+_ANY_WIDTH = (8, 16, 40)
+# After a draft that was kept whole, a round's first forward is over two tokens; all others are over one.
+_DRAFT_WIDTHS = (1, 2)
+_LOOKUP = {"prompt_lookup_num_tokens"}
+
+
+@dataclass(frozen=True, eq=False)
+class RunnerChoice:
+    """The target's runner, and what makes the draft model's; None where the drafter makes its own."""
+
+    target: ModelRunner
+    draft: Callable[[], ModelRunner] | None = None
+
+
+def choose_runners(
+    model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
+) -> RunnerChoice:
+    """Return the runners of a call, compiled already where they are to be.
+
+    ``compile`` None compiles where ``generate()`` itself would: on a static cache, on a GPU. A static cache of the
+    call's own that can't be used gives way to a dynamic one; for a caller's cache this is an error.
+    """
+    static = _static(model, compile, acceptor, choice, call)
+    if static is not None:
+        return static
+    inputs = compat.forward_inputs(model, call.ids, call.inputs)
+    unseen = compat.uncached_tokens(call.ids, call.inputs, call.config)
+    length = call.ids.shape[1]
+    seen = 0 if unseen is None else length - unseen
+    if compat.has_recurrent_state(model):
+        keeps_cache = belongs_to_user(compat.cache_of(call.inputs)) or bool(call.config.return_dict_in_generate)
+        # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
+        padding = padding_before(call.inputs.get("attention_mask")) if call.of_batch else 0
+        return RunnerChoice(
+            RecurrentRunner(inputs, call.inputs, length, seen, padding=padding, keeps_cache=keeps_cache)
+        )
+    return RunnerChoice(DynamicCacheRunner(inputs, call.inputs, length, seen, _last_position(call)))
+
+
+def _last_position(call: Prepared) -> int | None:
+    return call.config.max_length - 1 if call.batch > 1 else None
+
+
+def _static(
+    model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
+) -> RunnerChoice | None:
+    """Return a call's runners on static caches; None where these are impossible or not wanted."""
+    cache = compat.cache_of(call.inputs)
+    given = isinstance(compat.text_cache(cache), StaticCache)
+    if not given and not compile:
+        return None
+    if (obstacle := _obstacle(model, acceptor, choice, call)) is not None:
+        if given and belongs_to_user(cache):
+            raise LossyUnsupportedError(
+                f"`past_key_values` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
+            )
+        call.inputs[compat.cache_name(model)] = compat.new_cache(model, like=cache) if given else cache
+        _say(given, obstacle)
+        return None
+    compiling = compat.compiles_by_itself(model, call.inputs, call.config) if compile is None else compile
+    widths = _verified_widths(choice)
+    target = _target(model, call, widths[-1])
+    if compiling and (obstacle := _compile(target, widths, call)) is not None:
+        _say(False, obstacle)
+        if not given:
+            return None
+    draft = None
+    if target.compiled and choice.drafts_with_model:
+        draft = _draft(choice.assistant_model, model, call)
+    return RunnerChoice(target, draft)
+
+
+def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice, call: Prepared) -> str | None:
+    """Say why the target's cache can't be static; None where it can."""
+    cache = compat.cache_of(call.inputs)
+    if model.config.is_encoder_decoder:
+        return f"{type(model).__name__} has an encoder"
+    if compat.is_offloaded_cache(cache):
+        return "it is offloaded"
+    if acceptor.unverified_drafting is not None:
+        return f"the rule {acceptor.name!r} drafts any number of tokens"
+    if not (choice.drafts_with_model or choice.translation is not None or set(choice.options) == _LOOKUP):
+        return "its drafter may want to see the target's inputs and outputs"
+    if belongs_to_user(cache) and not isinstance(cache, StaticCache):
+        return f"`past_key_values` is a {type(cache).__name__}"
+    if belongs_to_user(cache) and not rewinds(cache):
+        return "its sliding windows can't be rolled back by position"
+    if call.batch > 1 and path_to_decoder(model) is None:
+        return f"the decoder of {type(model).__name__} is no module of its own, so its rows can't be filled up"
+    return obstacle_to_static(model) or obstacle_to_inputs(call)
+
+
+def _verified_widths(choice: DrafterChoice) -> tuple[int, ...]:
+    """Return how many tokens the target's forwards are over: the drafted ones and the token before them."""
+    return _ANY_WIDTH if choice.longest is None or choice.drafts_with_eagle3 else (choice.longest + 1,)
+
+
+def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticCacheRunner:
+    """Return the target's runner, on the caller's static cache or on one of the pool's."""
+    cache, unseen = call.inputs["past_key_values"], compat.uncached_tokens(call.ids, call.inputs, call.config)
+    if belongs_to_user(cache):
+        slot = StaticCacheSlot(cache, int(cache.get_seq_length()))
+    else:
+        slot = POOL.take(model, call.config.max_length + width, call.batch)
+    seen = 0 if unseen is None else call.ids.shape[1] - unseen
+    runner = StaticCacheRunner(model, slot, call.inputs, seen, _last_position(call))
+    given_back = call.batch > 1 or not call.config.return_dict_in_generate
+    runner.keeps_cache = belongs_to_user(cache) or not given_back
+    return runner
+
+
+def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> Callable[[], ModelRunner] | None:
+    """Return what makes the draft model's compiled runner; None where it drafts on a dynamic cache."""
+    obstacle = obstacle_to_static(model)
+    if model.get_input_embeddings() is target.get_input_embeddings():
+        obstacle = "the draft is a part of the target, and new in every call"
+    if obstacle is None:
+        slot = POOL.take(model, call.config.max_length + _DRAFT_WIDTHS[-1], call.batch)
+        mask = {"attention_mask": mask_of(call.ids, call.inputs)}
+        runner = StaticCacheRunner(model, slot, mask, last_position=_last_position(call))
+        obstacle = _compile(runner, _DRAFT_WIDTHS, call)
+    if obstacle is None:
+        return lambda: runner
+    _say(False, obstacle)
+    return None
+
+
+def _compile(runner: StaticCacheRunner, widths: tuple[int, ...], call: Prepared) -> str | None:
+    """Compile a model's forwards; return why that is impossible, if it is."""
+    if (obstacle := obstacle_to_compiling(runner.model)) is not None:
+        return obstacle
+    if runner.slot.filled:
+        return "`past_key_values` holds tokens already, which compiling would overwrite"
+    try:
+        runner.compile(call.config.compile_config, widths)
+    except Exception as error:  # whatever a compiler, a backend or a model's code may raise
+        runner.compiled.clear()
+        forget(runner.model)
+        reason = " ".join(str(error).strip().split("\n")[:2])
+        return f"{type(runner.model).__name__} can't be compiled ({type(error).__name__}: {reason})"
+    return None
+
+
+def _say(static: bool, obstacle: str) -> None:
+    what = "a static cache" if static else "`compile` in `lossy_config`"
+    warn_once(f"{what} has no effect here: {obstacle}. Decoding goes on without it.")

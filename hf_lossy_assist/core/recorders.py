@@ -1,0 +1,177 @@
+"""Recorders of the statistics of a run."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..inspection import TokenRecord, TokenScores
+from .statistics import COUNTS, WORK, LossyStats, merged
+
+if TYPE_CHECKING:
+    from .messages import DraftCost, RowDecision
+
+
+class RowRecorder:
+    """Collects one row's statistics token by token, so that a text that is cut back can still be counted."""
+
+    def __init__(self) -> None:
+        self.trace: list[str] = []
+        self.lossy = 0  # tokens kept lossily so far
+        self.charged = 0.0  # against a budget over the whole text
+        self.work = dict.fromkeys(WORK, 0)
+        self._credits: list[str | None] = []  # the rule that each accepted token is credited to
+        # Per token: its id, its round, whether it is unverified, and the models' scores of it.
+        self._tokens: list[tuple[int, int, bool, TokenScores | None]] = []
+        self._rules: dict[str, int] = {}
+        # Per round: where its tokens begin in the trace, where the target's decisions begin, how many tokens it kept,
+        # and how many it was to decide.
+        self._rounds: list[tuple[int, int, int, int]] = []
+        self._drafts_unverified = False
+        self._ended: tuple[float, Mapping[str, float]] | None = None
+
+    @property
+    def generated(self) -> int:
+        return len(self.trace)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds in which the target decided a token of the output."""
+        return sum(decided < len(self.trace) for _, decided, _, _ in self._rounds)
+
+    def add(self, decision: RowDecision, undecided: int, committed: int, unverified_by: str | None) -> None:
+        """Count a round of which ``committed`` tokens reached the output (a stopping criterion may cut a round short).
+
+        ``undecided`` is the number of drafted tokens for the target to decide; ``unverified_by`` is the rule that
+        unverified tokens are credited to, if there is one.
+        """
+        start, unverified = len(self.trace), min(decision.unverified, committed)
+        kept = min(decision.n_accepted, committed - unverified)
+        lossless = decision.lossless[:kept]
+        self.lossy += unverified + kept - sum(lossless)
+        self.charged += decision.charge
+        self.trace += ["accepted_lossy"] * unverified + ["accepted" if yes else "accepted_lossy" for yes in lossless]
+        credits: list[str | None] = [None] * kept
+        for rule, mask in decision.kept_by.items():
+            self._rules.setdefault(rule, 0)
+            for i in range(kept):
+                if mask[i]:
+                    credits[i] = rule
+        self._credits += [unverified_by] * unverified + credits
+        if committed > unverified + kept:
+            self.trace.append("bonus" if decision.complete else "corrected")
+            self._credits.append(None)
+        scores = decision.scores[:committed] or (None,) * committed
+        for i, (token, said) in enumerate(zip(decision.tokens[:committed], scores, strict=True)):
+            self._tokens.append((token, len(self._rounds), i < unverified, said))
+        self._rounds.append((start, start + unverified, kept, undecided))
+        self._drafts_unverified = self._drafts_unverified or unverified_by is not None
+
+    def cut(self, length: int) -> None:
+        """Remove all but the first ``length`` tokens."""
+        del self.trace[length:], self._credits[length:], self._tokens[length:]
+
+    def end(self, seconds: Mapping[str, float]) -> None:
+        """Note that the text has ended, and the time of the call's stages until then."""
+        self._ended = time.perf_counter(), dict(seconds)
+
+    def finish(self, lossless: bool, started: float) -> LossyStats:
+        length, count = len(self.trace), self.trace.count
+        reached = [x for x in self._rounds if x[0] < length]  # others were cut off whole
+        runs = [min(decided, length) - start for start, decided, _, _ in reached] if self._drafts_unverified else []
+        asked = [x for x in reached if x[1] < length]
+        kept = [min(kept, length - decided) for _, decided, kept, _ in asked]
+        credits = Counter(rule for rule in self._credits if rule is not None)
+        at, seconds = self._ended or (time.perf_counter(), {})
+        return LossyStats(
+            rounds=len(asked),
+            drafted=sum(runs) + sum(undecided for *_, undecided in asked),
+            accepted=count("accepted") + count("accepted_lossy"),
+            accepted_lossy=count("accepted_lossy"),
+            corrected=count("corrected"),
+            bonus=count("bonus"),
+            **self.work,
+            accepted_histogram=_histogram(kept),
+            unverified=sum(runs),
+            run_histogram=_histogram(runs),
+            accepted_by=self._rules | credits,
+            seconds={"total": at - started, **seconds},
+            lossless=lossless,
+            trace=tuple(self.trace),
+            records=tuple(map(_record, self._tokens, self.trace, self._credits)),
+        )
+
+
+class StatsRecorder:
+    """Collects one run's statistics: the rows' own, and the time and forwards that they share."""
+
+    def __init__(self, lossless: bool, rows: int = 1, plain: bool = False) -> None:
+        self.lossless = lossless
+        self.plain_after = 0 if plain else None
+        self.rows = [RowRecorder() for _ in range(rows)]
+        self.seconds = dict.fromkeys(("drafting", "verifying", "deciding"), 0.0)
+        self.flops: Mapping[str, float] = {}
+        self.work = dict.fromkeys(WORK, 0)
+        self._started = time.perf_counter()
+        self._stopped: float | None = None
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the block's time to a stage."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - started
+
+    def target_call(self, tokens: int, rows: Sequence[int], among: int) -> None:
+        """Count one forward of the target over ``tokens`` of ``among`` rows, for the rows that asked for it."""
+        self._count("target", 1, tokens, rows, among)
+
+    def draft_work(self, cost: DraftCost, rows: Sequence[int]) -> None:
+        """Count the cost of a proposal for the given rows."""
+        self._count("draft", cost.calls, cost.tokens, rows, len(rows))
+        self.work["head_calls"] += cost.scored
+
+    def _count(self, model: str, calls: int, tokens: int, rows: Sequence[int], among: int) -> None:
+        self.work[f"{model}_calls"] += calls
+        self.work[f"{model}_tokens"] += tokens
+        for row in rows:
+            work = self.rows[row].work
+            work[f"{model}_calls"] += calls
+            work[f"{model}_tokens"] += tokens // among
+
+    def end(self, row: int) -> None:
+        self.rows[row].end(self.seconds)
+
+    def stop(self) -> None:
+        """Note the time: reading the statistics later must not make the run longer."""
+        self._stopped = time.perf_counter()
+
+    def finish(self) -> LossyStats:
+        """Return the sums over rows, with the rows' own statistics."""
+        rows = tuple(
+            replace(row.finish(self.lossless, self._started), plain_after=self.plain_after) for row in self.rows
+        )
+        total = (self._stopped or time.perf_counter()) - self._started
+        both = {**self.work, "flops": dict(self.flops), "plain_after": self.plain_after}
+        seconds = {"total": total, **self.seconds}
+        if len(rows) == 1:
+            own = replace(rows[0], **both, seconds=seconds)
+            return replace(own, rows=(own,))
+        counts = {name: sum(getattr(row, name) for row in rows) for name in COUNTS}
+        return LossyStats(**counts, **both, **merged(rows), seconds=seconds, lossless=self.lossless, rows=rows)
+
+
+def _record(token: tuple[int, int, bool, TokenScores | None], kind: str, rule: str | None) -> TokenRecord:
+    number, came_in, unverified, scores = token
+    return TokenRecord(number, "unverified" if unverified else kind, came_in, rule, scores)
+
+
+def _histogram(values: Sequence[int]) -> tuple[int, ...]:
+    counts = Counter(values)
+    return tuple(counts[i] for i in range(max(counts, default=-1) + 1))

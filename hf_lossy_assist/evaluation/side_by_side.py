@@ -1,0 +1,56 @@
+"""Several modes on one prompt, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..inspection.page import InspectedText, InspectionPage
+from ..inspection.records import TokenRecord
+from .modes import DecodingMode, Models
+from .requests import PromptBatch, Response, run_request
+
+
+def compare(
+    models: Models,
+    tokenizer: Any,
+    modes: Sequence[DecodingMode],
+    batch: PromptBatch,
+    max_new_tokens: int = 100,
+    *,
+    prompt: str = "",
+) -> InspectionPage:
+    """Answer a batch of one prompt in every mode, and return the page of the texts.
+
+    Each mode answers twice with equal random numbers: once with inspection, once for its speed.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import pairs
+    >>> from hf_lossy_assist.evaluation.modes import parse_modes
+    >>> from hf_lossy_assist.evaluation.requests import batches_of
+    >>> pair = pairs.load("arithmetic")
+    >>> batch, = batches_of(pair.tokenizer(["Question: Ada has 3 pens."])["input_ids"])
+    >>> models = Models(pair.target, pair.draft)
+    >>> page = compare(models, pair.tokenizer, parse_modes("plain,topk:k=3", 5), batch, 8)
+    >>> [text["title"] for text in page.to_dict()["texts"]]
+    ['target alone', 'topk:k=3']
+    """
+    texts = [_text(models, mode, batch, max_new_tokens) for mode in modes]
+    return InspectionPage(texts, tokenizer, prompt)
+
+
+def _text(models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> InspectedText:
+    inspected = mode if mode.rule is None else replace(mode, settings={**mode.settings, "inspect": True})
+    seen = run_request(models, inspected, batch, max_new_tokens)
+    timed = run_request(models, mode, batch, max_new_tokens)
+    records = _records(seen)
+    speed = {"tokens per second": f"{len(records) / timed.seconds:.3g}"} if timed.seconds else {}
+    return InspectedText(mode.label, records, timed.stats.brief(timed.seconds) if timed.stats else speed)
+
+
+def _records(response: Response) -> Sequence[TokenRecord]:
+    if response.stats is not None:
+        return response.stats.records
+    return [TokenRecord(token, "target") for token in response.rows[0].tolist()]

@@ -1,0 +1,82 @@
+"""Tables of measurements for the screen."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from .quality import ModeScore
+
+Column = Callable[[Any], str]
+
+
+def table(rows: Iterable[Any], columns: Mapping[str, Column], title: str) -> Table:
+    """Lay out rows in named columns: the first one folds its text, the others hold numbers."""
+    cells = [[column(row) for column in columns.values()] for row in rows]
+    laid_out = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    first, *numbers = columns
+    laid_out.add_column(first, overflow="fold", min_width=min(14, max((len(row[0]) for row in cells), default=0)))
+    for name in numbers:
+        laid_out.add_column(name, justify="right", no_wrap=True)
+    for row in cells:
+        laid_out.add_row(*row)
+    return laid_out
+
+
+def as_text(laid_out: Table) -> str:
+    screen = Console(file=io.StringIO(), width=100, color_system=None)
+    screen.print(laid_out)
+    return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines()).strip("\n")
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def percent(share: float | None, digits: int = 0) -> str:
+    return "" if share is None else f"{100 * share:.{digits}f}"
+
+
+def figure(value: float) -> str:
+    """Return a number with four digits, or with all digits before the point.
+
+    Examples
+    --------
+    >>> figure(3.14159), figure(11850.4)
+    ('3.142', '11850')
+    """
+    return f"{value:.4g}" if abs(value) < 9999.5 else f"{value:.0f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else figure(1000 * seconds)
+
+
+def points(row: ModeScore) -> str:
+    """Return a mode's difference from the reference with its interval; nothing for the reference itself."""
+    values = (row.difference, row.low, row.high)
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * value for value in values)) if any(values) else ""
+
+
+def score_columns(reference: str) -> dict[str, Column]:
+    return {
+        "mode": lambda row: row.label,
+        "n": lambda row: str(row.n),
+        "score\n(%)": lambda row: percent(row.score, 1),
+        f"points against\n{reference} (95 %)": points,
+    }
+
+
+def score_table(rows: Iterable[ModeScore], reference: str) -> Table:
+    columns = score_columns(reference) | {
+        "mean\nkept": lambda row: number(row.mean_accepted),
+        "tokens/\nround": lambda row: number(row.tokens_per_round),
+        "calls/\n100": lambda row: f"{row.target_calls_per_100_tokens:.1f}",
+        "tokens\n/s": lambda row: figure(row.tokens_per_second),
+    }
+    return table(rows, columns, "Scores; mean kept: drafted tokens per round; calls of the target per 100 tokens")

@@ -1,1 +1,0 @@
-"""Forwards of fixed shape on static caches, which can be compiled."""

@@ -1,0 +1,1 @@
+"""Other systems that the rules work in."""

@@ -1,0 +1,356 @@
+"""Lossy rules inside transformers' own assisted generation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+from .. import compat
+from ..acceptors import decide
+from ..call.checks import check_mode
+from ..call.config import parse
+from ..compat import CandidateGenerator
+from ..core.distributions import Randomness
+from ..core.messages import Draft, RowDecision
+from ..core.recorders import StatsRecorder
+from ..core.statistics import LossyStats
+from ..decoding.inspector import Inspector
+from ..decoding.progress import Progress, Stopping
+from ..drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens
+from ..drafting.draft_stop import LONGEST, fresh
+from ..drafting.model import ModelDrafter, check_draft_model, mask_of
+from ..drafting.per_row import GeneratorDrafter, drafter_of
+from ..errors import LossyUnsupportedError, LossyValueError
+from ..models.target import TargetReader
+
+_UNKNOWN_DISTRIBUTION = (
+    "the rule {!r} needs the draft's distribution or states, and transformers' drafter may draw from another "
+    "distribution than it reports; pass `assistant_model` to LossyVerification too"
+)
+_UNSUPPORTED = {
+    "compile": "can't decode on a static cache",
+    "tree": "verifies only chains",
+    "stop_drafting": "ends drafts by itself, by `assistant_confidence_threshold`",
+    "certificate": "decides about drafts and draws by itself",
+}
+
+
+class LossyVerification(LogitsProcessor):
+    """A rule as a logits processor: transformers' assisted generation keeps what the rule keeps.
+
+    When transformers asks for the first position of a round, the acceptors of our own loop decide all positions at
+    once. Each position's logits are then rewritten so that transformers selects the decided token.
+
+    Parameters
+    ----------
+    mode
+        The rule, or rules, as in ``lossy_mode``.
+    target
+        The model whose ``generate()`` is called inside the ``with`` block, in the same thread.
+    assistant_model
+        Draft with this model through our own drafter, which reports the distribution q of its tokens. Rules that read q
+        need it. Without it transformers' drafter is used.
+    num_assistant_tokens
+        γ of our own drafter; by default the assistant's, or as long as the draft is sure, as in ``generate()``.
+    lossy_head
+        The trained head of a rule that uses one, as for ``generate()``.
+    tokenizer
+        Needed by a ``scope`` whose markers are texts.
+    **config
+        The rule's settings, as in ``lossy_config``.
+
+    Raises
+    ------
+    LossyValueError
+        For a bad mode or setting, and for a rule that needs q without ``assistant_model``.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import LossyVerification, pairs
+    >>> pair = pairs.load("arithmetic")
+    >>> inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
+    >>> with LossyVerification("topk", pair.target, k=3) as hook:
+    ...     ids = pair.target.generate(**inputs, assistant_model=pair.draft, logits_processor=[hook])
+    >>> hook.stats.rounds > 0
+    True
+    """
+
+    def __init__(
+        self,
+        mode: Any,
+        target: PreTrainedModel,
+        *,
+        assistant_model: PreTrainedModel | None = None,
+        num_assistant_tokens: int | str | None = None,
+        lossy_head: Any = None,
+        tokenizer: Any = None,
+        **config: Any,
+    ) -> None:
+        self.target = compat.unwrap(target)
+        self.config = parse(mode, config, lossy_head, device=compat.device_of(self.target))
+        self.limits = self.config.limits.bind(tokenizer)
+        self.assistant_model = assistant_model
+        own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
+        chosen = own if num_assistant_tokens is None else num_assistant_tokens
+        automatic = chosen in (None, "auto")
+        self.stop = self.config.default_stop if automatic else None
+        self.num_assistant_tokens = (DEFAULT_NUM_TOKENS if self.stop is None else LONGEST) if automatic else chosen
+        check_num_tokens(self.num_assistant_tokens)
+        if assistant_model is not None:
+            check_draft_model(self.target, assistant_model)
+        self._rounds: _TransformersRounds | None = None
+        self._exit = ExitStack()
+        self._thread = 0
+        acceptor = self.config.acceptor
+        for name, why in _UNSUPPORTED.items():
+            if getattr(self.config, name):
+                raise LossyUnsupportedError(
+                    f"`{name}` is set, but transformers' assisted generation {why}; use enable() and `lossy_config`"
+                )
+        if acceptor.unverified_drafting is not None:
+            raise LossyUnsupportedError(
+                f"the rule {acceptor.name!r} commits tokens without the target, which transformers' assisted "
+                f"generation can't do; use enable() and `lossy_mode` {acceptor.name!r}"
+            )
+        if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
+            raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
+        acceptor.check_models(self.target, assistant_model)
+
+    @property
+    def stats(self) -> LossyStats | None:
+        """Statistics of the last ``generate()`` call, even of an unfinished one."""
+        return None if self._rounds is None else self._rounds.stats.finish()
+
+    def __enter__(self) -> LossyVerification:
+        with ExitStack() as stack:
+            stack.enter_context(compat.intercepted_drafter(self.target, self._intercept))
+            stack.callback(self.target.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+            stack.callback(self.target.register_forward_hook(self._after).remove)
+            self._exit = stack.pop_all()
+        self._thread = threading.get_ident()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._rounds is not None:
+            self._rounds.abort()
+        self._exit.close()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self._rounds is None or self._rounds.draft is None:
+            raise LossyValueError(
+                "`logits_processor` holds a LossyVerification, but no tokens are drafted; call generate() inside its "
+                "`with` block and with an `assistant_model` (or `prompt_lookup_num_tokens`)"
+            )
+        return self._rounds.rewrite(input_ids, scores)
+
+    def _intercept(
+        self,
+        build: Callable[..., CandidateGenerator],
+        *,
+        generation_config: GenerationConfig,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        model_kwargs: dict[str, Any],
+        **kwargs: Any,
+    ) -> CandidateGenerator:
+        """Start a generation's rounds in place of its drafter."""
+        others = LogitsProcessorList(processor for processor in logits_processor if processor is not self)
+        if len(others) == len(logits_processor):
+            raise LossyValueError(
+                "generate() was called inside a LossyVerification block without it; pass `logits_processor=[hook]`"
+            )
+        for processor in others:
+            if isinstance(processor, compat.STATEFUL_PROCESSORS):
+                raise LossyUnsupportedError(
+                    f"LossyVerification can't be used with {type(processor).__name__}, which keeps a state of its own "
+                    "from token to token; leave it out"
+                )
+        longest = None if self.assistant_model is None else self.num_assistant_tokens
+        check_mode(self.config, generation_config.do_sample, longest)
+        randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
+        if self.assistant_model is None:
+            drafter = build(
+                generation_config=generation_config,
+                input_ids=input_ids,
+                logits_processor=others,
+                model_kwargs=model_kwargs,
+                **kwargs,
+            )
+        else:
+            shared = compat.shared_decisions(self.target)
+            drafter = ModelDrafter(
+                self.assistant_model,
+                self.num_assistant_tokens,
+                processors=others,
+                do_sample=generation_config.do_sample,
+                max_length=generation_config.max_length,
+                attention_mask=mask_of(input_ids, model_kwargs),
+                randomness=randomness,
+                keep_hidden="draft_hidden" in self.config.acceptor.needs,
+                stop=fresh(self.stop),
+                agree=shared and shared.agree,
+            )
+        acceptor = self.config.acceptor
+        known = self.assistant_model is not None or isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS)
+        if "draft_or_point_mass" in acceptor.needs and not known:
+            raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
+        reader = TargetReader(self.target, others, acceptor, generation_config.do_sample, randomness)
+        stats = StatsRecorder(acceptor.is_lossless(generation_config.do_sample))
+        # transformers' loop ends texts and shows tokens by itself.
+        stopping = Stopping(generation_config, StoppingCriteriaList(), input_ids)
+        self._rounds = _TransformersRounds(
+            drafter_of(drafter, acceptor, model_kwargs),
+            reader,
+            Progress(stopping, self.limits, stats),
+            compat.ending_tokens(generation_config),
+            Inspector(acceptor) if self.config.inspect else None,
+        )
+        return self._rounds
+
+    def _before(self, module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if self._rounds is None or threading.get_ident() != self._thread:
+            return None
+        ids = kwargs.get("input_ids")
+        room = self._rounds.enter_forward(0 if ids is None else ids.shape[1], kwargs.get("attention_mask"))
+        if room == 1 or "logits_to_keep" not in kwargs:
+            return None
+        return args, {**kwargs, "logits_to_keep": kwargs["logits_to_keep"] + room - 1}
+
+    def _after(self, module: Any, args: Any, outputs: Any) -> None:
+        if self._rounds is not None and threading.get_ident() == self._thread:
+            self._rounds.leave_forward(outputs)
+
+
+class _TransformersRounds(CandidateGenerator):
+    """Stands between transformers' loop and its drafter, and knows where in a round the loop is.
+
+    The loop asks for candidates, runs the target's forward over them, asks the processors once per position, and
+    reports the committed tokens; each of these is one step here.
+    """
+
+    def __init__(
+        self,
+        drafter: GeneratorDrafter,
+        reader: TargetReader,
+        progress: Progress,
+        ending: Container[int] = (),
+        inspector: Inspector | None = None,
+    ) -> None:
+        self.drafter = drafter
+        self.reader = reader
+        self.progress = progress
+        self.stats = progress.stats
+        self.ending = ending
+        self.inspector = inspector
+        self.requires_model_outputs = drafter.generator.requires_model_outputs
+        self.committed = 0
+        self.candidate: Tensor | None = None
+        self.draft: Draft | None = None
+        self.logits: tuple[Tensor, Tensor | None] | None = None
+        self.selected: Tensor | None = None
+        self.decision: RowDecision | None = None
+        self.sent = 0
+        self._forward = ExitStack()
+
+    @property
+    def model_kwargs_overrides(self) -> dict[str, Any]:
+        return self.drafter.generator.model_kwargs_overrides
+
+    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        self.draft = self.logits = self.decision = None
+        ids = input_ids.to(compat.device_of(self.reader.model))
+        with self.stats.timed("drafting"):
+            self.draft = self.drafter.ask(ids, 2**31, **kwargs)
+            self.stats.draft_work(self.draft.cost, [0])
+        # A copy of our own: see `rewrite`.
+        self.candidate = torch.cat([ids, self.draft.tokens], dim=-1)
+        self.committed = input_ids.shape[1]
+        # Everything is drawn here: without q, transformers compares its selection with the candidate.
+        return self.candidate, None
+
+    def enter_forward(self, tokens: int, mask: Tensor | None) -> int:
+        """Read the LM head's input in the target's forward over the draft, if the rule wants to.
+
+        Return at how many positions before the draft's the head has to be called.
+        """
+        self.sent = tokens
+        if self.draft is None or self.logits is not None:
+            return 1
+        drafted = len(self.draft)
+        padding = None if mask is None or mask.dim() != 2 else mask[:, : mask.shape[1] - drafted]
+        room = self.reader.hook.wanted(padding, 1, max(1, tokens - drafted))
+        self._forward.enter_context(self.stats.timed("verifying"))
+        self._forward.enter_context(self.reader.hook.over(drafted))
+        return room
+
+    def leave_forward(self, outputs: Any) -> None:
+        """Take the forward's logits, and leave only the expected ones to transformers' loop."""
+        if self.draft is None or self.logits is not None:
+            return
+        self._forward.close()
+        self.stats.target_call(self.sent, [0], 1)
+        clean, dropped = self.reader.hook.split(outputs.logits, len(self.draft))
+        if dropped is not None:
+            outputs.logits = clean
+        # Other processors may overwrite these logits before the first position is asked for.
+        self.logits = clean.clone(), dropped
+
+    def rewrite(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the scores of one position such that transformers selects the decided token."""
+        if self.decision is None:
+            self._decide(scores.device)
+        position = input_ids.shape[1] - self.committed
+        if position == len(self.draft):
+            self._mismatch(scores.shape[-1])
+        if position > self.decision.n_accepted:
+            return scores
+        token = self.selected[:, position, None]
+        certain = torch.full_like(scores, -torch.inf).scatter_(-1, token, 0.0)
+        if self.reader.do_sample:
+            return certain
+        return torch.where(scores.argmax(-1, keepdim=True) == token, scores, certain)
+
+    def _mismatch(self, vocabulary: int) -> None:
+        """Let the candidate differ from the decision where transformers' loop has to stop.
+
+        The loop compares its selection with the candidate. A correction may pick the rejected token, which would count
+        as a match; and not every version stops at an end inside a draft by itself.
+        """
+        tokens, n_accepted = self.decision.tokens, self.decision.n_accepted
+        last = next((i for i, token in enumerate(tokens[:n_accepted]) if token in self.ending), n_accepted)
+        if last < len(self.draft):
+            self.candidate[:, self.committed + last] = (tokens[last] + 1) % vocabulary
+
+    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
+        committed = input_ids.shape[1] - self.committed
+        self.stats.rows[0].add(self.decision, len(self.draft), committed, None)
+        self.drafter.generator.update_candidate_strategy(input_ids, scores, num_matches)
+        self.stats.stop()
+        self.draft = None
+
+    def abort(self) -> None:
+        """Stop watching, wherever in a round the loop was left."""
+        self._forward.close()
+        self.draft = None
+
+    def _decide(self, device: torch.device) -> None:
+        with self.stats.timed("deciding"):
+            clean, dropped = self.logits
+            logits = clean.to(device=device, dtype=torch.float32)
+            charged = [self.stats.rows[0].charged]
+            verification = self.reader.read_logits(self.candidate, self.draft, logits, dropped, charged=charged)
+            positions = self.progress.lossless_positions(self.candidate, self.draft.shape, [0])
+            decision = decide(self.reader.acceptor, verification, positions)
+            self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
+            self.selected[:, :-1] = self.draft.tokens
+            self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
+            decisions = decision.to_host(self.draft)
+            if self.inspector is not None:
+                decisions = self.inspector.judged(self.draft, verification, decision, decisions)
+            (self.decision,) = decisions

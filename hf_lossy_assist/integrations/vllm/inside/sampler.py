@@ -1,0 +1,165 @@
+"""The rejection sampler of vLLM's model runner V1, with rules in place of its own where requests ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler, apply_sampling_constraints, rejection_sample
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+from ....acceptors import DroppedHeads
+from ..randomness import KeyedRandomness
+from ..requests import RunningRequests
+from ..rounds import NOTHING, EngineStep, RoundCounts, Tables, decide_group
+from ..settings import EngineSettings
+
+
+class LossyRejectionSampler(RejectionSampler):
+    """Decides each group of requests by its rule; requests without a rule, and steps without one, are vLLM's own."""
+
+    def __init__(self, runner: Any, settings: EngineSettings, tokenizer: Any) -> None:
+        super().__init__(runner.sampler, runner.speculative_config, runner.device)
+        self.runner = runner
+        # Preempted requests keep their slots.
+        self.tables = Tables(max(4096, 4 * runner.max_num_reqs), runner.device)
+        seed = runner.model_config.seed or 0
+        self.requests = RunningRequests(
+            settings, self.tables, tokenizer, seed, lambda x: async_tensor_h2d(x, runner.device)
+        )
+        self.states: Tensor | None = None
+        self.counts: list[RoundCounts] = []
+        self._head = runner.model.compute_logits
+        runner.model.compute_logits = self._compute_logits
+
+    def _compute_logits(self, states: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        self.states = states
+        return self._head(states, *args, **kwargs)
+
+    def take_counts(self) -> list[RoundCounts]:
+        """Return what requests kept in the newest step."""
+        counts, self.counts = self.counts, []
+        return counts
+
+    def forward(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: Tensor | None,
+        logits: Tensor,
+        sampling_metadata: SamplingMetadata,
+    ) -> SamplerOutput:
+        self.counts = []
+        ids = self.runner.input_batch.req_ids
+        dummy = len(ids) != len(metadata.num_draft_tokens)
+        if dummy or metadata.max_spec_len == 0:
+            return super().forward(metadata, draft_probs, logits, sampling_metadata)
+        groups, others = self.requests.groups(ids, self.runner.requests)
+        if not groups:
+            return super().forward(metadata, draft_probs, logits, sampling_metadata)
+        # As vLLM's own, up to the rule.
+        bonus = self.sampler(
+            logits=logits[metadata.bonus_logits_indices],
+            sampling_metadata=replace(sampling_metadata, max_num_logprobs=-1),
+            predict_bonus_token=True,
+            logprobs_mode_override="processed_logits" if self.is_processed_logprobs_mode else "raw_logits",
+        )
+        raw = logits[metadata.target_logits_indices].to(torch.float32)
+        processed = self._processed(
+            raw if self.is_processed_logprobs_mode else raw.clone(), metadata, sampling_metadata
+        )
+        step = self._step(metadata, draft_probs, processed, bonus.sampled_token_ids, sampling_metadata)
+        output = torch.full((len(ids), metadata.max_spec_len + 1), NOTHING, dtype=torch.int32, device=processed.device)
+        for group in groups:
+            tokens, decision = decide_group(group, step, self.tables)
+            rows = slice(None) if group.index is None else group.index
+            output[rows, : tokens.shape[1]] = tokens.int()
+            drafted = [step.counts[row] for row in group.rows]
+            self.counts.append(RoundCounts.of(decision, [ids[row] for row in group.rows], drafted))
+        if others:
+            self._decide_others(others, output, step, sampling_metadata)
+        logprobs = None
+        if sampling_metadata.max_num_logprobs is not None:
+            logprobs = self._get_logprobs_tensors(
+                sampling_metadata.max_num_logprobs,
+                metadata,
+                logits,
+                processed if self.is_processed_logprobs_mode else raw,
+                bonus.logprobs_tensors.logprobs,
+                output,
+            )
+        return SamplerOutput(sampled_token_ids=output, logprobs_tensors=logprobs)
+
+    def _processed(self, logits: Tensor, metadata: SpecDecodeMetadata, sampling_metadata: SamplingMetadata) -> Tensor:
+        logits = self.apply_logits_processors(logits, sampling_metadata, metadata)
+        return apply_sampling_constraints(logits, metadata.cu_num_draft_tokens, sampling_metadata)
+
+    def _step(
+        self,
+        metadata: SpecDecodeMetadata,
+        draft_probs: Tensor | None,
+        processed: Tensor,
+        bonus: Tensor,
+        sampling_metadata: SamplingMetadata,
+    ) -> EngineStep:
+        def dropped(heads: DroppedHeads, randomness: KeyedRandomness) -> tuple[Tensor, Tensor]:
+            states = self.states[metadata.target_logits_indices]
+            mask = randomness.keep_mask((len(states), heads.num_paths, states.shape[-1]), heads.dropout, states)
+            paths = self._head((states[:, None] * mask).flatten(0, 1)).float().unflatten(0, (len(states), -1))
+            # A grammar has forbidden tokens before the samplers see the logits.
+            forbidden = processed == -torch.inf
+            every = [*paths.unbind(1), paths.mean(1)]
+            every = [self._processed(x.contiguous(), metadata, sampling_metadata) for x in every]
+            every = [x.masked_fill(forbidden, -torch.inf) for x in every]
+            return torch.stack(every[:-1], dim=1), every[-1]
+
+        lengths = metadata.cu_num_draft_tokens.diff(prepend=metadata.cu_num_draft_tokens.new_zeros(1))
+        newest = metadata.logits_indices[metadata.bonus_logits_indices] - lengths
+        return EngineStep(
+            metadata.draft_token_ids,
+            processed,
+            metadata.cu_num_draft_tokens,
+            metadata.num_draft_tokens,
+            bonus[:, 0],
+            self.runner.positions[newest].long(),
+            draft_probs,
+            self.states,
+            dropped,
+            self._texts,
+        )
+
+    def _texts(self, rows: Sequence[int]) -> Tensor:
+        batch = self.runner.input_batch
+        lengths = torch.as_tensor(batch.num_tokens_no_spec[list(rows)], dtype=torch.long)[:, None]
+        width = int(lengths.max())
+        columns = torch.arange(width) - (width - lengths)
+        ids = batch.token_ids_cpu_tensor[list(rows)].long().gather(1, columns.clamp(min=0))
+        return async_tensor_h2d(ids.masked_fill(columns < 0, NOTHING), self.runner.device)
+
+    def _decide_others(self, rows: list[int], output: Tensor, step: EngineStep, sampling: SamplingMetadata) -> None:
+        """Leave requests without a rule to vLLM's own sampler, which sees them alone."""
+        counts = [step.counts[row] for row in rows]
+        if not any(counts):
+            output[async_tensor_h2d(rows, output.device), 0] = step.bonus[rows].int()
+            return
+        starts = torch.tensor([0, *step.counts]).cumsum(0).tolist()
+        flat = [i for row in rows for i in range(starts[row], starts[row] + step.counts[row])]
+        index, at = async_tensor_h2d(rows, output.device), async_tensor_h2d(flat, output.device)
+        ends = async_tensor_h2d(torch.tensor(counts).cumsum(0).int(), output.device)
+        own = replace(
+            sampling,
+            temperature=None if sampling.temperature is None else sampling.temperature[index],
+            generators={i: sampling.generators[row] for i, row in enumerate(rows) if row in sampling.generators},
+        )
+        q = None if step.draft_probs is None else step.draft_probs[at].contiguous()
+        bonus = step.bonus[index][:, None].contiguous()
+        tokens = rejection_sample(
+            step.tokens[at], counts, max(counts), ends, q, step.logits[at], bonus, own,
+            use_fp64_gumbel=self.use_fp64_gumbel,
+        )  # fmt: skip
+        output[index, : tokens.shape[1]] = tokens

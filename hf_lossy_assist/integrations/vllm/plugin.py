@@ -1,0 +1,144 @@
+"""Takes part in vLLM's set-up: reads the engine's lossy fields, checks requests, and names the worker and scheduler."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from ...errors import LossyUnsupportedError, LossyValueError
+
+if TYPE_CHECKING:
+    from .settings import EngineSettings
+
+_INSIDE = "hf_lossy_assist.integrations.vllm.inside"
+_WORKERS = {
+    "vllm.v1.worker.cpu_worker.CPUWorker": f"{_INSIDE}.cpu_worker.LossyCPUWorker",
+    "vllm.v1.worker.gpu_worker.Worker": f"{_INSIDE}.worker.LossyWorker",
+}
+
+
+def register() -> None:
+    """Prepare this process for lossy engines; without ``lossy`` in an engine's configuration, nothing else happens.
+
+    vLLM calls it by the entry point ``vllm.general_plugins``.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
+    if "lossy" in {x.name for x in fields(RequestSpecDecodeMetrics)}:
+        return
+    for kind in (RequestSpecDecodeMetrics, SpecDecodingStats):
+        _add_counts(kind)
+    RequestSpecDecodeMetrics.to_dict = _with_counts(RequestSpecDecodeMetrics.to_dict)
+    EngineArgs.create_engine_config = _with_settings(EngineArgs.create_engine_config)
+    InputProcessor.__init__ = _with_checks(InputProcessor.__init__)
+
+
+def _add_counts(kind: type) -> None:
+    """Give a dataclass that vLLM sends from the engine to the front end, field by field, the field ``lossy``."""
+    for x in fields(kind):
+        if x.default_factory is not MISSING:  # the decorator has removed it from the class
+            setattr(kind, x.name, field(default_factory=x.default_factory))
+    kind.__annotations__["lossy"] = dict[str, Any]
+    kind.lossy = field(default_factory=dict)
+    for name in ("__init__", "__repr__", "__eq__"):  # the decorator replaces none of them
+        delattr(kind, name)
+    dataclass(kind)
+
+
+def _with_counts(to_dict: Any) -> Any:
+    @functools.wraps(to_dict)
+    def wrapped(self: Any) -> dict[str, Any]:
+        return {**to_dict(self), **({"lossy": self.lossy} if self.lossy else {})}
+
+    return wrapped
+
+
+def _with_settings(create: Any) -> Any:
+    @functools.wraps(create)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        config = create(*args, **kwargs)
+        if settings_of(config) is not None:
+            _take_over(config)
+        return config
+
+    return wrapped
+
+
+def _with_checks(init: Any) -> Any:
+    @functools.wraps(init)
+    def wrapped(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, vllm_config, *args, **kwargs)
+        settings, check = settings_of(vllm_config), self.validate_logits_processors_params
+
+        def checked(params: Any) -> None:
+            if settings is not None:
+                settings.check_request(params.extra_args, params.temperature, params.top_k, params.top_p)
+            elif found := next((name for name in params.extra_args or () if name.startswith("lossy")), None):
+                raise LossyValueError(
+                    f"`{found}` of a request needs an engine that was started for it: add "
+                    "--additional-config '{\"lossy\": {}}' to vLLM's command"
+                )
+            check(params)
+
+        self.validate_logits_processors_params = checked
+
+    return wrapped
+
+
+def settings_of(config: Any, device: Any = "cpu") -> EngineSettings | None:
+    """Return the checked lossy fields of an engine's configuration, or None where it has none."""
+    extra = config.additional_config
+    if not isinstance(extra, dict) or "lossy" not in extra:
+        return None
+    from .settings import Drafting, EngineSettings
+
+    draft = config.speculative_config
+    if draft is None:
+        raise LossyValueError(
+            "`lossy` in `--additional-config` needs drafts; add `--speculative-config`, e.g. "
+            '\'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}\''
+        )
+    if draft.rejection_sample_method != "standard":
+        raise LossyValueError(
+            "`rejection_sample_method` in `--speculative-config` is vLLM's own rule, "
+            f"{draft.rejection_sample_method!r}, and `lossy` in `--additional-config` names another; leave one out"
+        )
+    drafting = Drafting(
+        method=draft.method,
+        tokens=draft.num_speculative_tokens,
+        keeps_probs=draft.draft_sample_method == "probabilistic" and draft.draft_model_config is not None,
+        texts_on_host=not config.scheduler_config.async_scheduling,
+    )
+    return EngineSettings.read(extra["lossy"], drafting, device)
+
+
+def _take_over(config: Any) -> None:
+    """Name the worker and the scheduler that decide by rules, in a configuration with lossy fields."""
+    from .versions import check_version
+
+    check_version()
+    if config.use_v2_model_runner:
+        raise LossyUnsupportedError(
+            "`lossy` in `--additional-config` works with vLLM's model runner V1, but this engine has V2; set "
+            "VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+    parallel, scheduler = config.parallel_config, config.scheduler_config
+    if parallel.worker_cls not in (*_WORKERS, *_WORKERS.values()):
+        raise LossyUnsupportedError(
+            f"`lossy` in `--additional-config` works with vLLM's workers for {list(_WORKERS)}, but this engine has "
+            f"{parallel.worker_cls!r}"
+        )
+    names = [f"{_INSIDE}.scheduler.{name}" for name in ("LossyScheduler", "LossyAsyncScheduler")]
+    if scheduler.scheduler_cls not in (None, *names):
+        raise LossyUnsupportedError(
+            f"`scheduler_cls` can't be {scheduler.scheduler_cls!r} with `lossy` in `--additional-config`, whose own "
+            "scheduler counts kept tokens; leave it out"
+        )
+    parallel.worker_cls = _WORKERS.get(parallel.worker_cls, parallel.worker_cls)
+    scheduler.scheduler_cls = names[bool(scheduler.async_scheduling)]
+    if config.observability_config.per_request_spec_decode_metrics == "none":
+        config.observability_config.per_request_spec_decode_metrics = "summary"

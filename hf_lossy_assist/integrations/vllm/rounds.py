@@ -1,0 +1,242 @@
+"""One step of an engine, decided by rules: flat rows become a verification, and the decision becomes the step's output.
+
+Notation: ``B`` requests, ``T`` drafted tokens of all requests one after the other, ``V`` vocabulary, ``n`` the longest
+draft of a group. Everything runs on the tensors' device without waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...acceptors import DroppedHeads, Lossless
+from ...acceptors.base import decide
+from ...call.config import RunConfig
+from ...core.limits import BoundLimits
+from ...core.messages import Decision, Verification
+from ...core.shapes import Chain
+from .randomness import KeyedRandomness, keys_of
+
+NOTHING = -1
+"""Where a request's output has no token."""
+
+
+@dataclass(frozen=True, eq=False)
+class EngineStep:
+    """Flat tensors of one step.
+
+    Attributes
+    ----------
+    tokens
+        ``(T,)`` drafted tokens.
+    logits
+        ``(T, V)`` processed float32 logits of p at them.
+    ends
+        ``(B,)`` where each request's tokens end.
+    counts
+        ``(B,)`` how many tokens each request was given.
+    bonus
+        ``(B,)`` the token that follows a draft that is kept whole.
+    positions
+        ``(B,)`` the position of each request's newest committed token.
+    draft_probs
+        ``(T, V)`` q, or None for a drafter without a distribution.
+    states
+        ``(T + B, d)`` inputs of the target's LM head after each request's newest committed token and its drafted ones.
+    dropped
+        Runs the dropped heads with random numbers by keys ``(T,)``: processed logits ``(T, K, V)`` of the K heads, and
+        ``(T, V)`` of their mean.
+    texts
+        Returns the committed tokens of the requests ``(G,)`` as ``(G, L)``, padded on the left.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    ends: Tensor
+    counts: Sequence[int]
+    bonus: Tensor
+    positions: Tensor
+    draft_probs: Tensor | None = None
+    states: Tensor | None = None
+    dropped: Callable[[DroppedHeads, KeyedRandomness], tuple[Tensor, Tensor]] | None = None
+    texts: Callable[[Sequence[int]], Tensor] | None = None
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """``(B,)`` the counts, on the device."""
+        return self.ends.diff(prepend=self.ends.new_zeros(1))
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """``(B,)`` where each request's tokens start."""
+        return self.ends - self.lengths
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return ``(T,)`` the value of each drafted token's request."""
+        return values.repeat_interleave(self.lengths, output_size=len(self.tokens))
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Requests of one rule that all draw, or all choose greedily.
+
+    Attributes
+    ----------
+    rows
+        The requests' numbers in the step.
+    index
+        The same ``(G,)`` on the device, or None for all requests of the step.
+    seeds, prompts, slots
+        ``(G,)`` the requests' seeds, the lengths of their prompts, and their places among the tables' counts.
+    """
+
+    config: RunConfig
+    do_sample: bool
+    limits: BoundLimits | None
+    rows: list[int]
+    index: Tensor | None
+    seeds: Tensor
+    prompts: Tensor
+    slots: Tensor
+
+    def of(self, values: Tensor) -> Tensor:
+        return values if self.index is None else values[self.index]
+
+
+@dataclass(eq=False)
+class Tables:
+    """What the device knows of every request's text so far, by slot."""
+
+    size: int
+    device: torch.device
+    lossy: Tensor = field(init=False)  # tokens kept lossily
+    charged: Tensor = field(init=False)  # against a budget over the whole text
+
+    def __post_init__(self) -> None:
+        self.lossy = torch.zeros(self.size, dtype=torch.long, device=self.device)
+        self.charged = torch.zeros(self.size, device=self.device)
+
+    def clear(self, slot: int) -> None:
+        self.lossy[slot : slot + 1] = 0
+        self.charged[slot : slot + 1] = 0
+
+
+def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor, Decision]:
+    """Return ``(G, n + 1)`` the tokens that a group's requests keep, then :data:`NOTHING`, and the decision."""
+    acceptor, n = group.config.acceptor, max(step.counts[row] for row in group.rows)
+    if "draft_probs" in acceptor.needs and step.draft_probs is None:
+        acceptor = Lossless()  # the engine has lost the draft's probabilities of a row in this step
+    starts, lengths = group.of(step.starts), group.of(step.lengths)
+    flat = (starts[:, None] + torch.arange(n, device=starts.device)).clamp_(max=max(0, len(step.tokens) - 1))
+    shape = Chain(n, starts.device, lengths if n else None)
+    v = Verification(
+        tokens=step.tokens.long()[flat],
+        do_sample=group.do_sample,
+        randomness=KeyedRandomness(keys_of(group.seeds, group.of(step.positions))),
+        shape=shape,
+        charged=tables.charged[group.slots],
+        **_answer(group, step, flat, starts, acceptor.needs),
+        **_dropped(group, step, flat, acceptor.dropped_heads),
+    )
+    decision = decide(acceptor, v, _lossless_positions(group, step, v, tables))
+    kept = torch.arange(n, device=starts.device) < decision.n_accepted[:, None]
+    tables.lossy.index_add_(0, group.slots, (kept & ~decision.lossless).sum(-1))
+    if decision.charge is not None:
+        tables.charged.index_add_(0, group.slots, decision.charge)
+    tokens = torch.where(kept, v.tokens, NOTHING)
+    ends = torch.where(decision.complete, group.of(step.bonus), decision.next_token)
+    output = torch.cat([tokens, tokens.new_full((len(tokens), 1), NOTHING)], dim=-1)
+    return output.scatter_(-1, decision.n_accepted[:, None], ends.long()[:, None]), decision
+
+
+def _answer(group: Group, step: EngineStep, flat: Tensor, starts: Tensor, needs: frozenset[str]) -> dict[str, Any]:
+    """Return the target's answer to padded drafts; the bonus token's own logits are arbitrary, since it is chosen."""
+    more = torch.arange(flat.shape[1] + 1, device=flat.device)
+    after = (starts[:, None] + more).clamp_(max=max(0, len(step.tokens) - 1))
+    answer: dict[str, Any] = {"logits": step.logits[after]}
+    if step.draft_probs is not None:
+        answer["draft_logits"] = step.draft_probs[flat].log()
+    if "hidden" in needs:
+        numbers = torch.arange(len(step.ends), device=flat.device)
+        first = group.of(step.starts + numbers)[:, None]
+        answer["hidden"] = step.states[(first + more).clamp_(max=len(step.states) - 1)]
+    return answer
+
+
+def _dropped(group: Group, step: EngineStep, flat: Tensor, heads: DroppedHeads | None) -> dict[str, Tensor]:
+    if heads is None or flat.shape[1] == 0:
+        return {}
+    seeds = step.ends.new_zeros(len(step.ends), dtype=torch.long)
+    rows = torch.arange(len(seeds), device=seeds.device) if group.index is None else group.index
+    seeds = seeds.scatter(0, rows, group.seeds)
+    places = step.spread(step.positions - step.starts) + torch.arange(len(step.tokens), device=seeds.device)
+    paths, mean = step.dropped(heads, KeyedRandomness(~keys_of(step.spread(seeds), places)))
+    return {"dropped_logits": paths[flat].transpose(1, 2), "centroid_logits": mean[flat]}
+
+
+def _lossless_positions(group: Group, step: EngineStep, v: Verification, tables: Tables) -> Any:
+    if group.limits is None:
+        return None
+    text = v.tokens if group.limits.scope is None else torch.cat([step.texts(group.rows), v.tokens], dim=-1)
+    generated = group.of(step.positions) + 1 - group.prompts
+    return group.limits.lossless_positions(text, v.shape, generated, tables.lossy[group.slots])
+
+
+@dataclass(eq=False)
+class RoundCounts:
+    """Which drafted tokens a group's requests kept in one step, on their way to the host.
+
+    ``packed`` ``(G, 1 + M · n)`` holds how many tokens stay, then one mask for the lossless rule and one for each rule.
+    """
+
+    requests: list[str]
+    drafted: list[int]
+    rules: tuple[str, ...]
+    packed: Tensor
+
+    @classmethod
+    def of(cls, decision: Decision, requests: list[str], drafted: list[int]) -> RoundCounts:
+        masks = [decision.lossless, *decision.kept_by.values()]
+        packed = torch.cat([decision.n_accepted[:, None], *masks], dim=-1).to(torch.int16)
+        if packed.is_cuda:
+            # The engine waits for its own copy of the tokens, which comes later on the same stream.
+            packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
+        return cls(requests, drafted, tuple(decision.kept_by), packed)
+
+    def by_request(self) -> dict[str, RequestRound]:
+        values = self.packed.tolist()
+        n = (self.packed.shape[1] - 1) // (1 + len(self.rules))
+        starts = range(1, self.packed.shape[1], n) if n else ()
+        return {
+            request: RequestRound(drafted, row[0], *_split([row[i : i + n] for i in starts], self.rules))
+            for request, drafted, row in zip(self.requests, self.drafted, values, strict=True)
+        }
+
+
+def _split(masks: list[list[int]], rules: tuple[str, ...]) -> tuple[list[int], dict[str, list[int]]]:
+    return (masks[0], dict(zip(rules, masks[1:], strict=True))) if masks else ([], {})
+
+
+@dataclass(frozen=True)
+class RequestRound:
+    """One request's round: tokens drafted and kept, and 0 or 1 per drafted token for the lossless rule and for each."""
+
+    drafted: int
+    kept: int
+    lossless: list[int]
+    kept_by: dict[str, list[int]]
+
+    def add_to(self, totals: dict[str, Any], committed: int) -> None:
+        """Add what reached the output: ``committed`` tokens, since a stop may cut a round short."""
+        kept = min(self.kept, committed)
+        counts = {"drafted": self.drafted, "accepted": kept, "accepted_lossy": kept - sum(self.lossless[:kept])}
+        for name, count in counts.items():
+            totals[name] = totals.get(name, 0) + count
+        by_rule = totals.setdefault("accepted_by", {})
+        for rule, mask in self.kept_by.items():
+            by_rule[rule] = by_rule.get(rule, 0) + sum(mask[:kept])

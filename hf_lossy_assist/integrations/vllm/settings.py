@@ -1,0 +1,221 @@
+"""The lossy fields of an engine and of its requests: parsed, checked, and merged as ``generate()`` does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from ...acceptors import REGISTRY, Acceptor, head_type, place_rule_head
+from ...acceptors.base import AUTO
+from ...call.certificate import Certificate
+from ...call.checks import check_mode
+from ...call.config import FIELDS, RunConfig, nearest, parse
+from ...errors import LossyUnsupportedError, LossyValueError
+from ...heads.checks import brief
+from ..serving.permission import check_request
+from ..serving.settings import FIELD, Settings
+
+KEYS = (*(name.removeprefix("lossy_") for name in FIELDS), "certificate")
+"""The keys of ``{"lossy": …}`` in ``--additional-config``, with the meaning of ``generate()``'s fields.
+
+``certificate`` alone runs what it certifies."""
+
+_ABSENT = {
+    "tree": "vLLM verifies chains",
+    "stop_drafting": "vLLM decides how many tokens are drafted (`num_speculative_tokens`)",
+    "break_even": "vLLM drafts in every step",
+    "compile": "vLLM decides how forwards are compiled",
+    "inspect": "vLLM returns `logprobs` instead",
+}
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How an engine drafts, as far as a rule cares.
+
+    Attributes
+    ----------
+    method
+        vLLM's name of the drafting method.
+    tokens
+        The largest number of drafted tokens.
+    keeps_probs
+        Whether the draft's probabilities reach the rule.
+    texts_on_host
+        Whether the host knows the texts when a step is decided, as it does unless steps are scheduled ahead.
+    """
+
+    method: str
+    tokens: int
+    keeps_probs: bool
+    texts_on_host: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class EngineSettings:
+    """The lossy fields that an engine was started with, and how it drafts.
+
+    Examples
+    --------
+    >>> settings = EngineSettings.read({"mode": "typical"}, Drafting("draft_model", 4, keeps_probs=False))
+    >>> settings.of_request({"lossy_mode": "topk", "lossy_config": '{"k": 3}'}).acceptor
+    TopK(k=3, tolerance=inf)
+    """
+
+    mode: Any
+    config: Mapping[str, Any] | None
+    head: Any
+    drafting: Drafting
+    device: torch.device | str = "cpu"
+    _heads: dict[str, Any] = field(default_factory=dict)
+    _parsed: dict[str, RunConfig | None] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, given: Any, drafting: Drafting, device: torch.device | str = "cpu") -> EngineSettings:
+        """Read and check ``{"lossy": …}`` of ``--additional-config``, and load the heads that it names."""
+        if not isinstance(given, Mapping):
+            raise LossyValueError(f"`lossy` in `--additional-config` has to be a dict, but is {brief(given)}")
+        for key in given:
+            if key not in KEYS:
+                raise LossyValueError(
+                    f"`lossy` in `--additional-config` has the keys {list(KEYS)}, but not {key!r}{nearest(key, KEYS)}"
+                )
+        mode, config, head, certificate = (given.get(key) for key in KEYS)
+        if certificate is not None:
+            certified = Certificate.load(certificate).setting.config
+            mode = certified["lossy_mode"] if mode is None else mode
+            config = {**((certified["lossy_config"] or {}) if config is None else config), "certificate": certificate}
+        if mode is None and config is not None:
+            raise LossyValueError("`config` of `lossy` in `--additional-config` needs a `mode`; add one")
+        own = cls(mode, config, head, drafting, device)
+        own.of_request({})
+        return own
+
+    @property
+    def own(self) -> RunConfig | None:
+        """What requests get that ask for nothing."""
+        return self.of_request({})
+
+    def of_request(self, extra: Mapping[str, Any] | None) -> RunConfig | None:
+        """Return what a request asks for in its ``extra_args``, or None for the engine's own lossless decoding.
+
+        Dicts may be written as JSON, because ``vllm_xargs`` of a request over HTTP has none.
+        """
+        asked = {name: _plain(value) for name, value in (extra or {}).items() if name.startswith("lossy")}
+        key = json.dumps(asked, sort_keys=True, default=repr)
+        if key not in self._parsed:
+            if len(self._parsed) > 1000:  # requests may differ in a number
+                self._parsed.clear()
+            self._parsed[key] = self._parse(asked)
+        return self._parsed[key]
+
+    def check_request(self, extra: Mapping[str, Any] | None, temperature: float, top_k: int, top_p: float) -> None:
+        """Refuse a request whose lossy fields, or whose way of drawing, the engine can't or must not serve."""
+        config = self.of_request(extra)
+        if config is None:
+            return
+        check_mode(config, temperature > 0, self.drafting.tokens)
+        if (certificate := config.certificate) is not None:
+            drawn = (temperature or None, top_k if temperature else 0, top_p if temperature else 1)
+            if drawn[0] != certificate.temperature or max(0, drawn[1]) or drawn[2] < 1:
+                raise LossyValueError(
+                    f"`temperature` of a request has to be that of the engine's certificate, "
+                    f"{certificate.temperature or 0:g} without top_k and top_p, but is {temperature:g} with top_k "
+                    f"{top_k} and top_p {top_p:g}"
+                )
+
+    def _parse(self, asked: dict[str, Any]) -> RunConfig | None:
+        if unknown := next((name for name in asked if name not in FIELDS), None):
+            raise LossyValueError(
+                f"`{unknown}` of a request is unknown; it may have {list(FIELDS)}{nearest(unknown, FIELDS)}"
+            )
+        if asked and self.config is not None and "certificate" in self.config:
+            raise LossyValueError(
+                f"`{next(iter(asked))}` of a request can't be set, because the engine runs what its certificate "
+                "certifies; leave it out"
+            )
+        mode, config, _ = (asked.get(name) for name in FIELDS)
+        own_mode = mode is None
+        if own_mode and self.mode is None:
+            if asked:
+                raise LossyValueError(f"`{next(iter(asked))}` of a request needs a `lossy_mode`; add one")
+            return None
+        mode = self.mode if own_mode else mode
+        config = self.config if own_mode and config is None else config
+        if asked:
+            sources = self.head.values() if isinstance(self.head, Mapping) else [self.head]
+            if (head := asked.get("lossy_head")) is not None and head not in (self.head, *sources):
+                raise LossyValueError(
+                    f"`lossy_head` of a request has to be one that the engine was started with, {self.head!r}, but is "
+                    f"{brief(head)}"
+                )
+            fields = {"lossy_mode": mode, "lossy_config": config, "lossy_head": self._heads_of(mode)}
+            own = GenerationConfig(**{**fields, "lossy_config": self.config, FIELD: self.drafting.method})
+            check_request(GenerationConfig(**fields), own, Settings())
+        parsed = parse(mode, config, self._heads_of(mode, config), device=self.device)
+        self._check(parsed, {} if config is None else config)
+        return parsed
+
+    def _heads_of(self, mode: Any, config: Any = None) -> dict[str, Any] | None:
+        """Return the loaded heads of a mode's rules; a certificate has its own."""
+        members = mode.get("all_of") if isinstance(mode, Mapping) else mode
+        members = [name for name in (members if isinstance(members, list) else [members]) if isinstance(name, str)]
+        users = [name for name in members if name in REGISTRY and head_type(REGISTRY[name]) is not None]
+        if self.head is None or not users:
+            # `parse` says what is wrong with a head that nothing uses, unless it is there for requests.
+            return None
+        for name in users:
+            source = self.head.get(name) if isinstance(self.head, Mapping) else self.head
+            if name not in self._heads and source is not None:
+                self._heads[name] = place_rule_head(REGISTRY[name], source, self.device)
+        return {name: self._heads[name] for name in users if name in self._heads} or None
+
+    def _check(self, parsed: RunConfig, config: Mapping[str, Any]) -> None:
+        """Refuse what has no place in vLLM's step."""
+        acceptor, drafting = parsed.acceptor, self.drafting
+        for key, reason in _ABSENT.items():
+            if config.get(key):
+                raise LossyUnsupportedError(f"`{key}` in `lossy_config` can't be used in vLLM: {reason}; leave it out")
+        if (obstacle := _obstacle(acceptor, drafting)) is not None:
+            raise LossyUnsupportedError(f"`lossy_mode` {acceptor.name!r} can't be used in this engine: {obstacle}")
+        if parsed.limits.scope is not None and not drafting.texts_on_host:
+            raise LossyUnsupportedError(
+                "`scope` in `lossy_config` compares texts, which this engine does not know when it schedules steps "
+                "ahead; start it with `--no-async-scheduling`"
+            )
+
+
+def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
+    if acceptor.unverified_drafting is not None:
+        return (
+            "it commits tokens that the target does not read, but the target reads every token in vLLM's step; choose "
+            "a rule that judges verified tokens, e.g. 'judge'"
+        )
+    if "draft_hidden" in acceptor.needs:
+        return "its head reads the draft's hidden states, which vLLM does not keep; use a head of target states"
+    if "draft_probs" in acceptor.needs and not drafting.keeps_probs:
+        return (
+            f"it reads the draft's probabilities, which {drafting.method!r} does not keep here; draft with a model and "
+            'add `"draft_sample_method": "probabilistic"` to `--speculative-config`'
+        )
+    heads = acceptor.dropped_heads
+    if heads is not None and heads.dropout == AUTO:
+        return "it chooses `dropout` by the prompt's states, which vLLM does not keep; give a number, e.g. 0.05"
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Return what a string of JSON says; other values stay."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise LossyValueError(
+                f"a lossy field of a request has to be JSON, but is {brief(value)}: {error}"
+            ) from error
+    return value

@@ -1,0 +1,54 @@
+"""Moves the rows of a cache, and keeps one path of a tree in it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ..compat import EMPTY_LAYERS
+from ..core.texts import RowShift
+
+# These hold one slot per token and nothing else.
+_MOVABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, *EMPTY_LAYERS)
+
+
+def movable(cache: Cache) -> bool:
+    return all(type(layer) in _MOVABLE_LAYERS for layer in cache.layers)
+
+
+def move_cache(cache: Cache, move: RowShift, slots: int) -> None:
+    """Let ``cache`` hold the first ``slots`` slots of the new rectangle."""
+    sources = move.sources(slots)
+    for layer in _filled(cache):
+        kept, dropped = sources, _dropped(layer)
+        if layer.is_sliding:  # older slots have left the window
+            kept = sources[:, -(layer.sliding_window - 1) :]
+            layer.cumulative_length = slots
+        kept = (kept - dropped).clamp(min=0).to(layer.keys.device)[:, None, :, None]
+        rows = move.index.to(layer.keys.device)
+        for name in ("keys", "values"):
+            states = getattr(layer, name).index_select(0, rows)
+            setattr(layer, name, states.gather(2, kept.expand(-1, states.shape[1], -1, states.shape[3])))
+
+
+def keep_path(cache: Cache, start: int, columns: Tensor) -> None:
+    """After the first ``start`` slots, keep only the slots ``columns`` ``(B, k)``, in this order."""
+    for layer in _filled(cache):
+        begin = start - _dropped(layer)
+        index = (columns + begin).to(layer.keys.device)[:, None, :, None]
+        removed = layer.keys.shape[-2] - begin - columns.shape[1]
+        for name in ("keys", "values"):
+            states = getattr(layer, name)
+            path = states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+            setattr(layer, name, torch.cat([states[:, :, :begin], path], dim=2))
+        if layer.is_sliding:
+            layer.cumulative_length -= removed
+
+
+def _filled(cache: Cache) -> list[DynamicLayer]:
+    return [layer for layer in cache.layers if layer.is_initialized and not isinstance(layer, EMPTY_LAYERS)]
+
+
+def _dropped(layer: DynamicLayer) -> int:
+    return layer.cumulative_length - layer.keys.shape[-2] if layer.is_sliding else 0

@@ -1,0 +1,92 @@
+"""Models whose weights lie in memory as the CPU's kernels read them."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..errors import LossyUnsupportedError, LossyValueError
+from .quantised import dtype_of
+from .replacing import with_replaced
+
+_ROWS = 6  # for which the order is chosen: a round's tokens; any number of rows works
+
+
+class PrepackedLinear(nn.Module):
+    """``x Wᵀ + b`` by oneDNN, with W in the order that its kernel reads."""
+
+    def __init__(self, linear: nn.Linear, weight: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        if weight is not None:
+            self.weight = weight
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+
+    def _save_to_state_dict(self, *_args: object) -> NoReturn:
+        raise LossyUnsupportedError("a model of `prepack` can't be saved; save the model that it was made from")
+
+
+def prepack(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model like ``model`` whose linear layers read their bfloat16 weights in the order of the CPU's kernels.
+
+    PyTorch brings the weights of a linear layer into this order again in every forward pass over a few tokens, which
+    costs as much as reading them. Sums run in another order, so logits differ by rounding.
+
+    The given model is unchanged. The new one shares its embeddings, norms and LM head's weight; drop the given model to
+    free the other weights. The new one can't be saved or trained.
+
+    Parameters
+    ----------
+    model
+        A target or a draft on a CPU, in bfloat16.
+
+    Raises
+    ------
+    LossyValueError
+        When ``model`` is no model of transformers, or not in bfloat16.
+    LossyUnsupportedError
+        When it is not on a CPU or quantised, or the CPU has no bfloat16 kernels.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hf_lossy_assist import pairs, prepack
+    >>> pair = pairs.load("arithmetic", dtype=torch.bfloat16)
+    >>> target = prepack(pair.target)
+    >>> type(target.lm_head).__name__, type(pair.target.lm_head).__name__
+    ('PrepackedLinear', 'Linear')
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise LossyValueError(f"`model` has to be a transformers model, but is {type(model).__name__}")
+    if is_prepacked(model):
+        raise LossyUnsupportedError("`model` is prepacked already; use it as it is")
+    if dtype_of(model) is not None or getattr(model, "hf_quantizer", None) is not None:
+        raise LossyUnsupportedError("`model` is quantised, and its weights are packed already; use it as it is")
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    if not layers:
+        raise LossyUnsupportedError(f"`model` ({type(model).__name__}) has no linear layer to prepack")
+    if places := {layer.weight.device.type for layer in layers} - {"cpu"}:
+        raise LossyUnsupportedError(f"`model` has to be on a CPU, but weights are on {sorted(places)}; use it as it is")
+    if dtypes := {layer.weight.dtype for layer in layers} - {torch.bfloat16}:
+        raise LossyValueError(f"`model` has to be in bfloat16, but has {sorted(map(str, dtypes))}; load it in bfloat16")
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise LossyUnsupportedError("this CPU, or this build of PyTorch, has no bfloat16 kernels; use `model` as it is")
+    head = getattr(model.get_output_embeddings(), "weight", None)
+
+    def replacement(module: nn.Module) -> nn.Module | None:
+        if type(module) is not nn.Linear:
+            return None
+        return PrepackedLinear(module, module.weight if module.weight is head else None)
+
+    return with_replaced(model, replacement)
+
+
+def is_prepacked(model: nn.Module) -> bool:
+    return any(isinstance(module, PrepackedLinear) for module in model.modules())

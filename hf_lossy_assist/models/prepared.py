@@ -1,0 +1,98 @@
+"""All that ``generate()`` has prepared when decoding begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.utils import ModelOutput
+
+from ..compat import CACHE_NAMES, empty_copy, padding_token
+from .processing import of_row
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One call, ready to decode.
+
+    Attributes
+    ----------
+    ids
+        ``(B, L)`` prompts.
+    processors, stopping_criteria, config
+        As ``generate()`` merged them.
+    inputs
+        The model's inputs besides ``ids``: cache, mask, positions.
+    streamer, tokenizer
+        As the caller gave them, or None.
+    encoder_input
+        The input of the target's encoder, where the caller gave it.
+    synced_gpus
+        Whether all processes run as many forwards as the slowest.
+    of_batch
+        Whether this is one row of a batch.
+    inspected
+        Whether every token's record includes the draft's distribution.
+    """
+
+    ids: Tensor
+    processors: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    config: GenerationConfig
+    inputs: dict[str, Any]
+    streamer: Any = None
+    tokenizer: Any = None
+    encoder_input: Any = None
+    synced_gpus: bool = False
+    of_batch: bool = False
+    inspected: bool = False
+
+    @property
+    def wants_q(self) -> bool:
+        return self.config.do_sample or self.inspected
+
+    @property
+    def batch(self) -> int:
+        return len(self.ids)
+
+    def row(self, row: int) -> Prepared:
+        """Return one row as a call of its own; its inputs hold no cache."""
+        ids = self.ids[row : row + 1]
+        inputs = {
+            name: value[..., row : row + 1, :]
+            for name, value in self.inputs.items()
+            if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == ids.shape[1]
+        }
+        return replace(self, ids=ids, inputs=inputs, processors=of_row(self.processors, row, self.batch))
+
+    def alone(self, row: int) -> Prepared:
+        """Return one row with all of its inputs and an empty cache of its own."""
+        encoder = self.encoder_input
+        # Several sequences of one prompt share the encoder's input.
+        own = row // (self.batch // len(encoder)) if isinstance(encoder, Tensor) else row
+        call = self.row(row)
+        return replace(
+            call,
+            inputs={name: self._of_row(name, value, row) for name, value in self.inputs.items()},
+            encoder_input=encoder[own : own + 1] if isinstance(encoder, Tensor) else encoder,
+            of_batch=True,
+        )
+
+    def _of_row(self, name: str, value: Any, row: int) -> Any:
+        if name in CACHE_NAMES:
+            return empty_copy(value)
+        if isinstance(value, ModelOutput):
+            return type(value)(**{key: self._of_row(key, part, row) for key, part in value.items()})
+        if isinstance(value, tuple):  # layers
+            return tuple(self._of_row(name, part, row) for part in value)
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        batched = value.dim() - 2 if name == "position_ids" else 0
+        return value.narrow(batched, row, 1) if value.shape[batched] == self.batch else value
+
+    @property
+    def padding(self) -> int:
+        """The token that fills rows up; any token where the model has none."""
+        return padding_token(self.config)

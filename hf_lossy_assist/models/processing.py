@@ -1,0 +1,106 @@
+"""Runs the user's logits processors over all positions of a round, and over rows of different lengths."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from ..compat import PREFIX_FREE_PROCESSORS, process_rows_alike
+from ..core.shapes import Chain, Shape
+from ..core.texts import BatchLayout
+
+
+def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape: Shape | None = None) -> Tensor:
+    """Return processed logits; as in plain ``generate()``, processors see the text that ends at each position.
+
+    ``ids`` ``(B, L + n)`` are committed and drafted tokens. ``logits`` ``(B, m, V)`` float32 stand at the first m of
+    the n + 1 positions after the committed text, and may be overwritten. ``shape`` says which drafted token follows
+    which; None is a single position without a draft.
+    """
+    if not processors or logits.shape[1] == 0:
+        return logits
+    if not reads_text(processors):
+        batch, positions, vocabulary = logits.shape
+        flat = logits.reshape(batch * positions, vocabulary)
+        return processors(ids[:, -1:].expand(batch, positions).reshape(-1, 1), flat).view_as(logits)
+    return (Chain(0, ids.device) if shape is None else shape).by_text(processors, ids, logits)
+
+
+def process_paths(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape: Shape) -> Tensor:
+    """Return processed logits of K heads ``(B, K, m, V)``, which may be overwritten.
+
+    The logits keep their precision where there are no processors; all else is as for :func:`process`.
+    """
+    if not processors:
+        return logits
+    logits = logits.float()
+    if not reads_text(processors):
+        return process(processors, ids, logits.flatten(1, 2)).view_as(logits)
+    return torch.stack([process(processors, ids, path, shape) for path in logits.unbind(1)], dim=1)
+
+
+def reads_text(processors: LogitsProcessorList) -> bool:
+    """Tell whether a processor may look at the text."""
+    return any(type(processor) not in PREFIX_FREE_PROCESSORS for processor in processors)
+
+
+class RowAlignedProcessors(LogitsProcessor):
+    """Shows every row's own text to processors that look at it.
+
+    Rows with texts of one length are processed together. Processors that may tell rows apart by number see the whole
+    batch: rows of other lengths are cut or padded for them, and their results dropped.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, layout: BatchLayout) -> None:
+        self.processors = processors
+        self.layout = layout
+        self._alike = process_rows_alike(processors)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.layout.untouched:
+            return self.processors(input_ids, scores)
+        extras = self.layout.left_padding
+        out = torch.empty_like(scores)
+        process = self._among_themselves if self._alike else self._in_whole_batch
+        for extra in sorted(set(extras)):
+            rows = [i for i, other in enumerate(extras) if other == extra]
+            out[rows] = process(rows, input_ids, scores, extra)
+        return out
+
+    def _among_themselves(self, rows: list[int], ids: Tensor, scores: Tensor, extra: int) -> Tensor:
+        return self.processors(ids[rows, extra:], scores[rows])
+
+    def _in_whole_batch(self, rows: list[int], ids: Tensor, scores: Tensor, extra: int) -> Tensor:
+        layout, length = self.layout, ids.shape[1] - extra
+        texts = ids.new_full((layout.batch, length), layout.pad)
+        own = {row: ids[i, start:] for i, (row, start) in enumerate(zip(layout.rows, layout.left_padding, strict=True))}
+        for row, text in (own | layout.ended).items():
+            texts[row, : len(text)] = text[:length]
+        every = scores.new_zeros(layout.batch, scores.shape[-1])
+        numbers = [layout.rows[i] for i in rows]
+        every[numbers] = scores[rows]
+        return self.processors(texts, every)[numbers]
+
+
+class RowProcessors(LogitsProcessor):
+    """Lets processors of a whole batch process one of its rows."""
+
+    def __init__(self, processors: LogitsProcessorList, row: int, batch: int) -> None:
+        self.processors = processors
+        self.row = row
+        self.batch = batch
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        every = self.processors(input_ids.expand(self.batch, -1), scores.repeat(self.batch, 1))
+        return every[self.row : self.row + 1]
+
+
+def row_aligned(processors: LogitsProcessorList, layout: BatchLayout) -> LogitsProcessorList:
+    return LogitsProcessorList([RowAlignedProcessors(processors, layout)]) if reads_text(processors) else processors
+
+
+def of_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
+    if process_rows_alike(processors):
+        return processors
+    return LogitsProcessorList([RowProcessors(processors, row, batch)])

@@ -1,0 +1,225 @@
+"""Draft models with rounded weights, which cost less to read."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import LossyUnsupportedError, LossyValueError
+from .replacing import with_replaced
+
+_LEVELS = 127
+_GROUP = 32
+
+
+def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a float32 weight ``(N, K)`` to int8; return it and the scales ``(N,)`` of its rows."""
+    scale = weight.abs().amax(1) / _LEVELS
+    scale = torch.where(scale > 0, scale, 1.0)  # a row of zeros stays one
+    return (weight / scale[:, None]).round_().to(torch.int8), scale
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer whose weights ``(N, K)`` are rounded."""
+
+    dtype: str
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    @abstractmethod
+    def product(self, rows: Tensor) -> Tensor:
+        """Return ``(R, N)`` the product of ``rows`` ``(R, K)`` with the weights."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        out = self.product(states.reshape(-1, self.in_features))
+        if self.bias is not None:
+            out = out + self.bias
+        return out.to(states.dtype).view(*states.shape[:-1], self.out_features)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        raise LossyUnsupportedError(
+            "a draft of `quantize_draft` can't be saved; save the draft that it was made from, and quantise it after "
+            "loading"
+        )
+
+
+class PackedLinear(QuantisedLinear):
+    """Keeps its weights in an order that only CPUs read."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
+        if fn(torch.empty(0)).device.type != "cpu":
+            raise LossyUnsupportedError(
+                "a draft that `quantize_draft` made on the CPU stays there; move the draft first, then quantise it"
+            )
+        return self
+
+
+class DynamicInt8Linear(PackedLinear):
+    """Rounds its input, too, and multiplies integers; for x86 CPUs."""
+
+    dtype = "int8"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        values, scale = rounded(weight.detach().float())
+        zeros = torch.zeros(len(scale), dtype=torch.long)
+        with warnings.catch_warnings():  # the kernel takes no tensors but those of the deprecated type
+            warnings.simplefilter("ignore", UserWarning)
+            quantised = torch._make_per_channel_quantized_tensor(values, scale.double(), zeros, 0)
+        self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        # Without VNNI, sums of two products of 8 bits overflow.
+        self._reduce_range = not torch.cpu._is_vnni_supported()
+
+    def product(self, rows: Tensor) -> Tensor:
+        if len(rows) == 1:
+            return self._multiply(rows.float())
+        # The kernel has one scale for all rows, so all are brought to one size: an outlier coarsens its own row alone.
+        rows = rows.float()
+        size = rows.abs().amax(-1, keepdim=True)
+        size = torch.where(size == 0, 1.0, size)
+        return self._multiply((rows / size).nan_to_num_()) * size
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic(rows, self._packed, self._reduce_range)
+
+
+class WeightOnlyInt8Linear(QuantisedLinear):
+    """Widens its weights for every product: saves memory on any device, but no time."""
+
+    dtype = "int8"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        values, scale = rounded(weight.detach().float())
+        self.register_buffer("values", values)
+        self.register_buffer("scale", scale)
+
+    def product(self, rows: Tensor) -> Tensor:
+        return nn.functional.linear(rows, self.values.to(rows.dtype)).float() * self.scale
+
+
+class Int4Linear(PackedLinear):
+    """Rounds every group of 32 weights of a row to 16 levels between their least and their largest."""
+
+    dtype = "int4"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        groups = weight.detach().float().unflatten(1, (-1, _GROUP))
+        least, largest = groups.aminmax(dim=-1)
+        # The kernel computes (level - 8)·scale + middle, with scale and middle in the input's type.
+        scale = ((largest - least) / 15).to(weight.dtype)
+        scale = torch.where(scale > 0, scale, 1.0).to(weight.dtype)
+        middle = (least + 8 * scale.float()).to(weight.dtype)
+        levels = ((groups - middle.float()[..., None]) / scale.float()[..., None] + 8).round_().clamp_(0, 15)
+        levels = levels.to(torch.int32).flatten(1)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+        self._scales = torch.stack([scale, middle], dim=-1).transpose(0, 1).contiguous()
+
+    def product(self, rows: Tensor) -> Tensor:
+        rows = rows.to(self._scales.dtype)
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self._packed, _GROUP, self._scales)
+
+
+def _int4(weight: Tensor, bias: Tensor | None) -> QuantisedLinear:
+    fits = weight.shape[0] % 16 == 0 and weight.shape[1] % _GROUP == 0
+    return Int4Linear(weight, bias) if fits else _int8(weight, bias)
+
+
+def _int8(weight: Tensor, bias: Tensor | None) -> QuantisedLinear:
+    packs = torch.backends.quantized.engine in ("x86", "fbgemm")
+    kind = DynamicInt8Linear if packs and weight.device.type == "cpu" else WeightOnlyInt8Linear
+    return kind(weight, bias)
+
+
+_LAYERS: Mapping[type[nn.Module], Callable[[nn.Module], Tensor]] = {
+    nn.Linear: lambda layer: layer.weight,
+    Conv1D: lambda layer: layer.weight.T,
+}
+"""Kinds of layers that are quantised, each with its weight ``(N, K)``."""
+
+DTYPES: Mapping[str, Callable[[Tensor, Tensor | None], QuantisedLinear]] = {"int8": _int8, "int4": _int4}
+
+
+def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedModel:
+    """Return a draft with rounded weights: its linear layers, and its LM head.
+
+    Every rule stays exact: q is what the quantised draft says.
+
+    - ``"int8"``: each row of a weight has one scale, max|w| / 127. On x86 CPUs the inputs are rounded to 8 bits, too,
+      one scale per token; elsewhere weights are widened for every product, which saves memory but no time.
+    - ``"int4"``, on CPUs only: 16 levels for each group of 32 weights; int8 in layers whose sizes don't fit.
+
+    The given draft is unchanged. The new one shares its embeddings and norms, so ``draft = quantize_draft(draft)``
+    frees all weights that were rounded. It can't be saved or trained.
+
+    Parameters
+    ----------
+    draft
+        A decoder with linear layers, on the device where it will run.
+    dtype
+        ``"int8"`` or ``"int4"``.
+
+    Raises
+    ------
+    LossyValueError
+        When ``dtype`` is unknown, or the draft is no model of transformers or has no linear layers.
+    LossyUnsupportedError
+        When the draft is quantised already, has no weights in memory, is an EAGLE-3 head, or is not on a CPU as
+        ``"int4"`` needs it.
+
+    Examples
+    --------
+    >>> from hf_lossy_assist import pairs, quantize_draft
+    >>> pair = pairs.load("arithmetic")
+    >>> draft = quantize_draft(pair.draft)
+    >>> draft.lm_head.dtype, pair.draft.lm_head.weight.dtype
+    ('int8', torch.float32)
+    """
+    if dtype not in DTYPES:
+        raise LossyValueError(f"`dtype` has to be one of {list(DTYPES)}, but is {dtype!r}")
+    check_changeable(draft)
+    layers = [module for module in draft.modules() if type(module) in _LAYERS]
+    if dtype_of(draft) is not None or getattr(draft, "hf_quantizer", None) is not None:
+        raise LossyUnsupportedError(
+            "`draft` is quantised already; quantise the draft that it was made from, or leave it as it is"
+        )
+    if not layers:
+        raise LossyValueError(f"`draft` has to have linear layers, but {type(draft).__name__} has none")
+    if any(layer.weight.is_meta for layer in layers):
+        raise LossyUnsupportedError(
+            "`draft` has to have its weights in memory, but some are on the meta device or offloaded; load it whole"
+        )
+    if dtype == "int4" and any(layer.weight.device.type != "cpu" for layer in layers):
+        raise LossyUnsupportedError(f"`dtype` {dtype!r} is for drafts on a CPU, but `draft` is not; use 'int8'")
+
+    def replacement(module: nn.Module) -> nn.Module | None:
+        weight = _LAYERS.get(type(module))
+        return None if weight is None else DTYPES[dtype](weight(module), module.bias)
+
+    return with_replaced(draft, replacement)
+
+
+def check_changeable(draft: Any) -> None:
+    """Raise unless ``draft`` is a model of transformers, whose modules can be replaced."""
+    if hasattr(draft, "d2t"):
+        raise LossyUnsupportedError(
+            "`draft` is an EAGLE-3 head, which is one layer over a draft vocabulary of its own; pass a draft model"
+        )
+    if not isinstance(draft, PreTrainedModel):
+        raise LossyValueError(f"`draft` has to be a transformers model, but is {type(draft).__name__}")
+
+
+def dtype_of(model: nn.Module) -> str | None:
+    """Return what :func:`quantize_draft` rounded a model's weights to, if it did."""
+    return next((module.dtype for module in model.modules() if isinstance(module, QuantisedLinear)), None)

@@ -1,0 +1,206 @@
+"""Running a model over a growing text: what every runner does, and the runner on a dynamic cache."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..compat import ForwardInputs, TreeInputs, forgettable, is_compiled, recording, rollback
+from ..core.texts import RowShift
+from ..errors import LossyUnsupportedError
+from .cache_rows import keep_path, move_cache
+
+
+class ModelRunner(ABC):
+    """Runs a model over the end of a text whose beginning its cache holds.
+
+    Attributes
+    ----------
+    seen
+        How many tokens of the text the cache holds.
+    sent
+        How many tokens the last forward was over, all rows together.
+    """
+
+    model: PreTrainedModel
+    seen: int
+    sent: int
+
+    def catch_up(self, text: Tensor, keep: int) -> None:
+        """Prefill whatever :meth:`run` of the same arguments will not cover."""
+        return
+
+    @abstractmethod
+    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """Run the model over the tokens of ``text`` ``(B, L)`` that it has not seen; return the forward's output.
+
+        Logits are computed at the last ``keep`` positions, and ``overrides`` replace inputs of the forward.
+        """
+
+    def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
+        """Do as :meth:`run` does, where the text ends in nodes of trees.
+
+        ``ancestors`` ``(B, m, M)`` says which of the last M tokens each of the last m sees. ``depths`` ``(B, M)``
+        counts the tokens on each node's path from the text.
+        """
+        raise self._chains_only()
+
+    @abstractmethod
+    def read(self, tokens: Tensor) -> Any:
+        """Run a draft model over the next ``tokens`` ``(B, k)``; the output has at least the last token's logits."""
+
+    def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
+        """Run a draft model over the nodes ``tokens`` ``(B, m)``, after a text of ``width`` tokens and other nodes.
+
+        The output has the logits of all m; ``ancestors`` and ``depths`` are as for :meth:`run_tree`.
+        """
+        raise self._chains_only()
+
+    def forgettable(self, length: int) -> int:
+        """Return how many tokens after ``length`` the next forward can cover and still be rolled back."""
+        return sys.maxsize
+
+    @abstractmethod
+    def rewind(self, length: int) -> None:
+        """Forget everything after the first ``length`` tokens."""
+
+    def keep_path(self, start: int, columns: Tensor) -> None:
+        """After the first ``start`` tokens, keep only ``columns`` ``(B, k)``, in this order."""
+        raise self._chains_only()
+
+    def _chains_only(self) -> LossyUnsupportedError:
+        name = type(self).__name__
+        return LossyUnsupportedError(f"{name} can't keep one path of a tree; draft chains, or use a dynamic cache")
+
+    def rehearse(self, text: Tensor, mark: Callable[[], Any]) -> tuple[Any, Any] | None:
+        """Run and forget the forward over the last token of ``text``; return marks before and after it, None without.
+
+        It is not run where it would leave a trace.
+        """
+        return None
+
+    @abstractmethod
+    def move(self, shift: RowShift, ids: Tensor) -> None:
+        """Follow the rows of ``ids`` ``(B, S)`` into the next rectangle, and forget rejected tokens."""
+
+    def extend(self, length: int) -> None:
+        """Note that ``length`` tokens of the text are committed."""
+        return
+
+    def settle(self, text: Tensor) -> None:
+        """At a run's end, let a cache that is used later hold all of ``text`` ``(1, L)`` but its newest token."""
+        return
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside the block the cache can be rewound; after it, the cache belongs to the caller again."""
+        yield
+
+
+class DynamicCacheRunner(ModelRunner):
+    """Runs a model on transformers' dynamic cache; each forward's inputs follow from the last one's.
+
+    ``carried`` holds the first inputs: cache, mask, positions, and whatever else the model reads. Mask and positions
+    cover ``length`` tokens, the cache ``seen`` of them. Padding of a batch's shorter rows may count beyond
+    ``last_position``.
+    """
+
+    def __init__(
+        self,
+        inputs: ForwardInputs,
+        carried: dict[str, Any],
+        length: int,
+        seen: int = 0,
+        last_position: int | None = None,
+    ) -> None:
+        self.model: PreTrainedModel = inputs.model
+        self.last_position = last_position
+        self.inputs = inputs
+        self.carried = carried
+        self.seen = seen
+        self.sent = 0
+        self._covered = length
+        self._outputs: Any = None
+        self._tree_inputs: TreeInputs | None = None
+
+    @property
+    def cache(self) -> Any:
+        return self.carried["past_key_values"]
+
+    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        longer = text.shape[1] - self._covered
+        inputs = self.inputs.of_text(text, self.carried, self.seen, longer, keep, first=self._outputs is None)
+        inputs.update(overrides)
+        return self._forward(inputs, *text.shape)
+
+    def read(self, tokens: Tensor) -> Any:
+        rows, length = len(tokens), self.seen + tokens.shape[1]
+        return self._forward(self.inputs.of_tokens(tokens, self.carried, length - self._covered, 1), rows, length)
+
+    def _forward(self, inputs: dict[str, Any], rows: int, length: int) -> Any:
+        if rows > 1 and self.last_position is not None and inputs.get("position_ids") is not None:
+            inputs["position_ids"] = inputs["position_ids"].clamp(max=self.last_position)
+        self._outputs = self.model(**inputs, return_dict=True)
+        self.sent = rows * (length - self.seen)
+        self.seen = length
+        return self._outputs
+
+    def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
+        return self.run(text, keep, self._tree_overrides(text.shape[1] - depths.shape[1], ancestors, depths))
+
+    def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
+        rows, count = tokens.shape
+        inputs = self.inputs.of_tokens(tokens, self.carried, self.seen + count - self._covered, count)
+        return self._forward(inputs | self._tree_overrides(width, ancestors, depths), rows, self.seen + count)
+
+    def _tree_overrides(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
+        if self._tree_inputs is None:
+            self._tree_inputs = TreeInputs(self.model)
+        return self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths)
+
+    def forgettable(self, length: int) -> int:
+        return max(0, forgettable(self.cache) - (length - self.seen))
+
+    def rewind(self, length: int) -> None:
+        # Some layers record what they have seen, so they need every round, also those without a rejection.
+        rollback(self.cache, max(0, self.seen - length))
+        self.seen = min(self.seen, length)
+
+    def keep_path(self, start: int, columns: Tensor) -> None:
+        keep_path(self.cache, start, columns)
+        self.seen = start + columns.shape[1]
+
+    def rehearse(self, text: Tensor, mark: Callable[[], Any]) -> tuple[Any, Any] | None:
+        known = text.shape[1] - 1
+        self.rewind(known)  # a batch that has ended still holds its last drafts
+        # A compiled forward would be compiled anew for a single token.
+        if self.seen < known or self.forgettable(known) < 1 or is_compiled(self.model):
+            return None
+        begin = mark()
+        self.run(text, 1)
+        end = mark()
+        self.rewind(known)
+        return begin, end
+
+    def extend(self, length: int) -> None:
+        self.carried = self.inputs.after(self._outputs, self.carried, length - self._covered)
+        self._covered = length
+
+    def move(self, shift: RowShift, ids: Tensor) -> None:
+        slots = shift.known(self.seen)
+        move_cache(self.cache, shift, slots)
+        self.extend(ids.shape[1])
+        self.inputs.move(self.carried, shift, ids)
+        self.seen, self._covered = slots, shift.width
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        with recording(self.cache):
+            yield

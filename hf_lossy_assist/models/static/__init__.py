@@ -1,0 +1,1 @@
+"""Runs models with fixed shapes on static caches, which can be compiled."""

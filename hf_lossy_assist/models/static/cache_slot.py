@@ -1,0 +1,130 @@
+"""Caches of a fixed size: rolling back means writing from an earlier position on."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
+
+from ...compat import REWINDING_LAYERS
+
+if TYPE_CHECKING:
+    from ...core.texts import RowShift
+
+_MOST_IDLE = 2
+_ROOMIEST = 4
+
+
+class StaticCacheSlot:
+    """A static cache that holds ``filled`` tokens, and writes the next ones after them.
+
+    The causal mask hides stale values after this position until they are overwritten. ``warm`` names the compiled
+    forwards that have run on it, with their kind of mask.
+    """
+
+    def __init__(self, cache: Cache, filled: int = 0, rows: int = 1) -> None:
+        self.cache = cache
+        self.filled = filled
+        self.rows = rows
+        self.warm: set[Hashable] = set()
+        self._layers = [layer for layer in cache.layers if isinstance(layer, StaticLayer)]
+        self.capacity = min(layer.max_cache_len for layer in self._layers)
+
+    def seek(self, position: int) -> None:
+        if position != self.filled and self._layers[0].is_initialized:
+            lengths = [layer.cumulative_length for layer in self._layers]
+            torch._foreach_add_(lengths, position - self.filled)  # one kernel for all layers
+        self.filled = position
+
+    def move(self, shift: RowShift, slots: int) -> None:
+        """Let the first rows hold the first ``slots`` slots of the next rectangle; the other rows become stale."""
+        sources = shift.sources(slots).clamp(min=0)
+        for layer in self._layers:
+            rows, columns = shift.index.to(layer.keys.device), sources.to(layer.keys.device)[:, None, :, None]
+            for states in (layer.keys, layer.values):
+                moved = states[rows].gather(2, columns.expand(-1, states.shape[1], -1, states.shape[3]))
+                states[: len(rows), :, :slots] = moved
+        self.seek(slots)
+
+    def fits(self, start: int, tokens: int) -> bool:
+        return start + tokens <= self.capacity
+
+    def clear(self) -> None:
+        """Forget everything, stale values included: they could be infinite."""
+        self.cache.reset()
+        self.filled = 0
+
+
+def rewinds(cache: Cache) -> bool:
+    """Tell whether ``cache`` can be rolled back by position; sliding windows have dropped what they would need."""
+    return all(type(layer) in REWINDING_LAYERS for layer in cache.layers)
+
+
+def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
+    """Return a cache of ``length`` slots in every layer; masks see to sliding windows."""
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+    cache.layers = [
+        StaticLayer(max_cache_len=length) if type(layer) is StaticSlidingWindowLayer else layer
+        for layer in cache.layers
+    ]
+    return cache
+
+
+def roomy(length: int) -> int:
+    """Round ``length`` up by at most a quarter, to few different lengths: each is compiled anew.
+
+    Examples
+    --------
+    >>> [roomy(n) for n in (1, 64, 65, 100, 1000, 1025)]
+    [64, 64, 80, 112, 1024, 1280]
+    """
+    if length <= 64:
+        return 64
+    step = 1 << ((length - 1).bit_length() - 3)
+    return -(-length // step) * step
+
+
+class StaticCachePool:
+    """Keeps the caches of earlier calls by model, because compiled forwards know them by address."""
+
+    def __init__(self) -> None:
+        self._idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, StaticCacheSlot]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+
+    def take(self, model: PreTrainedModel, length: int, rows: int = 1) -> StaticCacheSlot:
+        """Return an empty cache for ``length`` tokens of each row.
+
+        A cache up to four times as long will do: its forwards are compiled already.
+        """
+        length = roomy(length)
+        wanted = _kind(model, rows)
+        with self._lock:
+            idle = self._idle.setdefault(model, [])
+            fits = [x for x in idle if x[0] == wanted and length <= x[1].capacity <= _ROOMIEST * length]
+            if fits:
+                best = min(fits, key=lambda entry: entry[1].capacity)
+                idle.remove(best)
+                best[1].clear()
+                return best[1]
+        return StaticCacheSlot(new_static_cache(model, length), rows=rows)
+
+    def give_back(self, model: PreTrainedModel, slots: StaticCacheSlot) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(model, [])
+            idle.append((_kind(model, slots.rows), slots))
+            del idle[:-_MOST_IDLE]
+
+
+def _kind(model: PreTrainedModel, rows: int) -> Hashable:
+    # Tensors made in inference mode can't be written to outside of it.
+    return rows, model.dtype, model.device, torch.is_inference_mode_enabled()
+
+
+POOL = StaticCachePool()

@@ -1,0 +1,87 @@
+"""Copies of models that share everything with the user's model but their decoder's forward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from ...errors import LossyUnsupportedError
+
+
+def path_to_decoder(model: PreTrainedModel) -> str | None:
+    """Return the module name of the model's decoder; None where the decoder is no submodule."""
+    decoder = model.get_decoder()
+    return next((name for name, module in model.named_modules() if module is decoder and name), None)
+
+
+def with_decoder_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> PreTrainedModel:
+    """Return a model like ``model`` whose decoder runs ``forward``; nothing is written to ``model``.
+
+    Parameters, buffers, other modules and all hooks are shared. So the model still applies its head, soft-capping or
+    scaling, and hooks on decoder or head still run.
+    """
+    decoder, path = model.get_decoder(), path_to_decoder(model)
+    if path is None:
+        raise LossyUnsupportedError(f"{type(model).__name__} has no decoder of its own")
+    top = part = shallow(model)
+    *parents, last = path.split(".")
+    for name in parents:
+        part._modules[name] = shallow(part._modules[name])
+        part = part._modules[name]
+    part._modules[last] = shallow(decoder)
+    part._modules[last].__dict__["forward"] = forward
+    return top
+
+
+def shallow(module: nn.Module) -> nn.Module:
+    """Return a copy that shares everything with ``module`` but can be given other children."""
+    twin = copy.copy(module)
+    twin.__dict__["_modules"] = dict(module._modules)
+    return twin
+
+
+@dataclass
+class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
+    """A decoder's last states, with the other fields that a model may ask for."""
+
+    router_logits: tuple[Tensor, ...] | None = None
+    shared_kv_states: Any = None
+
+
+class DecoderForward:
+    """Stands in for a decoder's forward with ``run``, which returns states that its next run may overwrite.
+
+    ``run`` always gets ``rows`` rows: missing rows repeat the last one, and their states are dropped.
+    """
+
+    def __init__(self, run: Callable[..., Any], rows: int = 1) -> None:
+        self.run = run
+        self.rows = rows
+
+    def __call__(self, *args: Any, past_key_values: Any = None, **inputs: Any) -> DecoderOutput:
+        rows = next(len(x) for x in (*args, *inputs.values()) if isinstance(x, Tensor) and x.dim() > 1)
+        if rows < self.rows:
+            args = tuple(self._filled_up(x, rows) for x in args)
+            inputs = {name: self._filled_up(x, rows) for name, x in inputs.items()}
+        states = self.run(*args, past_key_values=past_key_values, **inputs)[:rows].clone()
+        return DecoderOutput(last_hidden_state=states, past_key_values=past_key_values)
+
+    def _filled_up(self, value: Any, rows: int) -> Any:
+        if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != rows:
+            return value
+        return torch.cat([value, value[-1:].expand(self.rows - rows, *value.shape[1:])])
+
+
+def eager_forward(model: PreTrainedModel, rows: int) -> PreTrainedModel:
+    """Return a model like ``model`` that always runs ``rows`` rows, as a static cache needs."""
+    decoder = model.get_decoder()
+    return with_decoder_forward(
+        model, DecoderForward(lambda *args, **inputs: decoder.forward(*args, **inputs)[0], rows)
+    )

@@ -1,0 +1,153 @@
+"""Runs a model over fixed numbers of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import CompileConfig, PreTrainedModel
+
+from ...core.texts import GrowingTensor, counting, ones
+from ...errors import LossyUnsupportedError
+from ..runner import ModelRunner
+from .cache_slot import POOL, StaticCacheSlot
+from .compiled_forward import CompiledForward, compiled_forward
+from .decoder_forward import eager_forward
+
+if TYPE_CHECKING:
+    from ...core.texts import RowShift
+
+_TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
+
+
+class StaticCacheRunner(ModelRunner):
+    """Runs a text, or the rows of a batch, on a static cache that is rolled back by position.
+
+    A batch keeps its first cache: rows that go on move to the front, and forwards keep their number of rows.
+    ``carried`` holds the prompt's mask and positions, where ``generate()`` has prepared them. Positions beyond
+    ``last_position``, which only padding of shorter rows has, are clamped to it.
+
+    Attributes
+    ----------
+    compiled
+        Compiled forwards by width; empty where nothing is compiled.
+    keeps_cache
+        Whether the caller gets the cache in the end; otherwise other calls reuse it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slot: StaticCacheSlot,
+        carried: Mapping[str, Any],
+        seen: int = 0,
+        last_position: int | None = None,
+    ) -> None:
+        self.model = model
+        self.slot = slot
+        self.seen = seen
+        self.sent = 0
+        self.last_position = last_position
+        self.carried = {**carried, "past_key_values": slot.cache}
+        self.compiled: dict[int, CompiledForward] = {}
+        self.keeps_cache = False
+        self.device = device = model.device  # read once: models search all of their weights for it
+        self._eager = model if slot.rows == 1 else eager_forward(model, slot.rows)
+        mask, positions = carried.get("attention_mask"), carried.get("position_ids")
+        if mask is None and slot.rows > 1:  # rows will be padded
+            mask = torch.ones(slot.rows, 1, dtype=torch.long)
+        if positions is None:
+            positions = torch.arange(1)[None] if mask is None else (mask.cumsum(-1) - 1).clamp(min=0)
+        self._cover(None if mask is None else mask.to(device), positions.to(device))
+        self._last: dict[tuple[int, int], Tensor] = {}
+
+    def _cover(self, mask: Tensor | None, positions: Tensor) -> None:
+        """Write mask and positions ahead for the whole cache: no padding follows the prompt."""
+        self._padding = None
+        if mask is not None:
+            ahead = GrowingTensor(mask, ones).upto(self.slot.capacity)
+            self._padding = ahead.clone(memory_format=torch.contiguous_format)
+        self._positions = GrowingTensor(positions, counting).upto(self.slot.capacity)
+        if self.last_position is not None:
+            self._positions = self._positions.clamp(max=self.last_position)
+
+    def compile(self, config: CompileConfig | None, widths: tuple[int, ...]) -> None:
+        """Compile forwards over ``widths`` tokens now, so that whatever can fail fails here."""
+        for width in widths:
+            compiled = compiled_forward(self.model, config, width, self.slot.rows)
+            if (compiled, self._padding is None) not in self.slot.warm:
+                self._warm_up(compiled, width)
+            self.compiled[width] = compiled
+        self.slot.clear()
+
+    def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        return self._forward(text[:, self.seen :].to(self.device), keep)
+
+    def read(self, tokens: Tensor) -> Any:
+        return self._forward(tokens, 1)
+
+    def _forward(self, tokens: Tensor, keep: int) -> Any:
+        start, count = self.seen, tokens.shape[1]
+        width = next((x for x in sorted(self.compiled) if x >= count and self.slot.fits(start, x)), None)
+        self.slot.seek(start)
+        self.slot.filled += width or count
+        self.seen, self.sent = start + count, tokens.numel()
+        if width is None:
+            return self._eager(**self._inputs(tokens, start, count, keep), return_dict=True)
+        inputs = self._inputs(torch.nn.functional.pad(tokens, (0, width - count)), start, count, keep)
+        return self.compiled[width](**inputs, return_dict=True)
+
+    def rewind(self, length: int) -> None:
+        self.seen = min(self.seen, length)
+        self.slot.seek(self.seen)
+
+    def move(self, shift: RowShift, ids: Tensor) -> None:
+        slots, width = shift.known(self.seen), ids.shape[1]
+        self.slot.move(shift, slots)
+        self._cover(shift.take(self._padding[:, :width], 0), shift.take(self._positions[:, :width], 0))
+        self.seen = slots
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not self.keeps_cache:
+                POOL.give_back(self.model, self.slot)
+
+    def _inputs(self, tokens: Tensor, start: int, count: int, keep: int) -> dict[str, Any]:
+        width = tokens.shape[1]
+        positions = self._positions[:, start : start + width]
+        if width > count:  # learned positions may end with the last one
+            positions = positions.clamp(max=self._positions[:, start + count - 1 : start + count])
+        return {
+            "input_ids": tokens.clone(memory_format=torch.contiguous_format),
+            "position_ids": positions.clone(memory_format=torch.contiguous_format),
+            "attention_mask": self._padding,
+            "past_key_values": self.slot.cache,
+            "use_cache": True,
+            "logits_to_keep": keep if width == count else self._last_of(count, keep),
+        }
+
+    def _last_of(self, count: int, keep: int) -> Tensor:
+        if (count, keep) not in self._last:
+            self._last[count, keep] = torch.arange(count - keep, count, device=self.device)
+        return self._last[count, keep]
+
+    def _warm_up(self, compiled: CompiledForward, width: int) -> None:
+        """Run and check a compiled forward; CUDA graphs need two runs after the one that compiles."""
+        tokens = torch.zeros(self.slot.rows, width, dtype=torch.long, device=self.device)
+        logits = []
+        # The eager forward comes first: it makes the cache's tensors, which a compiled one can't.
+        for forward in (self._eager, compiled, compiled, compiled):
+            self.slot.seek(0)
+            logits.append(forward(**self._inputs(tokens, 0, width, 1), return_dict=True).logits)
+            self.slot.filled += width
+        wrong = (logits[-1] - logits[0]).abs().max()
+        if not wrong <= _TOLERANCE * logits[0].abs().max():
+            raise LossyUnsupportedError(f"its logits are off by {wrong:.3g}")
+        self.slot.warm.add((compiled, self._padding is None))

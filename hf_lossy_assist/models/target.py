@@ -1,0 +1,161 @@
+"""The target: runs one forward over a draft, reads it for the rule, and keeps committed tokens in its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from ..acceptors import Acceptor
+from ..compat import idle_forward
+from ..core.distributions import Randomness
+from ..core.messages import Commit, Draft, Verification
+from ..core.shapes import Shape
+from .lm_head_hook import LMHeadHook, NoHook, lm_head_hook
+from .processing import process, process_paths
+from .runner import ModelRunner
+
+
+class Target:
+    """The model that verifies drafts; its runner alone knows cache, mask, positions, and how much has been read."""
+
+    def __init__(self, runner: ModelRunner, reader: TargetReader) -> None:
+        self.runner = runner
+        self.reader = reader
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.runner.model
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """The inputs that forwards hand on: the cache and, with an encoder, the encoder's outputs."""
+        return self.runner.carried
+
+    def remaining(self, length: int, remaining: Sequence[int]) -> list[int]:
+        """Return how many of the ``remaining`` tokens per row this round may add to texts of ``length``."""
+        most = self.runner.forgettable(length) + 1  # the cache lacks the newest token
+        return [min(own, most) for own in remaining]
+
+    def verify(self, candidate: Tensor, draft: Draft, charged: Sequence[float] = ()) -> Verification:
+        """Run one forward over the part of ``candidate`` ``(B, W + n)`` that the model has not seen.
+
+        Logits begin at the first token that the target decides. After unverified tokens the verification covers one
+        token per row. ``charged`` is what the rule has charged each text so far.
+        """
+        verified = draft.without_unverified()
+        n = len(verified)
+        known = candidate.shape[1] - n - self.runner.seen
+        keep = n + self.reader.hook.wanted(self.carried.get("attention_mask"), len(candidate), known)
+        self.runner.catch_up(candidate, keep)
+        with self.reader.hook.over(n):
+            outputs = verified.shape.run(self.runner, candidate, keep, draft.target_inputs)
+        verification = self.reader.read(candidate, verified, outputs, self.runner.sent, charged)
+        if verified.unverified is None or n == 1:
+            return verification
+        return verification.at(verified.first_undecided)
+
+    def keep(self, commit: Commit) -> None:
+        """Keep the committed tokens of a round where the rows now stand, and forget the rest of the draft."""
+        if commit.verification is None:
+            return
+        if commit.path is not None:
+            self.runner.keep_path(commit.start, commit.path)
+        if commit.shift is not None:
+            self.runner.move(commit.shift, commit.ids)
+            self.reader.hook.move(commit.shift.index)
+            return
+        # The cache never holds the newest token, which is the first input of the next forward.
+        self.runner.rewind(commit.width - 1)
+        self.runner.extend(commit.width)
+
+    def idle(self, ids: Tensor) -> None:
+        idle_forward(self.model, ids, self.carried)
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return self.runner.in_use()
+
+
+@dataclass(eq=False)
+class TargetReader:
+    """Turns the output of the target's forward into what rules read; ``keep_raw`` keeps the unprocessed logits too."""
+
+    model: PreTrainedModel
+    processors: LogitsProcessorList
+    acceptor: Acceptor
+    do_sample: bool
+    randomness: Randomness
+    keep_raw: bool = False
+    hook: NoHook | LMHeadHook = field(init=False)
+
+    def __post_init__(self) -> None:
+        wanted = self.acceptor.needs & {"hidden", "dropped_heads"}
+        self.hook = lm_head_hook(self.model, self.randomness, self.acceptor.dropped_heads) if wanted else NoHook()
+
+    def read(
+        self, candidate: Tensor, draft: Draft, outputs: Any, sent: int = 0, charged: Sequence[float] = ()
+    ) -> Verification:
+        """Read a forward's output, whose logits stay as they are.
+
+        ``candidate`` ``(B, L + n)`` holds committed and drafted tokens, ``sent`` counts the tokens of the forward, and
+        ``charged`` is what the rule has charged each text so far.
+        """
+        clean, dropped = self.hook.split(outputs.logits, len(draft))
+        raw = clean.to(device=candidate.device, dtype=torch.float32)
+        # Processors may overwrite their input, and the raw logits belong to the caller.
+        logits, kept = (raw.clone(), raw) if self.keep_raw else (raw, None)
+        return self.read_logits(candidate, draft, logits, dropped, outputs, kept, sent, charged)
+
+    def read_logits(
+        self,
+        candidate: Tensor,
+        draft: Draft,
+        logits: Tensor,
+        dropped: Tensor | None,
+        outputs: Any = None,
+        raw: Tensor | None = None,
+        sent: int = 0,
+        charged: Sequence[float] = (),
+    ) -> Verification:
+        """Read logits that are split already; ``logits`` ``(B, n + 1, V)`` may be overwritten."""
+        shape = draft.shape
+        after = process(self.processors, candidate, logits, shape)
+        positions = shape.positions(after)
+        paths, centroid = self._read_dropped(candidate, shape, dropped, logits.device)
+        return Verification(
+            tokens=draft.tokens,
+            logits=positions,
+            draft_logits=draft.logits,
+            do_sample=self.do_sample,
+            randomness=self.randomness,
+            hidden=None if self.hook.hidden is None else self.hook.hidden.to(logits.device),
+            dropped_logits=paths,
+            centroid_logits=centroid,
+            draft_hidden=draft.hidden,
+            shape=shape,
+            logits_after=None if positions is after else after,
+            charged=charged,
+            outputs=outputs,
+            raw_logits=raw,
+            sent=sent,
+        )
+
+    def _read_dropped(
+        self, candidate: Tensor, shape: Shape, dropped: Tensor | None, device: torch.device
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return processed logits of the dropped heads, and of their mean where a rule compares it with q.
+
+        ``dropped`` ``(B, K, n, V)`` covers the newest committed token and all drafted tokens but the last.
+        """
+        if dropped is None:
+            return None, None
+        dropped, centroid = dropped.to(device), None
+        if "draft_probs" in self.acceptor.needs:
+            centroid = process(self.processors, candidate, dropped.mean(1, dtype=torch.float32), shape)
+        paths = process_paths(self.processors, candidate, dropped, shape)
+        return shape.at_tokens(paths.transpose(1, 2)).transpose(1, 2), centroid

@@ -1,0 +1,58 @@
+"""Qwen2.5-Coder-Instruct with 1.5B and 0.5B parameters: a real pair, from the Hub or from the user's cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from ..errors import LossyValueError
+
+HUB_IDS = {"target": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "draft": "Qwen/Qwen2.5-Coder-0.5B-Instruct"}
+REMEDY = "`make qwen-coder`, or `python -m hf_lossy_assist.pairs.get_qwen_coder` outside a checkout"
+
+_FILES = ("*.json", "*.jinja", "*.safetensors")
+_SIZES = "sizes.json"
+
+
+def folders(folder: Path | None) -> tuple[Path, Path]:
+    """Return the folders of the target and the draft: in ``folder``, else from the Hub, else in the user's cache."""
+    if folder is not None:
+        return folder / "target", folder / "draft"
+    try:
+        target, draft = (Path(snapshot_download(hub_id, allow_patterns=_FILES)) for hub_id in HUB_IDS.values())
+    except (HfHubHTTPError, LocalEntryNotFoundError):  # no answer, and not downloaded before
+        target, draft = (_checked(cache_folder() / role) for role in HUB_IDS)
+    return target, draft
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_lossy_assist" / "qwen-coder"
+
+
+def note_sizes(folder: Path) -> None:
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    (folder / _SIZES).write_text(json.dumps(sizes, indent=2))
+
+
+def fault(folder: Path) -> str | None:
+    """Return what a folder lacks, or None if its files are as long as :func:`note_sizes` found them."""
+    try:
+        sizes = json.loads((folder / _SIZES).read_text())
+    except (FileNotFoundError, ValueError):
+        return f"{folder / _SIZES} is missing or damaged"
+    found = {name: (folder / name).stat().st_size if (folder / name).is_file() else 0 for name in sizes}
+    wrong = [f"{name!r} has {found[name]:,} of {size:,} bytes" for name, size in sizes.items() if found[name] != size]
+    return ", ".join(wrong) or None
+
+
+def _checked(folder: Path) -> Path:
+    if (found := fault(folder)) is not None:
+        raise LossyValueError(
+            f"the pair 'qwen-coder' has to be on a Hub that answers or whole in {str(folder)!r}, but {found}; "
+            f"make it by {REMEDY}"
+        )
+    return folder

@@ -1,0 +1,330 @@
+"""Closed forms of what speculative decoding yields and costs. No model runs.
+
+``p`` is the target's distribution of shape ``(..., V)``, ``q`` the draft's, ``alpha`` the probability that a drafted
+token is kept, ``gamma`` the number of drafted tokens per round. Arguments are arrays, tensors, lists or numbers;
+results are of the same kind (tensors for lists, floats for numbers). Values out of range, and rows that do not sum to
+1, raise :class:`~hf_lossy_assist.LossyValueError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from .errors import LossyUnsupportedError, LossyValueError
+
+Seconds = float | tuple[float, float] | Callable[[int], float]
+"""Time of a target forward over n tokens: a constant, ``(base, per_token)`` for ``base + per_token·n``, or T(n)."""
+
+_Read = tuple[list[Tensor], Callable[[Tensor], Any]]
+
+
+def lossless_acceptance(p: Any, q: Any) -> Any:
+    """Return ``Σ min(p, q)``, the probability that the lossless rule keeps a drafted token.
+
+    Leviathan et al. 2023, corollary 3.6: one minus the total variation between p and q.
+
+    Examples
+    --------
+    >>> lossless_acceptance([0.5, 0.5], [0.75, 0.25]).item()
+    0.75
+    """
+    (p, q), back = _distributions(p, q)
+    return back(p.minimum(q).sum(-1))
+
+
+def ears_acceptance(p: Any, q: Any, beta: float) -> Any:
+    """Return ``Σ min(q, p + β·(1 - max p)·q)``, the probability that EARS keeps a drafted token.
+
+    Sun et al., "EARS", section 3.2. The tolerance β is in [0, 1]; 0 is lossless. EARS never keeps a token that a logits
+    processor forbids the target.
+
+    Examples
+    --------
+    >>> round(ears_acceptance([0.5, 0.5], [0.75, 0.25], beta=0.1).item(), 4)
+    0.7875
+    """
+    (p, q), back = _distributions(p, q)
+    tolerance = _number("beta", beta, 0, 1) * (1 - p.amax(-1, keepdim=True))
+    return back((q.minimum(p + tolerance * q) * (p > 0)).sum(-1))
+
+
+def expected_tokens_per_round(alpha: Any, gamma: int) -> Any:
+    """Return ``(1 - α^(γ+1)) / (1 - α)``, the mean number of tokens that a round emits; ``γ + 1`` at α = 1.
+
+    Leviathan et al. 2023, equation 1, for α in [0, 1], of any shape, and γ >= 0. It counts the drafted tokens that are
+    kept and the correction or bonus token.
+
+    Examples
+    --------
+    >>> expected_tokens_per_round(0.5, gamma=2)
+    1.75
+    """
+    (alpha,), back = _rates(alpha=alpha)
+    total = torch.ones_like(alpha)
+    for _ in range(_count("gamma", gamma)):  # Horner's scheme does not cancel near α = 1.
+        total = total * alpha + 1
+    return back(total)
+
+
+def expected_speedup(alpha: float, gamma: int, t_draft: float, t_target: Seconds, t_head: float = 0.0) -> float:
+    """Return the mean speed-up of rounds of γ drafted tokens over the target alone.
+
+    ``E[tokens per round] · T(1) / (γ·t_draft + T(γ + 1) + t_head)``, with T(n) the time of a target forward over n
+    tokens. Leviathan et al. 2023, theorem 3.8, assumes a constant T and no head.
+
+    Parameters
+    ----------
+    alpha, gamma
+        α in [0, 1] and γ >= 0; γ = 0 is the target alone, whose speed-up is 1.
+    t_draft, t_target, t_head
+        Time of a draft forward, of a target forward, and of a rule's extra work per round; in one unit.
+
+    Examples
+    --------
+    >>> round(expected_speedup(0.8, gamma=5, t_draft=0.1, t_target=(0.9, 0.1)), 3)
+    1.845
+    """
+    tokens = expected_tokens_per_round(_number("alpha", alpha, 0, 1), gamma)
+    seconds = _round_time(t_draft, t_target, t_head)
+    return tokens * seconds(0) / seconds(gamma)
+
+
+def best_gamma(
+    alpha: float, t_draft: float, t_target: Seconds, t_head: float = 0.0, *, lowest: int = 0, highest: int = 64
+) -> int:
+    """Return the γ in ``[lowest, highest]`` with the largest :func:`expected_speedup`, the smallest of ties.
+
+    An answer of 0 means that the target alone is faster.
+
+    Examples
+    --------
+    >>> best_gamma(0.8, t_draft=0.1, t_target=1.0)
+    6
+    """
+    alpha = _number("alpha", alpha, 0, 1)
+    seconds = _round_time(t_draft, t_target, t_head)
+    if _count("lowest", lowest) > _count("highest", highest):
+        raise LossyValueError(f"`lowest` has to be at most `highest`, but they are {lowest} and {highest}")
+    tokens = [*accumulate(alpha**i for i in range(highest + 1))]
+    return max(range(lowest, highest + 1), key=lambda gamma: tokens[gamma] / seconds(gamma))
+
+
+def sprinter_expected_run_length(tpr: Any, fpr: Any, r: int, max_draft: int | None = None) -> Any:
+    """Return ``E[N] = (a - a^r)/(1 - a) + a^r/(1 - b)``, the mean number of tokens that SPRINTER commits in a run.
+
+    SPRINTER, theorem 2. The draft's first r tokens are acceptable and the others are not; the verifier commits them
+    with probability a and b. The limit at a = 1 is ``r - 1 + 1/(1 - b)``; a run that never ends gives infinity.
+
+    Parameters
+    ----------
+    tpr, fpr
+        a and b in [0, 1]; numbers, or arrays of shapes that broadcast to ``(...)``.
+    r
+        How many acceptable tokens come first.
+    max_draft
+        Return ``E[min(N, max_draft)]`` instead, which is always finite.
+
+    Examples
+    --------
+    >>> sprinter_expected_run_length(0.5, 0.5, r=1)
+    1.0
+    >>> sprinter_expected_run_length(1, 1, r=5), sprinter_expected_run_length(1, 1, r=5, max_draft=64)
+    (inf, 64.0)
+    """
+    (tpr, fpr), back = _rates(tpr=tpr, fpr=fpr)
+    bound = None if max_draft is None else _count("max_draft", max_draft, 1)
+    return back(_run_length(tpr, fpr, _count("r", r), bound))
+
+
+def sprinter_stopping_time(tpr: Any, fpr: Any, r: int, t_draft: float, max_draft: int | None = None) -> Any:
+    """Return ``t_draft·((1 - a^r)/(1 - a) + a^r/(1 - b))``, the mean time until SPRINTER asks the target.
+
+    SPRINTER, theorem 3, with ``t_draft`` the time of one draft forward and the other arguments as in
+    :func:`sprinter_expected_run_length`. It counts the last drafted token, which is not committed, and neglects the
+    verifier's time.
+
+    Examples
+    --------
+    >>> sprinter_stopping_time(1, 0, r=5, t_draft=0.5)
+    3.0
+    """
+    (tpr, fpr), back = _rates(tpr=tpr, fpr=fpr)
+    bound = None if max_draft is None else _count("max_draft", max_draft, 1) - 1
+    return back(_number("t_draft", t_draft, 0) * (_run_length(tpr, fpr, _count("r", r), bound) + 1))
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """The floating-point operations of one forward; an addition and a multiplication count as two.
+
+    ``blocks`` are products with the weights of attention and MLPs, ``attention`` products of queries with keys and of
+    attention weights with values, and ``head`` those of the LM head at every position. ``embedding`` is the token
+    embedding as a product with one-hot vectors, which SPRINTER's appendix A.8 counts and a look-up does not need.
+    """
+
+    blocks: int
+    attention: int
+    head: int
+    embedding: int
+
+    @property
+    def total(self) -> int:
+        """The operations that are computed, without ``embedding``."""
+        return self.blocks + self.attention + self.head
+
+    @property
+    def published(self) -> int:
+        """The operations in SPRINTER's accounting, with ``embedding``."""
+        return self.total + self.embedding
+
+
+@dataclass(frozen=True)
+class DenseDecoder:
+    """The shape of a decoder, as far as its operations depend on it.
+
+    The weights are entries of the matrices of all blocks, of the LM head and of the token embedding, without biases,
+    norms and rotations. ``query_width`` is the number of query heads times their width. ``windows`` has, for every
+    layer, how many positions a token attends to at most; None for all.
+
+    Examples
+    --------
+    >>> from transformers import GPT2Config
+    >>> DenseDecoder.of_config(GPT2Config()).forward(tokens=20).total
+    4949022720
+    """
+
+    block_weights: int
+    head_weights: int
+    embedding_weights: int
+    query_width: int
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of_config(cls, config: PretrainedConfig) -> DenseDecoder:
+        """Return the shape of the model that a configuration describes, without making weights."""
+        if config.is_encoder_decoder:
+            raise LossyUnsupportedError(f"`config` has to be a decoder's, but {type(config).__name__} has an encoder")
+        with torch.device("meta"):
+            return cls.of_model(AutoModelForCausalLM.from_config(config))
+
+    @classmethod
+    def of_model(cls, model: PreTrainedModel) -> DenseDecoder:
+        """Return the shape of a model. Quantised weights count as they are packed: use the config for them."""
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        if any(parameter.ndim > 2 for parameter in model.parameters()):
+            raise LossyUnsupportedError(f"`config` has to be a dense decoder's; {type(model).__name__} has experts")
+        blocks = (module for module in model.modules() if module is not head and not isinstance(module, nn.Embedding))
+        weights = (weight for module in blocks for weight in module.parameters(recurse=False))
+        matrices = sum(weight.numel() for weight in weights if weight.ndim == 2)
+        config = model.config.get_text_config(decoder=True)
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        query_width = config.num_attention_heads * width
+        return cls(matrices, head.weight.numel(), embedding.weight.numel(), query_width, _windows(config))
+
+    def forward(self, tokens: int = 1, context: int = 0) -> ForwardFlops:
+        """Return the operations of a forward over ``tokens`` new tokens after ``context`` cached ones."""
+        tokens, context = _count("tokens", tokens), _count("context", context)
+        seen = np.arange(context + 1, context + tokens + 1)
+        pairs = sum(int(np.minimum(seen, window or seen).sum()) for window in self.windows)
+        sizes = self.block_weights, self.head_weights, self.embedding_weights
+        blocks, head, embedding = (2 * tokens * size for size in sizes)
+        return ForwardFlops(blocks, 4 * self.query_width * pairs, head, embedding)
+
+
+def _round_time(t_draft: float, t_target: Seconds, t_head: float) -> Callable[[int], float]:
+    """Return the time of a round as a function of its drafted tokens; 0 drafted tokens is the target alone."""
+    t_draft, t_head, verify = _number("t_draft", t_draft, 0), _number("t_head", t_head, 0), t_target
+    if not callable(t_target):
+        given = t_target if isinstance(t_target, tuple) and len(t_target) == 2 else (t_target, 0.0)
+        base, per_token = (_number("t_target", value, 0) for value in given)
+        verify = lambda n: base + per_token * n  # noqa: E731
+
+    def seconds(gamma: int) -> float:
+        if not (verified := verify(gamma + 1)) > 0:
+            raise LossyValueError(f"`t_target` has to be > 0, but is {verified!r} for {gamma + 1} tokens")
+        return gamma * t_draft + verified + (t_head if gamma else 0.0)
+
+    return seconds
+
+
+def _run_length(tpr: Tensor, fpr: Tensor, r: int, bound: int | None) -> Tensor:
+    """Return E[N] as the sum over i >= 1 of ``P(N >= i) = a^min(i, r)·b^max(i - r, 0)``, up to the bound if any."""
+    i = torch.arange(1, 1 + (r if bound is None else bound), device=tpr.device)
+    reached = (tpr[..., None] ** i.clamp(max=r) * fpr[..., None] ** (i - r).clamp(min=0)).sum(-1)
+    beyond = tpr**r * fpr if bound is None else torch.zeros(())
+    return reached + torch.where(beyond > 0, beyond / (1 - fpr), 0)
+
+
+def _windows(config: PretrainedConfig) -> tuple[int | None, ...]:
+    sliding = getattr(config, "sliding_window", None)
+    local = getattr(config, "window_size", None)  # GPT-Neo's word, as are "global", "local" and `attention_layers`
+    known = {"full_attention": None, "global": None, "sliding_attention": sliding, "local": local}
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    kinds = kinds or ["sliding_attention"] * config.num_hidden_layers
+    if unknown := set(kinds) - set(known):
+        raise LossyUnsupportedError(f"`config` has to have attention in every layer, but has {sorted(unknown)}")
+    return tuple(known[kind] for kind in kinds)
+
+
+def _tensors(**given: Any) -> _Read:
+    """Return the arguments as tensors, and a function that converts a result back to their kind."""
+    tensors = []
+    for name, values in given.items():
+        try:
+            tensor = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LossyValueError(f"`{name}` has to be a number, an array or a tensor, but is {values!r}") from error
+        if tensor.dtype == torch.bool or tensor.is_complex():
+            raise LossyValueError(f"`{name}` has to hold real numbers, but has the type {tensor.dtype}")
+        typed = tensor.is_floating_point() and isinstance(values, Tensor | np.ndarray)
+        tensors.append(tensor if typed else tensor.double())
+    if all(isinstance(values, int | float | np.number) for values in given.values()):
+        return tensors, Tensor.item
+    kind = next((kind for kind in (Tensor, np.ndarray) if any(isinstance(x, kind) for x in given.values())), Tensor)
+    return tensors, lambda result: result if kind is Tensor else result.numpy()[()]
+
+
+def _distributions(p: Any, q: Any) -> _Read:
+    tensors, back = _tensors(p=p, q=q)
+    for name, probs in zip("pq", tensors, strict=True):
+        # Half precision keeps about three digits, and a softmax over 100,000 tokens adds up its errors.
+        sums = probs.double().sum(-1)
+        if probs.ndim == 0 or not bool((probs >= 0).all()) or not bool(((sums - 1).abs() <= 1e-2).all()):
+            raise LossyValueError(
+                f"`{name}` has to hold probabilities of shape (..., V) that add up to 1 along the last dimension, but "
+                f"has the sums {sums.flatten()[:4].tolist()}, the shape {tuple(probs.shape)} and a smallest entry of "
+                f"{min(probs.flatten().tolist(), default=0):g}; apply a softmax first"
+            )
+    sizes = enumerate(zip(*(reversed(probs.shape) for probs in tensors), strict=False))
+    if any(a != b and (place == 0 or 1 not in (a, b)) for place, (a, b) in sizes):
+        shapes = " and ".join(str(tuple(probs.shape)) for probs in tensors)
+        raise LossyValueError(f"`p` and `q` have to broadcast over one vocabulary, but have the shapes {shapes}")
+    return tensors, back
+
+
+def _rates(**given: Any) -> _Read:
+    tensors, back = _tensors(**given)
+    for (name, values), rates in zip(given.items(), tensors, strict=True):
+        if not bool(((rates >= 0) & (rates <= 1)).all()):
+            raise LossyValueError(f"`{name}` has to lie in [0, 1], but is {values!r}")
+    return tensors, back
+
+
+def _number(name: str, value: Any, low: float, high: float = float("inf")) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
+        raise LossyValueError(f"`{name}` has to be a number in [{low:g}, {high:g}], but is {value!r}")
+    return float(value)
+
+
+def _count(name: str, value: Any, low: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
+        raise LossyValueError(f"`{name}` has to be an int >= {low}, but is {value!r}")
+    return int(value)

@@ -1,1 +1,0 @@
-"""What the target says about a draft."""

@@ -1,0 +1,294 @@
+"""Bad input gives an error that names argument, rule and value, before any forward pass."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    LogitsProcessorList,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    QuantizedCache,
+    StaticCache,
+)
+from transformers.cache_utils import DynamicLayer
+from transformers.generation import SynthIDTextWatermarkLogitsProcessor
+from transformers.generation.candidate_generator import CandidateGenerator
+
+import hf_lossy_assist
+from hf_lossy_assist import errors
+from hf_lossy_assist.errors import LossyError
+from hf_lossy_assist.heads import JudgeHead
+from tests.acceptors.fixtures import verifier_head
+from tests.acceptors.table import judge_head
+from tests.tiny_models import LlamaConfig, LlamaForCausalLM, constant, noisy_copy, prompt, tiny
+
+TARGET = tiny("llama")
+DRAFT = noisy_copy(TARGET)
+JUDGE = judge_head(constant([0.5, 0.5]), constant([0.5, 0.5]))
+UNTRAINED = JudgeHead(JUDGE.config)
+OTHER_VOCABULARY = LlamaForCausalLM(
+    LlamaConfig(vocab_size=9999, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+)
+
+
+class NoDistribution(CandidateGenerator):
+    def get_candidates(self, input_ids, **kwargs):
+        return torch.cat([input_ids, input_ids[:, :2]], dim=1), None
+
+
+def synth_id():
+    return SynthIDTextWatermarkLogitsProcessor(
+        ngram_len=3, keys=[1, 2], sampling_table_size=16, sampling_table_seed=0, context_history_size=8, device="cpu"
+    )
+
+
+# name: (keyword arguments beside the defaults, what the message has to contain)
+CASES = {
+    "unknown mode": ({"lossy_mode": "dropmach"}, ["lossy_mode", "'dropmach'", "did you mean 'dropmatch'"]),
+    "unknown mode in a list": ({"lossy_mode": ["topk", "erss"]}, ["lossy_mode", "'erss'", "'ears'"]),
+    "mode of a wrong type": ({"lossy_mode": 3}, ["lossy_mode", "3", "str"]),
+    "empty list of modes": ({"lossy_mode": []}, ["lossy_mode", "at least one", "[]"]),
+    "mode named twice": ({"lossy_mode": ["topk", "topk"]}, ["lossy_mode", "once"]),
+    "mode as a wrong dict": ({"lossy_mode": {"any": ["topk"]}}, ["lossy_mode", "all_of", "any"]),
+    "unknown key": ({"lossy_mode": "ears", "lossy_config": {"betta": 1}}, ["'betta'", "'ears'", "'beta'"]),
+    "key that another rule has": ({"lossy_config": {"k": 1}}, ["'k'", "'lossless'", "'verification'"]),
+    "config of a wrong type": ({"lossy_config": "beta=1"}, ["lossy_config", "dict", "'beta=1'"]),
+    "config for a rule that is not in the list": (
+        {"lossy_mode": ["topk", "typical"], "lossy_config": {"topkk": {"k": 2}}},
+        ["lossy_config", "'topkk'", "'topk'"],
+    ),
+    "flat config for several rules": ({"lossy_mode": ["topk", "typical"], "lossy_config": {"k": 2}}, ["'k'", "keyed"]),
+    "beta too large": ({"lossy_mode": "ears", "lossy_config": {"beta": 1.3}}, ["`beta`", "'ears'", "1.3", "<= 1"]),
+    "beta not a number": ({"lossy_mode": "ears", "lossy_config": {"beta": "a"}}, ["`beta`", "'ears'", "'a'"]),
+    "beta NaN": ({"lossy_mode": "ears", "lossy_config": {"beta": float("nan")}}, ["`beta`", "nan"]),
+    "dropout out of range": (
+        {"lossy_mode": "dropmatch", "lossy_config": {"dropout": 1.0}},
+        ["`dropout`", "'dropmatch'", "1.0"],
+    ),
+    "paths": ({"lossy_mode": "dropmatch", "lossy_config": {"num_paths": 0}}, ["`num_paths`", "'dropmatch'", "0"]),
+    "criterion": ({"lossy_mode": "dropmatch", "lossy_config": {"criterion": "kl"}}, ["`criterion`", "'kl'", "'js'"]),
+    "k": ({"lossy_mode": "topk", "lossy_config": {"k": 2.5}}, ["`k`", "'topk'", "2.5", "int"]),
+    "epsilon": ({"lossy_mode": "typical", "lossy_config": {"epsilon": -1}}, ["`epsilon`", "'typical'", "-1"]),
+    "top_n": ({"lossy_mode": "relaxed", "lossy_config": {"top_n": True}}, ["`top_n`", "'relaxed'", "True"]),
+    "weight": ({"lossy_mode": "ensemble", "lossy_config": {"weight": 0}}, ["`weight`", "'ensemble'", "0"]),
+    "seed": ({"lossy_config": {"seed": -1}}, ["`seed`", "-1"]),
+    "head for a rule without": ({"lossy_head": "org/head"}, ["lossy_head", "'org/head'", "'lossless'"]),
+    "config without a mode": ({"lossy_mode": ..., "lossy_config": {"beta": 1}}, ["lossy_config", "lossy_mode"]),
+    "compile": ({"lossy_config": {"compile": "yes"}}, ["`compile`", "'yes'"]),
+    "scope without a tokenizer": ({"lossy_config": {"scope": "thinking"}}, ["`scope`", "'<think>'", "`tokenizer=`"]),
+    "unknown scope": ({"lossy_config": {"scope": "dreaming"}}, ["`scope`", "'thinking'", "'dreaming'"]),
+    "budget": ({"lossy_config": {"budget": 1.5}}, ["`budget`", "1.5"]),
+    "strict_first_n": ({"lossy_config": {"strict_first_n": -1}}, ["`strict_first_n`", "-1"]),
+    "no head": ({"lossy_mode": "judge"}, ["`lossy_head`", "'judge'"]),
+    "no such head": ({"lossy_mode": "judge", "lossy_head": "./nowhere"}, ["`lossy_head`", "'./nowhere'"]),
+    "a head of a wrong type": ({"lossy_mode": "judge", "lossy_head": 3}, ["`lossy_head`", "JudgeHead", "3"]),
+    "a head for the wrong rule": (
+        {"lossy_mode": ["judge", "topk"], "lossy_head": {"topk": "org/head"}},
+        ["`lossy_head`", "'judge'", "'topk'"],
+    ),
+    "threshold and recall": (
+        {"lossy_mode": "judge", "lossy_head": JUDGE, "lossy_config": {"threshold": 0.1, "recall": 0.9}},
+        ["`threshold`", "`recall`", "'judge'"],
+    ),
+    "an untrained head": ({"lossy_mode": "judge", "lossy_head": UNTRAINED}, ["`lossy_head`", "not finite"]),
+    "another model's head": ({"lossy_mode": "judge", "lossy_head": JUDGE}, ["trained for", "ConstantLM", "hidden"]),
+    "require_lossless": (
+        {"lossy_mode": "topk", "lossy_config": {"require_lossless": True}},
+        ["require_lossless", "TopK(k=2"],
+    ),
+    "no drafter": ({"assistant_model": None}, ["drafter", "assistant_model", "candidate_generator", "'lossless'"]),
+    "drafter without q": (
+        {"lossy_mode": "fsd", "assistant_model": None, "prompt_lookup_num_tokens": 3},
+        ["'fsd'", "distribution", "PromptLookupCandidateGenerator", "assistant_model"],
+    ),
+    "drafter without q, of a rule with a setting without it": (
+        {"lossy_mode": "dropmatch", "assistant_model": None, "prompt_lookup_num_tokens": 3},
+        ["'dropmatch'", "distribution", "PromptLookupCandidateGenerator", "set `criterion=\"naive\"`"],
+    ),
+    "one of several rules without q": (
+        {"lossy_mode": ["topk", "dropmatch"], "assistant_model": None, "candidate_generator": NoDistribution()},
+        ["the rule 'dropmatch' needs", "NoDistribution", "set `criterion=\"naive\"`"],
+    ),
+    "early exit": ({"assistant_model": None, "assistant_early_exit": 2}, ["assistant_early_exit", "< 2", "but is 2"]),
+    "factory of something else": (
+        {"assistant_model": None, "candidate_generator": lambda **context: 7},
+        ["candidate_generator", "7"],
+    ),
+    "prompt as embeddings": ({"inputs_embeds": torch.zeros(1, 7, 32)}, ["input_ids", "inputs_embeds"]),
+    "own drafter without q": (
+        {"lossy_mode": "fsd", "assistant_model": None, "candidate_generator": NoDistribution()},
+        ["'fsd'", "distribution", "NoDistribution"],
+    ),
+    "candidate generator": ({"candidate_generator": 5}, ["candidate_generator", "5"]),
+    "gamma": ({"num_assistant_tokens": 0}, ["num_assistant_tokens", "0"]),
+    "vocabularies differ": ({"assistant_model": OTHER_VOCABULARY}, ["assistant_model", "64", "9999", "tokenizer"]),
+    "another tokenizer": ({"assistant_tokenizer": object()}, ["`assistant_tokenizer`", "`tokenizer`"]),
+    "beams": ({"num_beams": 3}, ["num_beams", "3", "ranks whole texts"]),
+    "group beams": ({"num_beam_groups": 2}, ["num_beam_groups", "group beam search"]),
+    "constrained beams": ({"force_words_ids": [[5]]}, ["force_words_ids", "constrained beam search"]),
+    "contrastive search": ({"penalty_alpha": 0.6, "top_k": 4}, ["penalty_alpha", "contrastive"]),
+    "DoLa": ({"dola_layers": "high"}, ["dola_layers", "DoLa"]),
+    "no cache": ({"use_cache": False}, ["use_cache", "False"]),
+    "static cache with windows": (
+        {"past_key_values": StaticCache(config=MistralConfig(sliding_window=8), max_cache_len=64)},
+        ["past_key_values", "sliding windows", "DynamicCache"],
+    ),
+    "static cache and a rule that can't": (
+        {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64), "output_attentions": True},
+        ["past_key_values", "static", "output_attentions"],
+    ),
+    "a tree and a rule of two distributions": (
+        {"lossy_mode": "fsd", "lossy_config": {"tree": {}}},
+        ["'fsd'", "the draft's distribution", "`tree`"],
+    ),
+    "a tree and dropmatch's distance": (
+        {"lossy_mode": "dropmatch", "lossy_config": {"tree": {}}},
+        ["'dropmatch'", "the draft's distribution", "`tree`"],
+    ),
+    "a tree and one of several rules": (
+        {"lossy_mode": ["fsd", "topk"], "lossy_config": {"tree": {}}},
+        ["'fsd or topk'", "the draft's distribution", "`tree`"],
+    ),
+    "a tree and a rule that runs ahead": (
+        {"lossy_mode": "sprinter", "lossy_head": verifier_head(TARGET, DRAFT), "lossy_config": {"tree": {}}},
+        ["'sprinter'", "unverified tokens", "`tree`"],
+    ),
+    "a tree of prompt lookup": (
+        {"assistant_model": None, "prompt_lookup_num_tokens": 3, "lossy_config": {"tree": {}}},
+        ["`tree`", "`assistant_model`", "other drafters"],
+    ),
+    "a tree and a confidence": (
+        {"assistant_confidence_threshold": 0.4, "lossy_config": {"tree": {}}},
+        ["`assistant_confidence_threshold`", "`tree`"],
+    ),
+    "a tree, compiled": ({"lossy_config": {"tree": {}, "compile": True}}, ["`tree`", "static cache"]),
+    "a tree on a static cache": (
+        {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64), "lossy_config": {"tree": {}}},
+        ["`tree`", "static cache"],
+    ),
+    "a tree in static decoding": (
+        {"cache_implementation": "static", "lossy_config": {"tree": {}}},
+        ["`tree`", "static cache"],
+    ),
+    "classifier-free guidance": ({"guidance_scale": 1.5}, ["ClassifierFreeGuidance", "state"]),
+    "SynthID": ({"logits_processor": LogitsProcessorList([synth_id()])}, ["SynthID", "state"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_before_any_forward(case: str):
+    change, needles = CASES[case]
+    kwargs = {"input_ids": prompt(), "assistant_model": DRAFT, "lossy_mode": "lossless", "max_new_tokens": 4}
+    kwargs = {key: value for key, value in (kwargs | change).items() if value is not ...}
+    forwards = []
+    handles = [
+        model.register_forward_pre_hook(lambda *_: forwards.append(1)) for model in (TARGET, DRAFT, OTHER_VOCABULARY)
+    ]
+    try:
+        with pytest.raises(LossyError) as error:
+            TARGET.generate(**kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert isinstance(error.value, ValueError)
+    for needle in needles:
+        assert needle in str(error.value)
+    assert not forwards
+
+
+def test_a_quantised_cache_of_unknown_layers_is_refused():
+    class Quantised(QuantizedCache):
+        def __init__(self):
+            self.layers = [DynamicLayer()]
+
+    with pytest.raises(LossyError, match=r"Quantised.*DynamicLayer.*dynamic"):
+        TARGET.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", past_key_values=Quantised())
+
+
+def test_a_model_that_cannot_roll_back_is_refused():
+    mamba = MambaForCausalLM(
+        MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4, pad_token_id=0, eos_token_id=2)
+    )
+    with pytest.raises(LossyError, match="recurrent state"):
+        mamba.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", max_new_tokens=4)
+
+
+def test_models_that_can_t_run_over_trees_are_refused():
+    kwargs = {"input_ids": prompt(), "lossy_mode": "lossless", "lossy_config": {"tree": {}}, "max_new_tokens": 4}
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)).eval()
+    target, draft = tiny("llama"), noisy_copy(TARGET)
+    for model in (target, draft, bloom):
+        model.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
+    with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no positions"):
+        bloom.generate(assistant_model=draft, **kwargs)
+    with pytest.raises(LossyError, match=r"`tree`.*BloomForCausalLM takes no positions"):
+        target.generate(assistant_model=bloom, **kwargs)
+    draft.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(LossyError, match=r"`tree`.*'flash_attention_2' attention takes no mask of ancestors"):
+        target.generate(assistant_model=draft, **kwargs)
+    with pytest.raises(LossyError, match="`tree` is set, but transformers' assisted generation"):
+        hf_lossy_assist.LossyVerification("lossless", target, tree={})
+
+
+def test_a_model_that_cannot_generate_is_refused():
+    with pytest.raises(LossyError, match=r"`model`.*Linear"):
+        hf_lossy_assist.enable(torch.nn.Linear(1, 1))
+
+
+def test_a_head_that_is_never_called_is_reported():
+    class Bypassing(type(constant([0.5, 0.5]))):
+        def get_output_embeddings(self):
+            return torch.nn.Identity()
+
+    model = constant([0.5, 0.3, 0.2])
+    model.__class__ = Bypassing
+    with pytest.raises(LossyError, match="output embeddings"):
+        model.generate(
+            input_ids=torch.tensor([[1]]),
+            assistant_model=constant([0.5, 0.3, 0.2]),
+            lossy_mode="dropmatch",
+            max_new_tokens=4,
+        )
+
+
+def test_ears_warns_once_that_greedy_decoding_has_no_threshold():
+    errors.warn_once.cache_clear()
+    kwargs = {"input_ids": prompt(), "assistant_model": DRAFT, "lossy_mode": "ears", "max_new_tokens": 4}
+    with pytest.warns(UserWarning, match=r"ears.*greedy"):
+        TARGET.generate(**kwargs, do_sample=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        TARGET.generate(**kwargs, do_sample=False)
+        TARGET.generate(**kwargs, do_sample=True)
+
+
+@pytest.mark.parametrize("mode", ["dropmatch", "lossless"])
+def test_an_interrupted_run_leaves_the_models_as_they_were(mode: str):
+    class Boom(Exception):
+        pass
+
+    def explode(input_ids, scores):
+        if input_ids.shape[1] > 12:
+            raise Boom
+        return scores
+
+    before = {name: value.clone() for name, value in TARGET.state_dict().items()}
+    configs = [m.generation_config.to_dict() for m in (TARGET, DRAFT)]
+    with pytest.raises(Boom):
+        TARGET.generate(
+            input_ids=prompt(),
+            assistant_model=DRAFT,
+            lossy_mode=mode,
+            max_new_tokens=30,
+            eos_token_id=None,
+            logits_processor=LogitsProcessorList([explode]),
+        )
+    assert not any(module._forward_pre_hooks for model in (TARGET, DRAFT) for module in model.modules())
+    assert configs == [m.generation_config.to_dict() for m in (TARGET, DRAFT)]
+    assert all(torch.equal(before[name], value) for name, value in TARGET.state_dict().items())

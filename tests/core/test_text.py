@@ -1,0 +1,115 @@
+"""Buffers hold what concatenation would give, and what they hand out as committed does not change."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from hf_lossy_assist.core.texts import ROOM, DraftedText, GrowingTensor, TokenBuffer, counting, ones
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_rounds_of_a_text_are_what_concatenation_gives(rows):
+    """Over several reallocations, with every share of a proposal kept."""
+    generator = torch.Generator().manual_seed(rows)
+    expected = torch.randint(99, (rows, 5), generator=generator)
+    text, seen = TokenBuffer(expected), []
+    for n in range(60):
+        proposal = torch.randint(99, (rows, n), generator=generator)
+        assert torch.equal(text.with_draft(proposal), torch.cat([expected, proposal], dim=1))
+        kept = n * 7 % (n + 1)
+        token = torch.randint(99, (rows,), generator=generator)
+        expected = torch.cat([expected, proposal[:, :kept], token[:, None]], dim=1)
+        whole = text.with_next(n, [kept] * rows, token)
+        assert whole.shape == (rows, text.length + n + 1)
+        assert torch.equal(whole[:, : text.length + kept + 1], expected)
+        text.advance(kept + 1)
+        seen.append((text.ids, expected))
+    assert expected.shape[1] > 5 + ROOM
+    assert all(torch.equal(*pair) for pair in seen)
+
+
+def test_a_buffer_is_no_part_of_what_it_was_made_of():
+    ids = torch.tensor([[1, 2]])
+    text = TokenBuffer(ids)
+    text.append(torch.tensor([[3]]))
+    text.reset(torch.tensor([[9, 9, 9, 4]]), known=3)
+    assert text.ids.tolist() == [[1, 2, 3, 4]]
+    assert ids.tolist() == [[1, 2]]
+
+
+def test_another_rectangle_is_taken_in_whole():
+    text = TokenBuffer(torch.zeros(3, 4, dtype=torch.long))
+    fewer, longer = torch.full((2, 4), 7), torch.full((2, 5 * ROOM), 8)
+    text.reset(fewer, known=4)
+    assert torch.equal(text.ids, fewer)
+    text.reset(longer, known=4)
+    assert torch.equal(text.ids, longer)
+
+
+@pytest.mark.parametrize(
+    ("values", "go_on", "expected"),
+    [
+        (torch.tensor([[0, 1, 1], [1, 1, 1]]), ones, [[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]),
+        (torch.tensor([[0, 0, 1], [0, 1, 2]]), counting, [[0, 0, 1, 2, 3], [0, 1, 2, 3, 4]]),
+        (torch.tensor([[[0, 1]], [[4, 6]]]), counting, [[[0, 1, 2, 3, 4]], [[4, 6, 7, 8, 9]]]),
+    ],
+)
+def test_what_goes_on(values, go_on, expected):
+    line = GrowingTensor(values, go_on)
+    for length in (values.shape[-1], 5, 5 * ROOM, 5):
+        out = line.upto(length)
+        assert out.shape == (*values.shape[:-1], length)
+        assert torch.equal(out[..., :5], torch.tensor(expected)[..., :length])
+        assert torch.equal(line.between(1, length), out[..., 1:])
+
+
+def test_ids_of_any_integer_type_become_the_usual_one():
+    text = TokenBuffer(torch.tensor([[1, 2]], dtype=torch.int32))
+    text.append(torch.tensor([[3]]))
+    assert text.ids.dtype == torch.int64
+
+
+def test_the_next_token_stands_where_each_row_has_kept_to():
+    text = TokenBuffer(torch.tensor([[1], [2], [3]]))
+    text.with_draft(torch.tensor([[4, 5], [4, 5], [4, 5]]))
+    whole = text.with_next(2, [0, 2, 1], torch.tensor([9, 9, 9]))
+    assert whole[0, :2].tolist() == [1, 9]
+    assert whole[1].tolist() == [2, 4, 5, 9]
+    assert whole[2, :3].tolist() == [3, 4, 9]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_drafted_text_is_what_was_begun_with_and_drafted(seed: int):
+    """Whatever is read of it, and whenever, in rounds that keep some of a draft, and for a prefix, and another text."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    rows = rng.choice([1, 3])
+
+    def tokens(count: int) -> torch.Tensor:
+        return torch.randint(1000, (rows, count), generator=generator)
+
+    drafted, text = DraftedText(), tokens(rng.randint(1, 5))
+    for _ in range(12):
+        drafted.begin(text.clone())
+        whole = text
+        for _ in range(rng.randint(0, 4)):
+            whole = torch.cat([whole, tokens(1)], dim=-1)
+            drafted.append(whole[:, -1:])
+            if rng.random() < 0.5:
+                start = rng.randint(0, whole.shape[1])
+                assert torch.equal(drafted.since(start), whole[:, start:])
+            if rng.random() < 0.3:
+                assert torch.equal(drafted.ids, whole)
+        assert drafted.length == whole.shape[1]
+        if whole.shape[1] > text.shape[1]:
+            assert torch.equal(drafted.drafted, whole[:, text.shape[1] :])
+        following = rng.random()
+        if following < 0.7:
+            text = torch.cat([whole[:, : rng.randint(text.shape[1], whole.shape[1])], tokens(1)], dim=-1)
+        elif following < 0.85:
+            text = text[:, : rng.randint(1, text.shape[1])]
+        else:
+            drafted.forget()
+            text = tokens(rng.randint(1, 9))

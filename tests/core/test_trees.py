@@ -1,0 +1,82 @@
+"""What is known of a tree is what walking from node to node finds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.trees import along_path
+from tests.trees import chain, children_of, path_to, random_tokens, random_tree, verification
+
+VOCABULARY = 12
+
+
+@pytest.fixture(params=[0, 1, 2])
+def generator(request) -> torch.Generator:
+    return torch.Generator().manual_seed(request.param)
+
+
+def test_the_shape_of_trees(generator):
+    tree = random_tree(3, 11, generator)
+    for row in range(3):
+        for node in range(11):
+            path = path_to(tree, row, node)
+            siblings = children_of(tree, row, int(tree.parents[row, node]))
+            assert tree.ancestors[row, node].nonzero()[:, 0].tolist() == path
+            assert int(tree.depths[row, node]) == len(path)
+            assert tree.paths[row, node, : len(path)].tolist() == path
+            assert tree.siblings[row, node].nonzero()[:, 0].tolist() == siblings
+            assert tree.earlier[row, node].nonzero()[:, 0].tolist() == [i for i in siblings if i < node]
+
+
+def test_a_node_is_judged_by_the_law_at_its_parent(generator):
+    tree = random_tree(2, 9, generator)
+    logits = torch.randn(2, 10, VOCABULARY, generator=generator)
+    tokens = random_tokens(tree, VOCABULARY, generator)
+    hidden = torch.randn(2, 10, 5, generator=generator)
+    v = verification(tree, tokens, logits, do_sample=True, hidden=hidden)
+    p = logits.softmax(-1)
+    for row in range(2):
+        for node in range(9):
+            parent, x = int(tree.parents[row, node]) + 1, int(tokens[row, node])
+            assert v.logits[row, node].equal(logits[row, parent])
+            assert v.logit_x[row, node] == logits[row, parent, x]
+            assert v.best[row, node] == logits[row, parent].argmax()
+            assert v.states_before[row, node].equal(hidden[row, parent])
+            assert v.states_after[row, node].equal(hidden[row, node + 1])
+            torch.testing.assert_close(v.p_x[row, node], p[row, parent, x])
+            path = path_to(tree, row, node)
+            log_p = sum(p[row, int(tree.parents[row, i]) + 1, tokens[row, i]].log() for i in path)
+            torch.testing.assert_close(v.log_p[row, node], log_p)
+            siblings = children_of(tree, row, parent - 1)
+            left = p[row, parent].clone()
+            left[tokens[row, [i for i in siblings if i < node]]] = 0
+            torch.testing.assert_close(v.ratio[row, node], left[x] / left.sum())
+            rest = v.residual_distribution(torch.full((2,), node))[row]
+            expected = p[row, parent].clone()
+            expected[tokens[row, siblings]] = 0
+            torch.testing.assert_close(rest, expected)
+            assert v.q[row, node].nonzero()[:, 0].tolist() == sorted(tokens[row, siblings].tolist())
+            assert v.proposed(torch.full((2,), node))[row].equal(v.q[row, node])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_what_follows_a_node_is_one_path_of_matches(generator, count: int):
+    tree = random_tree(3, 14, generator, depth=5)
+    match = torch.rand(3, 14, generator=generator) < 0.7
+    v = verification(tree, random_tokens(tree, 20, generator), torch.zeros(3, 15, 20))
+
+    def followed(row: int, node: int, left: int) -> bool:
+        return left == 0 or any(match[row, i] and followed(row, i, left - 1) for i in children_of(tree, row, node))
+
+    expected = [[followed(row, node, count) for node in range(14)] for row in range(3)]
+    assert v.followed(match, count).tolist() == expected
+    alone = Verification(v.tokens, v.logits).followed(match, count)
+    assert verification(chain(3, 14), v.tokens, torch.zeros(3, 15, 20)).followed(match, count).equal(alone)
+
+
+def test_values_along_a_path():
+    values = torch.arange(12.0).view(1, 2, 6)
+    path = torch.tensor([[1, 3]])
+    assert along_path(values, path, 4, dim=2).tolist() == [[[0, 1, 3, 5], [6, 7, 9, 11]]]

@@ -1,0 +1,217 @@
+"""Drafting runs ahead of the target as algorithm 2 of SPRINTER does; rows of a batch do so apart.
+
+The chi-square test uses p > 1e-5 on 6,000 tokens: it catches an output law that is off by 0.03 in any token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from tests.acceptors.fixtures import P, Q, Simulated, chi_square_p, telling
+from tests.acceptors.fixtures import verifier_head as head_for
+from tests.tiny_models import LENGTHS, VOCAB, constant, noisy_copy, padded, prompt, tiny
+
+TOKENS = 40
+GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}
+LONGER = GREEDY | {"max_new_tokens": 60}
+
+
+def test_a_verifier_that_always_rejects_is_lossless():
+    target = tiny("llama")
+    draft = noisy_copy(target)
+    plain = target.generate(input_ids=prompt(), **LONGER)
+    head = head_for(target, draft, bias=-50.0, scale=0.0)
+    out = target.generate(input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head, **LONGER)
+    assert out.sequences.tolist() == plain.sequences.tolist()
+    assert out.lossy_stats.unverified == 0
+    assert out.lossy_stats.target_calls == 60
+
+
+@pytest.mark.parametrize("position", ["previous", "token"])
+@pytest.mark.parametrize("max_draft", [1, 4, 64])
+def test_a_verifier_that_always_accepts_follows_the_draft(position: str, max_draft: int):
+    target = tiny("llama")
+    draft = noisy_copy(target, 0.1)
+    head = head_for(target, draft, position, bias=50.0, scale=0.0)
+    out = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
+        lossy_config={"max_draft": max_draft}, **LONGER,
+    )  # fmt: skip
+    ids, start = out.sequences, prompt().shape[1]
+    with torch.no_grad():
+        drafts, targets = (model(input_ids=ids).logits.argmax(-1)[0] for model in (draft, target))
+    for i in range(60):
+        decided = (i + 1) % max_draft == 0
+        assert ids[0, start + i] == (targets if decided else drafts)[start + i - 1]
+    stats = out.lossy_stats
+    assert stats.target_calls == 60 // max_draft
+    assert stats.target_calls_per_100_tokens == pytest.approx(100 * (60 // max_draft) / 60)
+    assert stats.unverified == 60 - 60 // max_draft
+    assert len(stats.trace) == 60
+
+
+@pytest.mark.parametrize("position", ["previous", "token"])
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neox"])
+def test_text_is_that_of_a_naive_implementation(architecture: str, position: str):
+    target = tiny(architecture)
+    draft = noisy_copy(target, 0.08)
+    head = head_for(target, draft, position, scale=3.0, seed=1)
+    out = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
+        lossy_config={"max_draft": 7}, **LONGER,
+    )  # fmt: skip
+    text, unseen = naive_sprinter(target, draft, head, 60, 7)
+    assert out.sequences[0].tolist() == text
+    assert out.lossy_stats.unverified == unseen
+    assert 0 < unseen < 60
+    # Every committed token but the newest goes through the target once, and each token it decides once more.
+    calls = out.lossy_stats.target_calls
+    assert out.lossy_stats.target_tokens <= len(text) - 1 + calls
+
+
+@torch.no_grad()
+def naive_sprinter(target, draft, head, tokens: int, max_draft: int) -> tuple[list[int], int]:
+    weight, bias = head.weight.double().numpy(), float(head.bias)
+
+    def look(model, ids):
+        seen = []
+        handle = model.get_output_embeddings().register_forward_pre_hook(lambda _, args: seen.append(args[0][0, -1]))
+        best = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item()
+        handle.remove()
+        return best, seen[0].double().numpy()
+
+    ids, unseen, run = prompt()[0].tolist(), 0, 0
+    for _ in range(tokens):
+        x, state = look(draft, ids)
+        if head.config.position == "token":
+            state = look(draft, [*ids, x])[1]
+        if run < max_draft - 1 and 1 / (1 + np.exp(-(state @ weight + bias))) > 0.5:
+            ids.append(x)
+            unseen, run = unseen + 1, run + 1
+        else:
+            ids.append(look(target, ids)[0])
+            run = 0
+    return ids, unseen
+
+
+class Watcher(BaseStreamer):
+    def __init__(self, target):
+        self.events = []
+        target.register_forward_pre_hook(lambda *_: self.events.append("target"))
+
+    def put(self, value):
+        self.events.append(value.numel())
+
+    def end(self):
+        self.events.append("end")
+
+
+def test_tokens_are_streamed_before_the_target_is_asked():
+    target = tiny("llama")
+    draft = noisy_copy(target)
+    head = head_for(target, draft, bias=50.0, scale=0.0)
+    watcher = Watcher(target)
+    target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head, streamer=watcher,
+        lossy_config={"max_draft": 5}, **(LONGER | {"max_new_tokens": 12}),
+    )  # fmt: skip
+    assert watcher.events == [7, *[1] * 4, "target", 1, *[1] * 4, "target", 1, 1, 1, "end"]
+
+
+def test_the_text_ends_inside_a_run():
+    target = tiny("llama")
+    draft = noisy_copy(target)
+    head = head_for(target, draft, bias=50.0, scale=0.0)
+    kwargs = {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "sprinter", "lossy_head": head}
+    kwargs |= {"do_sample": False, "max_new_tokens": 40}
+    free = target.generate(**kwargs, eos_token_id=None)[0, 7:].tolist()
+    eos = next(token for i, token in enumerate(free) if i >= 10 and token not in free[:i])
+    out = target.generate(**kwargs, eos_token_id=eos)[0, 7:].tolist()
+    assert out == free[: free.index(eos) + 1]
+
+
+def test_flops_are_counted_by_the_paper_and_as_they_are():
+    target = tiny("llama")
+    draft = noisy_copy(target)
+    head = head_for(target, draft, bias=50.0, scale=0.0)
+    stats = target.generate(
+        input_ids=prompt(), assistant_model=draft, lossy_mode="sprinter", lossy_head=head,
+        lossy_config={"max_draft": 5}, **LONGER,
+    ).lossy_stats  # fmt: skip
+    # One layer: queries and outputs 32 x 32, keys and values 32 x 16, three of the MLP 32 x 48; the head 64 x 32.
+    weights = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 64 * 32
+    context = 67 // 2
+    one = 2 * weights + 4 * 32 * 2 * (context + 1)
+    head_flops = 2 * 32 * 60
+    assert stats.draft_tokens == 7 + 60 - 1
+    assert stats.target_tokens == 7 + 60 - 1 + 12  # decided tokens are read again once they are committed
+    assert stats.flops["actual"] == head_flops + one * (stats.draft_tokens + stats.target_tokens)
+    published = one + 2 * 64 * 32
+    assert stats.flops["paper"] == head_flops + published * (stats.draft_tokens + 12)
+
+
+def alone(i: int) -> dict[str, torch.Tensor]:
+    return {"input_ids": prompt(LENGTHS[i], seed=i), "attention_mask": torch.ones(1, LENGTHS[i]).long()}
+
+
+@pytest.mark.parametrize("position", ["previous", "token"])
+@pytest.mark.parametrize(
+    ("architecture", "mode", "settings"),
+    [
+        ("llama", "sprinter", {}),
+        ("mistral", "sprinter", {}),
+        ("gpt2", ["sprinter", "topk"], {"topk": {"k": 3}}),
+        ("llama", "sprinter", {"budget": 0.4, "strict_first_n": 5}),
+    ],
+)
+def test_a_row_gets_what_it_gets_alone(architecture, mode, settings, position: str):
+    target = tiny(architecture)
+    draft = noisy_copy(target, 0.08)
+    head = head_for(target, draft, position, scale=3.0, seed=1)
+    settings = settings | ({"sprinter": {"max_draft": 7}} if isinstance(mode, list) else {"max_draft": 7})
+    kwargs = GREEDY | {"assistant_model": draft, "lossy_mode": mode, "lossy_head": head, "lossy_config": settings}
+    kwargs |= {"eos_token_id": [5, 17], "pad_token_id": 0}
+    out = target.generate(**kwargs, **padded())
+    ends = set()
+    for i, length in enumerate(LENGTHS):
+        single = target.generate(**kwargs, **alone(i))
+        row = out.lossy_stats.rows[i]
+        generated = len(single.lossy_stats.trace)
+        ends.add(generated)
+        assert out.sequences[i, max(LENGTHS) - length :][: length + generated].equal(single.sequences[0])
+        assert row.trace == single.lossy_stats.trace
+        assert row.run_histogram == single.lossy_stats.run_histogram
+        assert (row.rounds, row.unverified) == (single.lossy_stats.rounds, single.lossy_stats.unverified)
+    assert 0 < out.lossy_stats.unverified < len(out.lossy_stats.trace)
+    assert len(ends) > 1, "rows end apart"
+
+
+def test_the_output_law_of_theorem_1_in_every_row():
+    tpr, fpr = 0.8, 0.4
+    draft = telling(Q)
+    head = head_for(constant(P), draft, "token", cls=Simulated).rates(tpr, fpr)
+    out = constant(P).generate(
+        input_ids=torch.ones(12, 1, dtype=torch.long), attention_mask=torch.ones(12, 1, dtype=torch.long),
+        assistant_model=draft, lossy_mode="sprinter", lossy_head=head, lossy_config={"seed": 3},
+        do_sample=True, top_k=0, max_new_tokens=500, return_dict_in_generate=True,
+    )  # fmt: skip
+    law = (1 - fpr) * np.array(P) + fpr * np.array(Q)
+    assert chi_square_p(np.bincount(out.sequences[:, 1:].flatten(), minlength=len(P)), law) > 1e-5
+
+
+def test_heads_that_always_or_never_accept_in_a_batch():
+    target = tiny("llama")
+    draft = noisy_copy(target, 0.1)
+    kwargs = GREEDY | padded() | {"assistant_model": draft, "lossy_mode": "sprinter"}
+    never = target.generate(**kwargs, lossy_head=head_for(target, draft, bias=-50.0, scale=0.0))
+    plain = target.generate(**GREEDY, **padded())
+    assert never.sequences.equal(plain.sequences)
+    assert never.lossy_stats.target_calls == TOKENS
+    always = target.generate(**kwargs, lossy_head=head_for(target, draft, bias=50.0, scale=0.0))
+    assert always.sequences.equal(draft.generate(**GREEDY, **padded()).sequences)
+    assert always.lossy_stats.target_calls == 0
+    assert always.lossy_stats.flops["actual"] > 0
+    assert always.sequences.max() < VOCAB

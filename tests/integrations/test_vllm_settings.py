@@ -1,0 +1,71 @@
+"""The lossy fields of a vLLM engine and of its requests: no vLLM is needed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hf_lossy_assist.acceptors import AllOf, Typical
+from hf_lossy_assist.errors import LossyError, LossyValueError
+from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
+from hf_lossy_assist.pairs.pair import bundled_folder
+
+MODEL = Drafting("draft_model", 5, keeps_probs=True)
+LOOKUP = Drafting("ngram", 5, keeps_probs=False)
+JUDGE = str(bundled_folder("arithmetic") / "judge")
+
+
+def test_requests_have_the_engine_s_rule_or_their_own():
+    settings = EngineSettings.read({"mode": "typical", "config": {"epsilon": 0.2}}, MODEL)
+    assert settings.of_request(None).acceptor == Typical(epsilon=0.2)
+    assert settings.of_request({"lossy_mode": "typical"}).acceptor == Typical(), "the engine's settings are not its own"
+    both = settings.of_request({"lossy_mode": '{"all_of": ["typical", "topk"]}', "lossy_config": {"budget": 0.5}})
+    assert isinstance(both.acceptor, AllOf)
+    assert both.limits.budget == 0.5
+    assert EngineSettings.read({}, MODEL).of_request({"other": 1}) is None
+
+
+def test_a_request_has_the_engine_s_heads():
+    settings = EngineSettings.read({"head": {"judge": JUDGE}}, MODEL)
+    assert settings.of_request({"lossy_mode": "judge"}).acceptor.name == "judge"
+    assert settings.of_request({"lossy_mode": "judge", "lossy_head": JUDGE}).acceptor.name == "judge"
+    with pytest.raises(LossyValueError, match="lossy_head"):
+        settings.of_request({"lossy_mode": "judge", "lossy_head": "org/other"})
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"mod": "typical"}, "'mod'"),
+        ("typical", "dict"),
+        ({"config": {"epsilon": 0.1}}, "`mode`"),
+        ({"mode": "typcal"}, "typical"),
+        ({"mode": "sprinter", "head": str(bundled_folder("arithmetic") / "verifier")}, "sprinter"),
+        ({"mode": "typical", "config": {"tree": {"depth": 2}}}, "`tree`"),
+        ({"mode": "typical", "config": {"stop_drafting": {"by": "entropy"}}}, "`stop_drafting`"),
+        ({"mode": "dropmatch", "config": {"criterion": "naive"}}, "`dropout`"),
+        ({"mode": "dropmatch", "config": {"dropout": 0.1}}, "probabilistic"),
+        ({"mode": "judge"}, "lossy_head"),
+        ({"certificate": "nowhere/at/all"}, "certificate"),
+    ],
+    ids=str,
+)
+def test_an_engine_with_bad_fields_does_not_start(given: Any, name: str):
+    with pytest.raises(LossyError, match=name):
+        EngineSettings.read(given, LOOKUP)
+
+
+def test_a_request_may_not_ask_for_lossy_decoding_and_lossless_text():
+    settings = EngineSettings.read({}, MODEL)
+    asked = {"lossy_mode": "typical", "lossy_config": json.dumps({"require_lossless": True})}
+    with pytest.raises(LossyValueError, match="require_lossless"):
+        settings.check_request(asked, 0.0, 0, 1.0)
+    settings.check_request({**asked, "lossy_mode": "lossless"}, 1.0, 0, 1.0)
+
+
+def test_a_text_s_scope_needs_texts_on_the_host():
+    ahead = Drafting("draft_model", 5, keeps_probs=False, texts_on_host=False)
+    with pytest.raises(LossyError, match="no-async-scheduling"):
+        EngineSettings.read({"mode": "typical", "config": {"scope": {"start": 1, "end": 2}}}, ahead)

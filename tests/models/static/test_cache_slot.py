@@ -1,0 +1,53 @@
+"""Static caches are rolled back by position, and lent to one call at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel, StaticCache
+
+from hf_lossy_assist.models.static.cache_slot import POOL, StaticCacheSlot, new_static_cache, rewinds
+from tests.tiny_models import prompt, tiny
+
+
+@pytest.fixture
+def target() -> PreTrainedModel:
+    return tiny("llama")
+
+
+def test_windows_become_masks():
+    mistral = tiny("mistral")
+    assert not rewinds(StaticCache(config=mistral.config, max_cache_len=64))
+    assert rewinds(new_static_cache(mistral, 64))
+
+
+def test_a_slot_seeks_and_says_what_fits(target):
+    slot = StaticCacheSlot(new_static_cache(target, 16))
+    slot.seek(0)
+    target(prompt(7), past_key_values=slot.cache)
+    slot.filled += 7
+    slot.seek(4)
+    assert [int(layer.cumulative_length) for layer in slot.cache.layers] == [4, 4]
+    again = target(prompt(7)[:, 4:], past_key_values=slot.cache).logits
+    torch.testing.assert_close(again, target(prompt(7)).logits[:, 4:])
+    assert slot.fits(10, 6)
+    assert not slot.fits(11, 6)
+
+
+def test_caches_are_lent_once(target):
+    first = POOL.take(target, 60)
+    assert POOL.take(target, 60) is not first
+    POOL.give_back(target, first)
+    assert POOL.take(target, 500) is not first
+    assert POOL.take(target, 33, rows=2) is not first
+    assert POOL.take(target, 33) is first
+
+
+def test_a_longer_cache_is_lent_again_but_not_a_much_longer_one(target):
+    long, short = POOL.take(target, 400), POOL.take(target, 200)
+    POOL.give_back(target, long)
+    POOL.give_back(target, short)
+    assert POOL.take(target, 190) is short
+    assert POOL.take(target, 60) is not long
+    assert POOL.take(target, 150) is long
+    assert POOL.take(target, 150).capacity < 200

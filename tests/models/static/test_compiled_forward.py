@@ -1,0 +1,211 @@
+"""When something is compiled, when not again, and what is left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausalLM, StaticCache
+
+from hf_lossy_assist import LossyVerification, errors
+from hf_lossy_assist.drafting.model import ModelDrafter
+from hf_lossy_assist.errors import LossyError
+from hf_lossy_assist.models.static import compiled_forward as programs
+from hf_lossy_assist.models.static.cache_slot import POOL, StaticCacheSlot, new_static_cache
+from hf_lossy_assist.models.static.decoder_forward import with_decoder_forward
+from hf_lossy_assist.models.static.support import obstacle_to_static
+from tests.tiny_models import noisy_copy, prompt, tiny
+
+
+class Backend:
+    """Runs graphs as they are, and counts them."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph, inputs, **options):
+        self.graphs += 1
+        return graph.forward
+
+    def __deepcopy__(self, memo) -> Backend:
+        return self
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return Backend()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny("llama")
+    return target, noisy_copy(target)
+
+
+@pytest.fixture(autouse=True)
+def _warnings_again():
+    errors.warn_once.cache_clear()
+
+
+def generate(pair, backend, compile=True, new=20, length=7, seed=0, **kwargs):
+    return pair[0].generate(
+        prompt(length, seed),
+        assistant_model=pair[1],
+        lossy_mode="lossless",
+        lossy_config={"compile": compile},
+        compile_config=CompileConfig(backend=backend),
+        max_new_tokens=new,
+        eos_token_id=None,
+        **{"do_sample": False} | kwargs,
+    )
+
+
+def test_nothing_is_compiled_again(pair, backend):
+    """Prompts, lengths and texts differ; shapes do not: γ + 1 tokens of the target, 1 and 2 of the draft."""
+    generate(pair, backend)
+    assert backend.graphs == 3
+    with torch.compiler.set_stance("fail_on_recompile"):
+        generate(pair, backend, new=24, length=5, seed=1)
+        generate(pair, backend, new=9, length=9, seed=2)
+    assert backend.graphs == 3
+
+
+def test_nothing_is_written_to_the_models(pair, backend):
+    target = pair[0]
+    before = [{name: id(value) for name, value in vars(module).items()} for module in target.modules()]
+    names = [list(module._modules) for module in target.modules()]
+    generate(pair, backend)
+    after = [{name: id(value) for name, value in vars(module).items()} for module in target.modules()]
+    assert [list(module._modules) for module in target.modules()] == names
+    assert [set(x) for x in after] == [set(x) for x in before]
+    assert all(a["_modules"] == b["_modules"] for a, b in zip(after, before, strict=True))
+    assert "_compiled_call" not in vars(target)
+
+
+def test_programs_and_caches_go_with_the_model(backend):
+    target = tiny("llama")
+    programs.compiled_forward(target, CompileConfig(backend=backend), 3)
+    POOL.give_back(target, StaticCacheSlot(new_static_cache(target, 64)))
+    gone = weakref.ref(target)
+    del target
+    gc.collect()
+    assert gone() is None
+
+
+def test_hooks_on_decoder_and_head_still_run(pair, backend):
+    seen = []
+    hooks = [
+        module.register_forward_hook(lambda *args, name=name: seen.append(name))
+        for name, module in (("decoder", pair[0].get_decoder()), ("head", pair[0].lm_head))
+    ]
+    try:
+        generate(pair, backend)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    rounds = seen.count("decoder")
+    assert rounds > 2
+    assert seen == ["decoder", "head"] * rounds
+
+
+def test_a_shadow_says_what_the_model_says(pair):
+    target = pair[0]
+    twin = with_decoder_forward(target, target.get_decoder().forward)
+    assert torch.equal(twin(prompt()).logits, target(prompt()).logits)
+    assert twin.get_decoder() is not target.get_decoder()
+    assert all(a is b for a, b in zip(twin.parameters(), target.parameters(), strict=True))
+
+
+def test_a_static_cache_is_used_without_compiling_on_a_cpu(pair, backend):
+    plain = generate(pair, backend, compile=None)
+    count = backend.graphs
+    static = generate(pair, backend, compile=None, cache_implementation="static")
+    assert torch.equal(static, plain)
+    assert backend.graphs == count
+
+
+def test_a_static_cache_of_the_user(pair, backend):
+    """It may be too short for a padded forward at the end, and goes on where it ended."""
+    target = pair[0]
+    plain = generate(pair, backend, compile=None)
+    cache = StaticCache(config=target.config, max_cache_len=7 + 20)
+    first = generate(pair, backend, compile=None, new=10, past_key_values=cache)
+    assert torch.equal(first, plain[:, :17])
+    assert int(cache.get_seq_length()) == 16
+    rest = target.generate(
+        first,
+        assistant_model=pair[1],
+        lossy_mode="lossless",
+        past_key_values=cache,
+        max_new_tokens=10,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    assert torch.equal(rest, plain)
+    assert torch.equal(generate(pair, backend, past_key_values=StaticCache(target.config, max_cache_len=26)), plain)
+
+
+def broken(graph, inputs, **options):
+    raise RuntimeError("no compiler here\nat all")
+
+
+@pytest.mark.parametrize(
+    ("case", "needle"),
+    [
+        ({"backend": broken}, "can't be compiled .*no compiler here"),
+        ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
+        ({"past_key_values": "dynamic"}, "DynamicCache"),
+        ({"candidate_generator": "own"}, "drafter"),
+    ],
+)
+def test_falls_back_with_one_message(pair, case, needle):
+    values = {"dynamic": DynamicCache(config=pair[0].config), "own": ModelDrafter(pair[1], 3)}
+    case = {name: values.get(value, value) if isinstance(value, str) else value for name, value in case.items()}
+    target = copy.deepcopy(pair[0]) if "backend" in case else pair[0]
+    with pytest.warns(UserWarning, match=needle) as caught:
+        generate((target, pair[1]), **{"backend": "eager"} | case)
+    assert len([x for x in caught if "`compile` in `lossy_config` has no effect" in str(x.message)]) == 1
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
+        if "past_key_values" not in case:  # it is full now
+            generate((target, pair[1]), **{"backend": "eager"} | case)
+    assert not any("has no effect" in str(x.message) for x in again)
+
+
+def test_obstacles(pair):
+    assert obstacle_to_static(pair[0]) is None
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4))
+    assert obstacle_to_static(mamba) is not None
+    flash = copy.deepcopy(pair[0])
+    flash.config._attn_implementation_internal = "flash_attention_2"
+    assert "empty slots" in obstacle_to_static(flash)
+
+
+def test_the_hook_for_stocks_loop_refuses(pair):
+    with pytest.raises(LossyError, match="`compile`"):
+        LossyVerification("topk", pair[0], compile=True)
+
+
+def test_inductor():
+    """The real compiler."""
+    target = tiny("llama")
+    target.model.layers = target.model.layers[:1]
+    target.config.num_hidden_layers = 1
+    texts = [
+        target.generate(
+            prompt(6).repeat(1, 3),
+            prompt_lookup_num_tokens=3,
+            lossy_mode="topk",
+            lossy_config={"compile": compile},
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        for compile in (None, True)
+    ]
+    assert torch.equal(*texts)
+    assert programs.compiled_forward(target, None, 4).runs > 3

@@ -1,0 +1,152 @@
+"""What comes out of compiled forwards on static caches is what comes out of the eager loop."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from transformers import CompileConfig, StaticCache
+
+from hf_lossy_assist import last_stats
+from tests.acceptors.table import judge_head
+from tests.parity import assert_same_rows
+from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
+
+NEW = 24
+CASES = {
+    "lossless": {},
+    "lossless, drawn": {"do_sample": True, "temperature": 0.9},
+    "dropmatch": {"lossy_mode": "dropmatch"},
+    "dropmatch, drawn": {"lossy_mode": "dropmatch", "do_sample": True},
+    "topk": {"lossy_mode": "topk", "repetition_penalty": 1.3},
+    "ensemble, drawn": {"lossy_mode": "ensemble", "do_sample": True},
+}
+
+
+@pytest.fixture(scope="module")
+def llamas():
+    target = tiny("llama")
+    return target, noisy_copy(target)
+
+
+def both(target, draft, ids=None, config=None, **kwargs):
+    """Return the eager output and the compiled one, by a backend that runs the traced graphs as they are."""
+    kwargs = {"lossy_mode": "lossless", "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
+    kwargs = {"input_ids": prompt() if ids is None else ids} | kwargs
+    settings = {"seed": 3} | (config or {})
+    return [
+        target.generate(
+            assistant_model=draft,
+            lossy_config=settings | more,
+            compile_config=CompileConfig(backend="eager"),
+            **kwargs,
+        )
+        for more in ({}, {"compile": True})
+    ]
+
+
+@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_the_eager_loop(llamas, case, inputs):
+    eager, compiled = both(*llamas, **CASES[case] | inputs)
+    assert torch.equal(eager, compiled)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "rows"), [*((name, 1) for name in ARCHITECTURES if name != "llama"), ("gemma3", 3)]
+)
+def test_equal_in_every_architecture(architecture, rows):
+    """Sliding windows shorter than the text, learned positions, soft-capping, two kinds of layers."""
+    eager, compiled = both(
+        tiny(architecture),
+        None,
+        ids=torch.cat([prompt(6, seed=row).repeat(1, 3) for row in range(rows)]),
+        prompt_lookup_num_tokens=5,
+        lossy_mode="dropmatch",
+        config={"criterion": "naive"},
+    )
+    assert torch.equal(eager, compiled)
+
+
+@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
+def test_a_rule_that_reads_states(llamas, inputs):
+    eager, compiled = both(*llamas, lossy_mode="judge", lossy_head=judge_head(*llamas), **inputs)
+    assert torch.equal(eager, compiled)
+
+
+def test_padding_and_drafts_that_stop_early(llamas):
+    ids = torch.cat([torch.zeros(1, 3, dtype=torch.long), prompt()], dim=1)
+    mask = (ids != 0).long()
+    eager, compiled = both(*llamas, ids=ids, attention_mask=mask, assistant_confidence_threshold=0.3)
+    assert torch.equal(eager, compiled)
+
+
+def test_the_statistics_are_the_same(llamas):
+    traces = []
+    for more in ({}, {"compile": True}):
+        llamas[0].generate(
+            prompt(),
+            assistant_model=llamas[1],
+            lossy_mode="dropmatch",
+            lossy_config={"seed": 0} | more,
+            compile_config=CompileConfig(backend="eager"),
+            max_new_tokens=NEW,
+        )
+        traces.append(last_stats(llamas[0]))
+    assert traces[0].trace == traces[1].trace
+    assert traces[0].target_calls == traces[1].target_calls
+
+
+def test_scores_logits_and_streamer(llamas):
+    eager, compiled = both(*llamas, return_dict_in_generate=True, output_scores=True, output_logits=True)
+    assert torch.equal(eager.sequences, compiled.sequences)
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(torch.stack(getattr(eager, name)), torch.stack(getattr(compiled, name)))
+
+
+def test_the_returned_cache_goes_on(llamas):
+    """The cache belongs to the caller then, and holds what the sequence's last token has not been read into."""
+    target = llamas[0]
+    eager, compiled = both(*llamas, return_dict_in_generate=True)
+    assert int(compiled.past_key_values.get_seq_length()) == eager.past_key_values.get_seq_length()
+    _, again = both(*llamas)
+    assert torch.equal(again, compiled.sequences)  # a later call has not written to it, and the next shows that
+    with torch.no_grad():
+        cached = compiled.past_key_values.layers[0].keys[:, :, : eager.past_key_values.get_seq_length()]
+    torch.testing.assert_close(cached, eager.past_key_values.layers[0].keys)
+    assert target.generation_config.cache_implementation is None
+
+
+@pytest.mark.parametrize("eos", [None, [5, 9, 20, 30, 40]])
+@pytest.mark.parametrize("more", [{"cache_implementation": "static"}, {"lossy_config": {"compile": True}}])
+def test_rows_of_a_batch_end_apart(llamas, more, eos):
+    greedy = padded() | {"do_sample": False, "eos_token_id": eos, "max_new_tokens": NEW, "output_logits": True}
+    plain = llamas[0].generate(**greedy, return_dict_in_generate=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it has an effect
+        ours = llamas[0].generate(
+            **greedy, return_dict_in_generate=True, assistant_model=llamas[1], lossy_mode="lossless",
+            compile_config=CompileConfig(backend="eager"), **more,
+        )  # fmt: skip
+    assert_same_rows(ours.sequences, plain)
+    assert ours.past_key_values is None
+    for a, b in zip(ours.logits, plain.logits, strict=True):
+        for row in range(len(a)):
+            if eos is None:
+                torch.testing.assert_close(a[row], b[row], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_what_a_cache_of_the_caller_holds_is_not_compiled_over(compiling: bool):
+    target, ids = tiny(), prompt(9)
+    greedy = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    plain = target.generate(ids, **greedy)
+    cache = StaticCache(config=target.config, max_cache_len=64)
+    with torch.no_grad():
+        target(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+    ours = target.generate(
+        ids, **greedy, past_key_values=cache, assistant_model=noisy_copy(target, 0.02), lossy_mode="lossless",
+        lossy_config={"compile": compiling}, compile_config=CompileConfig(backend="eager"),
+    )  # fmt: skip
+    assert torch.equal(ours, plain)

@@ -1,0 +1,188 @@
+"""ρ is chosen by what dropping does to the head at hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import CompileConfig
+
+import hf_lossy_assist
+from hf_lossy_assist import LossyVerification, last_stats
+from hf_lossy_assist.acceptors import DroppedHeads
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.models import lm_head_hook as module
+from hf_lossy_assist.models.lm_head_hook import AGREEMENT, DROPOUTS, LMHeadHook, choose_dropout
+from tests.agreement import agreement
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
+
+
+def head_and_states(scale: float, seed: int, positions: int = 40) -> tuple[nn.Linear, Tensor]:
+    """Return a head whose laws are the sharper the larger ``scale`` is."""
+    torch.manual_seed(seed)
+    head = nn.Linear(64, 50, bias=False)
+    with torch.no_grad():
+        head.weight.normal_()
+        tokens = torch.randint(50, (positions,))
+        states = scale * head.weight[tokens] / 64**0.5 + torch.randn(positions, 64)
+    return head, states
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("scale", [0.3, 2.0, 6.0])
+def test_it_is_the_largest_that_leaves_the_surer_half_alone(scale, seed):
+    head, states = head_and_states(scale, seed)
+    with torch.no_grad():
+        at = int(choose_dropout(head, states, 5))
+        shares = [agreement(head, states, 5, dropout) for dropout in DROPOUTS]
+    assert shares[at] >= AGREEMENT
+    assert at == len(DROPOUTS) - 1 or shares[at + 1] < AGREEMENT
+
+
+def test_a_sure_head_bears_more_than_an_unsure_one():
+    sure, unsure = (DROPOUTS[choose_dropout(*head_and_states(scale, 0), 5)] for scale in (20.0, 0.3))
+    assert sure == DROPOUTS[-1]
+    assert unsure < 0.1
+
+
+def test_too_short_a_prompt_says_too_little_to_be_bold():
+    head, states = head_and_states(20.0, 0, positions=15)
+    assert DROPOUTS[choose_dropout(head, states, 5)] == 0.005
+
+
+def test_it_draws_nothing_of_the_caller_s():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    head, states = head_and_states(2.0, 0)
+    torch.manual_seed(5)
+    first = choose_dropout(head, states, 5)
+    assert torch.equal(torch.rand(3), expected)
+    assert choose_dropout(head, states, 5) == first
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The states that a choice is made of, and ρ, call by call."""
+    seen, choose = [], module.choose_dropout
+
+    def noted(head, states, paths):
+        index = choose(head, states, paths)
+        seen.append((states.clone(), DROPOUTS[index]))
+        return index
+
+    monkeypatch.setattr(module, "choose_dropout", noted)
+    return seen
+
+
+def last_states(model, ids, mask=None, n=64):
+    with torch.no_grad():
+        return model.model(input_ids=ids, attention_mask=mask).last_hidden_state[0, -n:]
+
+
+@pytest.fixture(scope="module")
+def models():
+    target = tiny()
+    return target, noisy_copy(target, 0.02)
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("length", [20, 90])
+def test_the_prompt_s_last_positions_are_looked_at_once(models, chosen, sample, length):
+    target, draft = models
+    ids = prompt(length)
+    options = {"assistant_model": draft, "max_new_tokens": 12, "do_sample": sample}
+    calls = []
+    counted = target.register_forward_pre_hook(lambda *args: calls.append(1))
+    auto = target.generate(input_ids=ids, lossy_mode="dropmatch", lossy_config={"seed": 0}, **options)
+    counted.remove()
+    ((states, dropout),) = chosen
+    torch.testing.assert_close(states, last_states(target, ids), atol=1e-4, rtol=1e-4)
+    assert len(calls) == last_stats(target).target_calls, "no forward more than those of the rounds"
+    by_hand = {"seed": 0, "dropout": dropout}
+    same = target.generate(input_ids=ids, lossy_mode="dropmatch", lossy_config=by_hand, **options)
+    assert auto.tolist() == same.tolist()
+    assert len(chosen) == 1
+
+
+def test_each_row_of_a_batch_has_the_dropout_that_it_has_alone(models, chosen):
+    target, draft = models
+    lengths = (24, 80, 10, 40)
+    rows = [prompt(length, seed) for seed, length in enumerate(lengths)]
+    options = {"assistant_model": draft, "lossy_mode": "dropmatch", "max_new_tokens": 6, "do_sample": False}
+    for row in rows:
+        target.generate(row, **options)
+    target.generate(**padded(lengths), **options)
+    alone, together = chosen[: len(rows)], chosen[len(rows) :]
+    for (states, dropout), (own, same) in zip(alone, together, strict=True):
+        torch.testing.assert_close(own, states, atol=1e-4, rtol=1e-4)
+        assert same == dropout
+    assert len({dropout for _, dropout in alone}) > 1, "or any one would do for all"
+
+
+def test_rows_keep_their_dropout_when_others_end(models, monkeypatch):
+    """Without dropout a greedy row is the target's own text, whatever its neighbours drop."""
+    target, draft = models
+    rows = [prompt(20, seed) for seed in range(3)]
+    plain = [
+        target.generate(row, max_new_tokens=24, do_sample=False, eos_token_id=None)[0, 20:].tolist() for row in rows
+    ]
+    indices = iter((len(DROPOUTS) - 1, len(DROPOUTS) - 1, 0))
+    monkeypatch.setattr(module, "choose_dropout", lambda *_: torch.tensor(next(indices)))
+    end = next(token for token in plain[0] if token not in plain[2])
+    found = target.generate(
+        **padded((20, 20, 20)), assistant_model=draft, lossy_mode="dropmatch", lossy_config={"seed": 0},
+        max_new_tokens=24, do_sample=False, eos_token_id=end, return_dict_in_generate=True,
+    )  # fmt: skip
+    lengths = [row.tokens for row in found.lossy_stats.rows]
+    assert min(lengths[:2]) < lengths[2] == 24
+    assert found.sequences[2, 20:].tolist() == plain[2]
+    assert next(indices, None) is None
+
+
+def test_stock_s_loop_chooses_the_same(models, chosen):
+    target, draft = models
+    ids = prompt(30)
+    options = {"max_new_tokens": 12, "do_sample": False}
+    target.generate(input_ids=ids, assistant_model=draft, lossy_mode="dropmatch", lossy_config={"seed": 0}, **options)
+    with hf_lossy_assist.enabled(target), LossyVerification("dropmatch", target, assistant_model=draft, seed=0) as hook:
+        target.generate(input_ids=ids, assistant_model=draft, logits_processor=[hook], **options)
+    ours, stock = chosen
+    torch.testing.assert_close(ours[0], stock[0], atol=1e-4, rtol=1e-4)
+    assert ours[1] == stock[1]
+
+
+def test_a_static_cache_sees_the_same(models, chosen):
+    target, draft = models
+    ids = prompt(30)
+    options = {"assistant_model": draft, "max_new_tokens": 8, "do_sample": False, "lossy_mode": "dropmatch"}
+    for cache in (None, "static"):
+        target.generate(input_ids=ids, lossy_config={"seed": 0}, cache_implementation=cache, **options)
+    grown, static = chosen
+    torch.testing.assert_close(grown[0], static[0], atol=1e-4, rtol=1e-4)
+    assert grown[1] == static[1]
+
+
+@pytest.mark.filterwarnings("error:.*no effect")
+@pytest.mark.parametrize("gamma", [5, 40], ids=["an eager forward over the prompt", "a compiled one"])
+def test_compiled_forwards_see_the_same(models, chosen, gamma):
+    target, draft = models
+    options = {
+        "assistant_model": draft, "max_new_tokens": 8, "do_sample": False, "lossy_mode": "dropmatch",
+        "num_assistant_tokens": gamma, "compile_config": CompileConfig(backend="eager"),
+    }  # fmt: skip
+    eager, compiled = (
+        target.generate(prompt(30), lossy_config={"seed": 0, "compile": compile}, **options).tolist()
+        for compile in (False, True)
+    )
+    assert compiled == eager
+    grown, static = chosen
+    torch.testing.assert_close(grown[0], static[0], atol=1e-4, rtol=1e-4)
+    assert grown[1] == static[1]
+
+
+def test_a_given_dropout_asks_for_no_more_than_the_last_position():
+    hook = LMHeadHook(nn.Linear(4, 9), DroppedHeads(2, 0.1), Randomness(0))
+    assert hook.wanted(None, 1, 50) == 1
+    hook = LMHeadHook(nn.Linear(4, 9), DroppedHeads(2, "auto"), Randomness(0))
+    assert [hook.wanted(None, rows, 90) for rows in (1, 4, 100)] == [64, 64, 64]
+    assert hook.wanted(torch.tensor([[0, 1, 1], [0, 0, 1]]), 2, 3) == 2

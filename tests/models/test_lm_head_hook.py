@@ -1,0 +1,145 @@
+"""The head tap: dropped heads get what clean logits get, and nothing stays behind."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LogitsProcessorList,
+)
+
+from hf_lossy_assist.acceptors import DropMatch, DroppedHeads
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.core.messages import Draft
+from hf_lossy_assist.models import lm_head_hook
+from hf_lossy_assist.models.lm_head_hook import LMHeadHook
+from hf_lossy_assist.models.target import TargetReader
+from tests.interrupting import InterruptAt
+from tests.tiny_models import ARCHITECTURES, prompt, tiny
+
+_SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+TRANSFORMING = {
+    "gemma2 soft-caps": (
+        lambda: Gemma2ForCausalLM(Gemma2Config(**_SMALL, head_dim=8, final_logit_softcapping=2.0)),
+        lambda z: 2.0 * torch.tanh(z / 2.0),
+    ),
+    "cohere scales": (lambda: CohereForCausalLM(CohereConfig(**_SMALL, logit_scale=0.25)), lambda z: 0.25 * z),
+    "granite divides": (lambda: GraniteForCausalLM(GraniteConfig(**_SMALL, logits_scaling=3.0)), lambda z: z / 3.0),
+}  # fmt: skip
+
+
+def dropped_logits(model, transform, k=3, rate=0.4, seed=0):
+    """Return what the verifier reports, and the same computed by hand, one path and one position at a time."""
+    ids, n = prompt(9), 4
+    rule = DropMatch(num_paths=k, dropout=rate)
+    reader = TargetReader(model, LogitsProcessorList(), rule, do_sample=False, randomness=Randomness(seed))
+    with torch.no_grad():
+        with reader.hook.over(n):
+            outputs = model(input_ids=ids, use_cache=False)
+        v = reader.read(ids, Draft(ids[:, -n:]), outputs)
+        seen = []
+        head = model.get_output_embeddings()
+        handle = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        plain = model(input_ids=ids, use_cache=False).logits
+        handle.remove()
+        hidden = seen[0][0, -n - 1 : -1]
+        masks = Randomness(seed).keep_mask((1, k, n, hidden.shape[-1]), rate, hidden)
+        by_hand = torch.stack(
+            [torch.stack([transform(head(hidden[i] * masks[0, j, i])) for i in range(n)]) for j in range(k)]
+        )
+    return v, plain, by_hand
+
+
+@pytest.mark.parametrize("name", TRANSFORMING)
+def test_what_a_model_does_after_its_head_happens_to_every_path(name: str):
+    make, transform = TRANSFORMING[name]
+    torch.manual_seed(0)
+    v, plain, by_hand = dropped_logits(make().eval(), transform)
+    torch.testing.assert_close(v.dropped_logits[0], by_hand, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(v.logits, plain[:, -5:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(v.centroid_logits[0], by_hand.mean(0), atol=1e-4, rtol=1e-4)
+    assert (by_hand[0] - by_hand[1]).abs().max() > 1e-2, "the paths differ"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dropped_heads_of_every_architecture(architecture: str):
+    v, plain, by_hand = dropped_logits(tiny(architecture), lambda z: z)
+    torch.testing.assert_close(v.dropped_logits[0], by_hand, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(v.logits, plain[:, -5:], atol=1e-4, rtol=1e-4)
+
+
+def test_the_head_is_called_once():
+    model, calls = tiny(), []
+    handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    reader = TargetReader(
+        model, LogitsProcessorList(), DropMatch(dropout=0.3), do_sample=False, randomness=Randomness(0)
+    )
+    with torch.no_grad():
+        with reader.hook.over(3):
+            outputs = model(input_ids=prompt(), use_cache=False)
+        reader.read(prompt(), Draft(prompt()[:, -3:]), outputs)
+    handle.remove()
+    assert calls == [1]
+
+
+def test_the_tap_is_gone_after_an_exception():
+    model = tiny()
+    tap = LMHeadHook(model.lm_head, DroppedHeads(2, 0.1), Randomness(0))
+
+    def fail_inside():
+        with tap.over(2):
+            assert len(model.lm_head._forward_pre_hooks) == 1
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail_inside()
+    assert not model.lm_head._forward_pre_hooks
+
+
+def interrupted(hook: LMHeadHook, states: torch.Tensor, operation: int) -> KeyboardInterrupt | None:
+    """Watch one call of the head, and return the interruption, or None where there are less operations."""
+    sys.settrace(InterruptAt(lm_head_hook.__file__, operation))
+    try:
+        with hook.over(2):
+            hook.head(states)
+    except KeyboardInterrupt as interruption:
+        return interruption  # its traceback keeps alive whatever was in use
+    finally:
+        sys.settrace(None)
+
+
+@torch.no_grad()
+def test_an_interruption_at_any_operation_leaves_nothing_that_acts():
+    """... and hardly ever anything at all: where something is left, the next call takes it away."""
+    head, states = tiny().lm_head, torch.randn(1, 3, 32)
+    plain, left, operation = head(states), 0, 0
+    while True:
+        operation += 1
+        hook = LMHeadHook(head, DroppedHeads(2, 0.1), Randomness(0))
+        if (interruption := interrupted(hook, states, operation)) is None:
+            break
+        left += bool(head._forward_pre_hooks)
+        assert head(states).equal(plain), f"operation {operation}"
+        assert isinstance(interruption, KeyboardInterrupt)
+        after = LMHeadHook(head, DroppedHeads(2, 0.1), Randomness(0))
+        with after.over(2):
+            assert head(states).shape[1] == 3 + 2 * 2
+        assert not head._forward_pre_hooks
+    assert operation > 100
+    assert left < operation / 10

