@@ -157,6 +157,11 @@ def near_top(law: Law, config: dict[str, Any]) -> Array:
     return np.where(law.p >= (1 - config["alpha"]) * law.p.max(), 1, lossless(law, config))
 
 
+def min_p(law: Law, config: dict[str, Any]) -> Array:
+    likelier = (law.p[:, None] < law.p).sum(-1)
+    return (law.p >= config["tau"] * law.p.max()) & (likelier < config.get("top_n", len(law.p)))
+
+
 def lenience(law: Law, config: dict[str, Any]) -> Array:
     if not law.do_sample:
         return law.p >= config["factor"] * law.p.max()
@@ -291,6 +296,8 @@ ROWS = [
     Row("judge", {"threshold": 0.6}, judge, head=judge_head),
     Row("thresholds", {"threshold_single": 0.25, "threshold_acc": 0.7}, thresholds, without_x),
     Row("near_top", {"alpha": 0.4}, near_top),
+    Row("min_p", {"tau": 0.3}, min_p),
+    Row("min_p", {"tau": 0.1, "top_n": 2}, min_p),
     Row("lenience", {"factor": 0.6}, lenience, lenience_correction(0.6)),
     Row("fsd", {"divergence": "js", "threshold": 0.05}, fsd, from_target),
     Row("fsd", {"divergence": "kl", "threshold": 0.2}, fsd, from_target),
