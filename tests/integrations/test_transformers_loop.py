@@ -89,7 +89,7 @@ def test_prompt_lookup(row: Row):
     hook = row.hook(target, seed=1)
     # Stock drafts beyond the length that fits; where the text ends inside a round, a rule may keep a lossy token where
     # our loop has the target's own.
-    tokens = {"judge": 41, "ensemble": 39, "regret": 41}.get(row.mode, 40)
+    tokens = {"judge": 41, "ensemble": 39, "regret": 41, "min_p": 42}.get(row.mode, 40)
     kwargs = GREEDY | {"max_new_tokens": tokens, "prompt_lookup_num_tokens": 6}
     mine = ours(target, None, row, 5, ids, **kwargs)
     out = stock(hook, None, ids, **kwargs)
