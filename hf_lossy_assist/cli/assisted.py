@@ -30,8 +30,8 @@ from .options import (
     stored,
 )
 
-DRAFTED, LOOKED_UP = 8, 10
-"""Default draft lengths of a model and of prompt lookup."""
+LOOKED_UP = 10
+"""Default draft length of prompt lookup."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class AssistedDecoding:
         rule = {"lossy_mode": self.mode, "lossy_config": self.config, "lossy_head": self.head or own or None}
         if self.lookup is not None:
             return rule | {"prompt_lookup_num_tokens": self.lookup}
-        drafting = {"assistant_model": loaded.draft, "num_assistant_tokens": self.gamma or DRAFTED}
+        drafting = {"assistant_model": loaded.draft}
+        if self.gamma is not None:
+            drafting["num_assistant_tokens"] = self.gamma
         other = loaded.draft_tokenizer
         if other is None or same_tokenizer(loaded.tokenizer, other):
             return rule | drafting
@@ -103,9 +105,10 @@ class AssistedOptions:
         str | None,
         typer.Option(help="The trained head of judge or sprinter: a Hub id or a folder; a pair's own by default."),
     ] = None
-    num_assistant_tokens: Annotated[int | None, typer.Option(min=1, help="Drafted tokens per round; 8 by default.")] = (
-        None
-    )
+    num_assistant_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Drafted tokens per round; by default until one of them is likely to be refused."),
+    ] = None
     sample: Sample = False
     temperature: Annotated[float | None, typer.Option(help="Temperature; needs --sample.")] = None
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of every random number.")] = None
