@@ -158,7 +158,8 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
 
 
 def _enabling_of(model: Any) -> _Enabling:
-    return _everywhere if model is None else _enabled.setdefault(unwrap(model), _Enabling())
+    with _lock:  # another thread may be going through all of them
+        return _everywhere if model is None else _enabled.setdefault(unwrap(model), _Enabling())
 
 
 def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from transformers import GenerationMixin
 
 from hf_lossy_assist import LossyVerification, disable, enable, enabled
@@ -175,3 +176,19 @@ def test_disabling_while_another_thread_decodes():
     finally:
         enable()
     assert essence(out) == alone
+
+
+class _Model(GenerationMixin, torch.nn.Module):
+    pass
+
+
+def test_new_models_are_enabled_while_others_are_disabled():
+    kept: list[_Model] = []
+
+    def job() -> None:
+        for _ in range(300):
+            kept.append(_Model())
+            with enabled(kept[-1]):
+                pass
+
+    at_once([job] * 4)
