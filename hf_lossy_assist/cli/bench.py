@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ from ..evaluation.plots import plot
 from ..evaluation.quality import ModeScore
 from ..evaluation.requests import Instruments, PromptBatch, Response, batches_of
 from ..evaluation.summary import summarise
+from ..evaluation.vllm_engines import VllmEngines
 from . import bench_report
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
@@ -44,6 +46,7 @@ from .options import (
     Threads,
 )
 
+ENGINES = ("hf", "stock", "vllm")
 DTYPES = ("float32", "bfloat16", "float16")
 
 COMMAND_OPTIONS = {"epilog": RULES}
@@ -70,6 +73,15 @@ def bench(
         typer.Option(help="plain,draft,stock,everything,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; all that work by default."),
     ] = None,
     gamma: GammaOrAuto = "5",
+    engines: Annotated[
+        str,
+        typer.Option(
+            help="hf: generate(); stock: transformers' assisted generation, too; vllm: the same modes in vLLM."
+        ),
+    ] = "hf",
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="The interpreter of an environment with vLLM and this package.")
+    ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,
     prompt_file: Annotated[Path | None, typer.Option(help="One prompt a line, instead of the task's own.")] = None,
     prompt_length: Annotated[
@@ -103,6 +115,7 @@ def bench(
     """
     limit_threads(threads)
     disable_progress_bar()
+    names = _engines(engines, vllm_python)
     if dtype is not None and dtype not in DTYPES:
         raise LossyValueError(f"`--dtype` has to be one of {list(DTYPES)}, but is {dtype!r}")
     if clock not in CLOCKS or (clock == "cpu" and (device != "cpu" or torch.get_num_threads() > 1)):
@@ -111,7 +124,8 @@ def bench(
         )
     where, screen, warmth = torch.device(device), Console(), temperature if sample else None
     drafted, dtype = parse_gamma("--gamma", gamma), dtype or (None if pair is not None else "float32")
-    chosen = None if modes is None else parse_modes(modes, drafted, warmth)
+    vllm = VllmEngines(vllm_python, threads) if "vllm" in names else None
+    chosen = _chosen(modes, names, drafted, warmth)
     loaded, models, preparation = _load(
         context,
         ModelOptions(pair, model, assistant, dtype, device, folder, draft_dtype=draft_dtype, prepack=prepack),
@@ -121,17 +135,22 @@ def bench(
     examples, pad = loaded.examples(prompts), loaded.tokenizer.pad_token_id
     length = max_new_tokens or loaded.length
     batches = batches_of(loaded.encode(examples), batch, device=where, pad=pad, length=prompt_length, seed=seed)
-    able, notes = _able(chosen, models, drafted, warmth, batches[0], length)
     settings = {
         "models": {"target": _size(models.target), "draft": _size(models.draft)}, **preparation.settings,
         "draft_dtype": draft_dtype, "prepack": prepack, "dtype": str(models.target.dtype).removeprefix("torch."),
-        "gamma": gamma, "batch": batch, "clock": clock, "prompts": len(examples),
+        "engines": engines, "gamma": gamma, "batch": batch, "clock": clock, "prompts": len(examples),
         "prompt_length": prompt_length, "repeats": repeats, "seed": seed, "temperature": warmth,
         "max_new_tokens": length,
     }  # fmt: skip
     origin = records.provenance(where, **machine(where), **settings)
     path = None if out is None else out / "bench.jsonl"
-    with progress(screen) as bar, records.written(path, origin) as write, energy_counter(where) as (energy, why):
+    with ExitStack() as stack:
+        if vllm is not None:
+            of_vllm = stack.enter_context(vllm).modes(chosen)
+            chosen = [*(chosen if "hf" in names else ()), *of_vllm]
+        able, notes = _able(chosen, models, drafted, warmth, batches[0], length)
+        bar, write = stack.enter_context(progress(screen)), stack.enter_context(records.written(path, origin))
+        energy, why = stack.enter_context(energy_counter(where))
         requests, responses = run_comparison(
             models, able, batches, length, repeats=repeats, instruments=Instruments(CLOCKS[clock], energy),
             track=bar.track, write=write,
@@ -152,6 +171,30 @@ def bench(
     if out is not None:
         plot(*bench_report.picture(rows, marks), out / "bench.png", bench_report.title(origin), bottom=0)
         screen.print(f"written: {path}, {out / 'bench.png'}", style="dim", soft_wrap=True)
+
+
+def _engines(text: str, vllm_python: Path | None) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise LossyValueError(f"`--engines` has to name {list(ENGINES)}, but one is {unknown[0]!r}")
+    if ("vllm" in names) != (vllm_python is not None):
+        raise LossyValueError(
+            f"`--engines` is {text!r} and `--vllm-python` {vllm_python}; vllm needs the interpreter of an environment "
+            "with vLLM, and only vllm reads it"
+        )
+    return names
+
+
+def _chosen(
+    modes: str | None, engines: list[str], gamma: int | str, temperature: float | None
+) -> list[DecodingMode] | None:
+    """Return the modes that are asked for; None for all that work."""
+    if modes is None and engines == ["hf"]:
+        return None
+    chosen = parse_modes(modes or "plain,lossless", gamma, temperature)
+    if engines != ["hf"] and not any(mode.rule is None and mode.gamma is not None for mode in chosen):
+        chosen.append(DecodingMode.stock(gamma, temperature))
+    return chosen
 
 
 def _load(

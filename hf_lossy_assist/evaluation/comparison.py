@@ -6,27 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.statistics import LossyStats
 from ..errors import LossyValueError
 from .modes import DecodingMode, Models
-from .requests import Instruments, PromptBatch, Response, TimeSplit, run_request
-
-
-@dataclass(frozen=True)
-class RunCounts:
-    """The counts of a run's statistics, summed over its rows."""
-
-    rounds: int
-    drafted: int  # tokens
-    accepted: int  # drafted tokens that were kept
-    draft_calls: int
-    target_calls: int
-    rates: tuple[float, ...] = ()  # for each row that drafted, the share of drafted tokens kept
-
-    @classmethod
-    def of(cls, stats: LossyStats) -> RunCounts:
-        rates = tuple(row.acceptance_rate for row in stats.rows or (stats,) if row.drafted)
-        return cls(stats.rounds, stats.drafted, stats.accepted, stats.draft_calls, stats.target_calls, rates)
+from .requests import Instruments, PromptBatch, Response, RunCounts, TimeSplit, run_request
 
 
 @dataclass(frozen=True)
@@ -69,8 +51,8 @@ def run_comparison(
     """Answer every batch in every mode, several times; return all records, and by label the first repeat's responses.
 
     All modes answer a batch before any answers the next, and take turns in going first. ``repeats`` measure speed; with
-    ``meter``, one more shows where the time goes. ``write`` receives every record at once; ``track`` may show progress,
-    like that of rich's bars.
+    ``meter``, one more shows where the time goes in this process. ``write`` receives every record at once; ``track``
+    may show progress, like that of rich's bars.
     """
     records: list[RequestRecord] = []
     responses: dict[str, list[Response]] = {mode.label: [] for mode in modes}
@@ -79,11 +61,11 @@ def run_comparison(
         for repeat in range(repeats + meter)
         for b in range(len(batches))
         for mode in rotated(modes, repeat + b)
+        if repeat < repeats or mode.engine is None
     ]
     for repeat, b, mode in track(turns, total=len(turns), description="comparing"):
         got = run_request(models, mode, batches[b], max_new_tokens, instruments, meter=repeat == repeats)
-        counts = got.stats and RunCounts.of(got.stats)
-        measured = (got.seconds, got.tokens, counts, got.joules, got.peak_memory, got.split)
+        measured = (got.seconds, got.tokens, got.counts, got.joules, got.peak_memory, got.split)
         records.append(RequestRecord(len(records), repeat, b, mode.label, *measured))
         write(records[-1])
         if repeat == 0:

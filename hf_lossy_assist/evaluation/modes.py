@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -44,6 +44,15 @@ class Models:
     lookup: bool = False  # draft by prompt lookup instead of a model
 
 
+class Engine(Protocol):
+    """Answers prompts in another process."""
+
+    name: str
+
+    def respond(self, models: Models, mode: DecodingMode, batch: Any, max_new_tokens: int) -> Any:
+        """Answer a :class:`~.requests.PromptBatch` by a :class:`~.requests.Response`."""
+
+
 @dataclass(frozen=True)
 class DecodingMode:
     """One way to call ``generate()``.
@@ -63,6 +72,7 @@ class DecodingMode:
     gamma: int | str | None = None  # ``num_assistant_tokens``, drafted tokens per round
     temperature: float | None = None  # of sampling, with no other warper; None decodes greedily
     answers: str = "target"  # the model that generates
+    engine: Engine | None = None  # what decodes, if not this process
 
     @classmethod
     def stock(cls, gamma: int | str, temperature: float | None = None, label: str = STOCK) -> DecodingMode:
@@ -87,10 +97,11 @@ class DecodingMode:
     @property
     def config(self) -> dict[str, Any]:
         """The settings, as they are written to files."""
+        engine = {} if self.engine is None else {"engine": self.engine.name}
         if self.gamma is None:
-            return {}
+            return engine
         rule = {} if self.rule is None else {"lossy_mode": self.rule, "lossy_config": dict(self.settings)}
-        return {**rule, "num_assistant_tokens": self.gamma}
+        return {**engine, **rule, "num_assistant_tokens": self.gamma}
 
     def check_heads(self, heads: Mapping[str, Head]) -> None:
         for rule in self.rules:

@@ -84,6 +84,23 @@ class TimeSplit:
     first_token: float | None  # from the start until the end of the target's first forward
 
 
+@dataclass(frozen=True)
+class RunCounts:
+    """The counts of a run's statistics, summed over its rows."""
+
+    rounds: int
+    drafted: int  # tokens
+    accepted: int  # drafted tokens that were kept
+    draft_calls: int
+    target_calls: int
+    rates: tuple[float, ...] = ()  # for each row that drafted, the share of drafted tokens kept
+
+    @classmethod
+    def of(cls, stats: LossyStats) -> RunCounts:
+        rates = tuple(row.acceptance_rate for row in stats.rows or (stats,) if row.drafted)
+        return cls(stats.rounds, stats.drafted, stats.accepted, stats.draft_calls, stats.target_calls, rates)
+
+
 @dataclass(frozen=True, eq=False)
 class Response:
     """The answers of one call of ``generate()``, and its measurements."""
@@ -93,6 +110,7 @@ class Response:
     stats: LossyStats | None  # the run's statistics over all rows, where it has any
     target_calls: int = 0  # counted only without a rule
     joules: float | None = None  # energy of the GPU, where it is counted
+    counted: RunCounts | None = None  # by another engine
     # Metered calls only.
     forwards: Mapping[str, ForwardTimes] | None = None  # of ``"target"`` and ``"draft"``
     split: TimeSplit | None = None
@@ -101,6 +119,10 @@ class Response:
     @property
     def tokens(self) -> int:
         return sum(len(row) for row in self.rows)
+
+    @property
+    def counts(self) -> RunCounts | None:
+        return self.counted if self.stats is None else RunCounts.of(self.stats)
 
     @property
     def work(self) -> list[tuple[int, int, int]]:
@@ -147,6 +169,8 @@ def run_request(
     >>> response.tokens, response.stats.lossless
     (8, True)
     """
+    if mode.engine is not None:
+        return mode.engine.respond(models, mode, batch, max_new_tokens)
     clock, energy, device = instruments.clock, instruments.energy, models.target.device
     synchronize = synchronizer(device)
     keywords: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .comparison import RequestRecord, RunCounts
+from .comparison import RequestRecord
 from .modes import TARGET_ALONE, DecodingMode
-from .requests import TimeSplit
+from .requests import RunCounts, TimeSplit
 
 LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 ACCEPTANCE_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)

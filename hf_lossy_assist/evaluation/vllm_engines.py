@@ -1,0 +1,213 @@
+"""Engines of vLLM that answer a comparison's prompts, each in a process of vLLM's own environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ..compat import ending_tokens
+from ..errors import LossyUnsupportedError, LossyValueError
+from .modes import STOCK, DecodingMode, Models
+from .requests import PromptBatch, Response, RunCounts
+
+PROGRAM = ("-m", "hf_lossy_assist.integrations.vllm.answering")
+SECONDS = 1800.0
+"""An engine that has not answered for so long is stopped."""
+
+
+class Engine:
+    """A process that answers with one configuration of vLLM; :meth:`close` ends it.
+
+    Parameters
+    ----------
+    python
+        The interpreter of an environment with vLLM and this package.
+    settings
+        Keyword arguments of ``vllm.LLM``.
+    threads
+        Threads that the engine computes with; None for vLLM's own choice.
+    """
+
+    def __init__(
+        self,
+        python: Path,
+        settings: Mapping[str, Any],
+        threads: int | None = None,
+        program: tuple[str, ...] = PROGRAM,
+        seconds: float = SECONDS,
+    ) -> None:
+        self._seconds = seconds
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - until close()
+        own = {} if threads is None else {"VLLM_CPU_OMP_THREADS_BIND": _cores(threads), "OMP_NUM_THREADS": str(threads)}
+        defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+        self._process = subprocess.Popen(
+            [str(python), *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            env={**defaults, **os.environ, **own},
+        )  # fmt: skip
+        self.version = str(self.ask(settings)["version"])
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a line, and return the answer's."""
+        watch = threading.Timer(self._seconds, self._process.kill)
+        watch.start()
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            watch.cancel()
+        if not line:
+            raise LossyUnsupportedError(
+                f"vLLM's process ended, or was stopped after {self._seconds:.0f} seconds without an answer. It wrote "
+                f"last:\n{self._last_words()}"
+            )
+        reply = json.loads(line)
+        if "error" in reply:
+            raise LossyValueError(reply["error"])
+        return reply
+
+    def _last_words(self) -> str:
+        self._process.kill()
+        self._process.wait()
+        self._errors.seek(0)
+        return "\n".join(self._errors.read().decode(errors="replace").splitlines()[-12:])
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+def _lacking(python: Path) -> str | None:
+    """Return what an interpreter's environment lacks, without loading any of it."""
+    find = "import importlib.util as u; print([x for x in ('vllm', 'hf_lossy_assist') if u.find_spec(x) is None])"
+    try:
+        found = subprocess.run([str(python), "-c", find], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "does not run"
+    return None if found == "[]" else f"lacks {found}"
+
+
+def _cores(threads: int) -> str:
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
+
+
+@dataclass(eq=False)
+class VllmEngines:
+    """The engines of a comparison, each started when a mode first needs it; a ``with`` block ends them.
+
+    Parameters
+    ----------
+    python
+        The interpreter of an environment with vLLM and this package.
+    threads
+        Threads that each engine computes with.
+    """
+
+    name = "vllm"
+
+    python: Path
+    threads: int | None = None
+    _started: dict[str, Engine] = field(default_factory=dict)
+    _heads: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
+
+    def __post_init__(self) -> None:
+        lacking = _lacking(self.python)
+        if lacking is not None:
+            raise LossyValueError(
+                f"`--vllm-python` has to be the interpreter of an environment with vLLM and this package, but "
+                f"{self.python} {lacking}; install 'hf-lossy-assist[vllm]' there"
+            )
+
+    def __enter__(self) -> VllmEngines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for engine in self._started.values():
+            engine.close()
+        self._started.clear()
+        self._heads.cleanup()
+
+    def modes(self, modes: Iterable[DecodingMode]) -> list[DecodingMode]:
+        """Return the modes of vLLM that correspond to modes of this process.
+
+        Transformers' assisted generation becomes vLLM's own lossless speculative decoding.
+        """
+        found = []
+        for mode in modes:
+            if mode.answers == "draft" or mode.gamma == "auto":
+                raise LossyValueError(
+                    f"`--engines` has vllm, where {mode.label!r} can't run; name a number of drafted tokens after @, "
+                    "and leave out the draft alone"
+                )
+            own = "its own " if mode.rule is None and mode.gamma is not None else ""
+            label = f"vLLM: {own}{mode.label.replace(STOCK, 'lossless')}"
+            found.append(replace(mode, label=label, engine=self))
+        return found
+
+    def of(self, models: Models, mode: DecodingMode) -> Engine:
+        """Return the engine of a mode, started if it is not there yet."""
+        settings = engine_settings(models, mode)
+        if heads := [rule for rule in mode.rules if rule in models.heads]:
+            for rule in heads:
+                models.heads[rule].save_pretrained(Path(self._heads.name) / rule)
+            settings["additional_config"]["lossy"]["head"] = {rule: f"{self._heads.name}/{rule}" for rule in heads}
+        key = json.dumps(settings, sort_keys=True)
+        if key not in self._started:
+            self._started[key] = Engine(self.python, settings, self.threads)
+        return self._started[key]
+
+    def respond(self, models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> Response:
+        """Answer a batch in a mode of :meth:`modes`."""
+        reply = self.of(models, mode).ask(request_of(models, mode, batch, max_new_tokens))
+        rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
+        drafted, accepted = reply["drafted"], reply["accepted"]
+        calls = sum(map(len, rows)) - accepted  # each adds a token of the target's own
+        counts = RunCounts(calls, drafted, accepted, drafted, calls, (accepted / drafted,) if drafted else ())
+        return Response(rows, reply["seconds"], None, calls, counted=counts)
+
+
+def engine_settings(models: Models, mode: DecodingMode) -> dict[str, Any]:
+    """Return the keyword arguments of ``vllm.LLM`` for a mode."""
+    settings: dict[str, Any] = {
+        "model": models.target.name_or_path, "dtype": str(models.target.dtype).removeprefix("torch."),
+        "enforce_eager": True, "max_model_len": 4096, "enable_prefix_caching": False,
+    }  # fmt: skip
+    if mode.gamma is not None:
+        probabilities = "greedy" if mode.temperature is None else "probabilistic"
+        settings["speculative_config"] = {
+            "method": "draft_model", "model": models.draft.name_or_path, "num_speculative_tokens": mode.gamma,
+            "draft_sample_method": probabilities,
+        }  # fmt: skip
+    if mode.rule is not None:
+        settings["additional_config"] = {"lossy": {}}
+    return settings
+
+
+def request_of(models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> dict[str, Any]:
+    """Return the request for a batch, as :mod:`~hf_lossy_assist.integrations.vllm.answering` reads it."""
+    ends = sorted(ending_tokens(models.target.generation_config))
+    parameters: dict[str, Any] = {
+        "max_tokens": max_new_tokens, "temperature": mode.temperature or 0.0, "seed": batch.seed,
+        "stop_token_ids": ends, "detokenize": False,
+    }  # fmt: skip
+    if mode.rule is not None:
+        parameters["extra_args"] = {"lossy_mode": mode.rule, "lossy_config": {**mode.settings, "seed": batch.seed}}
+    prompts = [row[mask.bool()].tolist() for row, mask in zip(batch.ids, batch.mask, strict=True)]
+    return {"prompts": prompts, "parameters": parameters}

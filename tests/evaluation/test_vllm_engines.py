@@ -1,0 +1,114 @@
+"""Modes in vLLM: requests, answers and faults of a process, with a stand-in for vLLM."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_lossy_assist import LossyError, LossyValueError, pairs
+from hf_lossy_assist.evaluation.comparison import run_comparison
+from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.evaluation.requests import batches_of
+from hf_lossy_assist.evaluation.summary import summarise
+from hf_lossy_assist.evaluation.vllm_engines import Engine, VllmEngines, engine_settings, request_of
+
+PYTHON = Path(sys.executable)
+# Each token is the number of the prompt's tokens; of five new tokens, three were drafted. Rules are in `extra_args`.
+STAND_IN = """
+from types import SimpleNamespace as Is
+__version__ = "0.0"
+print("a line of vLLM's own")
+class SamplingParams:
+    def __init__(self, **given): self.given = given
+class LLM:
+    def __init__(self, **given): self.given, self.metrics = given, [0, 0]
+    def get_metrics(self):
+        names = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens", "vllm:other"
+        return [Is(name=name, value=value) for name, value in zip(names, [*self.metrics, 99])]
+    def generate(self, prompts, parameters, use_tqdm):
+        print("another")
+        if parameters.given.get("extra_args", {}).get("lossy_mode") == "fly":
+            raise ValueError("no `fly` here")
+        if "speculative_config" in self.given:
+            self.metrics[0] += 4; self.metrics[1] += 3
+        of_rule = [Is(token_ids=[len(p["prompt_token_ids"])] * parameters.given["max_tokens"]) for p in prompts]
+        return [Is(outputs=[one]) for one in of_rule]
+"""
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    pair = pairs.load("arithmetic")
+    return Models(pair.target, pair.draft, pair.rule_heads)
+
+
+@pytest.fixture
+def _stand_in(tmp_path, monkeypatch) -> None:
+    (tmp_path / "vllm.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_a_comparison_of_both_engines(models):
+    batches = batches_of([[5, 6, 7], [5, 6]])
+    with VllmEngines(PYTHON, threads=1) as engines:
+        of_vllm = engines.modes(parse_modes("plain,stock@4", 5))
+        records, responses = run_comparison(models, [*parse_modes("plain", 5), *of_vllm], batches, 5, repeats=1)
+        assert len(engines._started) == 2
+        [refused] = engines.modes(parse_modes("fly@4", 5))
+        with pytest.raises(LossyValueError, match="no `fly` here"):
+            refused.engine.respond(models, refused, batches[0], 5)
+        processes = [engine._process for engine in engines._started.values()]
+    assert [process.poll() for process in processes] == [0, 0, 0]
+    rows = {row.label: row for row in summarise([*parse_modes("plain", 5), *of_vllm], records)}
+    assert list(rows) == ["target alone", "vLLM: target alone", "vLLM: its own lossless@4"]
+    drafted = rows["vLLM: its own lossless@4"]
+    assert (drafted.tokens, drafted.mean_accepted, drafted.tokens_per_round) == (10, 1.5, 2.5)
+    assert drafted.config == {"engine": "vllm", "num_assistant_tokens": 4}
+    assert [row.tolist() for answer in responses[drafted.label] for row in answer.rows] == [[3] * 5, [2] * 5]
+    assert rows["vLLM: target alone"].mean_accepted is None
+    assert rows["target alone"].per_round is not None
+    assert len(records) == 2 * 3 + 2, "the metered repeat is this process's"
+
+
+def test_settings_and_requests(models):
+    stock, rule = parse_modes("stock@4,topk@3:k=3", 5, temperature=0.5)
+    assert engine_settings(models, stock)["speculative_config"] == {
+        "method": "draft_model", "model": models.draft.name_or_path, "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
+    }  # fmt: skip
+    assert "additional_config" not in engine_settings(models, stock)
+    assert engine_settings(models, rule)["additional_config"] == {"lossy": {}}
+    [batch] = batches_of([[5, 6, 7], [5]], 2, seed=9)
+    request = request_of(models, rule, batch, 7)
+    assert request["prompts"] == [[5, 6, 7], [5]]
+    assert request["parameters"]["extra_args"] == {"lossy_mode": "topk", "lossy_config": {"k": 3, "seed": 9}}
+    assert (request["parameters"]["max_tokens"], request["parameters"]["temperature"]) == (7, 0.5)
+
+
+@pytest.mark.parametrize(("mode", "label"), [("draft", "draft alone"), ("lossless@auto", "lossless@auto")])
+@pytest.mark.usefixtures("_stand_in")
+def test_modes_that_vllm_lacks(mode: str, label: str):
+    with VllmEngines(PYTHON) as engines, pytest.raises(LossyValueError, match=f"`--engines` has vllm, where '{label}'"):
+        engines.modes(parse_modes(mode, 5))
+
+
+def test_environments_without_vllm(tmp_path):
+    with pytest.raises(LossyValueError, match=r"`--vllm-python` has to be .* lacks \['vllm'\]; install"):
+        VllmEngines(PYTHON)
+    with pytest.raises(LossyValueError, match=r"`--vllm-python` has to be .* does not run"):
+        VllmEngines(tmp_path / "python")
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import sys; sys.exit('out of memory')", "out of memory"),
+        ("import sys, time; print('still loading', file=sys.stderr, flush=True); time.sleep(60)", "still loading"),
+    ],
+)
+def test_a_process_that_ends_or_hangs(program: str, said: str):
+    with pytest.raises(LossyError, match=f"(?s)vLLM's process ended, or was stopped after 1 seconds.*{said}"):
+        Engine(PYTHON, {}, program=("-c", program), seconds=1.0)
