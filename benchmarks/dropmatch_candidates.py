@@ -1,13 +1,15 @@
 """``python -m benchmarks.dropmatch_candidates``: how often DropMatch over candidates decides otherwise.
 
 Texts are read, not written: at each of their last positions the draft names a token, its likeliest or a drawn one, and
-the rule decides it over all tokens and over candidates, with the same dropped heads and the same draws.
+the rule decides it over all tokens and over candidates, with the same dropped heads. Where heads draw tokens, the
+outcomes over candidates are those that the tokens drawn over all of them belong to.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from benchmarks import command
 from hf_lossy_assist.acceptors import DropMatch
+from hf_lossy_assist.acceptors.dropmatch import Candidates
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import DraftSource, PairName, Threads, numbers
@@ -29,6 +32,31 @@ from hf_lossy_assist.models.lm_head_hook import lm_head_hook
 
 TEMPERATURE = 0.8
 COLUMNS = {name: itemgetter(i) for i, name in enumerate(("candidates", "drawn", "positions", "decided otherwise"))}
+
+
+class Drawn(Randomness):
+    """Keeps the tokens that it draws over all tokens, to draw their outcomes ``ids`` ``(B, n, C)`` again."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._drawn: list[Tensor] = []
+        self._ids: Tensor | None = None
+        self._at = 0
+
+    def again(self, ids: Tensor) -> Drawn:
+        self._ids, self._at = ids, 0
+        return self
+
+    def categorical(self, weights: Tensor) -> Tensor:
+        if self._ids is None:
+            self._drawn.append(super().categorical(weights))
+            return self._drawn[-1]
+        start, self._at = self._at, self._at + weights.shape[-2]
+        drawn, ids = torch.cat(self._drawn, dim=-1)[..., start : self._at], self._ids[:, start : self._at]
+        if weights.shape[-1] != ids.shape[-1] + 1:  # all tokens are candidates
+            return drawn
+        found = ids[:, None] == drawn[..., None]
+        return torch.where(found.any(-1), found.int().argmax(-1), ids.shape[-1])
 
 
 def main(
@@ -73,17 +101,15 @@ def _differences(loaded: LoadedModels, ids: Tensor, n: int, counts: list[int], n
         q = of_draft / scale
         torch.manual_seed(number)
         x = torch.multinomial(q[0].softmax(-1), 1).T if drawn else q.argmax(-1)
-
-        def kept(count: int | None, x: Tensor = x, q: Tensor = q, scale: float = scale, drawn: bool = drawn) -> Tensor:
-            v = Verification(
-                x, clean.float() / scale, draft_logits=q, do_sample=drawn, randomness=Randomness(7),
-                dropped_logits=dropped / scale, centroid_logits=dropped.mean(1, dtype=torch.float32) / scale,
-            )  # fmt: skip
-            return DropMatch(candidates=count).keep(v)
-
-        full = kept(None)
+        draws = Drawn(7)
+        v = Verification(
+            x, clean.float() / scale, draft_logits=q, do_sample=drawn, randomness=draws,
+            dropped_logits=dropped / scale, centroid_logits=dropped.mean(1, dtype=torch.float32) / scale,
+        )  # fmt: skip
+        full = rule.keep(v)
         for count in counts:
-            few = kept(count)
+            draws.again(Candidates(x, v.logits[:, :n].topk(count).indices).ids)
+            few = replace(rule, candidates=count).keep(v)
             rows.append(
                 {"text": number, "candidates": count, "drawn": drawn, "positions": n, "kept": int(full.sum()),
                  "differ": int((full != few).sum()), "dropout": float(hook.dropout)}

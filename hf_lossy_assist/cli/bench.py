@@ -26,7 +26,7 @@ from ..evaluation.plots import plot
 from ..evaluation.quality import ModeScore
 from ..evaluation.requests import Instruments, PromptBatch, Response, batches_of
 from ..evaluation.summary import summarise
-from ..evaluation.vllm_engines import VllmEngines
+from ..evaluation.vllm_engines import vllm_engines
 from . import bench_report
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
@@ -44,6 +44,7 @@ from .options import (
     TargetSource,
     Temperature,
     Threads,
+    VllmPython,
 )
 
 ENGINES = ("hf", "stock", "vllm")
@@ -79,9 +80,7 @@ def bench(
             help="hf: generate(); stock: transformers' assisted generation, too; vllm: the same modes in vLLM."
         ),
     ] = "hf",
-    vllm_python: Annotated[
-        Path | None, typer.Option(help="The interpreter of an environment with vLLM and this package.")
-    ] = None,
+    vllm_python: VllmPython = None,
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,
     prompt_file: Annotated[Path | None, typer.Option(help="One prompt a line, instead of the task's own.")] = None,
     prompt_length: Annotated[
@@ -115,7 +114,7 @@ def bench(
     """
     limit_threads(threads)
     disable_progress_bar()
-    names = _engines(engines, vllm_python)
+    names = _engines(engines)
     if dtype is not None and dtype not in DTYPES:
         raise LossyValueError(f"`--dtype` has to be one of {list(DTYPES)}, but is {dtype!r}")
     if clock not in CLOCKS or (clock == "cpu" and (device != "cpu" or torch.get_num_threads() > 1)):
@@ -124,7 +123,7 @@ def bench(
         )
     where, screen, warmth = torch.device(device), Console(), temperature if sample else None
     drafted, dtype = parse_gamma("--gamma", gamma), dtype or (None if pair is not None else "float32")
-    vllm = VllmEngines(vllm_python, threads) if "vllm" in names else None
+    vllm = vllm_engines("vllm" in names, vllm_python, threads)
     chosen = _chosen(modes, names, drafted, warmth)
     loaded, models, preparation = _load(
         context,
@@ -173,15 +172,10 @@ def bench(
         screen.print(f"written: {path}, {out / 'bench.png'}", style="dim", soft_wrap=True)
 
 
-def _engines(text: str, vllm_python: Path | None) -> list[str]:
+def _engines(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in ENGINES]:
         raise LossyValueError(f"`--engines` has to name {list(ENGINES)}, but one is {unknown[0]!r}")
-    if ("vllm" in names) != (vllm_python is not None):
-        raise LossyValueError(
-            f"`--engines` is {text!r} and `--vllm-python` {vllm_python}; vllm needs the interpreter of an environment "
-            "with vLLM, and only vllm reads it"
-        )
     return names
 
 

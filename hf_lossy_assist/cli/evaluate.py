@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +14,12 @@ from rich.live import Live
 from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
+from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
 from ..evaluation.modes import DecodingMode, parse_gamma
 from ..evaluation.tables import score_table
+from ..evaluation.vllm_engines import VllmEngines, vllm_engines
 from ..mining.mining_run import this_process
 from .console import limit_threads, progress
 from .models import ModelOptions
@@ -38,6 +41,7 @@ from .options import (
     TaskOptions,
     Temperature,
     Threads,
+    VllmPython,
     Where,
     parse_task_options,
 )
@@ -71,11 +75,21 @@ class EvaluationOptions:
     prepack: Prepack = False
     device: Where = None
     threads: Threads = None
+    engine: Annotated[str, typer.Option(help="hf: generate(); vllm: vLLM.")] = "hf"
+    vllm_python: VllmPython = None
+
+    @cached_property
+    def vllm(self) -> VllmEngines | None:
+        """What decodes instead of this process."""
+        if self.engine not in ("hf", "vllm"):
+            raise LossyValueError(f"`--engine` has to be 'hf' or 'vllm', but is {self.engine!r}")
+        return vllm_engines(self.engine == "vllm", self.vllm_python, self.threads)
 
     def modes(self, text: str, lookup: int | None = None) -> list[DecodingMode]:
         """Read modes; ``lookup`` is the draft length of prompt lookup."""
         gamma = parse_gamma("--gamma", self.gamma) if lookup is None else lookup
-        return named_modes(text, gamma, self.temperature if self.sample else None)
+        listed = named_modes(text, gamma, self.temperature if self.sample else None)
+        return listed if self.vllm is None else self.vllm.modes(listed)
 
     def evaluation(
         self, modes: Sequence[DecodingMode], limit: int, lookup: int | None = None, assisted: bool = False, **more: Any

@@ -29,6 +29,7 @@ PairInstead = Annotated[str | None, typer.Option(help=f"A pair ({PAIRS}) instead
 TargetSource = Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")]
 DraftSource = Annotated[str | None, typer.Option(help="The draft: a folder or a Hub id.")]
 Gamma = Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")]
+VllmPython = Annotated[Path | None, typer.Option(help="The interpreter of an environment with vLLM and this package.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
 Device = Annotated[str, typer.Option(help="Where both models run.")]
 Temperature = Annotated[float, typer.Option(help="Temperature, with --sample.")]

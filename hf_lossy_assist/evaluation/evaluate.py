@@ -18,6 +18,7 @@ from ..drafting.frequent_tokens import kept_tokens
 from ..errors import LossyValueError
 from ..heads import Head, ModelIdentity
 from ..mining.mining_run import Process, this_process
+from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
 from ..tasks import Example, Task
 from .answers import Answer, AnswerStore
@@ -177,7 +178,7 @@ class Evaluation:
             "dtype": str(target.dtype).removeprefix("torch."),
             "target": asdict(ModelIdentity.of(target)),
             "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
-            **_draft_changes(draft),
+            **_model_changes(target, draft),
             "modes": {mode.label: _described(mode, self.models.heads) for mode in self.modes},
             "problems": self._problems(),
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
@@ -344,7 +345,9 @@ def evaluate(
     return evaluation.finish(store)
 
 
-def _draft_changes(draft: nn.Module | None) -> dict[str, Any]:
-    """Say how a draft was made cheaper, which its identity does not tell."""
-    changes = {} if draft is None else {"draft_dtype": dtype_of(draft), "draft_tokens": kept_tokens(draft)}
+def _model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
+    """Say how models were made cheaper, which their identities do not tell."""
+    changes: dict[str, Any] = {"prepacked": is_prepacked(target) or None}
+    if draft is not None:
+        changes |= {"draft_dtype": dtype_of(draft), "draft_tokens": kept_tokens(draft)}
     return {name: change for name, change in changes.items() if change is not None}

@@ -94,6 +94,16 @@ class Engine:
         self._errors.close()
 
 
+def vllm_engines(wanted: bool, python: Path | None, threads: int | None) -> VllmEngines | None:
+    """Return engines for a command that names vLLM, or None for another."""
+    if wanted != (python is not None):
+        raise LossyValueError(
+            f"`--vllm-python` is {python}; an engine vllm needs the interpreter of an environment with vLLM, and only "
+            "that engine reads it"
+        )
+    return None if python is None else VllmEngines(python, threads)
+
+
 def _lacking(python: Path) -> str | None:
     """Return what an interpreter's environment lacks, without loading any of it."""
     find = "import importlib.util as u; print([x for x in ('vllm', 'hf_lossy_assist') if u.find_spec(x) is None])"
@@ -153,7 +163,7 @@ class VllmEngines:
         for mode in modes:
             if mode.answers == "draft" or mode.gamma == "auto":
                 raise LossyValueError(
-                    f"`--engines` has vllm, where {mode.label!r} can't run; name a number of drafted tokens after @, "
+                    f"`--modes` has {mode.label!r}, which can't run in vLLM; name a number of drafted tokens after @, "
                     "and leave out the draft alone"
                 )
             own = "its own " if mode.rule is None and mode.gamma is not None else ""
@@ -178,9 +188,9 @@ class VllmEngines:
         reply = self.of(models, mode).ask(request_of(models, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
         drafted, accepted = reply["drafted"], reply["accepted"]
-        calls = sum(map(len, rows)) - accepted  # each adds a token of the target's own
+        calls = sum(map(len, rows)) - accepted  # each adds a token of the target's own to one row
         counts = RunCounts(calls, drafted, accepted, drafted, calls, (accepted / drafted,) if drafted else ())
-        return Response(rows, reply["seconds"], None, calls, counted=counts)
+        return Response(rows, reply["seconds"], None, round(calls / len(rows)), counted=counts)
 
 
 def engine_settings(models: Models, mode: DecodingMode) -> dict[str, Any]:

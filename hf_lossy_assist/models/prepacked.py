@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from ..errors import LossyUnsupportedError, LossyValueError
 from .quantised import dtype_of
-from .replacing import with_replaced
+from .replacing import PackedModule, with_replaced
 
 _ROWS = 6  # for which the order is chosen: a round's tokens; any number of rows works
 
 
-class PrepackedLinear(nn.Module):
+class PrepackedLinear(PackedModule):
     """``x Wᵀ + b`` by oneDNN, with W in the order that its kernel reads."""
 
     def __init__(self, linear: nn.Linear, weight: nn.Parameter | None = None) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import LossyUnsupportedError, LossyValueError
-from .replacing import with_replaced
+from .replacing import PackedModule, with_replaced
 
 _LEVELS = 127
 _GROUP = 32
@@ -53,18 +53,7 @@ class QuantisedLinear(nn.Module):
         )
 
 
-class PackedLinear(QuantisedLinear):
-    """Keeps its weights in an order that only CPUs read."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:
-        if fn(torch.empty(0)).device.type != "cpu":
-            raise LossyUnsupportedError(
-                "a draft that `quantize_draft` made on the CPU stays there; move the draft first, then quantise it"
-            )
-        return self
-
-
-class DynamicInt8Linear(PackedLinear):
+class DynamicInt8Linear(PackedModule, QuantisedLinear):
     """Rounds its input, too, and multiplies integers; for x86 CPUs."""
 
     dtype = "int8"
@@ -108,7 +97,7 @@ class WeightOnlyInt8Linear(QuantisedLinear):
         return nn.functional.linear(rows, self.values.to(rows.dtype)).float() * self.scale
 
 
-class Int4Linear(PackedLinear):
+class Int4Linear(PackedModule, QuantisedLinear):
     """Rounds every group of 32 weights of a row to 16 levels between their least and their largest."""
 
     dtype = "int4"

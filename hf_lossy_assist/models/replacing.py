@@ -6,8 +6,23 @@ import copy
 from collections.abc import Callable
 from itertools import chain
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+from ..errors import LossyUnsupportedError
+
+
+class PackedModule(nn.Module):
+    """Keeps its weights in an order that only CPUs read."""
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> PackedModule:
+        if fn(torch.empty(0)).device.type != "cpu":
+            raise LossyUnsupportedError(
+                "a model whose weights `prepack` or `quantize_draft` packed on the CPU stays there; move the model "
+                "that it was made from"
+            )
+        return self
 
 
 def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:

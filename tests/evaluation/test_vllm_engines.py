@@ -91,7 +91,10 @@ def test_settings_and_requests(models):
 @pytest.mark.parametrize(("mode", "label"), [("draft", "draft alone"), ("lossless@auto", "lossless@auto")])
 @pytest.mark.usefixtures("_stand_in")
 def test_modes_that_vllm_lacks(mode: str, label: str):
-    with VllmEngines(PYTHON) as engines, pytest.raises(LossyValueError, match=f"`--engines` has vllm, where '{label}'"):
+    with (
+        VllmEngines(PYTHON) as engines,
+        pytest.raises(LossyValueError, match=f"`--modes` has '{label}', which can't run in vLLM"),
+    ):
         engines.modes(parse_modes(mode, 5))
 
 

@@ -17,13 +17,15 @@ from tests.agreement import agreement
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 
-def head_and_states(scale: float, seed: int, positions: int = 40) -> tuple[nn.Linear, Tensor]:
+def head_and_states(
+    scale: float, seed: int, positions: int = 40, vocabulary: int = 50, kind: type[nn.Linear] = nn.Linear
+) -> tuple[nn.Linear, Tensor]:
     """Return a head whose laws are the sharper the larger ``scale`` is."""
     torch.manual_seed(seed)
-    head = nn.Linear(64, 50, bias=False)
+    head = kind(64, vocabulary, bias=vocabulary > 50)
     with torch.no_grad():
         head.weight.normal_()
-        tokens = torch.randint(50, (positions,))
+        tokens = torch.randint(vocabulary, (positions,))
         states = scale * head.weight[tokens] / 64**0.5 + torch.randn(positions, 64)
     return head, states
 
@@ -43,6 +45,22 @@ def test_a_sure_head_bears_more_than_an_unsure_one():
     sure, unsure = (DROPOUTS[choose_dropout(*head_and_states(scale, 0), 5)] for scale in (20.0, 0.3))
     assert sure == DROPOUTS[-1]
     assert unsure < 0.1
+
+
+class WholeHead(nn.Linear):
+    """A head whose rows can't be read one by one."""
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0, 6.0])
+def test_a_large_head_is_read_once(scale: float):
+    for seed in range(3):
+        made = [head_and_states(scale, seed, vocabulary=3000, kind=kind) for kind in (nn.Linear, WholeHead)]
+        calls = []
+        made[0][0].register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        near, whole = (int(choose_dropout(head, states, 5)) for head, states in made)
+        assert calls == [1]
+        assert near >= whole, "tokens that can't be chosen disturb nobody"
+        assert near - whole <= 1
 
 
 def test_too_short_a_prompt_says_too_little_to_be_bold():

@@ -57,6 +57,8 @@ def test_what_cannot_be_prepacked_is_refused(pair: pairs.Pair, tmp_path):
         prepack(nn.Linear(2, 2))
     with pytest.raises(LossyUnsupportedError, match="can't be saved"):
         prepack(pair.draft).save_pretrained(tmp_path)
+    with pytest.raises(LossyUnsupportedError, match="packed on the CPU stays there; move the model"):
+        prepack(pair.draft).to("meta")
     with pytest.raises(LossyUnsupportedError, match="prepacked already"):
         prepack(prepack(pair.draft))
     with torch.device("meta"):
