@@ -7,12 +7,13 @@ OLDEST := .venv-oldest
 VLLM := .venv-vllm
 # Processes that run tests side by side.
 JOBS ?= 2
-# Tests in which no version of transformers makes a difference: they run once, with the newest. What these commands, pairs and
-# examples ask of transformers, the tests of decoding, drafting and the hook ask of the oldest, too.
-ONCE := benchmarks calibration heads inspection mining tasks training trial \
-	$(foreach command,calibrate mine train_drafts train_heads,cli/test_$(command).py) \
-	$(foreach part,heads pair qwen_coder smollm2 smollm2_drafts,pairs/test_$(part).py) \
-	test_distributions.py test_examples.py test_layout.py test_notebooks.py test_theory.py
+# Tests in which no version of transformers makes a difference: they run once, with the newest. What these rules, commands,
+# pairs and examples ask of transformers, the tests of calls, decoding, drafting, models and the hook ask of the oldest, too.
+ONCE := acceptors benchmarks calibration core evaluation heads inspection mining pairs store tasks training trial \
+	$(foreach part,interruptions rules threads,abuse/test_$(part).py) \
+	$(filter-out %/test_chat.py %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
+	$(foreach part,rounds settings,integrations/test_vllm_$(part).py) \
+	$(foreach part,distributions docstrings doctests errors examples layout notebooks theory,test_$(part).py)
 
 # The first Python on the PATH that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
@@ -58,6 +59,9 @@ qwen-coder: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/lossy-assist demo
+
+# Workers fill the cores: a second thread of one would only wait for another.
+test test-oldest docs: export OMP_NUM_THREADS := 1
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,11 @@ from hf_lossy_assist.pairs import qwen_coder
 def pytest_sessionstart():
     """Imports allocate millions of objects that stay; the collector would look through them hundreds of times."""
     gc.disable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    """The longest tests lie in no room. They come first, so that no worker waits for another's last."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
 def pytest_collection_finish():

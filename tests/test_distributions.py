@@ -50,13 +50,19 @@ def test_they_hold_the_package_and_nothing_else(distributions: Path):
 
 
 USE = """
+import runpy
+import sys
 from importlib.resources import files
 import hf_lossy_assist
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 
 print(hf_lossy_assist.__file__)
-app(["demo", "--problems", "1"], standalone_mode=False)
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    assert not end.code
 app(["generate", "--pair", "arithmetic", "--mode", "judge", "--max-new-tokens", "20"], standalone_mode=False)
 pair = pairs.load("arithmetic")
 inputs = pair.tokenizer("Tom has 3 apples.", return_tensors="pt")
@@ -81,8 +87,9 @@ def test_the_wheel_works_in_a_fresh_environment(distributions: Path, tmp_path: P
     # Of a folder that a .pth file names, other .pth files are not read: this checkout's is not.
     (Path(site) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    said = subprocess.run([str(folder / "lossy-assist"), "--version"], env=environment, **quiet).stdout
-    assert said.startswith("lossy-assist ")
-    used = subprocess.run([str(folder / "python"), "-c", USE], env=environment, **quiet).stdout
+    script = folder / "lossy-assist"
+    assert script.read_text().startswith(f"#!{folder / 'python'}")
+    command = [str(folder / "python"), "-c", USE, str(script), "demo", "--problems", "1"]
+    used = subprocess.run(command, env=environment, **quiet).stdout
     assert used.splitlines()[0].startswith(site)
     assert used.splitlines()[-1] == "generated 20"

@@ -133,12 +133,13 @@ def test_a_round_waits_once(monkeypatch: pytest.MonkeyPatch, row: Row, do_sample
 ON_TREES = [row for row in ROWS if not {"draft_probs", "draft_hidden"} & row.rule(TARGET).needs]
 
 
-@CALLS
 @pytest.mark.parametrize("row", ON_TREES, ids=row_id)
-def test_a_round_over_trees_waits_once_too(monkeypatch: pytest.MonkeyPatch, row: Row, do_sample: bool, inputs: dict):
+def test_a_round_over_trees_waits_once_too(monkeypatch: pytest.MonkeyPatch, row: Row):
+    """Chains show that drawing needs no other waits, whatever the rule; here one rule does."""
     config = {**row.config, "tree": {"depth": 3, "top_k": 2, "nodes": 6}}
-    more = of_longer_text(monkeypatch, replace(row, config=config), inputs, do_sample=do_sample)
-    assert more.waits == {"tolist": more.rounds}
+    for inputs, do_sample in ((padded(), False), ({"input_ids": prompt()}, True))[: 1 + (row.mode == "lossless")]:
+        more = of_longer_text(monkeypatch, replace(row, config=config), inputs, do_sample=do_sample)
+        assert more.waits == {"tolist": more.rounds}
 
 
 @CALLS

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from pathlib import Path
 
 import pytest
+from transformers import CompileConfig
 from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.models.static import compiled_forward
 from hf_lossy_assist.tasks import Arithmetic
 from tests.eagle3_heads import layer, random_head
 
@@ -189,8 +192,12 @@ def documented():
 
 
 @pytest.mark.parametrize("command", documented(), ids=lambda command: command[-1])
-def test_documented_commands(tiny, tmp_path, command):
-    """As they stand, but on a device that every machine has, and where no head is needed on tiny models."""
+def test_documented_commands(tiny, tmp_path, command, monkeypatch):
+    """As they stand, but on a device that every machine has, and where no head is needed on tiny models.
+
+    Forwards that are compiled run the traced graphs as they are.
+    """
+    monkeypatch.setattr(compiled_forward, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
     if "judge" in str(command) or "verifier" in str(command):
         tiny = ()
     small = {"--device": "cpu", "--accuracy-problems": "1"}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +16,7 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation import evaluate as module
 from hf_lossy_assist.tasks import Arithmetic
 from hf_lossy_assist.tasks.sandbox import isolation
+from tests.forking import ended, fork, fork_ranks
 
 MODES = "plain,lossless,topk:k=2"
 SMALL = ("--limit", "3", "--max-new-tokens", "6", "--gamma", "3")
@@ -133,32 +132,20 @@ def test_ctrl_c_keeps_what_was_answered(bundled, tmp_path, monkeypatch):
     assert len(read(tmp_path)[1]) == 9
 
 
-def command(folder: Path, pair: Path, *arguments: str) -> list[str]:
-    models = ("--model", str(pair / "target"), "--assistant", str(pair / "draft"), "--task", "arithmetic")
-    limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--device", "cpu")
-    return [sys.executable, "-m", "hf_lossy_assist", "evaluate", *models, *limits, "--out", str(folder), *arguments]
-
-
 def test_a_process_that_was_killed_is_taken_up_by_two(tiny_pair_folder, tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    killed = subprocess.Popen(command(tmp_path, tiny_pair_folder), env=environment, stdout=subprocess.DEVNULL)
+    models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
+    limits = ("--modes", MODES, "--limit", "12", "--max-new-tokens", "6", "--device", "cpu")
+    command = (*models, "--task", "arithmetic", *limits, "--out", str(tmp_path))
+    killed = fork(run, *command)
     results, deadline = tmp_path / "results.jsonl", time.monotonic() + 120
     while not (results.exists() and results.read_text().count("\n") >= 5) and time.monotonic() < deadline:
         time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait(60)
+    killed.kill()
+    assert ended(killed) == -signal.SIGKILL
     before = results.read_bytes()
     before = before[: before.rfind(b"\n") + 1]
-    both = [
-        subprocess.Popen(
-            command(tmp_path, tiny_pair_folder), stdout=subprocess.PIPE, text=True,
-            env={**environment, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=240)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert any("points against" in output for output in outputs), "whoever is last prints the table"
+    printed = fork_ranks(lambda: sys.stdout.write(run(*command).stdout), folder=tmp_path)
+    assert any("points against" in output for output in printed), "whoever is last prints the table"
     assert results.read_bytes().startswith(before)
     summary, rows = read(tmp_path)
     assert len(rows) == len({(row["mode"], row["id"]) for row in rows}) == 12 * 3

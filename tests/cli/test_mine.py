@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import socket
-import subprocess
 import sys
 from collections import Counter
 
@@ -18,6 +15,7 @@ from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.store.shards import ShardStore
+from tests.forking import ended, fork
 from tests.mining.server import serving
 
 TASK = "tests.mining.parts:Letters"
@@ -173,29 +171,18 @@ def test_processes_share_the_prompts(options, tmp_path, monkeypatch):
     assert figure(ok(*options), "prompts") == "4"
 
 
-def test_accelerate_launches_a_process_on_each_of_two_machines(options, tmp_path):
-    """Which are this one twice, and see one folder."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    launch = [
-        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_machines", "2",
-        "--num_processes", "2", "--main_process_ip", "127.0.0.1", "--main_process_port", str(port),
-        "--mixed_precision", "no", "--dynamo_backend", "no",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+def test_processes_on_two_machines_mine_at_once(options, tmp_path):
+    """Which are this one twice, and see one folder; the first process of every machine is number 0 there."""
+    printed = [tmp_path / "first", tmp_path / "second"]
+    environment = {"WORLD_SIZE": 2, "LOCAL_RANK": 0}
     both = [
-        subprocess.Popen(
-            [*launch, "--machine_rank", str(rank), "-m", "hf_lossy_assist", "mine", *map(str, options)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=300) for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
+        fork(lambda: sys.stdout.write(ok(*options)), out=printed[rank], RANK=rank, **environment) for rank in range(2)
+    ]
+    assert [ended(process) for process in both] == [0, 0]
     assert sorted(load_mined(tmp_path / "data").prompts["prompt_id"]) == [0, 1, 2, 3]
     assert {path.name.split("-")[1] for path in (tmp_path / "data").glob("prompts-*")} == {"000", "001"}
-    assert "4" in [figure(printed, "prompts") for printed, _ in outputs if "prompts" in printed]
+    said = [path.read_text() for path in printed]
+    assert "4" in [figure(one, "prompts") for one in said if "prompts" in one]
 
 
 OUT_OF_PAIR = ["--out", "x", "--pair", "arithmetic"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 import hf_lossy_assist
 from hf_lossy_assist import Eagle3
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.training.drafts.draft_trainer import DraftTrainer
 from hf_lossy_assist.training.drafts.texts import TextStore
 from tests.training.drafts.fixtures import write_model
 
@@ -80,31 +80,21 @@ def test_prompts_of_a_file_and_texts_that_two_drafts_share(tmp_path):
     assert not (tmp_path / "a" / "training").exists()
 
 
-def test_a_terminated_run_leaves_a_checkpoint_and_goes_on(tmp_path):
+def test_a_terminated_run_leaves_a_checkpoint_and_goes_on(tmp_path, monkeypatch):
     model, out = write_model(tmp_path / "target"), tmp_path / "draft"
-    command = (
-        "eagle3",
-        "--model",
-        str(model),
-        "--out",
-        str(out),
-        *SMALL,
-        *KINDS["eagle3"],
-        "--checkpoint-every",
-        "99999",
-    )
-    victim = subprocess.Popen(
-        [sys.executable, "-u", "-m", "hf_lossy_assist", "train", *command, "--steps", "100000"],
-        stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-    )  # fmt: skip
-    for line in victim.stdout:
-        if line.startswith("{'loss'"):
-            victim.send_signal(signal.SIGTERM)
-            break
-    rest = victim.stdout.read()
-    assert victim.wait() == 0
+    saving = ("--checkpoint-every", "99999", "--steps", "100000")
+    log = DraftTrainer.log
+
+    def terminated(self, logs, *arguments):
+        log(self, logs, *arguments)
+        if "loss" in logs:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(DraftTrainer, "log", terminated)
+    result = run("eagle3", "--model", str(model), "--out", str(out), *SMALL, *KINDS["eagle3"], *saving)
+    assert result.exit_code == 0, result.output
     [checkpoint] = (out / "training").glob("checkpoint-*")
-    assert f"stopped after step {checkpoint.name[11:]}; the same command goes on" in rest
+    assert f"stopped after step {checkpoint.name[11:]}; the same command goes on" in result.output
     assert not (out / "model.safetensors").exists()
 
 

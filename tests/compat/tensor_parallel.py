@@ -1,4 +1,4 @@
-"""Run by torchrun in two processes that compute every forward of the target together: both have to decide alike."""
+"""Run in two processes that compute every forward of the target together: both have to decide alike."""
 
 from __future__ import annotations
 

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from hf_lossy_assist import LossyUnsupportedError, enabled
 from tests.acceptors.fixtures import verifier_head as verifier_for
 from tests.acceptors.table import judge_head
+from tests.forking import fork_module
 from tests.parity import assert_same_rows, assert_same_text
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -157,26 +154,9 @@ def test_quantised_weights():
     assert out.lossy_stats.accepted > 0
 
 
-ACCELERATE = (
-    "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--mixed_precision", "no",
-    "--dynamo_backend", "no", "--num_processes", "2", "--main_process_port",
-)  # fmt: skip
-TORCHRUN = ("torch.distributed.run", "--nproc_per_node", "2", "--master_port")
-
-
-def in_two_processes(launcher: tuple[str, ...], *words: str) -> str:
-    """Run a module or a script in two processes over gloo; return what they print."""
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", *launcher, str(free_port()), *words]
-    env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-3000:]
-    return run.stdout
-
-
-def test_two_processes_keep_in_step():
+def test_two_processes_keep_in_step(tmp_path):
     """Whose texts have different lengths, run as many forwards of the target."""
-    in_two_processes(ACCELERATE, "-m", "tests.compat.two_processes")
+    fork_module("tests.compat.two_processes", folder=tmp_path)
 
 
 def test_processes_that_share_a_model_decide_alike(tmp_path):
@@ -185,11 +165,5 @@ def test_processes_that_share_a_model_decide_alike(tmp_path):
     if "tp_size" not in inspect.signature(configuration).parameters:
         pytest.skip("this version of transformers shards models in another way")
     tiny().save_pretrained(tmp_path)
-    said = in_two_processes(TORCHRUN, "-m", "tests.compat.tensor_parallel", str(tmp_path))
+    said = fork_module("tests.compat.tensor_parallel", tmp_path, folder=tmp_path)[0]
     assert "2 processes, " in said or "tied embeddings can't be sharded" in said
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

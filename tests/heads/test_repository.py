@@ -82,8 +82,23 @@ FINE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("wrong", WRONG)
+# What no field may be is tried on all; what JSON itself or one kind of value makes hard, on a field of every kind.
+OF_EVERY_KIND = (
+    "type", "format_version", "weights_sha256", "target", "target.name", "target.hidden_size", "target.fingerprint",
+    "task", "threshold", "thresholds", "metrics", "provenance", "models",
+)  # fmt: skip
+ANYWHERE = ("an object", "a list", "a number", "a huge number", "true", "null")
+UNREADABLE = ("a number of many digits", "deeper")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        *((wrong, field) for wrong in ANYWHERE for field in FIELDS),
+        *((wrong, field) for wrong in WRONG if wrong not in ANYWHERE + UNREADABLE for field in OF_EVERY_KIND),
+        *((wrong, field) for wrong in UNREADABLE for field in ("type", "target.fingerprint", "provenance")),
+    ],
+)
 def test_values_of_another_type(saved: Path, field: str, wrong: str):
     change(saved, field, WRONG[wrong])
     if (wrong, field) in FINE:

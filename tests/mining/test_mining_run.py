@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 
@@ -17,6 +14,7 @@ from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.mining.mining_run import Process, fold_of, longest_prompt
 from hf_lossy_assist.mining.states import mismatch_states
+from tests.forking import ended, fork
 from tests.mining.parts import Checksum, run, tiny_parts, workload
 from tests.tiny_models import tiny
 
@@ -150,35 +148,19 @@ def test_a_split_without_examples_is_refused(tmp_path):
         run(tmp_path, parts, workload(parts, 0))
 
 
-VICTIM = """
-import sys
-from pathlib import Path
-import torch
-from tests.mining.parts import run, tiny_parts, workload
-
-torch.set_num_threads(1)
-parts = tiny_parts(seed=3)
-run(Path(sys.argv[1]), parts, workload(parts, 2000))
-"""
-
-
 def test_a_killed_process_is_continued(tmp_path):
     """SIGKILL, a hard one: nothing that was finished is lost or mined again."""
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM, str(tmp_path)], env=environment)
-    try:
-        for _ in range(1200):
-            if len(list(tmp_path.glob("prompts-*.parquet"))) >= 5 or victim.poll() is not None:
-                break
-            time.sleep(0.05)
-    finally:
-        victim.send_signal(signal.SIGKILL)
-        victim.wait()
-    assert victim.returncode == -signal.SIGKILL
+    parts = tiny_parts(seed=3)
+    victim = fork(run, tmp_path, parts, workload(parts, 2000))
+    for _ in range(1200):
+        if len(list(tmp_path.glob("prompts-*.parquet"))) >= 5 or not victim.is_alive():
+            break
+        time.sleep(0.05)
+    victim.kill()
+    assert ended(victim) == -signal.SIGKILL
     before = {row["prompt_id"]: row for row in load_mined(tmp_path).prompts}
     assert len(before) >= 5
 
-    parts = tiny_parts(seed=3)
     count = max(before) + 3
     notes = run(tmp_path, parts, workload(parts, count))
     after = load_mined(tmp_path)

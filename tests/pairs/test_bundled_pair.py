@@ -22,13 +22,13 @@ def inputs(pair: pairs.Pair, n: int) -> list[dict[str, torch.Tensor]]:
 
 
 def test_lossless_text_is_plain_text(pair: pairs.Pair):
-    for i, prompt in enumerate(inputs(pair, 6)):
+    for i, prompt in enumerate(inputs(pair, 3)):
         plain = pair.target.generate(**prompt, output_logits=True, **GREEDY)
         ours = pair.target.generate(
             **prompt,
             assistant_model=pair.draft,
             lossy_mode="lossless",
-            num_assistant_tokens=(1, 5, 16)[i % 3],
+            num_assistant_tokens=(1, 5, 16)[i],
             **GREEDY,
         )
         assert_same_text(ours.sequences, plain)
@@ -37,14 +37,14 @@ def test_lossless_text_is_plain_text(pair: pairs.Pair):
 @pytest.mark.parametrize("row", ROWS, ids=row_id)
 def test_the_hook_does_in_stock_s_loop_what_ours_does(pair: pairs.Pair, row: Row):
     hook = row.hook(pair.target, pair.draft, num_assistant_tokens=8, seed=0)
-    for prompt in inputs(pair, 2):
-        kwargs = GREEDY | {**prompt, "assistant_model": pair.draft, "max_new_tokens": 60}
-        ours = pair.target.generate(**kwargs, **row.keywords(pair.target, pair.draft, seed=0), num_assistant_tokens=8)
-        with hook:
-            theirs = pair.target.generate(**kwargs, logits_processor=[hook])
-        assert theirs.sequences.tolist() == ours.sequences.tolist()
-        assert hook.stats.trace == ours.lossy_stats.trace
-        assert hook.stats.accepted_histogram == ours.lossy_stats.accepted_histogram
+    (prompt,) = inputs(pair, 1)
+    kwargs = GREEDY | {**prompt, "assistant_model": pair.draft, "max_new_tokens": 30}
+    ours = pair.target.generate(**kwargs, **row.keywords(pair.target, pair.draft, seed=0), num_assistant_tokens=8)
+    with hook:
+        theirs = pair.target.generate(**kwargs, logits_processor=[hook])
+    assert theirs.sequences.tolist() == ours.sequences.tolist()
+    assert hook.stats.trace == ours.lossy_stats.trace
+    assert hook.stats.accepted_histogram == ours.lossy_stats.accepted_histogram
 
 
 def test_lossy_rules_keep_more_than_lossless(pair: pairs.Pair):
@@ -63,6 +63,6 @@ def kept_a_round(pair: pairs.Pair, mode: str, config: dict | None) -> float:
             num_assistant_tokens=8,
             **GREEDY,
         ).lossy_stats
-        for prompt in inputs(pair, 6)
+        for prompt in inputs(pair, 3)
     ]
     return sum(run.accepted for run in runs) / sum(run.rounds for run in runs)

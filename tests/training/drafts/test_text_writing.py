@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,22 +23,9 @@ from hf_lossy_assist.training.drafts.text_writing import (
     write_until,
 )
 from hf_lossy_assist.training.drafts.texts import TextStore
+from tests.forking import ended, fork
 from tests.tiny_models import tiny
 from tests.training.drafts.fixtures import ENDS, SETTINGS, tokenizer
-
-RUN = """
-import sys, time
-from pathlib import Path
-from hf_lossy_assist.training.drafts.texts import TextStore
-from hf_lossy_assist.training.drafts.text_writing import write_until
-from tests.tiny_models import tiny
-from tests.training.drafts.fixtures import ENDS, SETTINGS, tokenizer
-from hf_lossy_assist.training.drafts.text_writing import self_asked
-store, target = TextStore(Path(sys.argv[1])), tiny("llama")
-store.open(target, {"prompts": None})
-slow = lambda *progress: (print("batch", flush=True), time.sleep(float(sys.argv[2])))
-write_until(600, store, target, [self_asked(tokenizer())], SETTINGS, ENDS, on_batch=slow)
-"""
 
 
 def test_greedy_answers_are_those_of_generate_and_prompts_of_any_length_share_a_batch(tmp_path):
@@ -83,15 +71,18 @@ def test_own_prompts_are_different_turns_in_the_template(texts):
         assert not {2} & set(turn)
 
 
+def write_600(folder: Path, on_batch: Callable[..., None]) -> None:
+    store, target = TextStore(folder), tiny("llama")
+    store.open(target, {"prompts": None})
+    write_until(600, store, target, [self_asked(tokenizer())], SETTINGS, ENDS, on_batch=on_batch)
+
+
 def test_a_killed_run_goes_on_with_nothing_lost_or_doubled(tmp_path, texts):
-    command = [sys.executable, "-c", RUN, str(tmp_path)]
-    victim = subprocess.Popen([*command, "60"], stdout=subprocess.PIPE)
-    victim.stdout.readline()  # one batch is on disk
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
+    victim = fork(write_600, tmp_path, lambda *progress: os.kill(os.getpid(), signal.SIGKILL))
+    assert ended(victim) == -signal.SIGKILL
     store = TextStore(tmp_path)
     assert store.batches() == [0]
-    subprocess.run([*command, "0"], check=True, stdout=subprocess.DEVNULL)
+    write_600(tmp_path, lambda *progress: None)
     assert store.answer_tokens() >= 600
     there = store.texts()
     assert there == texts.texts()[: len(there)]

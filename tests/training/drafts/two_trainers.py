@@ -1,4 +1,4 @@
-"""Run by `accelerate launch` in two processes, which train one draft."""
+"""Run in two processes, which train one draft."""
 
 from __future__ import annotations
 
