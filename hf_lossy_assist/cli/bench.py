@@ -26,7 +26,7 @@ from ..evaluation.plots import plot
 from ..evaluation.quality import ModeScore
 from ..evaluation.requests import Instruments, PromptBatch, Response, batches_of
 from ..evaluation.summary import summarise
-from ..evaluation.vllm_engines import vllm_engines
+from ..evaluation.vllm_engines import vllm_engines, vllm_has
 from . import bench_report
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions, load_heads
@@ -145,7 +145,7 @@ def bench(
     path = None if out is None else out / "bench.jsonl"
     with ExitStack() as stack:
         if vllm is not None:
-            of_vllm = stack.enter_context(vllm).modes(chosen)
+            of_vllm = stack.enter_context(vllm).modes(mode for mode in chosen if vllm_has(mode))
             chosen = [*(chosen if "hf" in names else ()), *of_vllm]
         able, notes = _able(chosen, models, drafted, warmth, batches[0], length)
         bar, write = stack.enter_context(progress(screen)), stack.enter_context(records.written(path, origin))

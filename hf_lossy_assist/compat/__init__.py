@@ -59,7 +59,6 @@ from .models import (
     load_errors,
     obstacle_in_adapter,
     origin_of,
-    pre_hooks_of,
     replaces_decoding,
     supports_static_cache,
     unfinished,

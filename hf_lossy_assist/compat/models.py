@@ -72,11 +72,6 @@ def origin_of(model: nn.Module) -> tuple[str, str | None]:
     return getattr(model.config, "_name_or_path", ""), getattr(model.config, "_commit_hash", None)
 
 
-def pre_hooks_of(module: nn.Module) -> dict[int, Any]:
-    """Return the module's pre-forward hooks by number, so that one can be removed without its handle."""
-    return module._forward_pre_hooks
-
-
 def compiles_by_itself(model: PreTrainedModel, model_kwargs: dict[str, Any], config: GenerationConfig) -> bool:
     return model._valid_auto_compile_criteria(model_kwargs, config)
 

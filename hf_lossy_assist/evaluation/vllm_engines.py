@@ -161,7 +161,7 @@ class VllmEngines:
         """
         found = []
         for mode in modes:
-            if mode.answers == "draft" or mode.gamma == "auto":
+            if not vllm_has(mode):
                 raise LossyValueError(
                     f"`--modes` has {mode.label!r}, which can't run in vLLM; name a number of drafted tokens after @, "
                     "and leave out the draft alone"
@@ -191,6 +191,11 @@ class VllmEngines:
         calls = sum(map(len, rows)) - accepted  # each adds a token of the target's own to one row
         counts = RunCounts(calls, drafted, accepted, drafted, calls, (accepted / drafted,) if drafted else ())
         return Response(rows, reply["seconds"], None, round(calls / len(rows)), counted=counts)
+
+
+def vllm_has(mode: DecodingMode) -> bool:
+    """Tell whether vLLM can decode so: not with the draft alone, and not with drafts that end by themselves."""
+    return mode.answers == "target" and mode.gamma != "auto"
 
 
 def engine_settings(models: Models, mode: DecodingMode) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from ..acceptors import DroppedHeads
 from ..acceptors.base import AUTO
-from ..compat import pre_hooks_of
 from ..core.distributions import Randomness
 from ..errors import LossyUnsupportedError
 from .prepacked import PrepackedLinear
@@ -169,7 +168,7 @@ class LMHeadHook:
 
     def _leave_head(self) -> None:
         """Remove this hook and those of interrupted calls: an interruption can lose a hook's handle."""
-        hooks = pre_hooks_of(self.head)
+        hooks = self.head._forward_pre_hooks
         for key, hook in list(hooks.items()):
             if hook is self or (isinstance(hook, LMHeadHook) and hook.hidden is not None):
                 hooks.pop(key, None)
