@@ -20,7 +20,7 @@ from tests.tiny_models import ARCHITECTURES, LENGTHS, WINDOWS_ROLL_BACK, noisy_c
 from tests.trees import path_to
 from tests.trial.families import ATTENDING, RECURRENT, family
 
-GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 40}
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}
 
 
@@ -297,7 +297,7 @@ def test_what_it_does_is_counted():
     result = trees(
         target, noisy_copy(target, 0.02), input_ids=prompt(), **GREEDY, eos_token_id=None
     ).lossy_stats  # fmt: skip
-    assert result.accepted + result.corrected + result.bonus == 40
+    assert result.accepted + result.corrected + result.bonus == 24
     assert result.rounds == result.corrected + result.bonus == result.target_calls
     assert result.drafted <= 12 * result.rounds
     assert result.draft_calls <= 4 * result.rounds  # one per level
