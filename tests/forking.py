@@ -26,7 +26,7 @@ def fork(function: Callable[..., Any], *arguments: Any, out: str | Path = os.dev
         torch.set_num_threads(1)  # makes a new pool of threads; threads that do it at once stumble over each other
         for state in (AcceleratorState, GradientState, PartialState):
             state._reset_state()
-        os.environ.update({name: str(value) for name, value in variables.items()})
+        os.environ.update({"CUDA_VISIBLE_DEVICES": ""} | {name: str(value) for name, value in variables.items()})
         with open(out, "w") as file, contextlib.redirect_stdout(file):
             function(*arguments)
 
