@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 LIMIT = 300.0
@@ -22,9 +23,10 @@ def fork(function: Callable[..., Any], *arguments: Any, out: str | Path = os.dev
     """Start ``function`` in a process of its own that prints to ``out``, and has more variables in its environment."""
 
     def body() -> None:
+        torch.set_num_threads(1)  # makes a new pool of threads; threads that do it at once stumble over each other
         for state in (AcceleratorState, GradientState, PartialState):
             state._reset_state()
-        os.environ.update({name: str(value) for name, value in variables.items()})
+        os.environ.update({"CUDA_VISIBLE_DEVICES": ""} | {name: str(value) for name, value in variables.items()})
         with open(out, "w") as file, contextlib.redirect_stdout(file):
             function(*arguments)
 

@@ -49,11 +49,24 @@ def test_they_hold_the_package_and_nothing_else(distributions: Path):
     assert "/blob/main/docs/results.md)" in metadata
 
 
-USE = """
-import runpy
+IMPORTS = """
 import sys
-from importlib.resources import files
 import hf_lossy_assist
+assert not {"torch", "transformers"} & sys.modules.keys()
+names = [x for x in dir(hf_lossy_assist) if x != "__version__"]
+assert names == sorted(hf_lossy_assist.__all__)
+from transformers import GenerationMixin
+before, loaded = dict(vars(GenerationMixin)), set(sys.modules)
+hf_lossy_assist.Eagle3.from_pretrained
+assert "transformers.models.llama.modeling_llama" not in sys.modules, "a class of heads, and no models"
+assert all(getattr(hf_lossy_assist, name) is not None for name in names)
+assert dict(vars(GenerationMixin)) == before, "nothing is changed"
+assert not {"matplotlib", "sklearn", "datasets", "typer"} & (set(sys.modules) - loaded), "heavy imports"
+"""
+USE = f"""
+{IMPORTS}
+import runpy
+from importlib.resources import files
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 
@@ -76,7 +89,10 @@ print("generated", ids.shape[1] - inputs.input_ids.shape[1])
 
 
 def test_the_wheel_works_in_a_fresh_environment(distributions: Path, tmp_path: Path):
-    """One that sees the packages installed here, but not this checkout."""
+    """One that sees the packages installed here, but not this checkout.
+
+    Importing the package imports nothing else, changes nothing and shows what is public.
+    """
     venv.create(tmp_path / "venv", symlinks=True)
     folder = tmp_path / "venv" / "bin"
     (wheel,) = distributions.glob("*.whl")
@@ -89,7 +105,7 @@ def test_the_wheel_works_in_a_fresh_environment(distributions: Path, tmp_path: P
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
     script = folder / "lossy-assist"
     assert script.read_text().startswith(f"#!{folder / 'python'}")
-    command = [str(folder / "python"), "-c", USE, str(script), "demo", "--problems", "1"]
+    command = [str(folder / "python"), "-c", USE, str(script), "--version"]
     used = subprocess.run(command, env=environment, **quiet).stdout
     assert used.splitlines()[0].startswith(site)
     assert used.splitlines()[-1] == "generated 20"

@@ -116,9 +116,14 @@ def fields_of(mode: str, target: Any, draft: Any) -> dict[str, Any]:
     return fields
 
 
+# Models are broken off under every rule; what belongs to the caller, where the LM head has hooks and where it has none.
 @pytest.mark.parametrize(
     ("mode", "place"),
-    [*itertools.product(MODES, ["processor", "streamer", "criterion", "target", "draft"]), ("lossless", "drafter")],
+    [
+        *itertools.product(MODES, ["target", "draft"]),
+        *itertools.product(["lossless", "dropmatch"], ["processor", "streamer", "criterion"]),
+        ("lossless", "drafter"),
+    ],
 )
 def test_a_broken_off_call_leaves_nothing_behind(mode: str, place: str):
     target = tiny("llama")
@@ -142,8 +147,13 @@ def test_a_broken_off_call_leaves_nothing_behind(mode: str, place: str):
     assert last_stats(target).trace == stats.trace
 
 
-@pytest.mark.parametrize("place", ["processor", "streamer", "criterion", "target", "draft"])
-@pytest.mark.parametrize("mode", ["topk", "dropmatch", "judge"])
+@pytest.mark.parametrize(
+    ("mode", "place"),
+    [
+        *itertools.product(["topk", "dropmatch"], ["processor", "streamer", "criterion", "target", "draft"]),
+        *itertools.product(["judge"], ["target", "draft"]),
+    ],
+)
 def test_the_same_in_stock_s_loop(mode: str, place: str):
     target = tiny("llama")
     draft = noisy_copy(target)

@@ -15,7 +15,7 @@ from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
-GREEDY = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 40}
+GREEDY = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 24}
 INPUTS = {"one row": {"input_ids": prompt()}, "a batch": padded()}
 
 

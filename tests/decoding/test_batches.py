@@ -30,7 +30,7 @@ from tests.tiny_models import (
     tiny,
 )  # fmt: skip
 
-TOKENS = 40
+TOKENS = 24
 GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}
 
 

@@ -21,7 +21,7 @@ from tests.tiny_models import VOCAB, noisy_copy, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.01)
-NEW = 40
+NEW = 24
 
 
 class After(StoppingCriteria):

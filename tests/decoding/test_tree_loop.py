@@ -20,7 +20,7 @@ from tests.tiny_models import ARCHITECTURES, LENGTHS, WINDOWS_ROLL_BACK, noisy_c
 from tests.trees import path_to
 from tests.trial.families import ATTENDING, RECURRENT, family
 
-GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 40}
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}
 
 
@@ -91,7 +91,7 @@ def test_rows_of_a_batch_are_plain_ones_and_so_is_what_is_recorded(architecture:
     assert mask.sum() == sum(LENGTHS)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_eagle3_heads_draft_trees(architecture: str):
     target, head = trained_pair(architecture)
     rounds = 0
@@ -101,7 +101,7 @@ def test_eagle3_heads_draft_trees(architecture: str):
         assert_same_text(ours.sequences, plain)
         chained = target.generate(assistant_model=head, lossy_mode="lossless", num_assistant_tokens=4, **kwargs)
         rounds += chained.lossy_stats.rounds - ours.lossy_stats.rounds
-    assert rounds > 0 or architecture in ("mistral", "gemma3"), "more is kept than of chains of that depth"
+    assert rounds > 0 or architecture == "gemma3", "more is kept than of chains of that depth"
     kwargs = GREEDY | {"eos_token_id": [5, 9], **padded()}
     assert_same_rows(trees(target, head, **kwargs).sequences, target.generate(**kwargs))
 
@@ -297,7 +297,7 @@ def test_what_it_does_is_counted():
     result = trees(
         target, noisy_copy(target, 0.02), input_ids=prompt(), **GREEDY, eos_token_id=None
     ).lossy_stats  # fmt: skip
-    assert result.accepted + result.corrected + result.bonus == 40
+    assert result.accepted + result.corrected + result.bonus == 24
     assert result.rounds == result.corrected + result.bonus == result.target_calls
     assert result.drafted <= 12 * result.rounds
     assert result.draft_calls <= 4 * result.rounds  # one per level
