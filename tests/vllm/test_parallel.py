@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from tests.vllm.asking import RULES, asking, prompts_of, texts
 from tests.vllm.conftest import start
 
 DROPPED = ("dropmatch", {"criterion": "naive", "num_paths": 3, "dropout": 0.3, "seed": 1})
 
 
-def test_two_ranks_have_the_texts_of_one(engine, pair, monkeypatch):
-    monkeypatch.setitem(os.environ, "VLLM_CPU_OMP_THREADS_BIND", "0|1")
+def test_two_ranks_have_the_texts_of_one(engine, pair):
     asked = [asking(mode, config) for mode, config in [*RULES, DROPPED, ("lossless", {})]]
     asked += [asking(mode, temperature=1.0, seed=i) for i, mode in enumerate(("lossless", "typical", "ears"))]
     prompts = prompts_of(pair, len(asked))
