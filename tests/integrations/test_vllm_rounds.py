@@ -183,6 +183,21 @@ def test_first_tokens_are_lossless_and_the_budget_lasts_for_the_whole_text():
     assert tables.lossy.tolist() == [0, 5]
 
 
+@SAMPLING
+def test_a_draft_ends_where_a_grammar_forbids_it(do_sample: bool):
+    """vLLM marks the rest with -1; the target's own token follows, and not that of the draft's end."""
+    step = step_of([4, 4], with_q=False)
+    cut = replace(
+        step, tokens=torch.where(torch.arange(8) % 4 < torch.tensor([2, 1]).repeat_interleave(4), step.tokens, -1)
+    )
+    group = group_of(RunConfig(TopK(k=V)), [0, 1], do_sample)
+    output, _ = decide_group(group, cut, Tables(2, torch.device("cpu")))
+    assert (output != NOTHING).sum(-1).tolist() == [3, 2]
+    assert output[0, :2].tolist() == step.tokens[:2].tolist()
+    if not do_sample:
+        assert [int(output[0, 2]), int(output[1, 1])] == step.logits[[2, 5]].argmax(-1).tolist()
+
+
 def test_a_scope_is_read_from_the_text():
     scope = {"start": 5, "end": 6}
     config = RunConfig(TopK(k=V), limits=Limits(scope=scope))

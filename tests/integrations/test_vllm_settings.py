@@ -65,6 +65,14 @@ def test_a_request_may_not_ask_for_lossy_decoding_and_lossless_text():
     settings.check_request({**asked, "lossy_mode": "lossless"}, 1.0, 0, 1.0)
 
 
+def test_a_drawn_text_is_repeated_by_the_request_s_own_seed():
+    settings = EngineSettings.read({"mode": "typical", "config": {"seed": 7}}, MODEL)
+    with pytest.raises(LossyValueError, match="own `seed`"):
+        settings.check_request(None, 1.0)
+    settings.check_request(None, 0.0)
+    settings.check_request(None, 1.0, seed=7)
+
+
 def test_a_text_s_scope_needs_texts_on_the_host():
     ahead = Drafting("draft_model", 5, keeps_probs=False, texts_on_host=False)
     with pytest.raises(LossyError, match="no-async-scheduling"):

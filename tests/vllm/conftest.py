@@ -1,10 +1,11 @@
-"""One engine of the bundled pair for all tests; `make test-vllm` runs them."""
+"""Engines of the bundled pair, each for all of its tests; `make test-vllm` runs them."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -13,32 +14,55 @@ from hf_lossy_assist.pairs.pair import bundled_folder
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
 GAMMA = 5
+ROOT = bundled_folder("arithmetic")
+BY_MODEL = {
+    "method": "draft_model",
+    "model": str(ROOT / "draft"),
+    "num_speculative_tokens": GAMMA,
+    "draft_sample_method": "probabilistic",
+}
+OPTIONS: dict[str, Any] = {
+    "enforce_eager": True,
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 128,
+    # Enough for all prompts at once: vLLM on CPUs can't cut prompts of requests that have a seed of their own.
+    "max_num_batched_tokens": 8192,
+    "block_size": 32,
+    "speculative_config": BY_MODEL,
+}
+HEADS = {"lossy": {"head": {"judge": str(ROOT / "judge")}}}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # compiling small functions takes longer than the tests
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
 
 
-@pytest.fixture(scope="session")
-def engine():
-    os.environ |= {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "0-1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }
-    root = bundled_folder("arithmetic")
+def start(lossy: dict[str, Any] | None = HEADS, **changes: Any) -> Any:
+    """Return an engine in this process."""
+    os.environ |= {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what vLLM itself is to replace
         from vllm import LLM
 
-        return LLM(
-            str(root / "target"),
-            enforce_eager=True,
-            dtype="float32",
-            max_model_len=256,
-            max_num_seqs=8,
-            max_num_batched_tokens=64,
-            speculative_config={
-                "method": "draft_model",
-                "model": str(root / "draft"),
-                "num_speculative_tokens": GAMMA,
-                "draft_sample_method": "probabilistic",
-            },
-            additional_config={"lossy": {"head": {"judge": str(root / "judge")}}},
-        )
+        return LLM(str(ROOT / "target"), **{**OPTIONS, **changes}, additional_config=lossy or {})
+
+
+@pytest.fixture(scope="session")
+def engine():
+    return start()
+
+
+@pytest.fixture(scope="session")
+def cramped():
+    """Too few blocks for its requests, and too few tokens a step for their drafts."""
+    return start(num_gpu_blocks_override=7, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=160)
+
+
+@pytest.fixture(scope="session")
+def plain():
+    """An engine without lossy fields."""
+    return start(None)

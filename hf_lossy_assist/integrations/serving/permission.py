@@ -105,7 +105,8 @@ def _check_keys(place: str, values: Mapping[str, Any], keys: Keys, limits: Reque
             if isinstance(value, Mapping):  # the setting's own check refuses anything else
                 _check_keys(f"{place}.{key}", value, inside, limits)
         elif inside is not None:
-            size = len(value) if isinstance(value, str | list) else value
+            token = inside == "marker_length" and isinstance(value, int)
+            size = len(value) if isinstance(value, str | list) else 1 if token else value
             if is_number(size) and size > getattr(limits, inside):
                 raise LossyValueError(above(where, size, inside, limits))
 

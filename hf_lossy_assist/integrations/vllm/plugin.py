@@ -76,7 +76,7 @@ def _with_checks(init: Any) -> Any:
 
         def checked(params: Any) -> None:
             if settings is not None:
-                settings.check_request(params.extra_args, params.temperature, params.top_k, params.top_p)
+                settings.check_request(params.extra_args, params.temperature, params.top_k, params.top_p, params.seed)
             elif found := next((name for name in params.extra_args or () if name.startswith("lossy")), None):
                 raise LossyValueError(
                     f"`{found}` of a request needs an engine that was started for it: add "

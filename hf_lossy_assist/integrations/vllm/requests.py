@@ -27,13 +27,19 @@ class RunningRequests:
         self._to_device = to_device
         self._slots: dict[str, int] = {}
         self._ids: list[str] = []
+        self._without: frozenset[int] = frozenset()
         self._groups: list[Group] = []
         self._others: list[int] = []
 
-    def groups(self, ids: Sequence[str], states: Mapping[str, Any]) -> tuple[list[Group], list[int]]:
-        """Return the groups of a batch, and the rows that have no rule. ``states`` has vLLM's state of each request."""
-        if ids != self._ids:
-            self._ids = list(ids)
+    def groups(
+        self, ids: Sequence[str], states: Mapping[str, Any], without: frozenset[int] = frozenset()
+    ) -> tuple[list[Group], list[int]]:
+        """Return the groups of a batch, and the rows that have no rule.
+
+        ``states`` has vLLM's state of each request; the rows of ``without`` are given no rule this time.
+        """
+        if (ids, without) != (self._ids, self._without):
+            self._ids, self._without = list(ids), without
             self._sort(states)
         return self._groups, self._others
 
@@ -46,7 +52,7 @@ class RunningRequests:
         for row, request in enumerate(self._ids):
             params = states[request].sampling_params
             config = self.settings.of_request(params.extra_args)
-            if config is None:
+            if config is None or row in self._without:
                 self._others.append(row)
                 continue
             if request not in self._slots:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...acceptors import DroppedHeads, Lossless
+from ...acceptors import DroppedHeads
 from ...acceptors.base import decide
 from ...call.config import RunConfig
 from ...core.limits import BoundLimits
@@ -129,13 +129,15 @@ class Tables:
 def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor, Decision]:
     """Return ``(G, n + 1)`` the tokens that a group's requests keep, then :data:`NOTHING`, and the decision."""
     acceptor, n = group.config.acceptor, max(step.counts[row] for row in group.rows)
-    if "draft_probs" in acceptor.needs and step.draft_probs is None:
-        acceptor = Lossless()  # the engine has lost the draft's probabilities of a row in this step
     starts, lengths = group.of(step.starts), group.of(step.lengths)
-    flat = (starts[:, None] + torch.arange(n, device=starts.device)).clamp_(max=max(0, len(step.tokens) - 1))
-    shape = Chain(n, starts.device, lengths if n else None)
+    columns = torch.arange(n, device=starts.device)
+    flat = (starts[:, None] + columns).clamp_(max=max(0, len(step.tokens) - 1))
+    tokens = step.tokens.long()[flat]
+    # A grammar ends a draft at the first token that it forbids, and all after it are -1.
+    allowed = ((tokens >= 0) & (columns < lengths[:, None])).long().cumprod(-1).sum(-1)
+    shape = Chain(n, starts.device, allowed if n else None)
     v = Verification(
-        tokens=step.tokens.long()[flat],
+        tokens=tokens.clamp(min=0),
         do_sample=group.do_sample,
         randomness=KeyedRandomness(keys_of(group.seeds, group.of(step.positions))),
         shape=shape,
@@ -144,12 +146,12 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
         **_dropped(group, step, flat, acceptor.dropped_heads),
     )
     decision = decide(acceptor, v, _lossless_positions(group, step, v, tables))
-    kept = torch.arange(n, device=starts.device) < decision.n_accepted[:, None]
+    kept = columns < decision.n_accepted[:, None]
     tables.lossy.index_add_(0, group.slots, (kept & ~decision.lossless).sum(-1))
     if decision.charge is not None:
         tables.charged.index_add_(0, group.slots, decision.charge)
     tokens = torch.where(kept, v.tokens, NOTHING)
-    ends = torch.where(decision.complete, group.of(step.bonus), decision.next_token)
+    ends = torch.where(decision.n_accepted == lengths, group.of(step.bonus), decision.next_token)
     output = torch.cat([tokens, tokens.new_full((len(tokens), 1), NOTHING)], dim=-1)
     return output.scatter_(-1, decision.n_accepted[:, None], ends.long()[:, None]), decision
 

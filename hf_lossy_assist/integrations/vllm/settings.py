@@ -114,11 +114,23 @@ class EngineSettings:
             self._parsed[key] = self._parse(asked)
         return self._parsed[key]
 
-    def check_request(self, extra: Mapping[str, Any] | None, temperature: float, top_k: int, top_p: float) -> None:
+    def check_request(
+        self,
+        extra: Mapping[str, Any] | None,
+        temperature: float,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> None:
         """Refuse a request whose lossy fields, or whose way of drawing, the engine can't or must not serve."""
         config = self.of_request(extra)
         if config is None:
             return
+        if config.seed is not None and seed is None and temperature > 0:
+            raise LossyValueError(
+                "`seed` in `lossy_config` repeats what a rule draws, but vLLM draws drafts and other tokens; give "
+                f"the request its own `seed`, e.g. {config.seed}"
+            )
         check_mode(config, temperature > 0, self.drafting.tokens)
         if (certificate := config.certificate) is not None:
             drawn = (temperature or None, top_k if temperature else 0, top_p if temperature else 1)

@@ -11,7 +11,8 @@ from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.rejection_sampler import RejectionSampler, apply_sampling_constraints, rejection_sample
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+from vllm.v1.sample.rejection_sampler import RejectionSampler, rejection_sample
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 from ....acceptors import DroppedHeads
@@ -19,14 +20,16 @@ from ..randomness import KeyedRandomness
 from ..requests import RunningRequests
 from ..rounds import NOTHING, EngineStep, RoundCounts, Tables, decide_group
 from ..settings import EngineSettings
+from .proposals import Proposals
 
 
 class LossyRejectionSampler(RejectionSampler):
     """Decides each group of requests by its rule; requests without a rule, and steps without one, are vLLM's own."""
 
-    def __init__(self, runner: Any, settings: EngineSettings, tokenizer: Any) -> None:
+    def __init__(self, runner: Any, settings: EngineSettings, tokenizer: Any, proposals: Proposals) -> None:
         super().__init__(runner.sampler, runner.speculative_config, runner.device)
         self.runner = runner
+        self.proposals = proposals
         # Preempted requests keep their slots.
         self.tables = Tables(max(4096, 4 * runner.max_num_reqs), runner.device)
         seed = runner.model_config.seed or 0
@@ -59,7 +62,8 @@ class LossyRejectionSampler(RejectionSampler):
         dummy = len(ids) != len(metadata.num_draft_tokens)
         if dummy or metadata.max_spec_len == 0:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
-        groups, others = self.requests.groups(ids, self.runner.requests)
+        missing = self.proposals.missing(metadata.num_draft_tokens)
+        groups, others = self.requests.groups(ids, self.runner.requests, missing)
         if not groups:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         # As vLLM's own, up to the rule.
@@ -95,9 +99,17 @@ class LossyRejectionSampler(RejectionSampler):
             )
         return SamplerOutput(sampled_token_ids=output, logprobs_tensors=logprobs)
 
-    def _processed(self, logits: Tensor, metadata: SpecDecodeMetadata, sampling_metadata: SamplingMetadata) -> Tensor:
-        logits = self.apply_logits_processors(logits, sampling_metadata, metadata)
-        return apply_sampling_constraints(logits, metadata.cu_num_draft_tokens, sampling_metadata)
+    def _processed(self, logits: Tensor, metadata: SpecDecodeMetadata, sampling: SamplingMetadata) -> Tensor:
+        logits = self.apply_logits_processors(logits, sampling, metadata)
+        if sampling.all_greedy:
+            return logits
+
+        # In place of vLLM's function, which on CPUs divides by memory that nobody has written.
+        def spread(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.repeat_interleave(_lengths(metadata), output_size=len(logits))
+
+        temperature = spread(sampling.temperature.masked_fill(sampling.temperature == 0, 1.0))
+        return apply_top_k_top_p(logits.div_(temperature[:, None]), spread(sampling.top_k), spread(sampling.top_p))
 
     def _step(
         self,
@@ -118,8 +130,7 @@ class LossyRejectionSampler(RejectionSampler):
             every = [x.masked_fill(forbidden, -torch.inf) for x in every]
             return torch.stack(every[:-1], dim=1), every[-1]
 
-        lengths = metadata.cu_num_draft_tokens.diff(prepend=metadata.cu_num_draft_tokens.new_zeros(1))
-        newest = metadata.logits_indices[metadata.bonus_logits_indices] - lengths
+        newest = metadata.logits_indices[metadata.bonus_logits_indices] - _lengths(metadata)
         return EngineStep(
             metadata.draft_token_ids,
             processed,
@@ -163,3 +174,7 @@ class LossyRejectionSampler(RejectionSampler):
             use_fp64_gumbel=self.use_fp64_gumbel,
         )  # fmt: skip
         output[index, : tokens.shape[1]] = tokens
+
+
+def _lengths(metadata: SpecDecodeMetadata) -> Tensor:
+    return metadata.cu_num_draft_tokens.diff(prepend=metadata.cu_num_draft_tokens.new_zeros(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -15,6 +16,9 @@ class LossyCounting:
         rounds: dict[str, Any] = {}
         for counts in getattr(model_runner_output, "lossy", ()):
             rounds |= counts.by_request()
+        for id, n in (scheduler_output.num_invalid_spec_tokens or {}).items():  # forbidden by a grammar
+            if id in rounds:
+                rounds[id] = replace(rounds[id], drafted=rounds[id].drafted - n)
         metrics = {id: self.requests[id].spec_decode_metrics for id in rounds if id in self.requests}
         results = super().update_from_output(scheduler_output, model_runner_output)
         total: dict[str, Any] = {}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import torch
 from transformers import AutoTokenizer
 from vllm.v1.worker.gpu_worker import Worker
 
 from ..plugin import settings_of
 from ..settings import EngineSettings
 from .identity import model_shown
+from .proposals import Proposals
 from .sampler import LossyRejectionSampler
 
 
@@ -26,18 +25,18 @@ class LossyWork:
         super().load_model(**kwargs)
         if not hasattr(runner, "rejection_sampler"):  # an earlier stage of a pipeline
             return
-        drafter = runner.drafter
-        check_models(settings, self.vllm_config, runner.model, getattr(drafter, "model", None))
+        check_models(settings, self.vllm_config, runner.model, getattr(runner.drafter, "model", None))
         config = self.vllm_config.model_config
         tokenizer = None if config.skip_tokenizer_init else AutoTokenizer.from_pretrained(config.tokenizer)
-        runner.rejection_sampler = self.lossy = LossyRejectionSampler(runner, settings, tokenizer)
-        if settings.drafting.keeps_probs:
-            drafter._sample_draft_tokens = partial(_with_probs, drafter, drafter._sample_draft_tokens)
+        proposals = Proposals(runner, settings.drafting.keeps_probs)
+        runner.rejection_sampler = self.lossy = LossyRejectionSampler(runner, settings, tokenizer, proposals)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
+        if self.lossy is None:
+            return super().sample_tokens(grammar_output)
+        self.lossy.proposals.start_step()
         output = super().sample_tokens(grammar_output)
-        counts = [] if self.lossy is None else self.lossy.take_counts()
-        if counts:
+        if counts := self.lossy.take_counts():
             getattr(output, "_model_runner_output", output).lossy = counts
         return output
 
@@ -58,11 +57,3 @@ def check_models(settings: EngineSettings, vllm_config: Any, target: Any, draft:
     if (certificate := config.certificate) is not None:
         gamma = settings.drafting.tokens
         certificate.check(config.acceptor, config.limits, shown, draft, gamma, certificate.temperature)
-
-
-def _with_probs(drafter: Any, sample: Any, states: torch.Tensor, sampling: Any) -> tuple[torch.Tensor, Any]:
-    """Keep the draft's probabilities where vLLM does not: when all requests decode greedily."""
-    if not sampling.all_greedy:
-        return sample(states, sampling)
-    logits = drafter.model.compute_logits(states)
-    return logits.argmax(-1), logits.softmax(-1, dtype=torch.float32)

@@ -1,0 +1,64 @@
+"""Requests that join, leave, are put off, preempted or read in pieces keep their own texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm import TokensPrompt
+
+from tests.vllm.asking import RULES, answers, asking, prompts_of, texts
+
+MIXED = [asking(), *(asking(mode, config) for mode, config in RULES), asking("fsd", {"divergence": "tv"})]
+
+
+def scheduler_of(engine) -> Any:
+    return engine.llm_engine.engine_core.engine_core.scheduler
+
+
+def test_preempted_and_put_off_requests_have_the_texts_of_roomy_engines(engine, cramped, pair, monkeypatch):
+    prompts = prompts_of(pair, len(MIXED))
+    preempted, put_off = [], []
+    scheduler = scheduler_of(cramped)
+    preempt, schedule = scheduler._preempt_request, scheduler.schedule
+
+    def scheduled(*args, **kwargs):
+        output = schedule(*args, **kwargs)
+        waiting = [x.request_id for x in scheduler.running if x.request_id not in output.num_scheduled_tokens]
+        put_off.extend(waiting)
+        return output
+
+    monkeypatch.setattr(scheduler, "_preempt_request", lambda x, *more: (preempted.append(x), preempt(x, *more))[1])
+    monkeypatch.setattr(scheduler, "schedule", scheduled)
+    assert texts(cramped, prompts, *MIXED) == texts(engine, prompts, *MIXED)
+    assert preempted
+    assert put_off, "some requests waited with their drafts"
+
+
+def test_a_cached_prefix_changes_no_text(engine, pair):
+    prompts = [prompts_of(pair)[0] * 2] * len(MIXED)
+    first = texts(engine, prompts, *MIXED)
+    answer = answers(engine, prompts[:1], MIXED[1])[0]
+    assert answer.num_cached_tokens > 0
+    assert texts(engine, prompts, *MIXED) == first
+
+
+def test_requests_join_leave_and_are_aborted(engine, pair):
+    prompts = prompts_of(pair, len(MIXED))
+    alone = {str(i): text for i, text in enumerate(texts(engine, prompts, *MIXED))}
+    core, found = engine.llm_engine, {}
+
+    def add(i: int) -> None:
+        core.add_request(str(i), TokensPrompt(prompt_token_ids=prompts[i]), MIXED[i])
+
+    def step() -> None:
+        found.update({x.request_id: list(x.outputs[0].token_ids) for x in core.step() if x.finished})
+
+    for i in range(len(MIXED)):
+        add(i)
+        step()
+        if i == 3:
+            core.abort_request(["1", "2"])
+    while core.has_unfinished_requests():
+        step()
+    assert found == {i: text for i, text in alone.items() if i not in ("1", "2")}
+    assert not scheduler_of(engine).requests

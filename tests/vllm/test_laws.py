@@ -1,0 +1,74 @@
+"""Tokens that the engine draws have the closed laws of their rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from tests.acceptors.table import ROWS, Law, Row, row_id
+from tests.vllm.asking import asking, prompts_of, texts
+
+REQUESTS = 500
+TEMPERATURE = 1.5
+CLOSED = [
+    row
+    for row in ROWS
+    if row.mode in ("lossless", "ears", "topk", "typical", "ensemble", "thresholds", "lenience", "cactus")
+]
+
+
+def law_after(pair, text: list[int]) -> Law:
+    with torch.no_grad():
+        p, q = (
+            (model(torch.tensor([text])).logits[0, -1].double() / TEMPERATURE).softmax(-1).numpy()
+            for model in (pair.target, pair.draft)
+        )
+    return Law(p, q, np.zeros(0), np.zeros(0), do_sample=True)
+
+
+def expected(row: Row, law: Law) -> np.ndarray:
+    kept = row.acceptance(law, row.config).astype(float)
+    size = len(law.p)
+    return law.q * kept + (law.q * (1 - kept)) @ np.broadcast_to(row.correction(law), (size, size))
+
+
+def chi_square(counts: np.ndarray, law: np.ndarray) -> tuple[float, int]:
+    """Return the statistic and its degrees of freedom; rare tokens count as one."""
+    assert counts[law < 1e-9].sum() == 0, "a token of probability zero came out"
+    often = counts.sum() * law >= 5
+    found, wanted = (np.append(x[often], x[~often].sum()) for x in (counts, counts.sum() * law))
+    found, wanted = (x[wanted > 1e-6] for x in (found, wanted))
+    return float(((found - wanted) ** 2 / wanted).sum()), len(found) - 1
+
+
+@pytest.fixture(scope="module")
+def drawn(engine, pair) -> dict[str, list[list[int]]]:
+    """Two tokens for each request; the rules share batches."""
+    asked = [
+        asking(row.mode, row.config, temperature=TEMPERATURE, seed=i, max_tokens=2, ignore_eos=True, detokenize=False)
+        for row in CLOSED
+        for i in range(REQUESTS)
+    ]
+    found = texts(engine, prompts_of(pair)[:1] * len(asked), *asked)
+    return {row_id(row): found[i * REQUESTS : (i + 1) * REQUESTS] for i, row in enumerate(CLOSED)}
+
+
+@pytest.mark.parametrize("row", CLOSED, ids=row_id)
+def test_the_token_after_the_first_has_the_rule_s_law(drawn, pair, row: Row):
+    """The confidence is 99.999 % for each rule; the seeds are fixed."""
+    prompt = prompts_of(pair)[0]
+    found = drawn[row_id(row)]
+    statistic = degrees = 0.0
+    for first, times in Counter(text[0] for text in found).items():
+        if times < 50:
+            continue
+        law = law_after(pair, [*prompt, first])
+        counts = np.bincount([text[1] for text in found if text[0] == first], minlength=len(law.p))
+        value, freedom = chi_square(counts, expected(row, law))
+        statistic, degrees = statistic + value, degrees + freedom
+    assert degrees > 10
+    assert stats.chi2.sf(statistic, degrees) > 1e-5

@@ -1,0 +1,62 @@
+"""What an engine refuses when it starts: bad settings, and models that a certificate is not of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hf_lossy_assist.acceptors import Typical
+from hf_lossy_assist.call.certificate import Certificate, TestedSetting, rule_in_full
+from hf_lossy_assist.core.limits import Limits
+from hf_lossy_assist.heads import ModelIdentity
+from tests.vllm.asking import asking, prompts_of, texts
+from tests.vllm.conftest import BY_MODEL, GAMMA, start
+
+
+@pytest.mark.parametrize(
+    ("lossy", "changes", "name"),
+    [
+        ({"mod": "typical"}, {}, "'mod'"),
+        ({"mode": "typical", "config": {"epsilon": 3}}, {}, "epsilon"),
+        ({"mode": "sprinter"}, {}, "sprinter"),
+        ({"mode": "dropmatch"}, {}, "dropout"),
+        ({"mode": "typical"}, {"speculative_config": None}, "speculative-config"),
+        ({"mode": "typical"}, {"speculative_config": {**BY_MODEL, "rejection_sample_method": "block"}}, "block"),
+    ],
+    ids=str,
+)
+def test_an_engine_with_bad_settings_does_not_start(lossy: dict, changes: dict, name: str):
+    with pytest.raises(ValueError, match=name):
+        start({"lossy": lossy}, **changes)
+
+
+@pytest.fixture(scope="module")
+def certificate(pair, tmp_path_factory) -> str:
+    tested = TestedSetting(
+        "typical",
+        "typical",
+        {"lossy_mode": "typical", "lossy_config": None, "num_assistant_tokens": GAMMA},
+        "certified",
+    )
+    folder = tmp_path_factory.mktemp("certificate")
+    identities: dict[str, Any] = {role: ModelIdentity.of(getattr(pair, role)).to_dict() for role in ("target", "draft")}
+    Certificate(
+        task="arithmetic", split="test", problems=9, digest="0", max_loss=1, confidence=95, reference="lossless",
+        chosen="typical", tested=[tested], rule=rule_in_full(Typical(), Limits()), temperature=None, heads={},
+        **identities,
+    ).save(folder)  # fmt: skip
+    return str(folder)
+
+
+def test_a_certificate_of_other_settings_keeps_the_engine_from_starting(certificate: str):
+    with pytest.raises(ValueError, match=f"drafts {GAMMA} tokens a round, not 3"):
+        start({"lossy": {"certificate": certificate}}, speculative_config={**BY_MODEL, "num_speculative_tokens": 3})
+
+
+def test_a_certificate_alone_runs_what_it_certifies(certificate: str, engine, pair):
+    certified, prompts = start({"lossy": {"certificate": certificate}}), prompts_of(pair)
+    assert texts(certified, prompts, asking()) == texts(engine, prompts, asking("typical"))
+    for refused in (asking("topk"), asking(temperature=1.0)):
+        with pytest.raises(ValueError, match="certificate"):
+            texts(certified, prompts, refused)
