@@ -1,7 +1,10 @@
 """``python -m benchmarks.dropmatch_candidates``: how often DropMatch over candidates decides otherwise.
 
 Texts are read, not written: at each of their last positions the draft names a token, its likeliest or a drawn one, and
-the rule decides it over all tokens and over candidates, with the same dropped heads and the same draws.
+the rule decides it over all tokens and over candidates, with the same dropped heads. The heads' tokens are drawn from
+all tokens in either case, and those that are no outcome of their own count as the rest: that is the law of a draw over
+candidates, and decisions differ by the rule alone. ``generate`` draws over candidates, which takes no distribution over
+all tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from benchmarks import command
 from hf_lossy_assist.acceptors import DropMatch
+from hf_lossy_assist.acceptors.dropmatch import AllTokens, Candidates
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import DraftSource, PairName, Threads, numbers
@@ -29,6 +33,19 @@ from hf_lossy_assist.models.lm_head_hook import lm_head_hook
 
 TEMPERATURE = 0.8
 COLUMNS = {name: itemgetter(i) for i, name in enumerate(("candidates", "drawn", "positions", "decided otherwise"))}
+
+
+class SameDraws(DropMatch):
+    """The rule whose heads draw from all tokens, one after another, whatever the outcomes are."""
+
+    def draw(self, v: Verification, outcomes: AllTokens | Candidates, logits: Tensor, path: Tensor) -> Tensor:
+        heads = logits.transpose(1, 2).flatten(0, -2)  # all heads of a position before the next position
+        y = torch.cat([v.randomness.categorical(each.softmax(-1, dtype=torch.float32)) for each in heads.split(1)])
+        y = y.view(logits.transpose(1, 2).shape[:-1]).transpose(1, 2)
+        if isinstance(outcomes, AllTokens):
+            return y
+        own = outcomes.ids[:, None] == y[..., None]
+        return torch.where(own.any(-1), own.int().argmax(-1), outcomes.ids.shape[-1])
 
 
 def main(
@@ -79,7 +96,7 @@ def _differences(loaded: LoadedModels, ids: Tensor, n: int, counts: list[int], n
                 x, clean.float() / scale, draft_logits=q, do_sample=drawn, randomness=Randomness(7),
                 dropped_logits=dropped / scale, centroid_logits=dropped.mean(1, dtype=torch.float32) / scale,
             )  # fmt: skip
-            return DropMatch(candidates=count).keep(v)
+            return SameDraws(candidates=count).keep(v)
 
         full = kept(None)
         for count in counts:
