@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,6 +84,7 @@ def _differences(loaded: LoadedModels, ids: Tensor, n: int, counts: list[int], n
     with hook.over(n):
         logits = loaded.target(ids, logits_to_keep=keep).logits
     clean, dropped = hook.split(logits, n)
+    mean = dropped.mean(1, dtype=torch.float32)
     of_draft = loaded.draft(ids, logits_to_keep=n + 1).logits[:, :-1].float()
     rows = []
     for drawn in (False, True):
@@ -91,12 +93,13 @@ def _differences(loaded: LoadedModels, ids: Tensor, n: int, counts: list[int], n
         torch.manual_seed(number)
         x = torch.multinomial(q[0].softmax(-1), 1).T if drawn else q.argmax(-1)
 
-        def kept(count: int | None, x: Tensor = x, q: Tensor = q, scale: float = scale, drawn: bool = drawn) -> Tensor:
-            v = Verification(
-                x, clean.float() / scale, draft_logits=q, do_sample=drawn, randomness=Randomness(7),
-                dropped_logits=dropped / scale, centroid_logits=dropped.mean(1, dtype=torch.float32) / scale,
-            )  # fmt: skip
-            return SameDraws(candidates=count).keep(v)
+        v = Verification(
+            x, clean.float() / scale, draft_logits=q, do_sample=drawn, dropped_logits=dropped / scale,
+            centroid_logits=mean / scale,
+        )  # fmt: skip
+
+        def kept(count: int | None, v: Verification = v) -> Tensor:
+            return SameDraws(candidates=count).keep(replace(v, randomness=Randomness(7)))
 
         full = kept(None)
         for count in counts:
