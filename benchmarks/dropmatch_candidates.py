@@ -1,8 +1,10 @@
 """``python -m benchmarks.dropmatch_candidates``: how often DropMatch over candidates decides otherwise.
 
 Texts are read, not written: at each of their last positions the draft names a token, its likeliest or a drawn one, and
-the rule decides it over all tokens and over candidates, with the same dropped heads. Where heads draw tokens, the
-outcomes over candidates are those that the tokens drawn over all of them belong to.
+the rule decides it over all tokens and over candidates, with the same dropped heads. The heads' tokens are drawn from
+all tokens in either case, and those that are no outcome of their own count as the rest: that is the law of a draw over
+candidates, and decisions differ by the rule alone. ``generate`` draws over candidates, which takes no distribution over
+all tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from benchmarks import command
 from hf_lossy_assist.acceptors import DropMatch
-from hf_lossy_assist.acceptors.dropmatch import Candidates
+from hf_lossy_assist.acceptors.dropmatch import AllTokens, Candidates
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import DraftSource, PairName, Threads, numbers
@@ -34,29 +36,17 @@ TEMPERATURE = 0.8
 COLUMNS = {name: itemgetter(i) for i, name in enumerate(("candidates", "drawn", "positions", "decided otherwise"))}
 
 
-class Drawn(Randomness):
-    """Keeps the tokens that it draws over all tokens, to draw their outcomes ``ids`` ``(B, n, C)`` again."""
+class SameDraws(DropMatch):
+    """The rule whose heads draw from all tokens, one after another, whatever the outcomes are."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self._drawn: list[Tensor] = []
-        self._ids: Tensor | None = None
-        self._at = 0
-
-    def again(self, ids: Tensor) -> Drawn:
-        self._ids, self._at = ids, 0
-        return self
-
-    def categorical(self, weights: Tensor) -> Tensor:
-        if self._ids is None:
-            self._drawn.append(super().categorical(weights))
-            return self._drawn[-1]
-        start, self._at = self._at, self._at + weights.shape[-2]
-        drawn, ids = torch.cat(self._drawn, dim=-1)[..., start : self._at], self._ids[:, start : self._at]
-        if weights.shape[-1] != ids.shape[-1] + 1:  # all tokens are candidates
-            return drawn
-        found = ids[:, None] == drawn[..., None]
-        return torch.where(found.any(-1), found.int().argmax(-1), ids.shape[-1])
+    def draw(self, v: Verification, outcomes: AllTokens | Candidates, logits: Tensor, path: Tensor) -> Tensor:
+        heads = logits.transpose(1, 2).flatten(0, -2)  # all heads of a position before the next position
+        y = torch.cat([v.randomness.categorical(each.softmax(-1, dtype=torch.float32)) for each in heads.split(1)])
+        y = y.view(logits.transpose(1, 2).shape[:-1]).transpose(1, 2)
+        if isinstance(outcomes, AllTokens):
+            return y
+        own = outcomes.ids[:, None] == y[..., None]
+        return torch.where(own.any(-1), own.int().argmax(-1), outcomes.ids.shape[-1])
 
 
 def main(
@@ -94,6 +84,7 @@ def _differences(loaded: LoadedModels, ids: Tensor, n: int, counts: list[int], n
     with hook.over(n):
         logits = loaded.target(ids, logits_to_keep=keep).logits
     clean, dropped = hook.split(logits, n)
+    mean = dropped.mean(1, dtype=torch.float32)
     of_draft = loaded.draft(ids, logits_to_keep=n + 1).logits[:, :-1].float()
     rows = []
     for drawn in (False, True):
@@ -101,15 +92,18 @@ def _differences(loaded: LoadedModels, ids: Tensor, n: int, counts: list[int], n
         q = of_draft / scale
         torch.manual_seed(number)
         x = torch.multinomial(q[0].softmax(-1), 1).T if drawn else q.argmax(-1)
-        draws = Drawn(7)
+
         v = Verification(
-            x, clean.float() / scale, draft_logits=q, do_sample=drawn, randomness=draws,
-            dropped_logits=dropped / scale, centroid_logits=dropped.mean(1, dtype=torch.float32) / scale,
+            x, clean.float() / scale, draft_logits=q, do_sample=drawn, dropped_logits=dropped / scale,
+            centroid_logits=mean / scale,
         )  # fmt: skip
-        full = rule.keep(v)
+
+        def kept(count: int | None, v: Verification = v) -> Tensor:
+            return SameDraws(candidates=count).keep(replace(v, randomness=Randomness(7)))
+
+        full = kept(None)
         for count in counts:
-            draws.again(Candidates(x, v.logits[:, :n].topk(count).indices).ids)
-            few = replace(rule, candidates=count).keep(v)
+            few = kept(count)
             rows.append(
                 {"text": number, "candidates": count, "drawn": drawn, "positions": n, "kept": int(full.sum()),
                  "differ": int((full != few).sum()), "dropout": float(hook.dropout)}

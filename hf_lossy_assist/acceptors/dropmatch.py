@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,39 +86,54 @@ class DropMatch(Acceptor):
         return DroppedHeads(self.num_paths, self.dropout)
 
     def keep(self, v: Verification) -> Tensor:
-        if self.criterion == "naive" and not v.do_sample:
+        if self.criterion == "js":
+            of_draft, of_heads, agreed = self._compare(v, v.do_sample)
+            return ((of_draft <= of_heads) | agreed) & v.allowed
+        if not v.do_sample:
             return (v.dropped_logits.argmax(-1) == v.tokens[:, None]).any(1) & v.allowed
-        return torch.cat([self._keep(v, at) for at in _chunks(v.dropped_logits)], dim=-1) & v.allowed
-
-    def _keep(self, v: Verification, at: slice) -> Tensor:
-        """Decide some of the positions: the K distributions of all would overflow the CPU cache."""
-        logits = v.dropped_logits[:, :, at].float()
-        if self.criterion == "naive":  # greedy heads have been asked already
-            return (v.choose(logits.softmax(-1)) == v.tokens[:, None, at]).any(1)
-        outcomes = self._outcomes(v, at)
-        paths, centroid = outcomes.of(logits), outcomes.of(v.centroid_logits[:, at])
-        y = v.choose(paths) if v.do_sample else outcomes.likeliest(logits)
-        agreed = outcomes.x == majority(y, centroid)
-        of_draft, of_heads = _divergences(outcomes.merged(v.q[:, at]), centroid, paths)
-        return (of_draft <= of_heads) | agreed
-
-    def _outcomes(self, v: Verification, at: slice) -> AllTokens | Candidates:
-        x, logits = v.tokens[:, at], v.logits[:, at]
-        if self.candidates is None or self.candidates >= logits.shape[-1]:
-            return AllTokens(x)
-        return Candidates(x, logits[:, : x.shape[1]].topk(self.candidates).indices)
+        drawn = [
+            (v.choose(v.dropped_logits[:, :, at].float().softmax(-1)) == v.tokens[:, None, at]).any(1)
+            for at, _ in _chunks(v.dropped_logits.shape, v.logits.device)
+        ]
+        return torch.cat(drawn, dim=-1) & v.allowed
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
         agreeing = (v.dropped_logits.argmax(-1) == v.tokens[:, None]).sum(1)
         if self.criterion == "naive":
             return {"agreeing heads": agreeing}
-        both = []
-        for at in _chunks(v.dropped_logits):
-            outcomes = self._outcomes(v, at)
-            paths, centroid = outcomes.of(v.dropped_logits[:, :, at].float()), outcomes.of(v.centroid_logits[:, at])
-            both.append(torch.stack(_divergences(outcomes.merged(v.q[:, at]), centroid, paths)))
-        of_draft, of_heads = torch.cat(both, dim=-1)
+        of_draft, of_heads, _ = self._compare(v, do_sample=False)
         return {"agreeing heads": agreeing, "JS of the draft": of_draft, "largest JS of a head": of_heads}
+
+    def _compare(self, v: Verification, do_sample: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``JS(q ‖ P̄)``, ``max_k JS(P_k ‖ P̄)``, and whether x is the majority of drawn or likeliest tokens."""
+        batch, paths, n, vocabulary = v.dropped_logits.shape
+        every = self.candidates is None or self.candidates >= vocabulary
+        width = vocabulary if every else self.candidates + 2
+        parts = []
+        for at, heads in _chunks((batch, paths, n, width), v.logits.device):
+            x = v.tokens[:, at]
+            outcomes = AllTokens(x) if every else Candidates(x, v.logits[:, :n][:, at].topk(self.candidates).indices)
+            parts.append(self._compare_at(v, at, heads, outcomes, do_sample))
+        of_draft, of_heads, agreed = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+        return of_draft, of_heads, agreed
+
+    def _compare_at(
+        self, v: Verification, at: slice, heads: list[slice], outcomes: AllTokens | Candidates, do_sample: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        centroid = outcomes.of(v.centroid_logits[:, at])
+        spread = entropy(centroid)
+        farthest, y = [], []
+        for some in heads:
+            logits = v.dropped_logits[:, some, at]
+            path = outcomes.of(logits)
+            y.append(self.draw(v, outcomes, logits, path) if do_sample else outcomes.likeliest(logits, path))
+            farthest.append(js_of(entropy(path), spread[:, None], path.add_(centroid[:, None])))
+        of_draft = js_divergence(outcomes.of(v.draft_logits[:, at]), centroid, spread)
+        return of_draft, torch.cat(farthest, dim=1).amax(1), outcomes.x == majority(torch.cat(y, dim=1), centroid)
+
+    def draw(self, v: Verification, outcomes: AllTokens | Candidates, logits: Tensor, path: Tensor) -> Tensor:
+        """Return ``(B, K, n)`` each head's outcome, drawn from ``path``, the law of ``logits`` over the outcomes."""
+        return v.randomness.categorical(path)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)
@@ -131,13 +146,10 @@ class AllTokens:
     x: Tensor
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return the distribution over the outcomes of logits ``(B, …, n, V)``."""
-        return logits.softmax(-1)
+        """Return the distribution over the outcomes of logits ``(B, …, n, V)``, in float32."""
+        return logits.softmax(-1, dtype=torch.float32)
 
-    def merged(self, distribution: Tensor) -> Tensor:
-        return distribution
-
-    def likeliest(self, logits: Tensor) -> Tensor:
+    def likeliest(self, logits: Tensor, path: Tensor) -> Tensor:
         return logits.argmax(-1)
 
 
@@ -151,37 +163,39 @@ class Candidates:
         self.x = torch.where(self.among, among.int().argmax(-1), ids.shape[-1])
 
     def of(self, logits: Tensor) -> Tensor:
-        return self._with_rest((self._pick(logits) - logits.logsumexp(-1, keepdim=True)).exp_())
-
-    def merged(self, distribution: Tensor) -> Tensor:
-        return self._with_rest(self._pick(distribution))
-
-    def likeliest(self, logits: Tensor) -> Tensor:
-        return self._pick(logits).argmax(-1)
-
-    def _pick(self, values: Tensor) -> Tensor:
-        ids = self.ids if values.dim() == self.ids.dim() else self.ids[:, None]
-        return values.gather(-1, ids.expand(*values.shape[:-1], -1))
-
-    def _with_rest(self, picked: Tensor) -> Tensor:
-        twice = self.among if picked.dim() == self.ids.dim() else self.among[:, None]
+        """Return the distribution over the outcomes of logits ``(B, …, n, V)``, in float32."""
+        one = logits.dim() == self.ids.dim()
+        ids, twice = (self.ids, self.among) if one else (self.ids[:, None], self.among[:, None])
+        picked = logits.gather(-1, ids.expand(*logits.shape[:-1], -1)).float()
+        picked = picked.sub_(_log_mass(logits)).exp_()
         picked[..., -1].masked_fill_(twice, 0)
         return torch.cat([picked, (1 - picked.sum(-1, keepdim=True)).clamp_(min=0)], dim=-1)
 
-
-def _divergences(q: Tensor, centroid: Tensor, paths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the divergence of ``P̄`` from the draft, and from the farthest head; ``paths`` is overwritten."""
-    spread = entropy(centroid)
-    of_draft = js_divergence(q, centroid, spread)
-    return of_draft, js_of(entropy(paths), spread[:, None], paths.add_(centroid[:, None])).amax(1)
+    def likeliest(self, logits: Tensor, path: Tensor) -> Tensor:
+        return path[..., :-1].argmax(-1)  # the rest is no token
 
 
-def _chunks(logits: Tensor) -> list[slice]:
-    """Cut the positions of ``(B, K, n, V)`` into slices of bounded size as float32."""
-    batch, paths, n, vocabulary = logits.shape
-    room = _CHUNK_BYTES.get(logits.device.type, _CHUNK_BYTES_ELSEWHERE)
-    step = max(1, room // (4 * batch * paths * vocabulary))
-    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+def _log_mass(logits: Tensor) -> Tensor:
+    """Return ``(…, 1)`` the log-sum-exp of logits ``(…, V)``, in float32 of as many rows as a cache holds."""
+    rows = logits.flatten(0, -2)
+    step = max(1, _room(logits.device) // (4 * rows.shape[-1]))
+    return torch.cat([some.float().logsumexp(-1) for some in rows.split(step)]).view(*logits.shape[:-1], 1)
+
+
+def _room(device: torch.device) -> int:
+    return _CHUNK_BYTES.get(device.type, _CHUNK_BYTES_ELSEWHERE)
+
+
+def _chunks(shape: Sequence[int], device: torch.device) -> list[tuple[slice, list[slice]]]:
+    """Cut distributions ``(B, K, n, V)`` into positions, and heads at each, of bounded size as float32."""
+    batch, paths, n, width = shape
+    rows = max(1, _room(device) // (4 * batch * width))
+    positions, heads = max(1, rows // paths), min(rows, paths)
+
+    def cut(length: int, step: int) -> list[slice]:
+        return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+    return [(at, cut(paths, heads)) for at in cut(n, positions)]
 
 
 def majority(y: Tensor, centroid: Tensor) -> Tensor:

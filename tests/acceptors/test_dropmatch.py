@@ -75,7 +75,7 @@ def test_bounds_of_the_divergence():
     assert js_divergence(one, other) == pytest.approx(math.log(2), abs=1e-7)
 
 
-@pytest.mark.parametrize("room", [1, 4 * 4 * VOCABULARY * 2, 2**30])
+@pytest.mark.parametrize("room", [1, 4 * VOCABULARY * 3, 4 * VOCABULARY * 4 * 2, 2**30])  # a head, 3, all 4, all
 def test_decisions_do_not_depend_on_the_chunks(monkeypatch, room):
     monkeypatch.setitem(dropmatch._CHUNK_BYTES, "cpu", room)
     kept = torch.cat([DropMatch(num_paths=4).keep(verification(seed=seed)) for seed in range(20)])
@@ -122,7 +122,8 @@ def coarse_keep(v: Verification, candidates: int) -> Tensor:
 
 @pytest.mark.parametrize("candidates", [1, 4, 40])
 @pytest.mark.parametrize("seed", range(6))
-def test_candidates_are_the_rule_over_fewer_outcomes(candidates: int, seed: int):
+def test_candidates_are_the_rule_over_fewer_outcomes(monkeypatch, candidates: int, seed: int):
+    monkeypatch.setitem(dropmatch._CHUNK_BYTES, "cpu", [1, 3 * 4 * VOCABULARY, 2**20][seed % 3])
     v = verification(seed=seed)
     kept = DropMatch(candidates=candidates, dropout=0.1).keep(v)
     assert kept.tolist() == (coarse_keep(v, candidates) & v.allowed).tolist()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import torch
 from typer.testing import CliRunner
 
-from benchmarks.dropmatch_candidates import app
+from benchmarks.dropmatch_candidates import SameDraws, app
 from hf_lossy_assist import pairs
+from tests.acceptors.test_dropmatch import VOCABULARY, verification
 
 
 def test_all_tokens_as_candidates_decide_alike_and_few_may_not(tmp_path):
@@ -26,3 +28,14 @@ def test_all_tokens_as_candidates_decide_alike_and_few_may_not(tmp_path):
     assert out.read_text().splitlines() == [json.dumps(row) for row in rows]
     shown = [[line for line in each.output.splitlines() if line.endswith("%  ")] for each in (result, again)]
     assert shown[0] == shown[1] != []
+
+
+def test_heads_draw_the_same_tokens_from_all_and_from_candidates():
+    """With one token less than all as candidates, the rest is a token, too: only other draws could decide otherwise."""
+    kept = [
+        torch.cat([SameDraws(candidates=c, dropout=0.1).keep(verification(True, seed=i)) for i in range(40)])
+        for c in (None, VOCABULARY - 1, 4)
+    ]
+    assert torch.equal(kept[0], kept[1])
+    assert not torch.equal(kept[0], kept[2])
+    assert 0.2 < kept[0].float().mean() < 0.95
