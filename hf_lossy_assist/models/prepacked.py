@@ -12,7 +12,8 @@ from ..errors import LossyUnsupportedError, LossyValueError
 from .quantised import dtype_of
 from .replacing import PackedModule, with_replaced
 
-_ROWS = 6  # for which the order is chosen: a round's tokens; any number of rows works
+_ROWS = 6
+"""Rows for which the order is chosen: a round's tokens. Fewer rows take longer, so zeros fill them up."""
 
 
 class PrepackedLinear(PackedModule):
@@ -27,6 +28,13 @@ class PrepackedLinear(PackedModule):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[:-1].numel()
+        if rows >= _ROWS:
+            return self._product(x)
+        filled = nn.functional.pad(x.reshape(rows, -1), (0, 0, 0, _ROWS - rows))
+        return self._product(filled)[:rows].view(*x.shape[:-1], self.out_features)
+
+    def _product(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
     def _save_to_state_dict(self, *_args: object) -> NoReturn:
