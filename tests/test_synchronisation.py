@@ -98,7 +98,7 @@ def of_longer_text(
     monkeypatch: pytest.MonkeyPatch, row: Row, inputs: dict[str, torch.Tensor], **kwargs: Any
 ) -> Difference:
     found = []
-    for new in (4, 16):
+    for new in (6, 20):
         with waits(monkeypatch) as counted:
             TARGET.generate(
                 **inputs, assistant_model=DRAFT, num_assistant_tokens=3, max_new_tokens=new, eos_token_id=None,

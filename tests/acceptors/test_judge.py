@@ -16,7 +16,7 @@ from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, ThresholdRow
 from tests.tiny_models import ARCHITECTURES, noisy_copy, prompt, tiny
 
-GREEDY = {"max_new_tokens": 24, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
+GREEDY = {"max_new_tokens": 50, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 
 
 def head_for(target, draft, models="target", positions="draft", bias=0.0, seed=0, scale=1.0, **config) -> JudgeHead:
@@ -90,7 +90,7 @@ def test_kept_tokens_are_those_of_naive_forwards(architecture: str, models: str,
     assert min(out.lossy_stats.accepted_lossy, out.lossy_stats.corrected) > 0, (
         "the head finds some tokens important and some not"
     )
-    assert out.sequences[0].tolist()[:31] == naive_judge(target, draft, head, 31)[:31]
+    assert out.sequences[0].tolist()[:57] == naive_judge(target, draft, head, 57)[:57]
 
 
 def undecided_head(target, draft, models: str, positions: str) -> JudgeHead:

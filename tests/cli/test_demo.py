@@ -44,7 +44,7 @@ def test_untrained_models_are_compared_too(bundled, monkeypatch):
 
 
 def test_the_bundled_pair_shows_what_lossy_rules_do():
-    printed = run("--problems", "3")
+    printed = run("--problems", "4")
     rows = rows_of(printed)
     assert list(rows) == MODES.split(",")
     assert rows["lossless@16"]["score"] == rows["plain"]["score"]

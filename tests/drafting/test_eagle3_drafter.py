@@ -18,7 +18,7 @@ from tests.eagle3_heads import layer, random_head, trained_head, trained_pair
 from tests.parity import assert_same_text
 from tests.tiny_models import ARCHITECTURES, VOCAB, prompt, tiny
 
-GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 40}
 
 
 def prompts(rows: int = 4) -> torch.Tensor:

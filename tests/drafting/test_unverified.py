@@ -14,9 +14,9 @@ from tests.acceptors.fixtures import P, Q, Simulated, chi_square_p, telling
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.tiny_models import LENGTHS, VOCAB, constant, noisy_copy, padded, prompt, tiny
 
-TOKENS = 24
+TOKENS = 40
 GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}
-LONGER = GREEDY | {"max_new_tokens": 40}
+LONGER = GREEDY | {"max_new_tokens": 60}
 
 
 def test_a_verifier_that_always_rejects_is_lossless():

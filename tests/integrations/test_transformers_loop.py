@@ -19,7 +19,7 @@ from tests.acceptors.table import ROWS, Row, row_id
 from tests.tiny_models import ARCHITECTURES, constant, noisy_copy, prompt, tiny
 
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
-GREEDY = {"max_new_tokens": 24, "eos_token_id": None, "do_sample": False}
+GREEDY = {"max_new_tokens": 30, "eos_token_id": None, "do_sample": False}
 COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "accepted_histogram", "trace")
 
 

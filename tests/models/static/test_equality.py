@@ -10,7 +10,7 @@ from transformers import CompileConfig, StaticCache
 
 from hf_lossy_assist import last_stats
 from tests.acceptors.table import judge_head
-from tests.parity import assert_same_rows, assert_same_text
+from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
 
 NEW = 24
@@ -80,17 +80,6 @@ def test_padding_and_drafts_that_stop_early(llamas):
     mask = (ids != 0).long()
     eager, compiled = both(*llamas, ids=ids, attention_mask=mask, assistant_confidence_threshold=0.3)
     assert torch.equal(eager, compiled)
-
-
-def test_the_compiler_that_is_used_by_default():
-    ids = prompt(3).repeat(1, 3)
-    greedy = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 6, "return_dict_in_generate": True}
-    plain = tiny().generate(ids, output_logits=True, **greedy)
-    ours = tiny().generate(
-        ids, prompt_lookup_num_tokens=2, lossy_mode="lossless", lossy_config={"compile": True}, **greedy
-    )
-    assert_same_text(ours.sequences, plain)
-    assert ours.lossy_stats.rounds > 0
 
 
 def test_the_statistics_are_the_same(llamas):
