@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
@@ -16,6 +17,10 @@ from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.decoding import break_even
 from hf_lossy_assist.errors import warn_once
 from hf_lossy_assist.pairs import qwen_coder
+
+# The same cases in every run, however busy the machine is.
+settings.register_profile("project", deadline=None, derandomize=True)
+settings.load_profile("project")
 
 
 def pytest_sessionstart():

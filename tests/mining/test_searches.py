@@ -71,7 +71,7 @@ def test_labels_are_those_of_the_printed_algorithm(architecture):
     assert any(one.mismatches for one in found.values())
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=5)
 @given(
     seed=st.integers(0, 10_000),
     noise=st.sampled_from([0.01, 0.05, 0.2]),

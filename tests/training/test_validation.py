@@ -21,7 +21,7 @@ from hf_lossy_assist.training.validation import (
 TOKENS = st.lists(st.tuples(st.booleans(), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=40)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(TOKENS.filter(lambda tokens: any(label for label, _ in tokens)), st.integers(1, 20).map(lambda n: n / 20))
 def test_no_larger_threshold_has_the_recall(tokens, recall):
     labels, probabilities = (np.array(column) for column in zip(*tokens, strict=True))
@@ -36,7 +36,7 @@ def test_no_larger_threshold_has_the_recall(tokens, recall):
     assert all(found(candidate) < recall for candidate in larger)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(TOKENS.filter(lambda tokens: any(label for label, _ in tokens)))
 def test_rows_say_what_their_thresholds_do(tokens):
     labels, probabilities = (np.array(column) for column in zip(*tokens, strict=True))
