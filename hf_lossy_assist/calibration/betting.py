@@ -140,7 +140,10 @@ def select(losses: Any, max_loss: float, confidence: float = 0.95) -> int | None
 
 
 def certify(
-    families: Mapping[str, Sequence[Any]], max_loss: float, confidence: float = 0.95
+    families: Mapping[str, Sequence[Any]],
+    max_loss: float,
+    confidence: float = 0.95,
+    growths: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, list[tuple[float, float]]]:
     """Certify settings of several families, all at once with ``confidence``.
 
@@ -153,6 +156,10 @@ def certify(
         By name, the losses ``(n,)`` of each setting, from cautious to bold. Settings may have seen different problems.
     max_loss, confidence
         As for :func:`select`.
+    growths
+        By name, the :func:`growth_beyond` ``(n,)`` of each setting's answers. A setting then has to pass both tests,
+        each with the setting's whole risk: whichever limit it breaks, that test errs with no more (intersection-union
+        test, Berger 1982).
 
     Returns
     -------
@@ -165,12 +172,46 @@ def certify(
     for name, settings in families.items():
         risk = (1 - confidence) / len(families) + handed_on
         found = certified[name] = []
-        for losses in settings:
-            if not _refuted(_losses(losses), *_checked(max_loss, 1 - risk)):
+        for i, losses in enumerate(settings):
+            passed = _refuted(_losses(losses), *_checked(max_loss, 1 - risk))
+            if growths is not None:
+                passed = passed and _refuted(_losses(growths[name][i]), *_checked(0.0, 1 - risk))
+            if not passed:
                 break
             found.append((bound(losses, 1 - risk), 1 - risk))
         handed_on = risk if len(found) == len(settings) else 0.0
     return certified
+
+
+def growth_beyond(share: float, own: Any, reference: Any, limit: int) -> np.ndarray:
+    """Return ``(n,)`` numbers in [-1, 1] whose mean is below 0 iff answers grow by less than ``share``.
+
+    ``own`` and ``reference`` ``(n,)`` are tokens of answers to the same problems, none above ``limit``. Growth is that
+    of their means: ``E[own] < (1 + share) E[reference]``.
+
+    Examples
+    --------
+    >>> growth_beyond(0.25, [50, 100], [40, 100], 100).tolist()
+    [0.0, -0.2]
+    """
+    allowed = (1 + share) * np.asarray(reference, dtype=float)
+    return (np.asarray(own, dtype=float) - allowed) / (max(1.0, 1 + share) * limit)
+
+
+def growth_bound(own: Any, reference: Any, limit: int, confidence: float = 0.95) -> float:
+    """Return the least growth of answers that :class:`LossTest` rules out; infinite if it is 10-fold or more.
+
+    Arguments are those of :func:`growth_beyond` and :func:`bound`.
+    """
+    _, target = _checked(0.0, confidence)
+    low, high = -0.99, 9.0
+    if not len(own) or not _refuted(growth_beyond(high, own, reference, limit), 0.0, target):
+        return float("inf")
+    for _ in range(40):
+        middle = (low + high) / 2
+        proved = _refuted(growth_beyond(middle, own, reference, limit), 0.0, target)
+        low, high = (low, middle) if proved else (middle, high)
+    return high
 
 
 def _refuted(losses: np.ndarray, mean: float, target: float) -> bool:

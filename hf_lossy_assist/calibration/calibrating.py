@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ..call.config import parse
 from ..errors import LossyValueError
 from ..evaluation.answers import Answer, AnswerStore, load_answers
 from ..evaluation.evaluate import Evaluation
-from .betting import LossTest, bound, certify
+from .betting import LossTest, bound, certify, growth_beyond, growth_bound
 
 Answers = Mapping[str, Mapping[int, Answer]]
 """By mode and problem."""
@@ -25,6 +26,7 @@ def calibrate(
     confidence: float = 95.0,
     store: AnswerStore | None = None,
     note: Callable[[str, int, int, str], None] = lambda label, problems, expected, state: None,
+    max_longer: float | None = None,
 ) -> Certificate:
     """Answer problems until every rule's settings are tested, and certify the fastest setting that passes.
 
@@ -44,6 +46,9 @@ def calibrate(
     note
         Called after every problem with the mode, its problems so far, the expected number, and the state: "",
         "certified" or "given up".
+    max_longer
+        By how many per cent a setting's answers may be longer than the reference's on average, in tokens; None for any
+        length.
 
     Examples
     --------
@@ -62,36 +67,42 @@ def calibrate(
             "`evaluate` in many, and calibrate from the folder they wrote"
         )
     store = AnswerStore() if store is None else store
-    families = families_of(evaluation.plan())
+    families, limit = families_of(evaluation.plan()), _share("max_loss", max_loss)
     each = 1 - (1 - _share("confidence", confidence)) / max(1, len(families))
-    limits = _share("max_loss", max_loss), each
-    turns = [_turn(evaluation, labels, limits, store, note) for labels in families.values()]
+    longer = _longer(max_longer)
+    turns = [_turn(evaluation, labels, (limit, each), longer, store, note) for labels in families.values()]
     while turns:  # rules take turns by problem, so their speeds are measured under equal load
         turns = [turn for turn in turns if next(turn, False)]
-    return certificate_of(evaluation.plan(), store.known.values(), max_loss, confidence, evaluation.models.heads)
+    heads = evaluation.models.heads
+    return certificate_of(evaluation.plan(), store.known.values(), max_loss, confidence, heads, max_longer)
 
 
 def _turn(
     evaluation: Evaluation,
     labels: Sequence[str],
     limits: tuple[float, float],
+    longer: float | None,
     store: AnswerStore,
     note: Callable[[str, int, int, str], None],
 ) -> Iterator[bool]:
     """Test the settings of one rule; yield True after every problem."""
     for label in labels:
-        test = LossTest(*limits)
+        test, lengths, certified = LossTest(*limits), LossTest(0.0, limits[1]), False
         # Every test begins at the first problem, or its problems would depend on other settings' losses.
         for answers in evaluation.run(store, wanted=label.__eq__):
-            test.add(answers[evaluation.reference].score - answers[label].score)
+            own, other = answers[label], answers[evaluation.reference]
+            test.add(other.score - own.score)
+            if longer is not None:
+                lengths.add(float(growth_beyond(longer, own.tokens, other.tokens, evaluation.length)))
             limit = len(evaluation.examples)
             over = test.hopeless(limit - test.count)
-            state = "certified" if test.certified else "given up" if over else ""
+            certified = test.certified and (longer is None or lengths.certified)
+            state = "certified" if certified else "given up" if over else ""
             note(label, test.count, test.expected(limit), state)
             yield True
-            if test.certified or over:
+            if certified or over:
                 break
-        if not test.certified:
+        if not certified:
             return
 
 
@@ -101,6 +112,7 @@ def calibrate_from(
     confidence: float = 95.0,
     modes: Sequence[str] | None = None,
     heads: Mapping[str, Any] | None = None,
+    max_longer: float | None = None,
 ) -> Certificate:
     """Certify settings by the answers in a folder that ``evaluate`` has written.
 
@@ -108,7 +120,7 @@ def calibrate_from(
     ----------
     folder
         The folder with ``results.jsonl``.
-    max_loss, confidence
+    max_loss, confidence, max_longer
         As for :func:`calibrate`.
     modes
         Labels of the settings to test, for each rule from cautious to bold, in an order decided before looking at the
@@ -122,7 +134,7 @@ def calibrate_from(
             raise LossyValueError(f"`modes` has to name some of {list(plan['modes'])}, but names {unknown[0]!r}")
         wanted = [plan["reference"], *(label for label in modes if label != plan["reference"])]
         plan = {**plan, "modes": {label: plan["modes"][label] for label in wanted}}
-    return certificate_of(plan, answers, max_loss, confidence, heads or {})
+    return certificate_of(plan, answers, max_loss, confidence, heads or {}, max_longer)
 
 
 def families_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -141,8 +153,9 @@ def families_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def certificate_of(
-    plan: Mapping[str, Any], answers: Any, max_loss: float, confidence: float, heads: Mapping[str, Any]
-) -> Certificate:
+    plan: Mapping[str, Any], answers: Any, max_loss: float, confidence: float, heads: Mapping[str, Any],
+    max_longer: float | None = None,
+) -> Certificate:  # fmt: skip
     by_mode: dict[str, dict[int, Answer]] = {}
     for answer in answers:
         by_mode.setdefault(answer.mode, {})[answer.id] = answer
@@ -153,9 +166,13 @@ def certificate_of(
         for labels in families.values()
         for label in labels
     }
+    longer, most = _longer(max_longer), plan["max_new_tokens"]
+    lengths = {label: _lengths(by_mode.get(label, {}), reference) for label in losses}
+    grown = None if longer is None else {label: growth_beyond(longer, *lengths[label], most) for label in losses}
     found = certify(
         {rule: [losses[label] for label in labels] for rule, labels in families.items()},
         _share("max_loss", max_loss), _share("confidence", confidence),
+        grown and {rule: [grown[label] for label in labels] for rule, labels in families.items()},
     )  # fmt: skip
     tested = []
     for rule, labels in families.items():
@@ -171,10 +188,18 @@ def certificate_of(
             upper = bound(losses[label], sure) if upper is None else upper
             outcome = "certified" if place < len(done) else "not certified"
             mean = 100 * sum(losses[label]) / n
-            tested.append(TestedSetting(label, rule, config, outcome, n, mean, 100 * upper, 100 * sure, speed))
+            own, other = lengths[label]
+            growth = None if longer is None else 100 * (sum(own) / sum(other) - 1)
+            most_growth = None if longer is None else 100 * growth_bound(own, other, most, sure)
+            tested.append(
+                TestedSetting(
+                    label, rule, config, outcome, n, mean, 100 * upper, 100 * sure, speed, growth,
+                    most_growth if most_growth is not None and math.isfinite(most_growth) else None,
+                )
+            )  # fmt: skip
     certified = [each for each in tested if each.outcome == "certified"]
     best = max(certified, key=lambda each: each.tokens_per_second, default=None)
-    return _statement(plan, by_mode, max_loss, confidence, tested, best, heads)
+    return _statement(plan, by_mode, max_loss, confidence, tested, best, heads, max_longer)
 
 
 def _statement(
@@ -185,6 +210,7 @@ def _statement(
     tested: Sequence[TestedSetting],
     best: TestedSetting | None,
     heads: Mapping[str, Any],
+    max_longer: float | None,
 ) -> Certificate:
     rule, sums, usual = None, {}, {}
     if best is not None:
@@ -209,12 +235,27 @@ def _statement(
         chosen=None if best is None else best.mode, tested=tested, rule=rule,
         temperature=plan["modes"][plan["reference"]]["temperature"],
         target=plan["target"], draft=plan["draft"], heads=sums, usual=usual, versions=plan["runs"][-1],
+        max_longer=max_longer,
     )  # fmt: skip
 
 
 def _speed(answers: Mapping[int, Answer]) -> float | None:
     seconds = sum(answer.seconds for answer in answers.values())
     return sum(answer.tokens for answer in answers.values()) / seconds if seconds else None
+
+
+def _lengths(own: Mapping[int, Answer], reference: Mapping[int, Answer]) -> tuple[list[int], list[int]]:
+    """Return the tokens of a setting's answers, and of the reference's to the same problems."""
+    both = sorted(own.keys() & reference.keys())
+    return [own[i].tokens for i in both], [reference[i].tokens for i in both]
+
+
+def _longer(max_longer: float | None) -> float | None:
+    if max_longer is None:
+        return None
+    if isinstance(max_longer, bool) or not isinstance(max_longer, int | float) or not 0 <= max_longer < 900:
+        raise LossyValueError(f"`max_longer` has to be a number >= 0 and < 900, in per cent, but is {max_longer!r}")
+    return max_longer / 100
 
 
 def _share(name: str, value: float) -> float:

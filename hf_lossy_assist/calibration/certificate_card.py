@@ -52,6 +52,11 @@ def write_card(certificate: Certificate, folder: Path) -> None:
             f"problems, at most {setting.bound:.2f}), with {certificate.confidence:g} % confidence. It is the fastest "
             "of the settings that were certified."
         )
+        if certificate.max_longer is not None:
+            statement += (
+                f" Its answers are at most **{certificate.max_longer:g} %** longer on average ({setting.longer:+.1f} % "
+                f"measured, at most {setting.longer_bound:+.1f} %)."
+            )
     rows = [
         f"| `{x.mode}` | {x.outcome} | {x.n} | {_cell(x.loss, 2)} | {_cell(x.bound, 2)} | {_cell(x.confidence, 2)} | "
         f"{_cell(x.tokens_per_second, 1)} |"

@@ -35,6 +35,10 @@ def calibrate(
         typer.Option(help="Settings, for each rule from cautious to bold: RULE[+RULE][@GAMMA][:KEY=VALUE…],…"),
     ] = None,
     max_loss: Annotated[float, typer.Option(help="Points of the score that may be lost on average.")] = 1.0,
+    max_longer: Annotated[
+        float | None,
+        typer.Option(help="Per cent by which answers may grow on average; any length by default."),
+    ] = None,
     confidence: Annotated[float, typer.Option(help="In per cent, of all certified settings together.")] = 95.0,
     limit: Annotated[int, typer.Option(min=1, help="The most problems.")] = 5000,
 ) -> None:
@@ -49,7 +53,7 @@ def calibrate(
     heads: Mapping[str, Any] = head_sources(shared.head or ())
     if answers is not None:
         chosen = None if modes is None else [name.strip() for name in modes.split(",")]
-        certificate = calibrate_from(answers, max_loss, confidence, chosen, heads)
+        certificate = calibrate_from(answers, max_loss, confidence, chosen, heads, max_longer)
     else:
         if modes is None:
             raise LossyValueError("`--modes` has to name the settings to test, or `--from` a folder of `evaluate`")
@@ -57,7 +61,7 @@ def calibrate(
         if shared.reference is None and reference_of(listed) == listed[0].label and listed[0].gamma is not None:
             listed = [*shared.modes("plain"), *listed]
         evaluation = shared.evaluation(listed, limit, assisted=True)
-        certificate = _answered(evaluation, max_loss, confidence, out, screen)
+        certificate = _answered(evaluation, (max_loss, confidence, max_longer), out, screen)
         heads = evaluation.models.heads
     certificate.save(out, heads)
     write_card(certificate, out)
@@ -68,7 +72,9 @@ def calibrate(
     screen.print(f"chosen: {certificate.chosen}; written: {out}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _answered(evaluation: Evaluation, max_loss: float, confidence: float, out: Path, screen: Console) -> Certificate:
+def _answered(
+    evaluation: Evaluation, limits: tuple[float, float, float | None], out: Path, screen: Console
+) -> Certificate:
     bar = progress(screen)
     tasks_of: dict[str, Any] = {}
 
@@ -78,7 +84,9 @@ def _answered(evaluation: Evaluation, max_loss: float, confidence: float, out: P
         bar.update(tasks_of[label], completed=problems, total=expected, description=f"{label} {state}".rstrip())
 
     with Live(bar, console=screen, transient=True, refresh_per_second=2):
-        return certify_fastest(evaluation, max_loss, confidence, AnswerStore(out / "answers", evaluation.plan()), note)
+        max_loss, confidence, max_longer = limits
+        store = AnswerStore(out / "answers", evaluation.plan())
+        return certify_fastest(evaluation, max_loss, confidence, store, note, max_longer)
 
 
 def outcome_table(certificate: Certificate) -> Table:
@@ -90,6 +98,10 @@ def outcome_table(certificate: Certificate) -> Table:
         "at most": lambda x: number(x.bound),
         "tokens\n/s": lambda x: number(x.tokens_per_second),
     }
+    length = ""
+    if certificate.max_longer is not None:
+        columns |= {"longer\n(%)": lambda x: number(x.longer), "by at most": lambda x: number(x.longer_bound)}
+        length = f" and answers at most {certificate.max_longer:g} % longer,"
     rows: list[TestedSetting] = list(certificate.tested)
-    title = f"At most {certificate.max_loss:g} points lost, with {certificate.confidence:g} % confidence"
+    title = f"At most {certificate.max_loss:g} points lost,{length} with {certificate.confidence:g} % confidence"
     return table(rows, columns, title)

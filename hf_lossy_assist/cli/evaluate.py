@@ -18,7 +18,7 @@ from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
 from ..evaluation.modes import DecodingMode, parse_gamma
-from ..evaluation.tables import score_table
+from ..evaluation.tables import length_table, score_table
 from ..evaluation.vllm_engines import VllmEngines, vllm_engines
 from ..mining.mining_run import this_process
 from .console import limit_threads, progress
@@ -155,6 +155,7 @@ def evaluate(
     result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)
     if out is None or len(result.answers) == len(listed) * len(evaluation.examples):
         screen.print(score_table(result.modes.values(), evaluation.reference))
+        screen.print(length_table(result.modes.values(), evaluation.reference))
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)
 

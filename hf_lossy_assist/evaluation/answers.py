@@ -39,6 +39,7 @@ class Answer:
     seconds: float  # of the call of ``generate()``, shared equally by its rows
     text: str
     lossy: int = 0  # drafted tokens that only the rule kept, not the lossless one
+    cut: bool = False  # whether it ended at the limit of its length
 
 
 class AnswerStore:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .. import tasks
+from ..compat import ending_tokens
 from ..drafting.frequent_tokens import kept_tokens
 from ..errors import LossyValueError
 from ..heads import Head, ModelIdentity
@@ -29,7 +30,7 @@ from .plots import PlotPoint, plot
 from .quality import ModeScore, mode_scores
 from .records import provenance
 from .requests import PromptBatch, Response, batches_of, run_request
-from .tables import as_text, score_table
+from .tables import as_text, length_table, score_table
 
 _WARM_UP_TOKENS = 4
 
@@ -144,6 +145,7 @@ class Evaluation:
     def scored(self, mode: DecodingMode, ids: Sequence[int], response: Response, store: AnswerStore) -> list[Answer]:
         """Return a mode's answers to the problems ``ids``; ``store`` holds the reference's."""
         texts = self.tokenizer.batch_decode(response.rows, skip_special_tokens=True)
+        ends = ending_tokens(self.models.target.generation_config)
         answers = []
         for i, text, tokens, (rounds, accepted, lossy) in zip(ids, texts, response.rows, response.work, strict=True):
             own = text if mode.label == self.reference else store.known[self.reference, i].text
@@ -151,7 +153,8 @@ class Evaluation:
                 Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
             )
             seconds = response.seconds / len(ids)
-            answers.append(Answer(mode.label, i, score, len(tokens), rounds, accepted, seconds, text, lossy))
+            cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
+            answers.append(Answer(mode.label, i, score, len(tokens), rounds, accepted, seconds, text, lossy, cut))
         return answers
 
     def _problems(self) -> list[int]:
@@ -216,7 +219,8 @@ class EvaluationResult:
     reference: str  # the label that all are compared with
 
     def __repr__(self) -> str:
-        return as_text(score_table(self.modes.values(), self.reference))
+        tables = (lay_out(self.modes.values(), self.reference) for lay_out in (score_table, length_table))
+        return "\n\n".join(map(as_text, tables))
 
     def save(self, store: AnswerStore) -> None:
         """Write ``summary.json`` with an entry per mode, and ``plot.png`` of speed against score."""

@@ -37,6 +37,28 @@ def paired_interval(
 
 
 @dataclass(frozen=True)
+class Mean:
+    """The mean of a quantity of answers, and how far it is from the reference's on the same problems."""
+
+    mean: float
+    difference: float = 0.0
+    low: float | None = None  # of the difference's 95 % interval: the paired t-test's; None for fewer than two problems
+    high: float | None = None
+
+    @classmethod
+    def of(cls, own: Sequence[float], both: Sequence[tuple[float, float]]) -> Mean:
+        """Return the mean of ``own`` values, compared on the pairs of own and reference values in ``both``."""
+        from scipy.stats import ttest_1samp
+
+        mean, apart = sum(own) / len(own), [a - b for a, b in both]
+        if len(apart) < 2 or len(set(apart)) == 1:  # without any spread, the interval has no length
+            known = apart[0] if apart else 0.0
+            return cls(mean, known, *((known, known) if len(apart) > 1 else ()))
+        interval = ttest_1samp(apart, 0.0).confidence_interval()
+        return cls(mean, sum(apart) / len(apart), float(interval.low), float(interval.high))
+
+
+@dataclass(frozen=True)
 class ModeScore:
     """The results of one mode on all problems that it answered."""
 
@@ -52,6 +74,9 @@ class ModeScore:
     # Older files do not have these.
     target_calls_per_100_tokens: float | None = None  # a round is one call
     same_texts: int | None = None  # texts equal to the reference's
+    tokens_per_answer: Mean | None = None
+    seconds_per_answer: Mean | None = None
+    cut_off: float | None = None  # the share of answers that ended at the limit of their length
 
 
 def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
@@ -74,5 +99,14 @@ def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
         score = sum(answer.score for answer in own.values()) / len(own)
         same = sum(own[i].text == compared_with[i].text for i in both)
         calls = 100 * rounds / tokens if tokens else 0.0
-        rows.append(ModeScore(label, score, len(own), *apart, *kept, tokens / seconds, calls, same))
+        lengths, times = (
+            Mean.of(
+                [getattr(answer, name) for answer in own.values()],
+                [] if label == reference else [(getattr(own[i], name), getattr(compared_with[i], name)) for i in both],
+            )
+            for name in ("tokens", "seconds")
+        )
+        cut = sum(answer.cut for answer in own.values()) / len(own)
+        speed = tokens / seconds
+        rows.append(ModeScore(label, score, len(own), *apart, *kept, speed, calls, same, lengths, times, cut))
     return rows

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from .quality import ModeScore
+from .quality import Mean, ModeScore
 
 Column = Callable[[Any], str]
 
@@ -80,3 +80,23 @@ def score_table(rows: Iterable[ModeScore], reference: str) -> Table:
         "tokens\n/s": lambda row: figure(row.tokens_per_second),
     }
     return table(rows, columns, "Scores; mean kept: drafted tokens per round; calls of the target per 100 tokens")
+
+
+def apart(mean: Mean | None, digits: int) -> str:
+    """Return a mean's distance from the reference's with its interval; nothing for the reference itself."""
+    if mean is None or mean.low is None:
+        return ""
+    return " ".join((f"{mean.difference:+.{digits}f}", f"({mean.low:+.{digits}f} to {mean.high:+.{digits}f})"))
+
+
+def length_table(rows: Iterable[ModeScore], reference: str) -> Table:
+    """Lay out how long answers are and take: a rule that writes more tokens a second may need more of them."""
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        "tokens/\nanswer": lambda row: f"{row.tokens_per_answer.mean:.1f}",
+        f"against\n{reference} (95 %)": lambda row: apart(row.tokens_per_answer, 1),
+        "cut off\n(%)": lambda row: percent(row.cut_off, 1),
+        "seconds/\nanswer": lambda row: figure(row.seconds_per_answer.mean),
+        "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2),
+    }
+    return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.calibration_power import LAWS, LIMIT, answers_law, hoeffding_needed, problems_needed, wrongly_certified
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.calibration import LossTest, bound, certify, select
+from hf_lossy_assist.calibration.betting import growth_beyond, growth_bound
 
 REPEATS = 1000
 MOST = 0.05 + 3 * math.sqrt(0.05 * 0.95 / REPEATS)
@@ -120,3 +121,24 @@ def test_a_test_is_hopeless_where_no_problems_could_certify():
 def test_what_can_t_be_tested_is_refused(call, message: str):
     with pytest.raises(LossyValueError, match=message):
         call()
+
+
+def test_growth_at_the_limit_is_hardly_ever_certified():
+    """500 repeats at 95 %: more than 37 wrong ones (7.4 %) would have a probability of 1 % if 5 % were wrong."""
+    rng = np.random.default_rng(0)
+    wrong = right = 0
+    for _ in range(500):
+        reference = rng.integers(20, 90, 300)
+        grown = np.minimum(reference * rng.uniform(0.9, 1.3, 300), 120)  # by 10 % in the mean
+        wrong += growth_bound(grown, reference, 120) < 0.1 - 1e-6
+        right += growth_bound(grown, reference, 120) < 0.2
+    assert wrong <= 37
+    assert right >= 475
+
+
+def test_growth_is_that_of_the_means():
+    own, reference = np.array([10.0, 90.0]), np.array([50.0, 40.0])
+    for share in (-0.5, 0.1, 1.0):
+        values = growth_beyond(share, own, reference, 100)
+        assert np.abs(values).max() <= 1
+        assert values.mean() == pytest.approx((own.mean() - (1 + share) * reference.mean()) / (max(1, 1 + share) * 100))

@@ -23,10 +23,12 @@ from hf_lossy_assist.calibration import Certificate, Watch, calibrate, calibrate
 from hf_lossy_assist.calibration.certificate_card import write_card
 from hf_lossy_assist.call import certificate as certificates
 from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
+from hf_lossy_assist.evaluation.tables import as_text
 from hf_lossy_assist.heads import JudgeHead, ModelIdentity
 from hf_lossy_assist.heads.repository import PLACEHOLDER_ID, upload
 from hf_lossy_assist.tasks import Example, Task
@@ -90,6 +92,38 @@ def saved(answered: Path, tmp_path: Path) -> Path:
     certificate.save(tmp_path)
     write_card(certificate, tmp_path)
     return tmp_path
+
+
+def test_settings_whose_answers_grow_are_not_certified(tmp_path):
+    own = evaluation(400)
+    store = AnswerStore(tmp_path / "answers", own.plan())
+    for mode, tokens, seconds in (("plain", 8, 4.0), ("topk:k=2", 8, 2.0), ("topk:k=3", 10, 1.0)):
+        store.add([Answer(mode, i, 1.0, tokens + i % 2, 4, 6, seconds, "", 2) for i in range(400)])
+    chosen = ["topk:k=2", "topk:k=3"]
+    assert calibrate_from(tmp_path / "answers", 3, modes=chosen).chosen == "topk:k=3"
+    certificate = calibrate_from(tmp_path / "answers", 3, modes=chosen, max_longer=10)
+    assert {x.mode: x.outcome for x in certificate.tested} == {"topk:k=2": "certified", "topk:k=3": "not certified"}
+    same, longer = certificate.tested
+    assert same.longer == 0
+    assert 0 < same.longer_bound <= 10
+    assert longer.longer == pytest.approx(100 * (10.5 / 8.5 - 1))
+    assert longer.longer_bound > longer.longer
+    assert calibrate_from(tmp_path / "answers", 3, modes=chosen, max_longer=50).chosen == "topk:k=3"
+    certificate.save(tmp_path)
+    assert Certificate.load(tmp_path) == certificate
+    write_card(certificate, tmp_path)
+    assert "Its answers are at most **10 %** longer on average (+0.0 % measured" in (tmp_path / "README.md").read_text()
+    assert "by at most" in as_text(outcome_table(certificate))
+    with pytest.raises(LossyValueError, match="`max_longer` has to be a number >= 0 and < 900, in per cent, but is -1"):
+        calibrate_from(tmp_path / "answers", 3, modes=chosen, max_longer=-1)
+
+
+def test_lengths_are_watched_while_answers_are_made():
+    """The modes' answers here are equally long, so every limit on growth is kept; without problems none is shown."""
+    few = calibrate(evaluation(20), max_loss=50, max_longer=5)
+    assert few.max_longer == 5
+    assert {x.outcome for x in few.tested} <= {"not certified", "not tested"}, "20 problems can't show 5 %"
+    assert {x.outcome for x in calibrate(evaluation(20), max_loss=50).tested} >= {"certified"}
 
 
 def test_the_fastest_certified_setting_is_chosen(answered: Path):

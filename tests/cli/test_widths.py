@@ -16,7 +16,8 @@ from hf_lossy_assist.cli.mine import summary_table
 from hf_lossy_assist.cli.rendering import stats_table
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE
-from hf_lossy_assist.evaluation.tables import score_columns, score_table, table
+from hf_lossy_assist.evaluation.quality import Mean
+from hf_lossy_assist.evaluation.tables import length_table, score_columns, score_table, table
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
 SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04
@@ -35,7 +36,8 @@ SUMMARIES = [
 SCORES = [
     SimpleNamespace(
         label=LABEL, n=12345, score=1.0, difference=-0.999, low=-1.0, high=-0.888, mean_accepted=13.37,
-        tokens_per_round=14.37, target_calls_per_100_tokens=100.0, tokens_per_second=12345.6,
+        tokens_per_round=14.37, target_calls_per_100_tokens=100.0, tokens_per_second=12345.6, cut_off=1.0,
+        tokens_per_answer=Mean(512.3, -12.3, -45.6, 23.4), seconds_per_answer=Mean(12.34, -1.23, -4.56, 2.34),
     )
 ]  # fmt: skip
 ACCEPTED = SimpleNamespace(
@@ -44,8 +46,9 @@ ACCEPTED = SimpleNamespace(
     target_calls_per_100_tokens=100.0, mean_run=63.21,
 )  # fmt: skip
 TESTED = SimpleNamespace(
-    mode=LABEL, outcome="not certified", n=12345, loss=12.34, bound=23.45, confidence=99.9, tokens_per_second=12345.6
-)
+    mode=LABEL, outcome="not certified", n=12345, loss=12.34, bound=23.45, confidence=99.9, tokens_per_second=12345.6,
+    longer=12.34, longer_bound=123.45,
+)  # fmt: skip
 PROMPTS = [{"status": "mined", "mismatches": 123456, "important": 12345, "target_tokens": 10**8, "retokenised": 12345}]
 STATS = LossyStats(
     rounds=123456, drafted=1234567, accepted=1234567, accepted_histogram=(123,) * 33,
@@ -62,8 +65,9 @@ STATS = LossyStats(
         request_table(SUMMARIES),
         table(SCORES, score_columns(TARGET_ALONE), "Answers"),
         score_table(SCORES, TARGET_ALONE),
+        length_table(SCORES, TARGET_ALONE),
         acceptance_table([ACCEPTED], 0.9),
-        outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0, reference=TARGET_ALONE)),
+        outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0, max_longer=5.0)),
         summary_table("judge", PROMPTS),
         stats_table(STATS),
     ],

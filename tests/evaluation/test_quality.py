@@ -10,7 +10,8 @@ from scipy import stats
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer
-from hf_lossy_assist.evaluation.quality import mode_scores, paired_interval
+from hf_lossy_assist.evaluation.quality import Mean, mode_scores, paired_interval
+from hf_lossy_assist.evaluation.tables import as_text, length_table
 
 
 def interval_of_counts(n: int, better: int, worse: int) -> tuple[float, float]:
@@ -84,3 +85,23 @@ def test_modes_are_summed_up_and_compared_problem_by_problem():
     assert (a.same_texts, b.same_texts, c.same_texts) == (2, 3, 0)
     assert (c.n, c.difference) == (1, 1.0), "only on the problems that both have answered"
     assert (c.tokens_per_round, c.target_calls_per_100_tokens) == (0, 0), "the target was never asked"
+
+
+def test_lengths_and_times_are_compared_problem_by_problem():
+    tokens = {"plain": [10, 20, 30, 40], "topk": [12, 20, 36, 44]}
+    answers = [
+        Answer(mode, i, 1.0, n, n, 0, n / 10, "", cut=n > 35) for mode, own in tokens.items() for i, n in enumerate(own)
+    ]
+    alone, lossy = mode_scores(answers, "plain")
+    assert alone.tokens_per_answer == Mean(25.0)
+    assert (alone.cut_off, lossy.cut_off) == (0.25, 0.5)
+    interval = stats.ttest_rel(tokens["topk"], tokens["plain"]).confidence_interval()
+    assert lossy.tokens_per_answer == Mean(28.0, 3.0, pytest.approx(interval.low), pytest.approx(interval.high))
+    assert lossy.seconds_per_answer.mean == pytest.approx(2.8)
+    shown = as_text(length_table([alone, lossy], "plain"))
+    assert f"+3.0 ({interval.low:+.1f} to {interval.high:+.1f})" in shown
+
+
+def test_lengths_without_a_spread_have_no_interval_to_compute():
+    assert Mean.of([3.0, 4.0], [(3.0, 2.0), (4.0, 3.0)]) == Mean(3.5, 1.0, 1.0, 1.0)
+    assert Mean.of([3.0], [(3.0, 2.0)]) == Mean(3.0, 1.0)
