@@ -155,7 +155,7 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
     for label, entry in summary.items():
         assert list(entry) == [
             "score", "n", "difference", "low", "high", "mean_accepted", "tokens_per_round", "tokens_per_second",
-            "target_calls_per_100_tokens", "same_texts",
+            "target_calls_per_100_tokens", "same_texts", "tokens_per_answer", "seconds_per_answer", "cut_off",
         ]  # fmt: skip
         assert {"label": label, **entry} == asdict(result.modes[label])
         assert (entry["low"] < entry["high"]) is (label != "plain")
@@ -232,12 +232,13 @@ def test_defaults_of_an_enabled_model_are_no_mode_s(pair, whole):
 
 
 def test_the_result_is_a_table(whole):
-    printed = repr(whole).splitlines()
-    assert printed[0].startswith("Scores; ")
+    scores, lengths = (part.splitlines() for part in repr(whole).split("\n\nLength"))
+    assert scores[0].startswith("Scores; ")
     assert "points against" in repr(whole)
-    assert [line.split()[0] for line in printed[-4:]] == MODES.split(",")
-    assert printed[-4].split()[1:3] == ["6", "50.0"]
-    assert len(repr(whole)) < 1000
+    for printed in (scores, lengths):
+        assert [line.split()[0] for line in printed[-4:]] == MODES.split(",")
+    assert scores[-4].split()[1:3] == ["6", "50.0"]
+    assert len(repr(whole)) < 2000
 
 
 def test_progress_is_shown(pair, capsys):
