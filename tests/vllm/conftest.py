@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from importlib.util import find_spec
 from typing import Any
@@ -44,6 +45,7 @@ ENVIRONMENT = {
 def start(lossy: dict[str, Any] | None = HEADS, **changes: Any) -> Any:
     """Return an engine in this process."""
     os.environ |= {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    sys.modules.pop("llvmlite.binding.ffi", None)  # n-gram drafters load it, and no engine could start after one
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what vLLM itself is to replace
         from vllm import LLM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def certificate(pair, tmp_path_factory) -> str:
         "certified",
     )
     folder = tmp_path_factory.mktemp("certificate")
-    identities: dict[str, Any] = {role: ModelIdentity.of(getattr(pair, role)).to_dict() for role in ("target", "draft")}
+    identities: dict[str, Any] = {role: asdict(ModelIdentity.of(getattr(pair, role))) for role in ("target", "draft")}
     Certificate(
         task="arithmetic", split="test", problems=9, digest="0", max_loss=1, confidence=95, reference="lossless",
         chosen="typical", tested=[tested], rule=rule_in_full(Typical(), Limits()), temperature=None, heads={},
