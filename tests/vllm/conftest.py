@@ -41,6 +41,9 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 
+KEPT: list[Any] = []
+"""An engine that ends takes what all engines of the process share with it."""
+
 
 def start(lossy: dict[str, Any] | None = HEADS, **changes: Any) -> Any:
     """Return an engine in this process."""
@@ -50,7 +53,9 @@ def start(lossy: dict[str, Any] | None = HEADS, **changes: Any) -> Any:
         warnings.simplefilter("ignore")  # of what vLLM itself is to replace
         from vllm import LLM
 
-        return LLM(str(ROOT / "target"), **{**OPTIONS, **changes}, additional_config=lossy or {})
+        engine = LLM(str(ROOT / "target"), **{**OPTIONS, **changes}, additional_config=lossy or {})
+    KEPT.append(engine)
+    return engine
 
 
 @pytest.fixture(scope="session")
