@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from hf_lossy_assist.integrations.vllm.inside import sampler
 from tests.vllm.asking import answers, asking, prompts_of, texts
@@ -20,5 +21,5 @@ def test_lossless_texts_are_the_engine_s_own_and_lossy_ones_are_not(pair, monkey
     outputs = [x.outputs[0] for x in answers(engine, prompts, asking("topk", {"k": 8}))]
     assert sum(output.spec_decode_metrics.lossy["accepted_lossy"] for output in outputs) > 0
     assert all(step.draft_probs is None for step in seen)
-    with pytest.raises(ValueError, match="draft_sample_method"):
+    with pytest.raises(VLLMValidationError, match="draft_sample_method"):
         texts(engine, prompts, asking("fsd"))

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from hf_lossy_assist.acceptors import Typical
 from hf_lossy_assist.call.certificate import Certificate, TestedSetting, rule_in_full
@@ -59,5 +60,5 @@ def test_a_certificate_alone_runs_what_it_certifies(certificate: str, engine, pa
     certified, prompts = start({"lossy": {"certificate": certificate}}), prompts_of(pair)
     assert texts(certified, prompts, asking()) == texts(engine, prompts, asking("typical"))
     for refused in (asking("topk"), asking(temperature=1.0)):
-        with pytest.raises(ValueError, match="certificate"):
+        with pytest.raises(VLLMValidationError, match="certificate"):
             texts(certified, prompts, refused)
