@@ -65,8 +65,14 @@ def engine():
 
 @pytest.fixture(scope="session")
 def cramped():
-    """Too few blocks for its requests, and too few tokens a step for their drafts."""
+    """Too few blocks for its requests, which it reads in pieces."""
     return start(num_gpu_blocks_override=7, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=160)
+
+
+@pytest.fixture(scope="session")
+def busy():
+    """Too few tokens a step for its requests' drafts."""
+    return start(max_num_seqs=8, max_num_batched_tokens=16)
 
 
 @pytest.fixture(scope="session")

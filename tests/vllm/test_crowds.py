@@ -15,24 +15,16 @@ def scheduler_of(engine) -> Any:
     return engine.llm_engine.engine_core.engine_core.scheduler
 
 
-def test_preempted_and_put_off_requests_have_the_texts_of_roomy_engines(engine, cramped, pair, monkeypatch):
+def test_preempted_requests_have_their_own_texts(engine, cramped, pair, monkeypatch):
     prompts = prompts_of(pair, len(MIXED))
-    preempted, put_off = [], []
-    scheduler = scheduler_of(cramped)
-    preempt, schedule = scheduler._preempt_request, scheduler.schedule
-
-    def scheduled(*args, **kwargs):
-        output = schedule(*args, **kwargs)
-        waiting = [x.request_id for x in scheduler.running if x.request_id not in output.num_scheduled_tokens]
-        put_off.extend(waiting)
-        return output
+    preempted, scheduler = [], scheduler_of(cramped)
+    preempt = scheduler._preempt_request
 
     def noted(request, *args, **kwargs):
         preempted.append(list(request.prompt_token_ids))
         return preempt(request, *args, **kwargs)
 
     monkeypatch.setattr(scheduler, "_preempt_request", noted)
-    monkeypatch.setattr(scheduler, "schedule", scheduled)
     asked = [asking("lossless"), *MIXED[1:4], asking("lossless"), *MIXED[5:]]
     found, roomy = texts(cramped, prompts, *asked), texts(engine, prompts, *asked)
     assert preempted
@@ -40,7 +32,22 @@ def test_preempted_and_put_off_requests_have_the_texts_of_roomy_engines(engine, 
     same = [i for i, prompt in enumerate(prompts) if prompt not in preempted or i in (0, 4)]
     assert [found[i] for i in same] == [roomy[i] for i in same]
     assert all(found)
-    assert put_off, "some requests waited with their drafts"
+
+
+def test_requests_that_a_step_leaves_out_keep_their_drafts_and_probabilities(engine, busy, pair, monkeypatch):
+    prompts = prompts_of(pair, len(MIXED))
+    left_out, scheduler = [], scheduler_of(busy)
+    schedule = scheduler.schedule
+
+    def scheduled(*args, **kwargs):
+        output = schedule(*args, **kwargs)
+        waiting = [x for x in scheduler.running if x.request_id not in output.num_scheduled_tokens]
+        left_out.extend(x.request_id for x in waiting if x.spec_token_ids)
+        return output
+
+    monkeypatch.setattr(scheduler, "schedule", scheduled)
+    assert texts(busy, prompts, *MIXED) == texts(engine, prompts, *MIXED)
+    assert left_out
 
 
 def test_a_cached_prefix_changes_no_text(engine, pair):
