@@ -70,12 +70,6 @@ def cramped():
 
 
 @pytest.fixture(scope="session")
-def busy():
-    """Too few tokens a step for its requests' drafts."""
-    return start(max_num_seqs=8, max_num_batched_tokens=16)
-
-
-@pytest.fixture(scope="session")
 def plain():
     """An engine without lossy fields."""
     return start(None)

@@ -1,4 +1,4 @@
-"""Requests that join, leave, are put off, preempted or read in pieces keep their own texts."""
+"""Requests that join, leave, are preempted or read in pieces keep their own texts."""
 
 from __future__ import annotations
 
@@ -32,22 +32,6 @@ def test_preempted_requests_have_their_own_texts(engine, cramped, pair, monkeypa
     same = [i for i, prompt in enumerate(prompts) if prompt not in preempted or i in (0, 4)]
     assert [found[i] for i in same] == [roomy[i] for i in same]
     assert all(found)
-
-
-def test_requests_that_a_step_leaves_out_keep_their_drafts_and_probabilities(engine, busy, pair, monkeypatch):
-    prompts = prompts_of(pair, len(MIXED))
-    left_out, scheduler = [], scheduler_of(busy)
-    schedule = scheduler.schedule
-
-    def scheduled(*args, **kwargs):
-        output = schedule(*args, **kwargs)
-        waiting = [x for x in scheduler.running if x.request_id not in output.num_scheduled_tokens]
-        left_out.extend(x.request_id for x in waiting if x.spec_token_ids)
-        return output
-
-    monkeypatch.setattr(scheduler, "schedule", scheduled)
-    assert texts(busy, prompts, *MIXED) == texts(engine, prompts, *MIXED)
-    assert left_out
 
 
 def test_a_cached_prefix_changes_no_text(engine, pair):
