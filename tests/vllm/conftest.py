@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from importlib.util import find_spec
 from typing import Any
@@ -40,15 +41,21 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 
+KEPT: list[Any] = []
+"""An engine that ends takes what all engines of the process share with it."""
+
 
 def start(lossy: dict[str, Any] | None = HEADS, **changes: Any) -> Any:
     """Return an engine in this process."""
     os.environ |= {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    sys.modules.pop("llvmlite.binding.ffi", None)  # n-gram drafters load it, and no engine could start after one
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what vLLM itself is to replace
         from vllm import LLM
 
-        return LLM(str(ROOT / "target"), **{**OPTIONS, **changes}, additional_config=lossy or {})
+        engine = LLM(str(ROOT / "target"), **{**OPTIONS, **changes}, additional_config=lossy or {})
+    KEPT.append(engine)
+    return engine
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +65,7 @@ def engine():
 
 @pytest.fixture(scope="session")
 def cramped():
-    """Too few blocks for its requests, and too few tokens a step for their drafts."""
+    """Too few blocks for its requests, which it reads in pieces."""
     return start(num_gpu_blocks_override=7, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=160)
 
 

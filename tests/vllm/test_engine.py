@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from hf_lossy_assist import LossyError
 from tests.acceptors.table import ROWS
 from tests.vllm.asking import LENGTH, RULES, answers, asking, prompts_of, reference, texts
 from tests.vllm.conftest import GAMMA
@@ -153,12 +153,12 @@ def test_a_text_may_fill_the_models_length(engine, pair):
     ids=str,
 )
 def test_bad_fields_are_refused_by_name(engine, pair, extra: dict[str, Any], name: str):
-    with pytest.raises((LossyError, ValueError), match=name):
+    with pytest.raises(VLLMValidationError, match=name):
         answers(engine, prompts_of(pair)[:1], SamplingParams(temperature=0, extra_args=extra))
     assert len(texts(engine, prompts_of(pair)[:1], asking("typical"))[0]) == LENGTH, "the engine goes on"
 
 
 def test_an_engine_without_lossy_fields_is_vllm_s_own(plain, pair):
     assert "lossy" not in json.dumps(plain.llm_engine.vllm_config.parallel_config.worker_cls)
-    with pytest.raises(ValueError, match="lossy_mode"):
+    with pytest.raises(VLLMValidationError, match="lossy_mode"):
         answers(plain, prompts_of(pair)[:1], asking("typical"))

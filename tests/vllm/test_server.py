@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from tests.vllm.conftest import BY_MODEL, ENVIRONMENT, HEADS, ROOT
 
 CLIENTS = 50
 FLAGS = {
+    "--model": str(ROOT / "target"),
     "--dtype": "float32",
     "--max-model-len": "256",
     "--max-num-seqs": "16",
@@ -29,19 +31,24 @@ FLAGS = {
 }
 
 
+def _is_free(port: int) -> bool:
+    with socket.socket() as trial:
+        return trial.connect_ex(("127.0.0.1", port)) != 0
+
+
 class Server:
     def __init__(self, **lossy) -> None:
-        with socket.socket() as any_port:
-            any_port.bind(("127.0.0.1", 0))
-            self.port = any_port.getsockname()[1]
+        # Below the ports that connections are given, since the server takes long to bind its own.
+        self.port = next(port for port in range(20_000 + os.getpid() % 9_000, 32_000) if _is_free(port))
         flags = {**FLAGS, "--port": str(self.port), "--additional-config": json.dumps({"lossy": lossy})}
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(ROOT / "target"), "--enforce-eager"]
+        # What `vllm serve` runs; that command looks for a package of another name than that of the build for CPUs.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (a pipe would fill, and stop the server)
         self.process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", *(x for flag in flags.items() for x in flag)],
             env={**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=self.log,
+            stderr=self.log,
             start_new_session=True,
         )
         self.client = OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=120)
@@ -53,7 +60,8 @@ class Server:
     def wait(self) -> Server:
         for _ in range(240):
             if self.process.poll() is not None:
-                raise RuntimeError(self.process.stderr.read())
+                self.log.seek(0)
+                raise RuntimeError(self.log.read())
             try:
                 self.get("/health")
                 return self
@@ -63,7 +71,7 @@ class Server:
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
+        self.process.wait()
 
     def ask(self, prompt: list[int], mode=None, config=None, **more):
         asked = {} if mode is None else {"lossy_mode": json.dumps(mode) if not isinstance(mode, str) else mode}

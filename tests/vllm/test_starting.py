@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from hf_lossy_assist.acceptors import Typical
 from hf_lossy_assist.call.certificate import Certificate, TestedSetting, rule_in_full
@@ -40,7 +42,7 @@ def certificate(pair, tmp_path_factory) -> str:
         "certified",
     )
     folder = tmp_path_factory.mktemp("certificate")
-    identities: dict[str, Any] = {role: ModelIdentity.of(getattr(pair, role)).to_dict() for role in ("target", "draft")}
+    identities: dict[str, Any] = {role: asdict(ModelIdentity.of(getattr(pair, role))) for role in ("target", "draft")}
     Certificate(
         task="arithmetic", split="test", problems=9, digest="0", max_loss=1, confidence=95, reference="lossless",
         chosen="typical", tested=[tested], rule=rule_in_full(Typical(), Limits()), temperature=None, heads={},
@@ -58,5 +60,5 @@ def test_a_certificate_alone_runs_what_it_certifies(certificate: str, engine, pa
     certified, prompts = start({"lossy": {"certificate": certificate}}), prompts_of(pair)
     assert texts(certified, prompts, asking()) == texts(engine, prompts, asking("typical"))
     for refused in (asking("topk"), asking(temperature=1.0)):
-        with pytest.raises(ValueError, match="certificate"):
+        with pytest.raises(VLLMValidationError, match="certificate"):
             texts(certified, prompts, refused)

@@ -6,7 +6,7 @@ import functools
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from ...errors import LossyUnsupportedError, LossyValueError
+from ...errors import LossyError, LossyUnsupportedError, LossyValueError
 
 if TYPE_CHECKING:
     from .settings import EngineSettings
@@ -69,24 +69,33 @@ def _with_settings(create: Any) -> Any:
 
 
 def _with_checks(init: Any) -> Any:
+    from vllm.exceptions import VLLMValidationError
+
     @functools.wraps(init)
     def wrapped(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         init(self, vllm_config, *args, **kwargs)
         settings, check = settings_of(vllm_config), self.validate_logits_processors_params
 
         def checked(params: Any) -> None:
-            if settings is not None:
-                settings.check_request(params.extra_args, params.temperature, params.top_k, params.top_p, params.seed)
-            elif found := next((name for name in params.extra_args or () if name.startswith("lossy")), None):
-                raise LossyValueError(
-                    f"`{found}` of a request needs an engine that was started for it: add "
-                    "--additional-config '{\"lossy\": {}}' to vLLM's command"
-                )
+            try:
+                _check_request(settings, params)
+            except LossyError as error:
+                raise VLLMValidationError(str(error)) from error  # others become a 500 of the server
             check(params)
 
         self.validate_logits_processors_params = checked
 
     return wrapped
+
+
+def _check_request(settings: EngineSettings | None, params: Any) -> None:
+    if settings is not None:
+        settings.check_request(params.extra_args, params.temperature, params.top_k, params.top_p, params.seed)
+    elif found := next((name for name in params.extra_args or () if name.startswith("lossy")), None):
+        raise LossyValueError(
+            f"`{found}` of a request needs an engine that was started for it: add "
+            "--additional-config '{\"lossy\": {}}' to vLLM's command"
+        )
 
 
 def settings_of(config: Any, device: Any = "cpu") -> EngineSettings | None:

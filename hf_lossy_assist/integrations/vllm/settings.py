@@ -106,7 +106,7 @@ class EngineSettings:
 
         Dicts may be written as JSON, because ``vllm_xargs`` of a request over HTTP has none.
         """
-        asked = {name: _plain(value) for name, value in (extra or {}).items() if name.startswith("lossy")}
+        asked = {name: _plain(name, value) for name, value in (extra or {}).items() if name.startswith("lossy")}
         key = json.dumps(asked, sort_keys=True, default=repr)
         if key not in self._parsed:
             if len(self._parsed) > 1000:  # requests may differ in a number
@@ -221,13 +221,11 @@ def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
     return None
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     """Return what a string of JSON says; other values stay."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)
         except ValueError as error:
-            raise LossyValueError(
-                f"a lossy field of a request has to be JSON, but is {brief(value)}: {error}"
-            ) from error
+            raise LossyValueError(f"`{name}` of a request has to be JSON, but is {brief(value)}: {error}") from error
     return value
