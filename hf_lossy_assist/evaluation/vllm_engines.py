@@ -203,6 +203,7 @@ def engine_settings(models: Models, mode: DecodingMode) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "model": models.target.name_or_path, "dtype": str(models.target.dtype).removeprefix("torch."),
         "enforce_eager": True, "max_model_len": 4096, "enable_prefix_caching": False,
+        "max_num_batched_tokens": 8192,  # vLLM on CPUs can't read a prompt in pieces if its request has a seed
     }  # fmt: skip
     if mode.gamma is not None:
         probabilities = "greedy" if mode.temperature is None else "probabilistic"
