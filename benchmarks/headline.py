@@ -13,32 +13,37 @@ from matplotlib.figure import Figure
 from . import command
 
 _HERE = Path(__file__).parent
+_ROWS = _HERE / "memory_limit" / "engines" / "bench.jsonl"
 MODES = {
     "target alone": "target alone",
-    "stock assisted": "transformers' assisted generation, γ = 8",
-    "lossless@24": "lossless, γ = 24",
-    "dropmatch@24": "dropmatch, ρ = 0.3, γ = 24",
-    "judge@24": "judge, γ = 24",
+    "stock assisted@4": "transformers' assisted generation, γ = 4",
+    "vLLM: target alone": "vLLM, target alone",
+    "vLLM: its own lossless@4": "vLLM, lossless, γ = 4",
+    "lossless@auto": "lossless",
+    "typical@auto": "typical",
 }
 """The modes that are shown, by their label in the rows."""
 
 
 def main(
-    rows: Annotated[Path, typer.Argument(help="What a bench command wrote.")] = _HERE / "grown" / "bench.jsonl",
+    rows: Annotated[Path, typer.Argument(help="What a bench command wrote.")] = _ROWS,
     out: Annotated[Path, typer.Option(help="The picture, an SVG file.")] = _HERE.parent / "docs" / "speed.svg",
 ) -> None:
-    """Draw the speed of a few modes as bars, with their answers beside them."""
-    tables: dict[str, dict[str, Any]] = {"ModeSummary": {}, "ModeScore": {}}
+    """Draw the speed of a few modes as bars: the median, and the least and the largest of the repeats."""
+    table: dict[str, dict[str, Any]] = {}
     for row in map(json.loads, rows.read_text(encoding="utf-8").splitlines()):
-        tables.get(row["table"], {})[row.get("label")] = row
+        if row["table"] == "ModeSummary":
+            table[row["label"]] = row["tokens_per_second"]
     with rc_context({"svg.hashsalt": "headline", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7.5, 2.2), layout="constrained")
         figure.patch.set_facecolor("white")  # or nothing can be read on a dark page
         axes = figure.subplots()
-        speeds = [tables["ModeSummary"][label]["tokens_per_second"]["median"] for label in MODES]
-        bars = axes.barh(list(MODES.values()), speeds, color=["0.7", "0.7", "0.7", "C0", "C0"])
-        texts = [f"{tables['ModeScore'][label]['score']:.1%} right".replace("%", " %") for label in MODES]
-        axes.bar_label(bars, texts, padding=4)
+        speeds = [table[label] for label in MODES]
+        middle = [speed["median"] for speed in speeds]
+        apart = [[abs(speed[end] - speed["median"]) for speed in speeds] for end in ("low", "high")]
+        colors = ["0.7" if "@auto" not in label else "C0" for label in MODES]
+        bars = axes.barh(list(MODES.values()), middle, xerr=apart, color=colors, error_kw={"linewidth": 0.8})
+        axes.bar_label(bars, [f"{speed:.1f}" for speed in middle], padding=4)
         axes.invert_yaxis()
         axes.margins(x=0.18)
         axes.set_xlabel("tokens per second")
