@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from benchmarks.dropmatch_candidates import SameDraws, app
 from hf_lossy_assist import pairs
-from tests.acceptors.test_dropmatch import VOCABULARY, verification
+from tests.acceptors.dropped_heads import VOCABULARY, verification
 
 
 def test_all_tokens_as_candidates_decide_alike_and_few_may_not(tmp_path):
