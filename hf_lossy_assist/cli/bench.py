@@ -234,4 +234,6 @@ def _size(model: PreTrainedModel) -> dict[str, Any]:
     config = model.config.get_text_config(decoder=True)
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
     sizes = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    return {"parameters": sum(p.numel() for p in model.parameters()), **sizes}
+    with torch.device("meta"):  # the given one's weights may be packed, or rounded
+        parameters = type(model)(model.config).parameters()
+    return {"parameters": sum(p.numel() for p in parameters), **sizes}

@@ -29,7 +29,7 @@ from .modes import DecodingMode, Models, parse_modes
 from .plots import PlotPoint, plot
 from .quality import ModeScore, mode_scores
 from .records import provenance
-from .requests import PromptBatch, Response, batches_of, run_request
+from .requests import Ending, PromptBatch, Response, batches_of, run_request
 from .tables import as_text, length_table, score_table
 
 _WARM_UP_TOKENS = 4
@@ -81,7 +81,9 @@ class Evaluation:
     def batches(self) -> list[PromptBatch]:
         prompts = [self.task.encode(example, self.tokenizer) for example in self.examples]
         device, pad = self.models.target.device, self.tokenizer.pad_token_id
-        return batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed)
+        batches = batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed)
+        ending = Ending(self.task.ends, self.tokenizer) if self.task.ends else None
+        return [replace(batch, ending=ending) for batch in batches]
 
     @property
     def own_batches(self) -> dict[int, PromptBatch]:
@@ -182,6 +184,7 @@ class Evaluation:
             "target": asdict(ModelIdentity.of(target)),
             "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
             **_model_changes(target, draft),
+            **({"ends": list(self.task.ends)} if self.task.ends else {}),
             "modes": {mode.label: _described(mode, self.models.heads) for mode in self.modes},
             "problems": self._problems(),
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],

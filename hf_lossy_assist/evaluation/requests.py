@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,12 +12,34 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compat import ending_tokens
 from ..core.statistics import LossyStats
 from .meters import Clock, ForwardTimes, metered, peak_memory, synchronizer
 from .modes import DecodingMode, Models
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Strings that end an answer, as EOS does."""
+
+    strings: tuple[str, ...]
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Arguments of ``generate()``."""
+        return {"stop_strings": list(self.strings), "tokenizer": self.tokenizer}
+
+    def cut(self, tokens: Tensor) -> Tensor:
+        """Return the tokens up to the first with which their text has one of the strings."""
+
+        def ended(count: int) -> bool:
+            text = self.tokenizer.decode(tokens[:count])
+            return any(string in text for string in self.strings)
+
+        return tokens[: bisect_left(range(len(tokens)), True, key=ended)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +49,7 @@ class PromptBatch:
     ids: Tensor  # ``(B, L)`` token ids, padded on the left
     mask: Tensor  # ``(B, L)``, 1 for the prompts' tokens
     seed: int = 0  # of everything that is drawn for the answers
+    ending: Ending | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -179,6 +203,7 @@ def run_request(
         "max_new_tokens": max_new_tokens,
         "pad_token_id": models.target.generation_config.pad_token_id or 0,
         **mode.keywords(models, batch.seed),
+        **(batch.ending.keywords if batch.ending else {}),
     }
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
@@ -208,7 +233,7 @@ def run_request(
     deciding = stats.seconds.get("deciding") if stats is not None and clock is time.perf_counter else None
     width = batch.ids.shape[1]
     return Response(
-        rows=[until_end(row[width:], models.target) for row in output.sequences],
+        rows=[until_end(row[width:], models.target, batch.ending) for row in output.sequences],
         seconds=seconds,
         stats=stats,
         target_calls=len(calls),
@@ -219,10 +244,11 @@ def run_request(
     )
 
 
-def until_end(tokens: Tensor, model: PreTrainedModel) -> Tensor:
-    """Return the tokens up to the first EOS; padding follows in a batch."""
+def until_end(tokens: Tensor, model: PreTrainedModel, ending: Ending | None = None) -> Tensor:
+    """Return the tokens up to the first EOS or another end; padding follows in a batch."""
     ends = ending_tokens(model.generation_config)
-    return tokens[: next((i for i, token in enumerate(tokens.tolist(), 1) if token in ends), None)]
+    tokens = tokens[: next((i for i, token in enumerate(tokens.tolist(), 1) if token in ends), None)]
+    return ending.cut(tokens) if ending else tokens
 
 
 def _split(

@@ -223,6 +223,8 @@ def request_of(models: Models, mode: DecodingMode, batch: PromptBatch, max_new_t
         "max_tokens": max_new_tokens, "temperature": mode.temperature or 0.0, "seed": batch.seed,
         "stop_token_ids": ends, "detokenize": False,
     }  # fmt: skip
+    if batch.ending:
+        parameters |= {"stop": list(batch.ending.strings), "detokenize": True, "include_stop_str_in_output": True}
     if mode.rule is not None:
         parameters["extra_args"] = {"lossy_mode": mode.rule, "lossy_config": {**mode.settings, "seed": batch.seed}}
     prompts = [row[mask.bool()].tolist() for row, mask in zip(batch.ids, batch.mask, strict=True)]

@@ -38,6 +38,8 @@ class Task(ABC):
         The splits that :meth:`examples` accepts.
     max_new_tokens
         The longest response that an answer needs.
+    ends
+        Strings after which a response needs no more: an evaluation ends it there.
     scoring
         Settings of a metric or a judge. An evaluation does not mix answers with different ones.
 
@@ -58,6 +60,7 @@ class Task(ABC):
     name: str
     splits: tuple[str, ...] = ("train", "validation", "test")
     max_new_tokens: int = 160
+    ends: tuple[str, ...] = ()
     scoring: Mapping[str, Any] = MappingProxyType({})
 
     @abstractmethod

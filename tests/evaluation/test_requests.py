@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from hf_lossy_assist.evaluation.modes import DecodingMode
-from hf_lossy_assist.evaluation.requests import batches_of, run_request, until_end
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from hf_lossy_assist.evaluation.requests import Ending, batches_of, run_request, until_end
+from hf_lossy_assist.evaluation.vllm_engines import request_of
 from tests.tiny_models import prompt
 
 
@@ -40,3 +43,22 @@ def test_responses_end_with_the_first_eos(models):
         config.eos_token_id = None
     assert cut == run == said[: said.index(said[5]) + 1]
     assert until_end(torch.tensor(said), models.target).tolist() == said
+
+
+def test_responses_end_with_a_string(pair):
+    prompts = [pair.task.encode(example, pair.tokenizer) for example in pair.task.examples("test", 3)]
+    models = Models(pair.target, pair.draft)
+    whole = [run_request(models, DecodingMode(), one, 60).rows[0] for one in batches_of(prompts)]
+    string = pair.tokenizer.decode(whole[0][4:6])
+    ending = Ending((string, "never said"), pair.tokenizer)
+    wanted = [
+        next((row[:n] for n in range(len(row)) if string in pair.tokenizer.decode(row[:n])), row).tolist()
+        for row in whole
+    ]
+    assert min(map(len, wanted)) <= 6 < max(map(len, wanted)), "rows end apart"
+    (together,) = batches_of(prompts, 3, pad=pair.tokenizer.pad_token_id)
+    for mode in DecodingMode(), DecodingMode("lossless", "lossless", gamma=5):
+        response = run_request(models, mode, replace(together, ending=ending), 60)
+        assert [row.tolist() for row in response.rows] == wanted
+    alone = request_of(models, DecodingMode(), replace(together, ending=ending), 60)["parameters"]
+    assert (alone["stop"], alone["include_stop_str_in_output"]) == ([string, "never said"], True)
