@@ -31,6 +31,7 @@ from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner, PromptResult
 from ..mining.ratio_labels import RatioMiner
 from ..mining.reading import check
 from ..mining.searches import Searches
+from ..mining.self_labels import SelfLabels
 from ..mining.writing import ResponseLimits, Writer
 from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
@@ -48,7 +49,7 @@ from .options import (
     parse_task_options,
 )
 
-Labels = Literal["judge", "ratio"]
+Labels = Literal["judge", "self", "ratio"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,10 @@ class MiningOptions:
     assistant: DraftSource = None
     labels: Annotated[
         Labels,
-        typer.Option(help="judge: which mismatches matter; ratio: both models' probabilities of drafted tokens."),
+        typer.Option(
+            help="judge: which mismatches change the answer; self: which change the target's likelihood of what "
+            "follows; ratio: both models' probabilities of drafted tokens."
+        ),
     ] = "judge"
     split: Annotated[str, typer.Option(help="Which examples of the task.")] = "train"
     num_prompts: Annotated[int, typer.Option(min=1, help="Number of prompts; a repeated command may raise it.")] = 1000
@@ -87,8 +91,12 @@ class MiningOptions:
     seed: Annotated[int, typer.Option(min=0, help="Seed of draws.")] = 0
     folds: Annotated[int, typer.Option(min=1, help="Folds that the prompts are dealt into.")] = 5
     features_target: Annotated[
-        bool, typer.Option("--features-target", help="judge: store the states after the target's tokens too.")
+        bool, typer.Option("--features-target", help="judge, self: store the states after the target's tokens too.")
     ] = False
+    horizon: Annotated[int, typer.Option(min=1, help="self: compared tokens after a mismatch.")] = 32
+    most_lost: Annotated[
+        float, typer.Option(min=0, help="self: nats per token that they may lose at a mismatch that does not matter.")
+    ] = 0.1
     rows_per_kind: Annotated[
         int, typer.Option(min=1, help="ratio: drafted tokens per prompt, for each of the four kinds of prefix.")
     ] = 8
@@ -122,6 +130,10 @@ class MiningOptions:
             raise LossyValueError(
                 "`--target-api` gives greedy text only: leave out `--sampling`; `--labels ratio` needs `--model`"
             )
+        if self.target_api is not None and self.labels == "self":
+            raise LossyValueError(
+                "`--labels self` needs the target's probabilities: give `--model` instead of `--target-api`"
+            )
         self._models.check({"--task": self.task}, optional=() if self.target_api is None else ("--model",))
 
     def load(self) -> LoadedModels:
@@ -147,15 +159,18 @@ class MiningOptions:
         limits = ResponseLimits(ends, self.max_new_tokens)
         if self.labels == "ratio":
             return RatioMiner(loaded.target, loaded.draft, limits, choice, size, self.rows_per_kind)
+        guesses = DraftArgmax(loaded.draft, choice)
+        positions = ("previous", "draft", "target") if self.features_target else ("previous", "draft")
+        judged = partial(JudgeMiner, models=loaded.by_role, positions=dict.fromkeys(loaded.by_role, positions))
+        if self.labels == "self":
+            return judged(SelfLabels(loaded.target, guesses, limits, choice, size, self.horizon, self.most_lost))
         if self.target_api is None:
             writer: Writer = LocalWriter(loaded.target, size, limits, choice)
         else:
             model = ApiModel(self.target_api, self.target_api_model, timeout=self.target_api_timeout)
             writer = ApiWriter(model, loaded.task, tokenizer, limits, size)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
-        searches = Searches(writer, DraftArgmax(loaded.draft, choice), loaded.task, decode, size, self.task_workers)
-        positions = ("previous", "draft", "target") if self.features_target else ("previous", "draft")
-        return JudgeMiner(searches, loaded.by_role, dict.fromkeys(loaded.by_role, positions))
+        return judged(Searches(writer, guesses, loaded.task, decode, size, self.task_workers))
 
     def compared(self, loaded: LoadedModels) -> dict[str, Any]:
         """Return the settings that the data depend on, which a continued run has to keep."""
@@ -170,7 +185,8 @@ class MiningOptions:
             "task_options": list(self._settings),
             "target_api_model": self.target_api_model,
             **({"rows_per_kind": self.rows_per_kind} if self.labels == "ratio" else {}),
-            **({"features_target": self.features_target} if self.labels == "judge" else {}),
+            **({"features_target": self.features_target} if self.labels != "ratio" else {}),
+            **({"horizon": self.horizon, "most_lost": self.most_lost} if self.labels == "self" else {}),
         }
 
     @property
@@ -274,7 +290,8 @@ def mine(options: MiningOptions) -> None:
         loaded.task, loaded.tokenizer, options.split, options.num_prompts, options.folds, process,
         longest=longest_prompt(loaded.by_role.values(), options.max_new_tokens),
     )  # fmt: skip
-    plan = MiningPlan(options.labels, loaded.task.name, loaded.target, loaded.draft, options.compared(loaded))
+    kind = "ratio" if options.labels == "ratio" else "judge"
+    plan = MiningPlan(kind, loaded.task.name, loaded.target, loaded.draft, options.compared(loaded))
     counts = {"num_prompts": options.num_prompts, "batch_size": options.batch_size, "processes": process.count}
     screen, miner = Console(), options.miner(loaded)
     open_run(out, plan, records.provenance(loaded.draft.device, **counts))
@@ -290,4 +307,4 @@ def mine(options: MiningOptions) -> None:
     if len(rows) < workload.size():
         screen.print(f"process {process.number} is done; others are still at work on {out}")
     else:
-        screen.print(summary_table(options.labels, rows))
+        screen.print(summary_table(kind, rows))

@@ -13,7 +13,7 @@ from .prompt_results import Ids
 from .reading import CachedText, read
 
 # The most logits of one forward: half a gigabyte in float32.
-_MOST_LOGITS = 1 << 27
+MOST_LOGITS = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DraftArgmax:
         jobs = [one for one in wanted if one.start < len(one.response)]
         # Texts with similarly long unread parts go together.
         jobs.sort(key=lambda one: len(one.response) - one.start)
-        most = max(1, _MOST_LOGITS // self.model.config.get_text_config(decoder=True).vocab_size)
+        most = max(1, MOST_LOGITS // self.model.config.get_text_config(decoder=True).vocab_size)
         while jobs:
             batch = [jobs.pop()]
             longest = len(batch[0].prompt) + len(batch[0].response)

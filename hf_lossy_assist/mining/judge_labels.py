@@ -12,18 +12,19 @@ from ..heads.identity import ModelIdentity
 from .prompt_results import FAILED, MINED, SKIPPED, Miner, Prompt, PromptResult, Schemas, table_schemas
 from .search import Mismatch
 from .searches import Searched, Searches
+from .self_labels import SelfLabels
 from .states import mismatch_states
 
 
 @dataclass(frozen=True, eq=False)
 class JudgeMiner(Miner):
-    """Searches prompts for important tokens, and reads the states at every mismatch.
+    """Labels the mismatches of prompts, and reads the states at every mismatch.
 
     ``models`` are read, by role (``"target"``, ``"draft"``); ``positions`` chooses the states of each role from
     :data:`.states.POSITIONS`.
     """
 
-    searches: Searches
+    searches: Searches | SelfLabels
     models: Mapping[str, PreTrainedModel]
     positions: Mapping[str, Sequence[str]]
 

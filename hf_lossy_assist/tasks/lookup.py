@@ -22,6 +22,7 @@ SHIPPED = {
     "ifeval": f"{__package__}.ifeval:IFEval",
     "preference": f"{__package__}.preference:Preference",
     "prompts": f"{__package__}.plain_prompts:Prompts",
+    "refusals": f"{__package__}.refusals:Refusals",
     "summaries": f"{__package__}.summaries:Summaries",
 }
 _TEXT = ("str", "str | None", str, str | None)

@@ -111,6 +111,17 @@ def test_ratio_labels(options, tmp_path):
     assert len(row["previous"]) == len(row["token_state"]) == 16
 
 
+def test_self_labels(options, tmp_path):
+    printed = ok(*options, "--labels", "self", "--horizon", 3, "--most-lost", 0.2)
+    mined = load_mined(tmp_path / "data")
+    assert int(figure(printed, "mismatches")) == len(mined.tokens["important"]) > 0
+    assert mined.manifest["kind"] == "judge", "trained in the same way"
+    assert (mined.manifest["settings"]["horizon"], mined.manifest["settings"]["most_lost"]) == (3, 0.2)
+    again = run(*options, "--labels", "judge")
+    assert again.exit_code == 2
+    assert "`--horizon` was 3 and is None" in again.stderr
+
+
 def test_the_pair_needs_no_models_and_no_task(tiny_pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "load", functools.partial(pairs.load, folder=tiny_pair_folder))
     printed = ok("--pair", "arithmetic", "--out", tmp_path, "--num-prompts", 2, "--max-new-tokens", 5)
@@ -202,6 +213,7 @@ NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
         ([*OUT_OF_PAIR, *API], r"`--target-api-model` have to be given"),
         ([*OUT_OF_PAIR, "--target-api", "x", "--target-api-model", "m"], r"`--target-api` has to be a URL .* is 'x'"),
         ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--sampling"], r"`--target-api` gives greedy text only"),
+        ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--labels", "self"], r"`--labels self` needs .* `--model`"),
         (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`--task` has to be one of"),
         (NOWHERE, r"`--model` has to be .*'/no'"),
         ([*NOWHERE, "--task-option", "m"], r"`--task-option` has to be KEY=VALUE"),

@@ -64,6 +64,7 @@ def test_every_shipped_name_loads(tmp_path, sandbox_options):
         "prompts": tasks.load("prompts", str(preference)),
         "choices": tasks.load("choices", str(choices)),
         "summaries": tasks.load("summaries", str(summaries)),
+        "refusals": tasks.load("refusals"),
     }
     assert {*made, "ifeval"} == set(SHIPPED), "one needs a package of its own"
     assert {name: task.name for name, task in made.items()} == {name: name for name in made}

@@ -1,0 +1,99 @@
+"""Labels of mismatches by the target's own likelihood of what follows (SelfJudge, arXiv:2510.02329)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .choice import Choice
+from .draft_argmax import MOST_LOGITS, DraftArgmax, DraftQuery
+from .prompt_results import Ids, Prompt
+from .ratio_labels import Continuation, write_all
+from .reading import read
+from .search import Found, Mismatch
+from .searches import Searched
+from .states import ReadText, read_text
+from .writing import ResponseCost, ResponseLimits
+
+
+@dataclass(frozen=True, eq=False)
+class SelfLabels:
+    """Labels every mismatch of the target's response by whether its continuation stays as likely.
+
+    The draft's token replaces the target's, and the next ``horizon`` tokens y of the response stay. With x the draft's
+    token, the target's is important iff ``mean_i [log p(y_i | …x…) - log p(y_i | …)] < -most_lost``. A mismatch at the
+    response's end, where nothing follows, is important. No task has to check an answer, and no text is written anew.
+
+    The paper leaves open how mismatches of one response go together: here each is judged in the target's own text.
+    """
+
+    target: PreTrainedModel
+    draft: DraftArgmax
+    limits: ResponseLimits
+    choice: Choice
+    slots: int = 16
+    horizon: int = 32
+    most_lost: float = 0.1  # nats per token
+
+    def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
+        """Label the responses to all prompts, ``slots`` of which are written together."""
+        source = iter(prompts)
+        while batch := list(islice(source, self.slots)):
+            asked = [Continuation(prompt.tokens, ("target",), 0) for prompt in batch]
+            responses = write_all({"target": self.target}, asked, self.limits, self.choice)
+            texts = list(zip(batch, responses, strict=True))
+            guesses = dict(self.draft.guess([DraftQuery(i, one.tokens, y, 0) for i, (one, y) in enumerate(texts)]))
+            for slot, (prompt, response) in enumerate(texts):
+                self.draft.forget(slot)
+                yield self._labelled(prompt, response, guesses[slot])
+
+    def _labelled(self, prompt: Prompt, response: Ids, guesses: Ids) -> Searched:
+        places = [t for t, (ours, theirs) in enumerate(zip(response, guesses, strict=True)) if ours != theirs]
+        changes = likelihood_changes(self.target, prompt.tokens, response, places, guesses, self.horizon)
+        mismatches = tuple(
+            Mismatch(t, response[t], guesses[t], important=not change >= -self.most_lost)
+            for t, change in zip(places, changes, strict=True)
+        )
+        cost = len(response) + sum(1 + min(self.horizon, len(response) - t - 1) for t in places)
+        return Searched(prompt, ResponseCost(cost), Found(response, response, "", mismatches))
+
+
+@torch.inference_mode()
+def likelihood_changes(
+    model: PreTrainedModel, prompt: Ids, response: Ids, places: Sequence[int], others: Ids, horizon: int
+) -> list[float]:
+    """Return how much likelier, in nats per token, what follows each place is after the other token; NaN at the end."""
+    if not places:
+        return []
+    text = read_text(model, (*prompt, *response))
+    own = _likelihoods(text.logits[len(prompt) - 1 : -1], response)
+    vocabulary = text.logits.shape[-1]
+    together = max(1, min(16, MOST_LOGITS // (vocabulary * (horizon + 1))))
+    changes = []
+    for first in range(0, len(places), together):
+        batch = places[first : first + together]
+        for t, after in zip(batch, _after(model, text, len(prompt), response, batch, others, horizon), strict=True):
+            changes.append((after - own[t + 1 : t + 1 + horizon]).mean().item())
+    return changes
+
+
+def _after(
+    model: PreTrainedModel, text: ReadText, start: int, response: Ids, places: Sequence[int], others: Ids, horizon: int
+) -> Iterator[Tensor]:
+    """Yield, for each place, the log-likelihoods of what follows it after the other token."""
+    followers = [response[t + 1 : t + 1 + horizon] for t in places]
+    texts = [(*text.tokens[: start + t], others[t], *y) for t, y in zip(places, followers, strict=True)]
+    logits = read(model, texts, [(text.memory, start + t) for t in places]).logits
+    for row, y in zip(logits, followers, strict=True):
+        yield _likelihoods(row[len(row) - 1 - len(y) : -1], y)
+
+
+def _likelihoods(logits: Tensor, tokens: Ids) -> Tensor:
+    chosen = torch.tensor(tokens, dtype=torch.long, device=logits.device)
+    logits = logits.float()
+    return logits.gather(-1, chosen[:, None])[:, 0] - logits.logsumexp(-1)
