@@ -247,6 +247,8 @@ def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMod
     name, at, own = name.partition("@")
     if at:
         gamma = parse_gamma("modes", own)
+    if settings and name in ("plain", "stock", "draft"):
+        raise LossyValueError(f"`modes` has to name {name!r} without settings, but is {text!r}")
     if name == "plain":
         return DecodingMode(TARGET_ALONE, temperature=temperature)
     if name == "stock":
@@ -255,7 +257,8 @@ def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMod
     if name == "draft":
         return DecodingMode(DRAFT_ALONE, temperature=temperature, answers="draft")
     if name == EVERYTHING:
-        return DecodingMode(text, "thresholds", {"threshold_single": 0}, gamma, temperature)
+        keeps_all = {**parse_config(settings, "modes"), "threshold_single": 0}
+        return DecodingMode(text, "thresholds", keeps_all, gamma, temperature)
     names = name.split("+")
     for rule in names:
         if rule not in REGISTRY:

@@ -10,7 +10,16 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.call.config import parse
-from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE, VARIANTS, DecodingMode, Models, usual_modes
+from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.evaluation.modes import (
+    STOCK,
+    TARGET_ALONE,
+    VARIANTS,
+    DecodingMode,
+    Models,
+    parse_modes,
+    usual_modes,
+)
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.small_pair import verifier_for
@@ -107,3 +116,11 @@ def test_what_is_sampled_depends_on_the_seed_of_the_prompt_alone(models):
         one, again, other = (run_request(models, hot, batch(seed=s), 12).rows[0].tolist() for s in (3, 3, 4))
         assert one == again != other
     assert torch.equal(torch.random.get_rng_state(), state), "torch's own random numbers are left where they were"
+
+
+def test_settings_of_modes_without_a_rule():
+    [everything] = parse_modes("everything@9:strict_first_n=4", 5)
+    assert (everything.gamma, everything.settings) == (9, {"threshold_single": 0, "strict_first_n": 4})
+    for name in ("plain", "draft", "stock@3"):
+        with pytest.raises(LossyValueError, match=f"without settings, but is '{name}:k=3'"):
+            parse_modes(f"{name}:k=3", 5)
