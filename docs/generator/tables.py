@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, settings_of
@@ -69,8 +70,9 @@ def _cells(rule: type[Acceptor]) -> tuple[str, ...]:
 
 def _setting(each: Setting) -> str:
     is_text = isinstance(each.default, str)
-    default = each.unset if each.default is None else f'"{each.default}"' if is_text else f"{each.default:g}"
-    bounds = [f'"{choice}"' for choice in each.choices] or [f"{each.low:.2g} to {each.high:g}"]
+    default = each.unset if each.default is None else json.dumps(each.default) if is_text else f"{each.default:g}"
+    bounds = [f'"{choice}"' for choice in each.choices] or ["a text"] * each.text
+    bounds = bounds or [f"{each.low:.2g} to {each.high:g}"]
     bounds += [f'"{each.word}"'] if each.word else []
     return f"`{each.name}` {default} ({' or '.join(bounds)})".replace("inf", "∞")
 

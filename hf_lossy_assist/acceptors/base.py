@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..core.messages import Decision, Verification
+from ..core.steps import StepDrafting
 from .registry import Formula, settings_of
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ class Acceptor(ABC):
     def needs(self) -> frozenset[str]:
         """What the rule reads besides the target's logits; most rules set it as a class attribute.
 
-        A subset of ``"draft_probs"``, ``"draft_or_point_mass"``, ``"hidden"``, ``"draft_hidden"`` and
-        ``"dropped_heads"``. ``"draft_probs"`` requires a draft distribution; with ``"draft_or_point_mass"``, a drafter
-        without one counts as certain of its tokens.
+        A subset of ``"draft_probs"``, ``"draft_or_point_mass"``, ``"hidden"``, ``"draft_hidden"``,
+        ``"dropped_heads"`` and ``"tokenizer"``. ``"draft_probs"`` requires a draft distribution; with
+        ``"draft_or_point_mass"``, a drafter without one counts as certain of its tokens.
         """
         return frozenset()
 
@@ -111,6 +112,16 @@ class Acceptor(ABC):
         return None
 
     @property
+    def step_drafting(self) -> StepDrafting | None:
+        """How the draft may write whole steps, which the target scores; None for tokens."""
+        return None
+
+    @property
+    def drafts_any_length(self) -> bool:
+        """Whether the rule itself says where a draft ends."""
+        return self.unverified_drafting is not None or self.step_drafting is not None
+
+    @property
     def lacks_base(self) -> bool:
         """Whether the rule only adds to the tokens that its list's last rule keeps."""
         return False
@@ -121,7 +132,7 @@ class Acceptor(ABC):
 
     @property
     def decides_whole_drafts(self) -> bool:
-        """Whether the rule has been asked to decide drafts as wholes, which no rule of a list can."""
+        """Whether the rule decides drafts as wholes, which no rule of a list can."""
         return False
 
     def alone(self, v: Verification) -> Acceptor:

@@ -11,6 +11,7 @@ from transformers.cache_utils import StaticCache
 
 from .. import compat
 from ..acceptors import Acceptor
+from ..core.steps import BoundSteps
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
 from ..models.prepared import Prepared
@@ -57,6 +58,12 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
             raise LossyUnsupportedError(
                 f"`{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it out"
             )
+    for name in ("output_hidden_states", "output_attentions"):
+        if acceptor.step_drafting is not None and getattr(call.config, name, False):
+            raise LossyUnsupportedError(
+                f"`{name}` can't be used with `lossy_mode` {mode!r}, whose target reads a question after every step; "
+                "leave it out"
+            )
     for processor in call.processors:
         if isinstance(processor, compat.STATEFUL_PROCESSORS):
             raise LossyUnsupportedError(
@@ -64,7 +71,7 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
                 "to token; leave it out"
             )
     cache = compat.cache_of(call.inputs)
-    if acceptor.unverified_drafting is not None and compat.quantises(cache):
+    if acceptor.drafts_any_length and compat.quantises(cache):
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} drafts any number of tokens, but a {type(cache).__name__} can forget only a few; "
             "use a dynamic cache"
@@ -76,6 +83,17 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
         raise LossyValueError(
             f"`streamer` can only show a batch of 1, but the batch has {call.batch} rows (prompts × "
             "`num_return_sequences`); leave it out"
+        )
+
+
+def check_steps(model: PreTrainedModel, steps: BoundSteps, call: Prepared) -> None:
+    """Refuse texts after which the question about a step has no positions."""
+    longest, asked = call.config.max_length, len(steps.question)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and longest + asked > positions:
+        raise LossyValueError(
+            f"`max_new_tokens` lets a text have {longest} tokens, and `question` of the rule {steps.request.rule!r} "
+            f"has {asked}, but {type(model).__name__} has {positions} positions; shorten either"
         )
 
 

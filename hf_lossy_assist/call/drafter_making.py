@@ -13,6 +13,7 @@ from .. import compat
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
+from ..core.steps import BoundSteps
 from ..decoding.progress import Progress
 from ..drafting import Drafter
 from ..drafting.cross_tokenizer import CrossTokenizerDrafter
@@ -22,6 +23,7 @@ from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
 from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
+from ..drafting.steps import StepDrafter
 from ..drafting.tree import Eagle3TreeDrafter, TreeDrafter
 from ..drafting.tree_config import TreeConfig
 from ..drafting.unverified import UNVERIFIED_DRAFTERS
@@ -36,7 +38,8 @@ from .drafter_choice import DrafterChoice
 class DrafterMaker:
     """Makes the drafter of a call with all its rows; the draft's logits go through ``processors``.
 
-    What calls in one ``situation`` have learnt of automatic trees serves the next.
+    What calls in one ``situation`` have learnt of automatic trees serves the next. ``steps`` has the steps that the
+    rule asks for, if it does.
     """
 
     choice: DrafterChoice
@@ -45,6 +48,7 @@ class DrafterMaker:
     processors: LogitsProcessorList
     randomness: Randomness
     situation: tuple[Hashable, ...] = ()
+    steps: BoundSteps | None = None
 
     def drafter(
         self, progress: Progress, runner: Callable[[], ModelRunner] | None = None, tree: TreeConfig | None = None
@@ -60,6 +64,9 @@ class DrafterMaker:
                 request = acceptor.unverified_drafting
                 kind = UNVERIFIED_DRAFTERS[request.head.config.position]
                 return kind(choice.assistant_model, request, progress, **settings)
+            if self.steps is not None:
+                settings |= self._kept()
+                return StepDrafter(choice.assistant_model, self._length(), self.steps, **settings)
             return ModelDrafter(choice.assistant_model, self._length(), runner=runner, **self._kept(), **settings)
         if choice.drafts_with_eagle3:
             settings = self._settings(self.call, self.processors) | self._kept()

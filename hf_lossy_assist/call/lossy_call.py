@@ -16,6 +16,7 @@ from .. import compat
 from ..core.distributions import Randomness
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
+from ..core.steps import BoundSteps
 from ..core.texts import BatchLayout
 from ..decoding.break_even import BreakEven, Experience, Plan, experience_of
 from ..decoding.inspector import Inspector
@@ -27,7 +28,7 @@ from ..drafting.draft_length import NoStopwatch, Stopwatch
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.prepared import Prepared
 from ..models.processing import row_aligned
-from ..models.target import Target, TargetReader
+from ..models.target import StepTarget, Target, TargetReader
 from .checks import (
     check_certificate,
     check_decoding,
@@ -35,6 +36,7 @@ from .checks import (
     check_own_cache,
     check_prepared,
     check_row_by_row,
+    check_steps,
     check_together,
     check_tree,
 )
@@ -152,7 +154,8 @@ class LossyCall:
                 return decoding(call).decode()
             self.choice.check_batch(call.batch)
             check_own_cache(self.config.acceptor.name, call)
-            if self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs)):
+            apart = self.choice.row_by_row or self.config.acceptor.step_drafting is not None
+            if apart or compat.quantises(compat.cache_of(call.inputs)):
                 check_row_by_row(self.config.acceptor.name, call)
                 return RowByRow(lambda i: decoding(call.alone(i), row=i), stopping, call).decode()
             return decoding(call).decode()
@@ -179,13 +182,14 @@ class LossyCall:
         progress = Progress(stopping, self.config.limits.bind(call.tokenizer), stats, call.streamer, row)
         keep_raw = "logits" in outputs.wanted
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
-        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness, situation).drafter(
+        steps = self._steps(call)
+        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness, situation, steps).drafter(
             progress, runners.draft, self.config.tree
         )
         return Decoding(
             call.ids,
             layout,
-            target=Target(runners.target, reader),
+            target=Target(runners.target, reader) if steps is None else StepTarget(runners.target, reader, steps),
             drafter=IdleDrafter(drafter) if break_even.plain else drafter,
             acceptor=acceptor,
             progress=progress,
@@ -194,6 +198,14 @@ class LossyCall:
             inspector=Inspector(acceptor) if self.config.inspect else None,
             synced=call.synced_gpus,
         )
+
+    def _steps(self, call: Prepared) -> BoundSteps | None:
+        """Return the steps that the rule asks for in the call's tokens, if it does."""
+        if (request := self.config.acceptor.step_drafting) is None:
+            return None
+        steps = request.bind(call.tokenizer, compat.ending_tokens(call.config))
+        check_steps(self.model, steps, call)
+        return steps
 
     def _situation(self, call: Prepared) -> tuple[Hashable, ...]:
         """Return what calls have in common that learn from each other: drafter, rule, sampling, shapes, and device."""

@@ -88,7 +88,7 @@ class LoadedModels:
 
     @property
     def models(self) -> Models:
-        return Models(self.target, self.draft, self.heads)
+        return Models(self.target, self.draft, self.heads, tokenizer=self.tokenizer)
 
     @property
     def length(self) -> int:

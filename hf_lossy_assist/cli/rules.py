@@ -23,6 +23,7 @@ READS = {
     "hidden": "the target's states",
     "draft_hidden": "the draft's states",
     "dropped_heads": "dropped heads",
+    "tokenizer": "a tokenizer",
 }
 """A rule's ``needs`` in words."""
 
@@ -123,12 +124,14 @@ def _example(rule: type[Acceptor]) -> str:
 def _default(each: Setting) -> str:
     if each.default is None:
         return each.unset
+    if each.text:
+        return json.dumps(each.default)
     return each.default if isinstance(each.default, str) else f"{each.default:g}".replace("inf", "∞")
 
 
 def _bounds(each: Setting) -> str:
     low = "above 0" if each.low is not None and 0 < each.low < 1e-6 else f"{each.low or 0:g}"
-    bounds = list(each.choices) or ([] if each.low is None else [f"{low} to {each.high:g}"])
+    bounds = list(each.choices) or ["a text"] * each.text or ([] if each.low is None else [f"{low} to {each.high:g}"])
     return " or ".join([*bounds, *([each.word] if each.word else [])]).replace("inf", "∞")
 
 

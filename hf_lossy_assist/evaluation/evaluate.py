@@ -339,7 +339,7 @@ def evaluate(
         if draft is not None:
             raise LossyValueError(f"`prompt_lookup_num_tokens` {gamma} drafts without a model; leave it or `draft` out")
     listed = named_modes(modes, gamma, temperature) if isinstance(modes, str) else list(modes)
-    models = Models(target, draft, heads or {}, prompt_lookup_num_tokens is not None)
+    models = Models(target, draft, heads or {}, prompt_lookup_num_tokens is not None, tokenizer)
     evaluation = Evaluation(
         models, tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),

@@ -42,6 +42,7 @@ class Models:
     draft: PreTrainedModel | None = None  # None for the target alone, or with prompt lookup
     heads: Mapping[str, Head] = field(default_factory=dict)
     lookup: bool = False  # draft by prompt lookup instead of a model
+    tokenizer: Any = None  # the target's, for rules and limits that read texts
 
 
 class Engine(Protocol):
@@ -150,6 +151,7 @@ class DecodingMode:
                 **({} if models.lookup else {"num_assistant_tokens": self.gamma}),
                 "lossy_config": {**self.settings, "seed": seed},
                 **({"lossy_head": heads} if heads else {}),
+                **({} if models.tokenizer is None else {"tokenizer": models.tokenizer}),
             }
         return keywords
 

@@ -118,6 +118,11 @@ class LossyVerification(LogitsProcessor):
                 f"the rule {acceptor.name!r} commits tokens without the target, which transformers' assisted "
                 f"generation can't do; use enable() and `lossy_mode` {acceptor.name!r}"
             )
+        if acceptor.step_drafting is not None:
+            raise LossyUnsupportedError(
+                f"the rule {acceptor.name!r} lets the target score whole steps, which transformers' assisted "
+                f"generation can't do; use enable() and `lossy_mode` {acceptor.name!r}"
+            )
         if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
         acceptor.check_models(self.target, assistant_model)
