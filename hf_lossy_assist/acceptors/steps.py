@@ -54,7 +54,7 @@ class Steps(Acceptor):
     threshold: float = setting(7, 0, 10)
     longest: int = setting(128, 1, integer=True)
     end: str = setting("\n\n", text=True)
-    question: str = setting(QUESTION, text=True)
+    question: str | None = setting(None, text=True, unset="asks whether the step is right")
 
     name = "steps"
     paper = "SpecReason, section 4"
@@ -73,7 +73,7 @@ class Steps(Acceptor):
 
     @property
     def step_drafting(self) -> StepDrafting:
-        return StepDrafting(self.end, self.question, self.longest, self.name)
+        return StepDrafting(self.end, self.question or QUESTION, self.longest, self.name)
 
     def alone(self, v: Verification) -> Acceptor:
         return Lossless() if v.step_score is None else self

@@ -75,6 +75,7 @@ class AssistedDecoding:
         """Return the keywords of ``generate()`` for drafting and the rule."""
         own = {name: loaded.heads[name] for name in self.rules_with_head if name in loaded.heads}
         rule = {"lossy_mode": self.mode, "lossy_config": self.config, "lossy_head": self.head or own or None}
+        rule["tokenizer"] = loaded.tokenizer
         if self.lookup is not None:
             return rule | {"prompt_lookup_num_tokens": self.lookup}
         drafting = {"assistant_model": loaded.draft}
@@ -83,7 +84,7 @@ class AssistedDecoding:
         other = loaded.draft_tokenizer
         if other is None or same_tokenizer(loaded.tokenizer, other):
             return rule | drafting
-        return rule | drafting | {"tokenizer": loaded.tokenizer, "assistant_tokenizer": other}
+        return rule | drafting | {"assistant_tokenizer": other}
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,9 @@ def inspect(
     drafted, warmth = parse_gamma("--gamma", gamma), temperature if sample else None
     modes = [parsed for text in mode or ["lossless"] for parsed in parse_modes(text, drafted, warmth)]
     loaded = options.load()
-    models = Models(loaded.target, loaded.draft, {**loaded.heads, **load_heads(head or (), device)})
+    models = Models(
+        loaded.target, loaded.draft, {**loaded.heads, **load_heads(head or (), device)}, tokenizer=loaded.tokenizer
+    )
     for each in modes:
         each.check_heads(models.heads)
     text = loaded.examples(1)[0].prompt if prompt is None else prompt

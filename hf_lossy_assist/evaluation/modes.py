@@ -161,7 +161,8 @@ def usual_modes(
 ) -> list[DecodingMode]:
     """Return ``lossless``, then every rule that can differ from it here.
 
-    A rule that needs a head takes part only if there is one. ``every_setting`` adds :data:`VARIANTS`.
+    A rule that needs a head takes part only if there is one. Rules that judge whole steps take no part, since not every
+    text has steps. ``every_setting`` adds :data:`VARIANTS`.
 
     Examples
     --------
@@ -174,7 +175,9 @@ def usual_modes(
         if head_type(rule) is not None and head is None:
             continue
         for chosen in (rule.usual, *(VARIANTS.get(name, ()) if every_setting else ())):
-            if name == "lossless" or not parse(name, dict(chosen), head).is_lossless(temperature is not None):
+            acceptor = parse(name, dict(chosen), head).acceptor
+            differs = not acceptor.is_lossless(temperature is not None) and acceptor.step_drafting is None
+            if name == "lossless" or differs:
                 label = ":".join([name, *(f"{key}={value}" for key, value in chosen.items() if every_setting)])
                 modes.append(DecodingMode(label, name, chosen, gamma, temperature))
     return modes

@@ -36,7 +36,7 @@ _WIDEST = 10.0  # a slider's range, where a setting has no end
 
 @dataclass(frozen=True)
 class Knob:
-    """A setting of a rule as a person moves it: a choice, or a slider that may have to be switched on first."""
+    """A setting of a rule as a person moves it: a choice, a text, or a slider that may have to be switched on first."""
 
     rule: str
     setting: Setting
@@ -58,6 +58,8 @@ class Knob:
         name, about = self.setting.name, self.setting.help
         if self.setting.choices:
             return [gr.Dropdown(list(self.setting.choices), value=self.setting.default, label=name, info=about)]
+        if self.setting.text:
+            return [gr.Textbox(value=self.setting.default, label=name, info=about)]
         (low, high), step = self.bounds, 1 if self.setting.integer else 0.01
         begin = low if self.start is None else self.start
         switch = [] if self.start is not None else [gr.Checkbox(label=f"set {name}")]
@@ -65,7 +67,7 @@ class Knob:
 
     def read(self, values: Iterator[Any]) -> dict[str, Any]:
         """Take the values of its components; return the setting, unless that is as it is anyway."""
-        wanted = self.setting.choices or self.start is not None or next(values)
+        wanted = self.setting.choices or self.setting.text or self.start is not None or next(values)
         value = next(values)
         value = int(value) if self.setting.integer else value
         return {self.setting.name: value} if wanted and value != self.setting.default else {}
@@ -106,7 +108,7 @@ def answer(pair: str, prompt: str, tokens: float, temperature: float, seed: floa
     if not prompt.strip():
         raise LossyValueError("the prompt is empty; write what the text is to go on from")
     loaded, values = _loaded(pair), iter(choices)
-    models = Models(loaded.target, loaded.draft, loaded.rule_heads)
+    models = Models(loaded.target, loaded.draft, loaded.rule_heads, tokenizer=loaded.tokenizer)
     modes = [_mode(values, models, pair, temperature or None) for _ in COLUMNS]
     ids = _encoded(prompt, loaded.tokenizer)
     room = loaded.target.config.max_position_embeddings - int(tokens)

@@ -12,27 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lossy_assist import LossyError, enabled, pairs
+from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.acceptors import Steps
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.drafting.test_unverified import Watcher
-from tests.tiny_models import LENGTHS, VOCAB, constant, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import LENGTHS, VOCAB, Characters, constant, noisy_copy, padded, prompt, tiny
 
 TOKENS = 40
 GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}
-LETTERS = "".join(chr(ord("@") + i) for i in range(54))
-
-
-class Characters:
-    """A tokenizer with a token per character, digits last."""
-
-    text = LETTERS + "0123456789"
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [self.text.index(x) for x in text]
-
-    def decode(self, ids: list[int], **options: Any) -> str:
-        return "".join(self.text[i] for i in ids)
 
 
 @dataclass
@@ -80,11 +67,8 @@ class Naive:
 
 
 def steps(target, draft, config, **more):
-    kwargs = {"input_ids": prompt()} | GREEDY | more
-    with enabled(target):
-        return target.generate(
-            **kwargs, assistant_model=draft, lossy_mode="steps", lossy_config=config, tokenizer=Characters()
-        )
+    kwargs = {"input_ids": prompt(), "assistant_model": draft, "tokenizer": Characters()} | GREEDY | more
+    return target.generate(**kwargs, lossy_mode="steps", lossy_config=config)
 
 
 def pair(architecture: str | None = None, noise: float = 0.1):
@@ -172,10 +156,10 @@ def test_the_end_may_stand_inside_tokens():
     eos = bundled.target.generation_config.eos_token_id
     naive = Naive(bundled.target, bundled.draft, config, bundled.tokenizer, (eos,))
     text, naive = mixed(naive, given["input_ids"][0].tolist(), 60)
-    with enabled(bundled.target, assistant_model=bundled.draft, tokenizer=bundled.tokenizer):
-        out = bundled.target.generate(
-            **given, lossy_mode="steps", lossy_config=naive.settings, max_new_tokens=60, do_sample=False
-        )
+    out = bundled.target.generate(
+        **given, assistant_model=bundled.draft, lossy_mode="steps", lossy_config=naive.settings,
+        tokenizer=bundled.tokenizer, max_new_tokens=60, do_sample=False,
+    )  # fmt: skip
     assert out[0].tolist() == text
 
 
@@ -253,7 +237,7 @@ def test_refused(case: str):
     kwargs = {"assistant_model": draft, "lossy_mode": "steps", "lossy_config": {"question": "@AB"}}
     forwards = []
     target.register_forward_pre_hook(lambda *_: forwards.append(1))
-    with pytest.raises(LossyError) as error, enabled(target):
+    with pytest.raises(LossyError) as error:
         target.generate(**({"input_ids": prompt(), "tokenizer": Characters()} | GREEDY | kwargs | change))
     assert all(needle in str(error.value) for needle in needles), str(error.value)
     assert not forwards
