@@ -54,10 +54,10 @@ class Steps(Acceptor):
     threshold: float = setting(7, 0, 10)
     longest: int = setting(128, 1, integer=True)
     end: str = setting("\n\n", text=True)
-    question: str | None = setting(None, text=True, unset="asks whether the step is right")
+    question: str | None = setting(None, text=True, unset="its own")
 
     name = "steps"
-    paper = "SpecReason, section 4"
+    paper = "SpecReason (arXiv:2504.07891), section 4"
     formula = Formula(
         "The draft writes a step up to a blank line, and the target scores it from 0 to 9. Below the threshold, the "
         "target writes the step.",
