@@ -136,7 +136,7 @@ class Acceptor(ABC):
         return False
 
     def alone(self, v: Verification) -> Acceptor:
-        """Return the rule for a draft that no other rule decides about."""
+        """Return the rule that decides a draft where this one stands in no list: itself, or a lossless one."""
         return self
 
     def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
@@ -228,7 +228,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
         last = torch.zeros(len(none), dtype=torch.long, device=v.logits.device)
         return Decision(none, last, v.choose(v.after(last)), last == 0, none, {})
     rule = acceptor.alone(v)
-    whole = rule is not acceptor  # drafts are decided as wholes, without a loss
+    whole = rule is not acceptor  # another rule decides this draft, as a whole or token by token, without a loss
     keep, credits, strict = _judge_tokens(rule, v, None if whole else positions)
     # The lossless rule keeps one path at most, since the target has one argmax.
     prefix = v.shape.prefix(keep, v.do_sample, lambda: None if rule.is_lossless(False) else v.log_p)

@@ -17,9 +17,6 @@ from .base import Acceptor, DroppedHeads, UnverifiedDrafting
 from .lossless import Lossless
 from .registry import setting
 
-_WHOLE = {"lossless": "`verification` of that rule in `lossy_config`"}
-"""What makes a rule decide drafts as wholes, if it is not the rule itself."""
-
 
 @dataclass(frozen=True)
 class _Composed(Acceptor):
@@ -39,7 +36,7 @@ class _Composed(Acceptor):
         if whole := [rule for rule in self.rules if rule.decides_whole_drafts]:
             raise LossyValueError(
                 f"rules of a list judge tokens one by one, but {whole[0]!r} decides drafts as wholes; leave out "
-                f"{_WHOLE.get(whole[0].name, 'that rule')}"
+                "that rule, or the setting by which it does"
             )
 
     def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:

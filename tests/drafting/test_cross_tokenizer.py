@@ -134,12 +134,13 @@ def test_the_same_tokenizer_twice_takes_the_direct_path(monkeypatch):
     [
         ({"tokenizer": None}, ["`assistant_tokenizer`", "`tokenizer`"]),
         ({"assistant_tokenizer": 3}, ["`assistant_tokenizer`", "3"]),
+        ({"lossy_mode": "steps"}, ["'steps'", "`assistant_model` with the target's tokenizer"]),
     ],
 )
 def test_refused(change: dict, needles: list[str]):
     target, draft = pair()
     with pytest.raises(LossyError) as error:
-        target.generate(**prompts("ba"), **(GREEDY | BOTH | change), assistant_model=draft, lossy_mode="lossless")
+        target.generate(**prompts("ba"), **({"lossy_mode": "lossless"} | GREEDY | BOTH | change), assistant_model=draft)
     assert all(needle in str(error.value) for needle in needles)
 
 

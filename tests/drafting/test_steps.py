@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lossy_assist import LossyError, pairs
+from hf_lossy_assist import LossyError, LossyVerification, pairs
 from hf_lossy_assist.acceptors import Steps
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.drafting.test_unverified import Watcher
+from tests.families import family
 from tests.tiny_models import LENGTHS, VOCAB, Characters, constant, noisy_copy, padded, prompt, tiny
 
 TOKENS = 40
@@ -226,6 +227,20 @@ REFUSED = {
     "a question": ({"lossy_config": {"question": ""}}, ["`question`", "'steps'", "text"]),
     "positions": ({"max_new_tokens": 248}, ["`max_new_tokens`", "`question`", "256 positions"]),
 }
+
+
+def test_a_recurrent_target_is_refused_and_a_recurrent_draft_drafts():
+    target, draft = tiny("llama"), family("Mamba")
+    with pytest.raises(LossyError, match=r"'steps' lets the target forget.*MambaForCausalLM keeps a recurrent state"):
+        steps(draft, target, {"question": "@AB"})
+    every = steps(target, draft, {"question": "@AB", "threshold": 0}, max_new_tokens=9)
+    assert every.sequences.equal(draft.generate(prompt(), **GREEDY | {"max_new_tokens": 9}).sequences)
+
+
+def test_transformers_own_loop_has_no_steps():
+    target, draft = pair()
+    with pytest.raises(LossyError, match="'steps' lets the target score whole steps"):
+        LossyVerification("steps", target, assistant_model=draft)
 
 
 @pytest.mark.parametrize("case", REFUSED)
