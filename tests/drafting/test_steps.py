@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.generation.streamers import BaseStreamer
 
 from hf_lossy_assist import LossyError, LossyVerification, pairs
 from hf_lossy_assist.acceptors import Steps
 from tests.acceptors.fixtures import P, Q, chi_square_p
-from tests.drafting.test_unverified import Watcher
 from tests.families import family
 from tests.tiny_models import LENGTHS, VOCAB, Characters, constant, noisy_copy, padded, prompt, tiny
 
@@ -184,12 +184,23 @@ def wide(law: list[float], **options: Any) -> Any:
     return constant([*law, *[1e-30] * (VOCAB - len(law))], **options)
 
 
+class Lengths(BaseStreamer):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.seen.append(value.numel())
+
+    def end(self) -> None:
+        self.seen.append("end")
+
+
 def test_a_kept_step_is_streamed_whole():
     target, draft = pair("llama")
-    watcher = Watcher(target)
     config = {"threshold": 0, "longest": 5, "end": "?", "question": "@AB"}
-    steps(target, draft, config, streamer=watcher, max_new_tokens=12)
-    assert watcher.events == [7, "target", 5, "target", 5, "target", 2, "end"]
+    out = steps(target, draft, config, streamer=(lengths := Lengths()), max_new_tokens=12)
+    assert lengths.seen == [7, 5, 5, 2, "end"]
+    assert out.lossy_stats.target_calls == 3
 
 
 def test_limits_hold_within_steps():
