@@ -111,11 +111,12 @@ def rule_page(rule: type[Acceptor]) -> Group:
 def _example(rule: type[Acceptor]) -> str:
     own = dict(rule.usual) or {x.name: x.default for x in settings_of(rule)[:1] if x.default is not None}
     head = head_type(rule) is not None
+    given = "**inputs, assistant_model=draft" + ", tokenizer=tokenizer" * (READS["tokenizer"] in reads_of(rule))
     python = [f'lossy_mode="{rule.name}"', *([f"lossy_config={own}"] if own else [])]
     shell = [f"--mode {rule.name}", *(f"--config {key}={value}" for key, value in own.items())]
     return "\n".join(
         [
-            f"target.generate(**inputs, assistant_model=draft, {', '.join(python + ['lossy_head=HEAD'] * head)})",
+            f"target.generate({given}, {', '.join(python + ['lossy_head=HEAD'] * head)})",
             f"lossy-assist generate --model M --assistant A {' '.join(shell + ['--head HEAD'] * head)} PROMPT",
         ]
     )
