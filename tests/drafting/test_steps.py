@@ -149,19 +149,24 @@ def test_a_row_gets_what_it_gets_alone_and_ends_where_it_should(eos: tuple[int, 
         assert len(out.lossy_stats.rows[i].trace) == len(text) - length
 
 
-def test_the_end_may_stand_inside_tokens():
-    """With a real tokenizer, on the bundled pair: steps are sentences."""
+def test_sentences_of_the_bundled_pair():
+    """The target's own sentence ends its round, so that the draft writes the next one from its start."""
     bundled = pairs.load("arithmetic")
-    config = {"threshold": 0, "longest": 40, "end": ".", "question": "\nRating: "}
-    given = bundled.tokenizer(bundled.task.examples("test", 1)[0].prompt, return_tensors="pt")
     eos = bundled.target.generation_config.eos_token_id
-    naive = Naive(bundled.target, bundled.draft, config, bundled.tokenizer, (eos,))
-    text, naive = mixed(naive, given["input_ids"][0].tolist(), 60)
-    out = bundled.target.generate(
-        **given, assistant_model=bundled.draft, lossy_mode="steps", lossy_config=naive.settings,
-        tokenizer=bundled.tokenizer, max_new_tokens=60, do_sample=False,
-    )  # fmt: skip
-    assert out[0].tolist() == text
+    config = {"threshold": 5, "longest": 40, "end": ".", "question": "\nRating: "}
+    kept = scored = 0
+    for example in bundled.task.examples("test", 2):
+        given = bundled.tokenizer(example.prompt, return_tensors="pt")
+        naive = Naive(bundled.target, bundled.draft, config, bundled.tokenizer, (eos,))
+        text = naive.write(given["input_ids"][0].tolist(), 60)
+        out = bundled.target.generate(
+            **given, assistant_model=bundled.draft, lossy_mode="steps", lossy_config=config, max_new_tokens=60,
+            tokenizer=bundled.tokenizer, do_sample=False, return_dict_in_generate=True,
+        )  # fmt: skip
+        assert out.sequences[0].tolist() == text
+        assert out.lossy_stats.accepted_by["steps"] == sum(naive.kept)
+        kept, scored = kept + len(naive.kept), scored + len(naive.scores)
+    assert 0 < kept < scored
 
 
 @pytest.mark.parametrize(("threshold", "law"), [(0, Q), (10, P)])
