@@ -93,10 +93,10 @@ class MiningOptions:
     features_target: Annotated[
         bool, typer.Option("--features-target", help="judge, self: store the states after the target's tokens too.")
     ] = False
-    horizon: Annotated[int, typer.Option(min=1, help="self: compared tokens after a mismatch.")] = 32
+    horizon: Annotated[int, typer.Option(min=1, help="self: compared tokens after a mismatch.")] = 64
     most_lost: Annotated[
         float, typer.Option(min=0, help="self: nats per token that they may lose at a mismatch that does not matter.")
-    ] = 0.1
+    ] = 0.5
     rows_per_kind: Annotated[
         int, typer.Option(min=1, help="ratio: drafted tokens per prompt, for each of the four kinds of prefix.")
     ] = 8

@@ -37,8 +37,8 @@ class SelfLabels:
     limits: ResponseLimits
     choice: Choice
     slots: int = 16
-    horizon: int = 32
-    most_lost: float = 0.1  # nats per token
+    horizon: int = 64
+    most_lost: float = 0.5  # nats per token
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         """Label the responses to all prompts, ``slots`` of which are written together."""
