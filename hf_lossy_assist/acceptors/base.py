@@ -121,6 +121,9 @@ class Acceptor(ABC):
         """Whether the rule itself says where a draft ends."""
         return self.unverified_drafting is not None or self.step_drafting is not None
 
+    decides_drawn_trees: ClassVar[bool] = False
+    """Whether the rule decides trees whose siblings were drawn."""
+
     @property
     def lacks_base(self) -> bool:
         """Whether the rule only adds to the tokens that its list's last rule keeps."""

@@ -11,6 +11,7 @@ from ..core.messages import Verification
 from .base import Acceptor
 from .block import BlockLossless
 from .registry import BEST, LOSSLESS, Formula, register, setting
+from .traversal import TraversalLossless
 
 
 @register
@@ -52,6 +53,7 @@ class Lossless(Acceptor):
     )
     without_q: ClassVar = {"verification": "token"}
     lossless_when_sampling = True
+    decides_drawn_trees = True
 
     @property
     def needs(self) -> frozenset[str]:
@@ -62,6 +64,8 @@ class Lossless(Acceptor):
         return self.verification == "block"
 
     def alone(self, v: Verification) -> Acceptor:
+        if v.shape.branches:
+            return TraversalLossless.of(v)
         return BlockLossless.of(v) if v.do_sample and self.decides_whole_drafts else self
 
     def keep(self, v: Verification) -> Tensor:

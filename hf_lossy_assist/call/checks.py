@@ -98,6 +98,11 @@ def check_steps(model: PreTrainedModel, steps: BoundSteps, call: Prepared) -> No
 
 
 def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call: Prepared) -> None:
+    if config.tree.drawn and not call.config.do_sample:
+        raise LossyUnsupportedError(
+            "`branches` of `tree` in `lossy_config` draws nodes, but `do_sample` is False; set it, or give `tree` a "
+            "`depth` in place of `branches`"
+        )
     cache = compat.cache_of(call.inputs)
     obstacle = compat.obstacle_to_trees(model, call.inputs)
     if obstacle is None and (config.compile or isinstance(cache, StaticCache)):

@@ -12,7 +12,7 @@ import torch
 from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_head, settings_of
 from ..core.limits import Limits
 from ..drafting.draft_stop import DEFAULT_STOP, STOPS, DraftStop
-from ..drafting.tree_config import TreeConfig
+from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..errors import LossyValueError
 from ..heads import Head, VerifierHead, place_head
 from .certificate import Certificate, certificate_folder
@@ -62,7 +62,7 @@ class RunConfig:
     limits: Limits = field(default_factory=Limits)
     break_even: bool = True
     compile: bool | None = None
-    tree: TreeConfig | None = None
+    tree: TreeConfig | DrawnTreeConfig | None = None
     stop_drafting: DraftStop | None = None
     certificate: Certificate | None = None
     inspect: bool = False
@@ -282,12 +282,13 @@ def _switch(settings: dict[str, Any], key: str, default: bool | None) -> bool | 
     return default if value is None else value
 
 
-def _tree(value: Any) -> TreeConfig | None:
+def _tree(value: Any) -> TreeConfig | DrawnTreeConfig | None:
     if value is None:
         return None
     settings = _as_dict("lossy_config['tree']", value)
-    _check_keys("`tree` in `lossy_config`", TreeConfig, settings)
-    return TreeConfig(**settings)
+    kind = DrawnTreeConfig if "branches" in settings else TreeConfig
+    _check_keys("`tree` in `lossy_config`", kind, settings)
+    return kind(**settings)
 
 
 def _stop(value: Any, device: torch.device | str) -> DraftStop | None:

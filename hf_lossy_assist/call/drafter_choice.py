@@ -26,6 +26,7 @@ from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft
 from ..drafting.model import check_decoder, check_draft_model
+from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.cache_rows import movable
@@ -215,7 +216,7 @@ class DrafterChoice:
     def is_empty(self) -> bool:
         return self.assistant_model is None and self.candidate_generator is None and not self.options
 
-    def check_tree(self, acceptor: Acceptor) -> None:
+    def check_tree(self, acceptor: Acceptor, tree: TreeConfig | DrawnTreeConfig) -> None:
         """Raise where no trees can be drafted for the rule."""
         name, without = acceptor.name, "leave out `tree` in `lossy_config`"
         if not self.drafts_with_model and not self.drafts_with_eagle3:
@@ -233,6 +234,11 @@ class DrafterChoice:
             raise LossyUnsupportedError(
                 f"the rule {name!r} reads the draft's distribution, which nodes of a tree don't have; {without}, or "
                 "use a rule that reads the target alone"
+            )
+        if tree.drawn and not acceptor.decides_drawn_trees:
+            raise LossyUnsupportedError(
+                f"the rule {name!r} judges the nodes of a tree one by one, so it can't decide drawn siblings; use "
+                "`lossless`, or give `tree` a `depth` in place of `branches`"
             )
         if self.confidence is not None or self.stop is not None or self.schedule != "constant":
             raise LossyUnsupportedError(

@@ -24,14 +24,17 @@ from ..drafting.encoder_decoder import EncoderDecoderDrafter
 from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
 from ..drafting.steps import StepDrafter
-from ..drafting.tree import Eagle3TreeDrafter, TreeDrafter
-from ..drafting.tree_config import TreeConfig
+from ..drafting.tree import DrawnTreeDrafter, Eagle3DrawnTreeDrafter, Eagle3TreeDrafter, TreeDrafter
+from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..drafting.unverified import UNVERIFIED_DRAFTERS
 from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.prepared import Prepared
 from ..models.runner import ModelRunner
 from .drafter_choice import DrafterChoice
+
+_TREES = {TreeConfig: TreeDrafter, DrawnTreeConfig: DrawnTreeDrafter}
+_EAGLE3_TREES = {TreeConfig: Eagle3TreeDrafter, DrawnTreeConfig: Eagle3DrawnTreeDrafter}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +54,10 @@ class DrafterMaker:
     steps: BoundSteps | None = None
 
     def drafter(
-        self, progress: Progress, runner: Callable[[], ModelRunner] | None = None, tree: TreeConfig | None = None
+        self,
+        progress: Progress,
+        runner: Callable[[], ModelRunner] | None = None,
+        tree: TreeConfig | DrawnTreeConfig | None = None,
     ) -> Drafter:
         """Return the call's drafter; ``runner`` makes the draft model's runner where it is no usual one."""
         choice, acceptor = self.choice, self.acceptor
@@ -81,15 +87,16 @@ class DrafterMaker:
             )
         return drafter
 
-    def _tree_drafter(self, tree: TreeConfig) -> Drafter:
+    def _tree_drafter(self, tree: TreeConfig | DrawnTreeConfig) -> Drafter:
         choice = self.choice
         length = node_count_of(tree, choice.assistant_model, *self.situation)
         settings = self._settings(self.call, self.processors)
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in self.acceptor.needs}
         if choice.drafts_with_eagle3:
-            return Eagle3TreeDrafter(choice.assistant_model, choice.target, length, **settings)
+            kind = _EAGLE3_TREES[type(tree)]
+            return kind(choice.assistant_model, choice.target, length, **settings)
         vocabulary = vocabulary_of(choice.target, choice.assistant_model)
-        return TreeDrafter(choice.assistant_model, length, vocabulary=vocabulary, **settings)
+        return _TREES[type(tree)](choice.assistant_model, length, vocabulary=vocabulary, **settings)
 
     def _length(self) -> DraftLength:
         return draft_length_of(self.choice.num_assistant_tokens, self.choice.schedule)

@@ -108,7 +108,7 @@ class LossyCall:
             return None
         choice.check(config.acceptor)
         if config.tree is not None:
-            choice.check_tree(config.acceptor)
+            choice.check_tree(config.acceptor, config.tree)
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)
         return cls(model, config, choice, main if model.config.is_encoder_decoder else None)
 

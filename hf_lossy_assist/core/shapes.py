@@ -37,6 +37,8 @@ class Shape(ABC):
     def __len__(self) -> int:
         """Return n, the number of drafted tokens."""
 
+    branches: tuple[int, ...] = ()  # of trees that were drawn, how many children a node of each depth has
+
     @property
     @abstractmethod
     def drafted(self) -> Tensor | None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core.messages import Draft, DraftCost
-from ..core.trees import Tree
+from ..core.trees import DrawnTree, Tree
 from ..models.processing import process, reads_text
 from .eagle3_drafter import Eagle3Drafter
 from .model import ModelDrafter
-from .tree_config import TreeConfig
+from .tree_config import DrawnTreeConfig, TreeConfig
 from .vocabulary import NEVER
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class TreeDrafter(ModelDrafter):
     again, with the target's own token.
     """
 
-    def __init__(self, model: Any, *args: Any, shape: TreeConfig, **settings: Any) -> None:
+    def __init__(self, model: Any, *args: Any, shape: TreeConfig | DrawnTreeConfig, **settings: Any) -> None:
         self.shape = shape
         super().__init__(model, *args, **settings)
 
@@ -43,11 +43,11 @@ class TreeDrafter(ModelDrafter):
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
         self.text.begin(ids)
-        growing, states = _GrowingTree(self._best_of(ids, self.read(), None)), [self._state()]
+        growing, states = self._begin(ids, self.read()), [self._state()]
         length = self.runner.seen
         for _ in range(1, depth):
             growing.choose(self.shape.top_k)
-            growing.add(self._best_of(ids, self.read_nodes(ids, growing), growing))
+            growing.add(self._children(growing, self._processed(ids, self.read_nodes(ids, growing), growing)))
             states.append(self._state())
         self.runner.rewind(length)
         deep_enough = tuple(min(depth, max(room - 1, 0)) for room in remaining)
@@ -57,7 +57,8 @@ class TreeDrafter(ModelDrafter):
         hidden = None
         if self._hook is not None:
             hidden = torch.cat(states, dim=1)[tree.rows.to(self.device), growing.predicted_by.to(self.device)]
-        return Draft(tokens, hidden=hidden, tree=tree, cost=DraftCost(self.calls - before[0], self.tokens - before[1]))
+        cost = DraftCost(self.calls - before[0], self.tokens - before[1])
+        return Draft(tokens, growing.logits, hidden, tree=tree, cost=cost)
 
     def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
         """Run the model over the nodes chosen last after ``ids`` ``(B, L)``; return their logits ``(B, k, V)``."""
@@ -71,15 +72,20 @@ class TreeDrafter(ModelDrafter):
     def _state(self) -> Tensor | None:
         return None if self._hook is None else self._hook.hidden
 
-    def _best_of(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> tuple[Tensor, Tensor]:
-        """Return the likeliest tokens ``(B, k, top_k)`` after nodes, and their log q, from the draft model's logits."""
+    def _begin(self, ids: Tensor, logits: Tensor) -> _GrowingTree:
+        return _GrowingTree(self._children(None, self._processed(ids, logits, None)))
+
+    def _processed(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> Tensor:
+        """Return the logits of q ``(B, k, V)`` after nodes, from the draft model's."""
         logits = self.vocabulary.logits(logits)
         if growing is None or not reads_text(self.processors):
-            logits = process(self.processors, ids, logits)
-        else:
-            paths = growing.paths()
-            shown = (torch.cat([ids, paths[:, i]], dim=1) for i in range(paths.shape[1]))
-            logits = torch.stack([self.processors(text, logits[:, i]) for i, text in enumerate(shown)], dim=1)
+            return process(self.processors, ids, logits)
+        paths = growing.paths()
+        shown = (torch.cat([ids, paths[:, i]], dim=1) for i in range(paths.shape[1]))
+        return torch.stack([self.processors(text, logits[:, i]) for i, text in enumerate(shown)], dim=1)
+
+    def _children(self, growing: _GrowingTree | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the likeliest tokens ``(B, k, top_k)`` after nodes, and their log q."""
         # Forbidden tokens get a finite log q, so that every tree has as many nodes.
         log_q, tokens = (
             logits.log_softmax(-1)
@@ -90,6 +96,27 @@ class TreeDrafter(ModelDrafter):
         return tokens, log_q
 
 
+class DrawnTreeDrafter(TreeDrafter):
+    """Proposes trees whose siblings are drawn independently from q, as many at each depth as ``shape`` says.
+
+    Which nodes there are does not depend on what has been drawn, so the tree can be verified without a loss.
+    """
+
+    def _begin(self, ids: Tensor, logits: Tensor) -> _DrawnGrowingTree:
+        logits = self._processed(ids, logits, None)
+        return _DrawnGrowingTree(self._drawn(logits, self.shape.branches[0]), logits, self.shape.branches)
+
+    def _children(self, growing: _DrawnGrowingTree, logits: Tensor) -> tuple[Tensor, Tensor]:
+        growing.keep(logits)
+        return self._drawn(logits, self.shape.branches[growing.levels])
+
+    def _drawn(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return ``count`` draws ``(B, k, count)`` after each node, and scores by which all nodes are alike."""
+        q = logits.softmax(-1)
+        tokens = torch.stack([self.randomness.categorical(q) for _ in range(count)], dim=-1)
+        return tokens, torch.zeros_like(tokens, dtype=torch.float32)
+
+
 class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
     """Drafts trees with an EAGLE-3 head, whose nodes take their parent's output in place of the target's states."""
 
@@ -98,6 +125,10 @@ class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
         self.calls += 1
         self.tokens += self.runner.sent
         return logits.to(device=ids.device, dtype=torch.float32)
+
+
+class Eagle3DrawnTreeDrafter(Eagle3TreeDrafter, DrawnTreeDrafter):
+    """Draws trees with an EAGLE-3 head."""
 
 
 class _GrowingTree:
@@ -126,8 +157,8 @@ class _GrowingTree:
     def choose(self, k: int) -> None:
         """Choose the likeliest nodes of the last depth, to be extended."""
         scores, tokens = self._scores[-1], self._tokens[-1]
-        k = min(k, scores.shape[1])
-        self._score, at = scores.topk(k, dim=-1)
+        self._score, at = self._best(scores, min(k, scores.shape[1]))
+        k = at.shape[1]
         self.tokens, self._at = tokens.gather(-1, at), at + self._offset
         eye = torch.eye(k, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
         if self.levels:
@@ -140,6 +171,14 @@ class _GrowingTree:
         self._chosen.append(self.tokens)
         depths = [x.new_full((k,), i) for i, x in enumerate(self._chosen, 1)]
         self.depths = torch.cat(depths).expand(len(at), -1)
+
+    @property
+    def logits(self) -> Tensor | None:
+        """``(B, N, V)`` the logits of q from which each node was drawn; None where nodes are chosen."""
+        return None
+
+    def _best(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return tuple(scores.topk(k, dim=-1))
 
     def add(self, more: tuple[Tensor, Tensor]) -> None:
         """Add the nodes that follow the chosen ones: tokens ``(B, k, c)`` and their log q."""
@@ -177,6 +216,30 @@ class _GrowingTree:
             places.append(before + torch.arange(tokens.shape[1], device=tokens.device) // (tokens.shape[1] // k))
             before += k
         return torch.cat(places)[self._kept]
+
+
+class _DrawnGrowingTree(_GrowingTree):
+    """A tree in the making that keeps all of its nodes in their order, and the logits that they were drawn from."""
+
+    def __init__(self, first: tuple[Tensor, Tensor], logits: Tensor, branches: tuple[int, ...]) -> None:
+        super().__init__(first)
+        self.branches = branches
+        self._logits = [logits]
+
+    @property
+    def logits(self) -> Tensor:
+        levels = zip(self._logits, self.branches, strict=False)
+        return torch.cat([logits.repeat_interleave(count, dim=1) for logits, count in levels], dim=1)
+
+    def keep(self, logits: Tensor) -> None:
+        self._logits.append(logits)
+
+    def finish(self, nodes: int, remaining: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
+        tokens, tree = super().finish(nodes, remaining)
+        return tokens, DrawnTree(tree.parents, tree.levels, remaining, self.branches)
+
+    def _best(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        return scores, torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
 
 
 def _rows(values: Tensor) -> Tensor:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import ClassVar
 
 from ..errors import LossyValueError
 
 _MOST = 1024
+_FORM = "numbers of children, e.g. [4, 2, 1] or '4x2x1'"
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class TreeConfig:
     TreeConfig(depth=4, top_k=8, nodes=16)
     """
 
+    drawn: ClassVar[bool] = False  # whether nodes are drawn, not chosen
     depth: int = 6
     top_k: int = 8
     nodes: int | str = 32
@@ -45,3 +50,49 @@ class TreeConfig:
     def candidates(self) -> int:
         """How many nodes there are to choose from."""
         return self.top_k + (self.depth - 1) * self.top_k**2
+
+
+@dataclass(frozen=True)
+class DrawnTreeConfig:
+    """How trees are drawn: ``tree`` in ``lossy_config`` with ``branches``.
+
+    Attributes
+    ----------
+    branches
+        How many children a node of each depth has; the text's newest token comes first. Written ``[4, 2, 1]`` or
+        ``"4x2x1"``.
+
+    Examples
+    --------
+    >>> DrawnTreeConfig("4x2x1").nodes
+    20
+    """
+
+    drawn: ClassVar[bool] = True
+    branches: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        given = self.branches
+        numbers = given.split("x") if isinstance(given, str) else given
+        try:
+            branches = tuple(int(number) if isinstance(number, str) else operator.index(number) for number in numbers)
+        except (TypeError, ValueError):
+            branches = ()
+        object.__setattr__(self, "branches", branches)
+        if not branches or min(branches) < 1 or self.nodes > _MOST:
+            raise LossyValueError(
+                f"`branches` of `tree` in `lossy_config` has to be {_FORM}, of at most {_MOST} nodes, but is {given!r}"
+            )
+
+    @property
+    def depth(self) -> int:
+        return len(self.branches)
+
+    @property
+    def nodes(self) -> int:
+        return sum(accumulate(self.branches, operator.mul))
+
+    @property
+    def top_k(self) -> int:
+        """The largest number of nodes that one forward of the draft reads."""
+        return max(accumulate(self.branches, operator.mul))
