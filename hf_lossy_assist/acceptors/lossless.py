@@ -27,7 +27,8 @@ class Lossless(Acceptor):
     verification
         How drawn drafts are decided: token by token, or as wholes, which keeps more of them at no loss
         (:class:`~hf_lossy_assist.acceptors.block.BlockLossless`). ``"block"`` needs the draft's distribution, and rules
-        of a list can't be decided so. Greedily both are the same.
+        of a list can't be decided so. Greedily both are the same. Drawn trees are decided from the leaves to the root
+        (:class:`~hf_lossy_assist.acceptors.traversal.TraversalLossless`).
 
     Examples
     --------

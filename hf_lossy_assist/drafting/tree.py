@@ -169,7 +169,7 @@ class _GrowingTree:
             self.came_from, self.ancestors = torch.zeros_like(at), eye
         self.levels += 1
         self._chosen.append(self.tokens)
-        depths = [x.new_full((k,), i) for i, x in enumerate(self._chosen, 1)]
+        depths = [x.new_full((x.shape[1],), i) for i, x in enumerate(self._chosen, 1)]
         self.depths = torch.cat(depths).expand(len(at), -1)
 
     @property

@@ -162,7 +162,7 @@ def law_of_texts(model: torch.nn.Module, prompt: list[int], k: int, tokens: int)
 
 
 @pytest.mark.parametrize(
-    ("kind", "branches", "k", "tokens"), [("model", "2x2", 4, 3), ("model", [3, 1, 1], 4, 3), ("head", "3x2", 16, 3)]
+    ("kind", "branches", "k", "tokens"), [("model", "2x2", 4, 3), ("model", [2, 2, 1], 4, 4), ("head", "3x2", 16, 3)]
 )
 def test_texts_through_generate(kind: str, branches, k: int, tokens: int):
     """Texts of 4,000 rows, each token among the target's ``k`` likeliest; processors act on p and q."""
