@@ -40,12 +40,12 @@ def draw(origin: dict[str, Any], rows: list[dict[str, Any]], path: Path) -> None
 
 
 def draw_scores(summary: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Draw the scores of an evaluation's modes, with intervals of what they are off the target's, by tokens kept."""
-    own = summary["plain"]["score"]
+    """Draw the scores of an evaluation's modes, with intervals of what they are off the first mode's, by tokens kept."""
     series: dict[str, list[PlotPoint]] = {}
     for label, entry in summary.items():
         rule, _, settings = label.partition(":")
         kept = entry["mean_accepted"]
+        own = entry["score"] - entry["difference"]
         score = (100 * (own + entry[name]) for name in ("difference", "low", "high"))
         series.setdefault(rule, []).append(PlotPoint((kept, kept, kept), tuple(score), settings))
     plot(series, "drafted tokens kept per round", "score, %", path, path.stem)
