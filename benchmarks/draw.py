@@ -40,7 +40,7 @@ def draw(origin: dict[str, Any], rows: list[dict[str, Any]], path: Path) -> None
 
 
 def draw_scores(summary: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """Draw the scores of an evaluation's modes, with intervals of what they are off the first mode's, by tokens kept."""
+    """Draw the scores of an evaluation's modes by tokens kept, with intervals around the first mode's score."""
     series: dict[str, list[PlotPoint]] = {}
     for label, entry in summary.items():
         rule, _, settings = label.partition(":")
