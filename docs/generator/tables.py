@@ -69,11 +69,14 @@ def _cells(rule: type[Acceptor]) -> tuple[str, ...]:
 
 
 def _setting(each: Setting) -> str:
-    is_text = isinstance(each.default, str)
-    default = each.unset if each.default is None else json.dumps(each.default) if is_text else f"{each.default:g}"
+    if each.default is None:
+        default = each.none_in_words
+    else:
+        default = json.dumps(each.default) if isinstance(each.default, str) else f"{each.default:g}"
     bounds = [f'"{choice}"' for choice in each.choices] or ["a text"] * each.text
     bounds = bounds or [f"{each.low:.2g} to {each.high:g}"]
     bounds += [f'"{each.word}"'] if each.word else []
+    bounds += [f"null: {each.none_in_words}"] if each.may_be_none and each.default is not None else []
     return f"`{each.name}` {default} ({' or '.join(bounds)})".replace("inf", "∞")
 
 

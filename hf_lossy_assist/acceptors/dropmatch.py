@@ -42,8 +42,8 @@ class DropMatch(Acceptor):
         ``"js"`` or ``"naive"``.
     candidates
         With ``"js"``, how many of the clean head's likeliest tokens are outcomes of their own; x is one, too, and all
-        other tokens together are one more. No divergence grows by that, and each gets cheaper to compute. None is the
-        paper's rule, over all tokens.
+        other tokens together are one more. No divergence grows by that, each gets cheaper to compute, and decisions
+        hardly ever differ. None is the paper's rule, over all tokens.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class DropMatch(Acceptor):
     num_paths: int = setting(5, 1, 1000, integer=True)
     dropout: float | str = setting(AUTO, 0, 0.99, word=AUTO)
     criterion: str = setting("js", choices=("js", "naive"))
-    candidates: int | None = setting(None, 1, integer=True, unset="all tokens")
+    candidates: int | None = setting(1024, 1, integer=True, unset="all tokens")
 
     name = "dropmatch"
     paper = "DropMatch: Training-free Dropout Sampling for Semantic Token Acceptance, section 3"
@@ -112,7 +112,7 @@ class DropMatch(Acceptor):
         parts = []
         for at, heads in _chunks((batch, paths, n, width), v.logits.device):
             x = v.tokens[:, at]
-            outcomes = AllTokens(x) if every else Candidates(x, v.logits[:, :n][:, at].topk(self.candidates).indices)
+            outcomes = AllTokens(x) if every else Candidates(x, likeliest(v.logits[:, :n][:, at], self.candidates))
             parts.append(self._compare_at(v, at, heads, outcomes, do_sample))
         of_draft, of_heads, agreed = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
         return of_draft, of_heads, agreed
@@ -173,6 +173,11 @@ class Candidates:
 
     def likeliest(self, logits: Tensor, path: Tensor) -> Tensor:
         return path[..., :-1].argmax(-1)  # the rest is no token
+
+
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """Return ``(…, C)`` the ids of the largest logits, in ascending order: ties go to the same token as among all."""
+    return logits.topk(count).indices.sort(-1).values
 
 
 def _log_mass(logits: Tensor) -> Tensor:

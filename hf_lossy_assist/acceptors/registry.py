@@ -60,15 +60,25 @@ class Setting:
     integer: bool = False
     choices: tuple[str, ...] = ()
     instead_of: str | None = None
-    unset: str = "none"
+    unset: str | None = None
     word: str | None = None
     text: bool = False
     help: str = ""
 
+    @property
+    def may_be_none(self) -> bool:
+        """Whether None is a value."""
+        return self.default is None or self.unset is not None
+
+    @property
+    def none_in_words(self) -> str:
+        """The meaning of None."""
+        return self.unset or "none"
+
     def check(self, rule: Acceptor) -> None:
         """Raise :class:`LossyValueError` if the rule's value is out of bounds."""
         value = getattr(rule, self.name)
-        if (value is None and self.default is None) or (self.word is not None and value == self.word):
+        if (value is None and self.may_be_none) or (self.word is not None and value == self.word):
             return
         if self.text and not (isinstance(value, str) and value):
             raise LossyValueError(
@@ -89,7 +99,8 @@ class Setting:
         if self.low == _LEAST_ABOVE_0:
             wanted = wanted.replace(f">= {self.low:g}", "> 0")
         wanted += f", one of {list(self.choices)}" if self.choices else ", a text" if self.text else ""
-        default = self.unset if self.default is None else repr(self.default) if self.text else self.default
+        default = repr(self.default) if self.text else self.default
+        default = self.none_in_words if self.default is None else default
         return f"{self.name}{wanted} (default: {default}). {self.help}".rstrip()
 
 
@@ -104,7 +115,8 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
         The bounds of a number, both included. Without them, the rule itself checks the value.
     more
         ``integer=True`` for whole numbers only; ``choices``, the allowed strings; ``instead_of``, a setting that
-        excludes this one; ``unset``, the meaning of None in words; ``word``, a string allowed instead of a number;
+        excludes this one; ``unset``, the meaning of None in words, which allows it; ``word``, a string allowed instead
+        of a number;
         ``text=True`` for any text but the empty one.
 
     Examples

@@ -95,7 +95,8 @@ def rule_page(rule: type[Acceptor]) -> Group:
     for heading in ("setting", "default", "bounds", "meaning"):
         settings.add_column(heading, overflow="fold")
     for each in settings_of(rule):
-        settings.add_row(*map(Text, (each.name, _default(each), _bounds(each), each.help.replace("``", ""))))
+        null = f" or null ({each.none_in_words})" if each.may_be_none and each.default is not None else ""
+        settings.add_row(*map(Text, (each.name, _default(each), _bounds(each) + null, each.help.replace("``", ""))))
     at = ", ".join(f"{key}={value:g}" for key, value in rule.lossless_at.items()) or "always"
     strict = "" if rule.lossless_when_sampling else ", greedy"
     return Group(
@@ -124,7 +125,7 @@ def _example(rule: type[Acceptor]) -> str:
 
 def _default(each: Setting) -> str:
     if each.default is None:
-        return each.unset
+        return each.none_in_words
     if each.text:
         return json.dumps(each.default)
     return each.default if isinstance(each.default, str) else f"{each.default:g}".replace("inf", "∞")

@@ -128,6 +128,17 @@ def test_no_divergence_grows_over_candidates(candidates: int):
     assert smaller > 0
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_ties_go_to_the_same_token_among_candidates(seed: int):
+    v = verification(seed=seed)
+    dropped = v.dropped_logits.round()
+    v = replace(v, dropped_logits=dropped, centroid_logits=dropped.mean(1), tokens=dropped[:, 0].argmax(-1))
+    tied = (dropped == dropped.amax(-1, keepdim=True)).sum(-1) > 1
+    assert tied.any()
+    full, few = (DropMatch(candidates=c)._compare(v, do_sample=False)[2] for c in (None, 250))
+    assert full.tolist() == few.tolist()
+
+
 def test_candidates_are_a_whole_number():
     for wrong in (0, 2.5, "all"):
         with pytest.raises(LossyValueError, match="`candidates` of the rule 'dropmatch'"):

@@ -138,7 +138,7 @@ def test_bounds_are_those_declared(name: str, each: Setting):
 
 def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
     """Return values at the bounds of a setting, and others that are beyond them or of another type."""
-    absent = [] if each.default is None else [None]
+    absent = [] if each.may_be_none else [None]
     if each.choices:
         return list(each.choices), ["", each.choices[0].upper(), 1, *absent]
     if each.text:
@@ -147,6 +147,7 @@ def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
     beyond = [each.low - step, *([each.high + step] if math.isfinite(each.high) else [])]
     at = [each.low, *([] if each.integer and math.isinf(each.high) else [each.high])]
     at += [each.word] if each.word else []
+    at += [None] if each.may_be_none and each.default is not None else []
     return at, [*beyond, True, "1", math.nan, *([1.5] if each.integer else []), *absent]
 
 

@@ -1,0 +1,156 @@
+"""``python -m benchmarks.cheap_drafts``: what a token of each cheap draft costs, and how often the target keeps it."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from benchmarks import command
+from hf_lossy_assist import frequent_tokens, prepack, quantize_draft, trim_draft_vocabulary
+from hf_lossy_assist.cli.console import limit_threads, progress
+from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
+from hf_lossy_assist.cli.options import PairName, Threads, numbers
+from hf_lossy_assist.evaluation import records
+from hf_lossy_assist.evaluation.tables import table
+
+CONTEXT, FORWARDS, BATCH = 150, 15, 16
+COLUMNS = {
+    name: itemgetter(i)
+    for i, name in enumerate(("draft", "ms per token", "its likeliest token is the target's", "Σ min(p, q)"))
+}
+
+
+def main(
+    prompt_file: Annotated[Path, typer.Option(help="One prompt a line: the target answers them.")],
+    corpus: Annotated[
+        Path, typer.Option(help="JSON lines with a `text` each, other ones than the prompts: tokens are counted here.")
+    ],
+    pair: PairName = "qwen-coder",
+    counts: Annotated[str, typer.Option(help="Sizes of trimmed vocabularies.")] = "4096,8192,16384,32768",
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
+    threads: Threads = None,
+) -> None:
+    """Read the target's own greedy answers with every draft; print its time for a token, and how well it agrees."""
+    limit_threads(threads)
+    screen, sizes = Console(soft_wrap=True), numbers("--counts", counts, int)
+    loaded = ModelOptions(pair, dtype="bfloat16").load().asked("--prompt-file", prompt_file)
+    drafts = make_drafts(loaded, corpus, sizes)
+    answers = list(_answers(loaded, max_new_tokens))
+    with progress(screen) as bar:
+        found = [agreement(loaded.target, drafts, *answer) for answer in bar.track(answers, description="reading")]
+    times = forward_times(drafts)
+    positions = sum(n for n, _ in found)
+    rows = []
+    for label in drafts:
+        same, overlap = (sum(part[label][i] for _, part in found) / positions for i in (0, 1))
+        rows.append([label, f"{1e3 * times[label]:.1f}", f"{100 * same:.1f} %", f"{overlap:.3f}"])
+    screen.print(table(rows, COLUMNS, f"{pair}, {positions} tokens of the target's own text"))
+    screen.print(records.provenance(loaded.target.device, threads=torch.get_num_threads()))
+
+
+def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[str, PreTrainedModel]:
+    """Return every draft by its name; torchao's are left out where it is not installed."""
+    draft, tokenizer = loaded.draft, loaded.tokenizer
+    drafts = {"as loaded": draft}
+    if draft.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        drafts["prepacked"] = prepack(draft)
+    drafts |= {dtype: quantize_draft(draft, dtype) for dtype in ("int8", "int4")}
+    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    counted = frequent_tokens(tokenizer(texts).input_ids, len(tokenizer), always=[tokenizer.eos_token_id])
+    # A corpus may have fewer tokens than asked for. Those that a tokenizer of byte pairs merged first are frequent too.
+    ranked = list(dict.fromkeys([*counted, *range(draft.config.vocab_size)]))
+    for size in sizes:
+        drafts[f"int8, {size:,} tokens"] = quantize_draft(trim_draft_vocabulary(draft, ranked[:size]), "int8")
+    if importlib.util.find_spec("torchao") is not None:
+        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
+
+        for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
+            name = f"torchao's {type(config).__name__}"
+            drafts[name] = copy.deepcopy(draft)
+            quantize_(drafts[name], config)
+    return drafts
+
+
+@torch.inference_mode()
+def _answers(loaded: LoadedModels, length: int) -> Iterator[tuple[Tensor, int]]:
+    """Return the target's greedy answers ``(1, L)`` after their prompts, and how long these are."""
+    prompts = loaded.encode(loaded.examples(len(loaded.texts)))
+    pad = loaded.tokenizer.pad_token_id
+    for start in range(0, len(prompts), BATCH):
+        some = prompts[start : start + BATCH]
+        width = max(map(len, some))
+        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in some])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in some])
+        out = loaded.target.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=length, pad_token_id=pad
+        )  # fmt: skip
+        for prompt, row in zip(some, out, strict=True):
+            answer = row[width:].tolist()
+            while answer and answer[-1] == pad:
+                answer.pop()
+            if answer:
+                yield torch.tensor([prompt + answer]), len(prompt)
+
+
+@torch.inference_mode()
+def agreement(
+    target: PreTrainedModel, drafts: dict[str, PreTrainedModel], ids: Tensor, start: int
+) -> tuple[int, dict[str, tuple[float, float]]]:
+    """Count the tokens after ``start``; and for each draft, those whose likeliest is the target's, and Σ min(p, q)."""
+
+    def laws(model: PreTrainedModel) -> Tensor:
+        return model(ids[:, :-1], logits_to_keep=ids.shape[1] - start).logits[0].softmax(-1, dtype=torch.float32)
+
+    p = laws(target)
+    found = {}
+    for label, draft in drafts.items():
+        q = laws(draft)
+        width = min(p.shape[-1], q.shape[-1])
+        same = (p.argmax(-1) == q.argmax(-1)).sum()
+        found[label] = float(same), float(torch.minimum(p[:, :width], q[:, :width]).sum())
+    return len(p), found
+
+
+@torch.inference_mode()
+def forward_times(drafts: dict[str, PreTrainedModel]) -> dict[str, float]:
+    """Return the median seconds of a forward over one token, all drafts in turn."""
+    torch.manual_seed(0)
+
+    def step(draft: PreTrainedModel) -> Callable[[], None]:
+        cache, text = DynamicCache(config=draft.config), torch.randint(0, draft.config.vocab_size, (1, CONTEXT))
+        draft(text, past_key_values=cache)
+
+        def once() -> None:
+            draft(text[:, :1], past_key_values=cache, logits_to_keep=1)
+            cache.crop(-1)
+
+        return once
+
+    steps = {label: step(draft) for label, draft in drafts.items()}
+    seconds: dict[str, list[float]] = {label: [] for label in drafts}
+    for round_ in range(FORWARDS + 1):
+        for label, once in steps.items():
+            begin = time.perf_counter()
+            once()
+            if round_:  # the first one warms up
+                seconds[label].append(time.perf_counter() - begin)
+    return {label: statistics.median(values) for label, values in seconds.items()}
+
+
+app = command(main)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,42 @@
+"""What cheap drafts cost and keep."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks.cheap_drafts import agreement, app
+from hf_lossy_assist import pairs, trim_draft_vocabulary
+from tests.benchmarks.running import run
+
+
+@torch.no_grad()
+def test_agreement_is_that_of_single_positions():
+    pair = pairs.load("arithmetic")
+    ids = pair.tokenizer(
+        "Question: Tom has 3 apples and buys 4. How many has he? Answer:", return_tensors="pt"
+    ).input_ids
+    drafts = {"itself": pair.target, "draft": pair.draft, "few": trim_draft_vocabulary(pair.draft, range(40))}
+    positions, found = agreement(pair.target, drafts, ids, ids.shape[1] - 6)
+    assert positions == 6
+    assert found["itself"] == (6, pytest.approx(6, abs=1e-4))
+    same = overlap = 0.0
+    for end in range(ids.shape[1] - 6, ids.shape[1]):
+        p, q = (model(ids[:, :end]).logits[0, -1].softmax(-1) for model in (pair.target, pair.draft))
+        same += float(p.argmax() == q.argmax())
+        overlap += float(torch.minimum(p, q).sum())
+    assert found["draft"] == (same, pytest.approx(overlap, rel=1e-4))
+    assert found["few"][1] != pytest.approx(overlap, rel=1e-4)
+
+
+def test_every_draft_has_its_row(tmp_path):
+    prompts, corpus = tmp_path / "prompts.txt", tmp_path / "corpus.jsonl"
+    prompts.write_text("Question: Tom has 3 apples and buys 4. How many has he? Answer:\nQuestion: 2 + 2? Answer:\n")
+    corpus.write_text(json.dumps({"text": "Tom has 3 apples."}) + "\n")
+    arguments = ("--pair", "arithmetic", "--prompt-file", prompts, "--corpus", corpus, "--counts", "16,64")
+    output = run(app, *arguments, "--max-new-tokens", "6").output
+    for label in ("as loaded", "int8", "int4", "int8, 16 tokens", "int8, 64 tokens"):
+        assert label in output
+    assert "tokens of the target's own text" in output
