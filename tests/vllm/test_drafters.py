@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from vllm.exceptions import VLLMValidationError
 
-from hf_lossy_assist.integrations.vllm.inside import sampler
+from hf_lossy_assist.integrations.vllm.inside import rules
 from tests.vllm.asking import answers, asking, prompts_of, texts
 from tests.vllm.conftest import GAMMA, start
 
@@ -16,8 +16,8 @@ def test_lossless_texts_are_the_engine_s_own_and_lossy_ones_are_not(pair, monkey
     engine, prompts = start({"lossy": {}}, speculative_config=LOOKUP), prompts_of(pair)
     assert texts(engine, prompts, asking("lossless")) == texts(engine, prompts, asking())
     seen = []
-    decide = sampler.decide_group
-    monkeypatch.setattr(sampler, "decide_group", lambda *args: seen.append(args[1]) or decide(*args))
+    decide = rules.decide_group
+    monkeypatch.setattr(rules, "decide_group", lambda *args: seen.append(args[1]) or decide(*args))
     outputs = [x.outputs[0] for x in answers(engine, prompts, asking("topk", {"k": 8}))]
     assert sum(output.spec_decode_metrics.lossy["accepted_lossy"] for output in outputs) > 0
     assert all(step.draft_probs is None for step in seen)

@@ -6,7 +6,7 @@ import functools
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from ...errors import LossyError, LossyUnsupportedError, LossyValueError
+from ...errors import LossyError, LossyUnsupportedError, LossyValueError, warn_once
 
 if TYPE_CHECKING:
     from .settings import EngineSettings
@@ -120,7 +120,7 @@ def settings_of(config: Any, device: Any = "cpu") -> EngineSettings | None:
         method=draft.method,
         tokens=draft.num_speculative_tokens,
         keeps_probs=draft.draft_sample_method == "probabilistic" and draft.draft_model_config is not None,
-        texts_on_host=not config.scheduler_config.async_scheduling,
+        texts_on_host=not (config.scheduler_config.async_scheduling or config.use_v2_model_runner),
     )
     return EngineSettings.read(extra["lossy"], drafting, device)
 
@@ -131,9 +131,9 @@ def _take_over(config: Any) -> None:
 
     check_version()
     if config.use_v2_model_runner:
-        raise LossyUnsupportedError(
-            "`lossy` in `--additional-config` works with vLLM's model runner V1, but this engine has V2; set "
-            "VLLM_USE_V2_MODEL_RUNNER=0"
+        warn_once(
+            "the rules were not run on GPUs with vLLM's model runner V2, only its tensors' way on CPUs; "
+            "VLLM_USE_V2_MODEL_RUNNER=0 chooses the one that was"
         )
     parallel, scheduler = config.parallel_config, config.scheduler_config
     if parallel.worker_cls not in (*_WORKERS, *_WORKERS.values()):

@@ -40,10 +40,11 @@ class EngineStep:
         ``(B,)`` where each request's tokens end.
     counts
         ``(B,)`` how many tokens each request was given.
-    bonus
-        ``(B,)`` the token that follows a draft that is kept whole.
     positions
         ``(B,)`` the position of each request's newest committed token.
+    bonus
+        ``(B,)`` the token that follows a draft that is kept whole. None where ``logits`` ``(T + B, V)`` have one more
+        row for each request, which predicts it.
     draft_probs
         ``(T, V)`` q, or None for a drafter without a distribution.
     states
@@ -59,8 +60,8 @@ class EngineStep:
     logits: Tensor
     ends: Tensor
     counts: Sequence[int]
-    bonus: Tensor
     positions: Tensor
+    bonus: Tensor | None = None
     draft_probs: Tensor | None = None
     states: Tensor | None = None
     dropped: Callable[[DroppedHeads, KeyedRandomness], tuple[Tensor, Tensor]] | None = None
@@ -151,22 +152,23 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
     if decision.charge is not None:
         tables.charged.index_add_(0, group.slots, decision.charge)
     tokens = torch.where(kept, v.tokens, NOTHING)
-    ends = torch.where(decision.n_accepted == lengths, group.of(step.bonus), decision.next_token)
+    ends = decision.next_token
+    if step.bonus is not None:
+        ends = torch.where(decision.n_accepted == lengths, group.of(step.bonus), ends)
     output = torch.cat([tokens, tokens.new_full((len(tokens), 1), NOTHING)], dim=-1)
     return output.scatter_(-1, decision.n_accepted[:, None], ends.long()[:, None]), decision
 
 
 def _answer(group: Group, step: EngineStep, flat: Tensor, starts: Tensor, needs: frozenset[str]) -> dict[str, Any]:
-    """Return the target's answer to padded drafts; the bonus token's own logits are arbitrary, since it is chosen."""
+    """Return the target's answer to padded drafts; a bonus token's own logits are arbitrary where it is chosen."""
     more = torch.arange(flat.shape[1] + 1, device=flat.device)
-    after = (starts[:, None] + more).clamp_(max=max(0, len(step.tokens) - 1))
-    answer: dict[str, Any] = {"logits": step.logits[after]}
+    first = group.of(step.starts + torch.arange(len(step.ends), device=flat.device))
+    rows = (first if step.bonus is None else starts)[:, None] + more
+    answer: dict[str, Any] = {"logits": step.logits[rows.clamp_(max=max(0, len(step.logits) - 1))]}
     if step.draft_probs is not None:
         answer["draft_logits"] = step.draft_probs[flat].log()
     if "hidden" in needs:
-        numbers = torch.arange(len(step.ends), device=flat.device)
-        first = group.of(step.starts + numbers)[:, None]
-        answer["hidden"] = step.states[(first + more).clamp_(max=len(step.states) - 1)]
+        answer["hidden"] = step.states[(first[:, None] + more).clamp_(max=len(step.states) - 1)]
     return answer
 
 

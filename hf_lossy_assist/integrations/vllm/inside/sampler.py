@@ -15,40 +15,25 @@ from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.rejection_sampler import RejectionSampler, rejection_sample
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
-from ....acceptors import DroppedHeads
-from ..randomness import KeyedRandomness
-from ..requests import RunningRequests
-from ..rounds import NOTHING, EngineStep, RoundCounts, Tables, decide_group
+from ..rounds import NOTHING, EngineStep
 from ..settings import EngineSettings
 from .proposals import Proposals
+from .rules import Rules
 
 
 class LossyRejectionSampler(RejectionSampler):
     """Decides each group of requests by its rule; requests without a rule, and steps without one, are vLLM's own."""
 
-    def __init__(self, runner: Any, settings: EngineSettings, tokenizer: Any, proposals: Proposals) -> None:
+    def __init__(self, runner: Any, settings: EngineSettings, tokenizer: Any) -> None:
         super().__init__(runner.sampler, runner.speculative_config, runner.device)
         self.runner = runner
-        self.proposals = proposals
-        # Preempted requests keep their slots.
-        self.tables = Tables(max(4096, 4 * runner.max_num_reqs), runner.device)
-        seed = runner.model_config.seed or 0
-        self.requests = RunningRequests(
-            settings, self.tables, tokenizer, seed, lambda x: async_tensor_h2d(x, runner.device)
-        )
-        self.states: Tensor | None = None
-        self.counts: list[RoundCounts] = []
-        self._head = runner.model.compute_logits
-        runner.model.compute_logits = self._compute_logits
+        self.proposals = Proposals(runner, settings.drafting.keeps_probs)
+        self.rules = Rules(runner, settings, tokenizer)
 
-    def _compute_logits(self, states: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-        self.states = states
-        return self._head(states, *args, **kwargs)
-
-    def take_counts(self) -> list[RoundCounts]:
-        """Return what requests kept in the newest step."""
-        counts, self.counts = self.counts, []
-        return counts
+    def start_step(self) -> None:
+        """Say that the batch is about to be decided."""
+        self.rules.take_counts()
+        self.proposals.start_step()
 
     def forward(
         self,
@@ -57,13 +42,12 @@ class LossyRejectionSampler(RejectionSampler):
         logits: Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> SamplerOutput:
-        self.counts = []
         ids = self.runner.input_batch.req_ids
         dummy = len(ids) != len(metadata.num_draft_tokens)
         if dummy or metadata.max_spec_len == 0:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         missing = self.proposals.missing(metadata.num_draft_tokens)
-        groups, others = self.requests.groups(ids, self.runner.requests, missing)
+        groups, others = self.rules.requests.groups(ids, self.runner.requests, missing)
         if not groups:
             return super().forward(metadata, draft_probs, logits, sampling_metadata)
         # As vLLM's own, up to the rule.
@@ -79,12 +63,7 @@ class LossyRejectionSampler(RejectionSampler):
         )
         step = self._step(metadata, draft_probs, processed, bonus.sampled_token_ids, sampling_metadata)
         output = torch.full((len(ids), metadata.max_spec_len + 1), NOTHING, dtype=torch.int32, device=processed.device)
-        for group in groups:
-            tokens, decision = decide_group(group, step, self.tables)
-            rows = slice(None) if group.index is None else group.index
-            output[rows, : tokens.shape[1]] = tokens.int()
-            drafted = [step.counts[row] for row in group.rows]
-            self.counts.append(RoundCounts.of(decision, [ids[row] for row in group.rows], drafted))
+        self.rules.decide(groups, step, ids, output)
         if others:
             self._decide_others(others, output, step, sampling_metadata)
         logprobs = None
@@ -119,16 +98,8 @@ class LossyRejectionSampler(RejectionSampler):
         bonus: Tensor,
         sampling_metadata: SamplingMetadata,
     ) -> EngineStep:
-        def dropped(heads: DroppedHeads, randomness: KeyedRandomness) -> tuple[Tensor, Tensor]:
-            states = self.states[metadata.target_logits_indices]
-            mask = randomness.keep_mask((len(states), heads.num_paths, states.shape[-1]), heads.dropout, states)
-            paths = self._head((states[:, None] * mask).flatten(0, 1)).float().unflatten(0, (len(states), -1))
-            # A grammar has forbidden tokens before the samplers see the logits.
-            forbidden = processed == -torch.inf
-            every = [*paths.unbind(1), paths.mean(1)]
-            every = [self._processed(x.contiguous(), metadata, sampling_metadata) for x in every]
-            every = [x.masked_fill(forbidden, -torch.inf) for x in every]
-            return torch.stack(every[:-1], dim=1), every[-1]
+        def process(logits: Tensor) -> Tensor:
+            return self._processed(logits, metadata, sampling_metadata)
 
         newest = metadata.logits_indices[metadata.bonus_logits_indices] - _lengths(metadata)
         return EngineStep(
@@ -136,11 +107,11 @@ class LossyRejectionSampler(RejectionSampler):
             processed,
             metadata.cu_num_draft_tokens,
             metadata.num_draft_tokens,
-            bonus[:, 0],
             self.runner.positions[newest].long(),
+            bonus[:, 0],
             draft_probs,
-            self.states,
-            dropped,
+            self.rules.states,
+            self.rules.dropped(metadata.target_logits_indices, process, processed == -torch.inf),
             self._texts,
         )
 

@@ -10,34 +10,41 @@ from vllm.v1.worker.gpu_worker import Worker
 from ..plugin import settings_of
 from ..settings import EngineSettings
 from .identity import model_shown
-from .proposals import Proposals
-from .sampler import LossyRejectionSampler
 
 
 class LossyWork:
     """What the workers for every device have in common."""
 
-    lossy = None  # the sampler of model runner V1; ranks of a pipeline without the LM head have none
+    lossy = None  # the runner's sampler; ranks of a pipeline without the LM head have none
 
     def load_model(self, **kwargs: Any) -> None:
         runner = self.model_runner
         settings = settings_of(self.vllm_config, self.device)
         super().load_model(**kwargs)
-        if not hasattr(runner, "rejection_sampler"):  # an earlier stage of a pipeline
+        if getattr(runner, "rejection_sampler", None) is None:  # an earlier stage of a pipeline
             return
-        check_models(settings, self.vllm_config, runner.model, getattr(runner.drafter, "model", None))
+        if self.use_v2_model_runner:
+            from .sampler_v2 import LossyRejectionSampler
+
+            drafter = runner.speculator
+        else:
+            from .sampler import LossyRejectionSampler
+
+            drafter = runner.drafter
+        check_models(settings, self.vllm_config, runner.model, getattr(drafter, "model", None))
         config = self.vllm_config.model_config
         tokenizer = None if config.skip_tokenizer_init else AutoTokenizer.from_pretrained(config.tokenizer)
-        proposals = Proposals(runner, settings.drafting.keeps_probs)
-        runner.rejection_sampler = self.lossy = LossyRejectionSampler(runner, settings, tokenizer, proposals)
+        runner.rejection_sampler = self.lossy = LossyRejectionSampler(runner, settings, tokenizer)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         if self.lossy is None:
             return super().sample_tokens(grammar_output)
-        self.lossy.proposals.start_step()
+        self.lossy.start_step()
         output = super().sample_tokens(grammar_output)
-        if counts := self.lossy.take_counts():
-            getattr(output, "_model_runner_output", output).lossy = counts
+        if counts := self.lossy.rules.take_counts():
+            # Steps that are scheduled ahead return their output in another one.
+            names = [name for name in ("_model_runner_output", "model_runner_output") if hasattr(output, name)]
+            (getattr(output, names[0]) if names else output).lossy = counts
         return output
 
 
