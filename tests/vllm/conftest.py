@@ -53,7 +53,8 @@ def start(lossy: dict[str, Any] | None = HEADS, **changes: Any) -> Any:
         warnings.simplefilter("ignore")  # of what vLLM itself is to replace
         from vllm import LLM
 
-        engine = LLM(str(ROOT / "target"), **{**OPTIONS, **changes}, additional_config=lossy or {})
+        options = {"model": str(ROOT / "target"), **OPTIONS, **changes}
+        engine = LLM(**options, additional_config=lossy or {})
     KEPT.append(engine)
     return engine
 

@@ -24,6 +24,14 @@ SEAMS = {
     "core.sched.scheduler:Scheduler.update_from_output": 2047671123,
     "metrics.stats:RequestSpecDecodeMetrics": 1064080692,
     "engine.input_processor:InputProcessor._validate_params": 2374320680,
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__init__": 2530721603,
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__": 1469355040,
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify": 2752576642,
+    "worker.gpu.model_runner:GPUModelRunner.sample": 4290952947,
+    "worker.gpu.model_runner:GPUModelRunner.finish_requests": 232514368,
+    "worker.gpu.model_runner:GPUModelRunner.add_requests": 3535818038,
+    "worker.gpu.sample.sampler:Sampler.apply_sampling_params": 4016138293,
+    "worker.gpu.model_states.interface:ModelState.add_request": 2508681679,
 }
 """Checksums of the sources that a worker builds on, in the newest known version."""
 
