@@ -16,9 +16,9 @@ _HERE = Path(__file__).parent
 _ROWS = _HERE / "memory_limit" / "engines" / "bench.jsonl"
 MODES = {
     "target alone": "target alone",
-    "stock assisted@4": "transformers' assisted generation, γ = 4",
+    "stock assisted@2": "transformers' assisted generation, γ = 2",
     "vLLM: target alone": "vLLM, target alone",
-    "vLLM: its own lossless@4": "vLLM, lossless, γ = 4",
+    "vLLM: its own lossless@2": "vLLM, lossless, γ = 2",
     "lossless@auto": "lossless",
     "typical@auto": "typical",
 }
