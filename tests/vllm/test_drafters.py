@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from vllm.exceptions import VLLMValidationError
 
@@ -13,10 +15,13 @@ from tests.vllm.conftest import GAMMA, start
 
 EAGLE3 = {"method": "eagle3", "model": str(DRAFT.with_name("smollm2-135m-eagle3")), "num_speculative_tokens": 3}
 LOOKUP = {"method": "ngram", "num_speculative_tokens": GAMMA, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": GAMMA}
+needs_arctic = pytest.mark.skipif(not find_spec("arctic_inference"), reason="suffix drafts need arctic-inference")
 
 
-def test_lossless_texts_are_the_engine_s_own_and_lossy_ones_are_not(pair, monkeypatch):
-    engine, prompts = start({"lossy": {}}, speculative_config=LOOKUP), prompts_of(pair)
+@pytest.mark.parametrize("found", [LOOKUP, pytest.param(SUFFIX, marks=needs_arctic)], ids=lambda x: x["method"])
+def test_lossless_texts_are_the_engine_s_own_and_lossy_ones_are_not(found, pair, monkeypatch):
+    engine, prompts = start({"lossy": {}}, speculative_config=found), prompts_of(pair)
     assert texts(engine, prompts, asking("lossless")) == texts(engine, prompts, asking())
     seen = []
     decide = rules.decide_group
