@@ -41,8 +41,8 @@ def test_eagle3_drafts_are_decided_by_rules(drafted):
         pytest.skip(str(why))
     changes = {"model": str(target), "dtype": "bfloat16", "max_model_len": 512}
     engine = start({"lossy": {}}, speculative_config=EAGLE3 | {"draft_sample_method": drafted}, **changes)
-    tokenizer = engine.get_tokenizer()
-    prompts = [tokenizer.encode(text) for text in ("The capital of France is", "def fibonacci(n):\n", "Once upon a time")]
+    starts = "The capital of France is", "def fibonacci(n):\n", "Once upon a time"
+    prompts = [engine.get_tokenizer().encode(text) for text in starts]
     assert texts(engine, prompts, asking("lossless")) == texts(engine, prompts, asking())
     outputs = [x.outputs[0] for x in answers(engine, prompts, asking("topk", {"k": 8}))]
     assert all(output.spec_decode_metrics.lossy["accepted_lossy"] > 0 for output in outputs)
