@@ -48,7 +48,7 @@ def main(
     screen, sizes = Console(soft_wrap=True), numbers("--counts", counts, int)
     loaded = ModelOptions(pair, dtype="bfloat16").load().asked("--prompt-file", prompt_file)
     drafts = make_drafts(loaded, corpus, sizes)
-    answers = list(_answers(loaded, max_new_tokens))
+    answers = list(answers_of(loaded, max_new_tokens))
     with progress(screen) as bar:
         found = [agreement(loaded.target, drafts, *answer) for answer in bar.track(answers, description="reading")]
     times = forward_times(drafts)
@@ -85,7 +85,7 @@ def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[st
 
 
 @torch.inference_mode()
-def _answers(loaded: LoadedModels, length: int) -> Iterator[tuple[Tensor, int]]:
+def answers_of(loaded: LoadedModels, length: int) -> Iterator[tuple[Tensor, int]]:
     """Return the target's greedy answers ``(1, L)`` after their prompts, and how long these are."""
     prompts = loaded.encode(loaded.examples(len(loaded.texts)))
     pad = loaded.tokenizer.pad_token_id
