@@ -73,7 +73,7 @@ def main(
     first, _, last = prompts.partition("-")
     wanted = range(int(first), int(last or first) + 1) if prompts else range(10**9)
     places = [place for place in places if place["prompt"] in wanted]
-    screen.print(table(_summary(Costs.of(times), places), COLUMNS, f"{pair}, {len(places)} places"))
+    screen.print(table(summary(Costs.of(times), places), COLUMNS, f"{pair}, {len(places)} places"))
 
 
 @torch.inference_mode()
@@ -84,13 +84,13 @@ def _measure(loaded: LoadedModels, rules: str, length: int, out: Path, screen: C
     places, answers = [], list(answers_of(loaded, length))
     with progress(screen) as bar:
         for number, (ids, start) in enumerate(bar.track(answers, description="drafting")):
-            places += _places(loaded, ids, start, acceptors, number + 1, seconds["draft"])
+            places += places_of(loaded, ids, start, acceptors, number + 1, seconds["draft"])
     verified = _target_times(loaded.target, answers[0][0])
     costs = {"draft": statistics.median(seconds["draft"]), "target": verified}
     out.write_text("".join(json.dumps(row) + "\n" for row in (costs, *places)), encoding="utf-8")
 
 
-def _places(
+def places_of(
     loaded: LoadedModels, ids: Tensor, start: int, acceptors: Mapping[str, Acceptor], prompt: int, seconds: list[float]
 ) -> list[dict[str, Any]]:
     target, draft = loaded.target, loaded.draft
@@ -179,7 +179,7 @@ class Costs:
         return drafted * self.draft + np.interp(drafted, list(self.target), list(self.target.values()))
 
 
-def _summary(costs: Costs, places: list[dict[str, Any]]) -> list[list[str]]:
+def summary(costs: Costs, places: list[dict[str, Any]]) -> list[list[str]]:
     product = np.cumprod([place["q"] for place in places], axis=1)
     longest = np.array([place["length"] for place in places])
 

@@ -74,7 +74,7 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture(autouse=True)
 def _whole_drafts(monkeypatch: pytest.MonkeyPatch):
     """No draft ends early, unless a test means it to: tiny models are sure of nothing."""
-    monkeypatch.setattr(call_config, "DEFAULT_STOP", None)
+    monkeypatch.setattr(call_config, "AcceptanceStop", lambda threshold: None)
 
 
 @pytest.fixture(autouse=True)

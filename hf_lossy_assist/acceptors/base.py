@@ -121,6 +121,9 @@ class Acceptor(ABC):
         """Whether the rule itself says where a draft ends."""
         return self.unverified_drafting is not None or self.step_drafting is not None
 
+    drafts_until: ClassVar[float] = 0.5
+    """Where no draft length is given, a draft ends once Π q(xᵢ) is below this: lower for rules that keep more."""
+
     decides_drawn_trees: ClassVar[bool] = False
     """Whether the rule decides trees whose siblings were drawn."""
 

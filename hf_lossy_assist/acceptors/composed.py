@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -24,6 +24,7 @@ class _Composed(Acceptor):
 
     paper = "composition"
     conjunction: ClassVar[str]
+    drafts_until_of: ClassVar[Callable[[Iterable[float]], float]]
 
     @property
     def name(self) -> str:
@@ -50,6 +51,10 @@ class _Composed(Acceptor):
     @property
     def dropped_heads(self) -> DroppedHeads | None:
         return next((rule.dropped_heads for rule in self.rules if rule.dropped_heads), None)
+
+    @property
+    def drafts_until(self) -> float:
+        return self.drafts_until_of(rule.drafts_until for rule in self.rules)
 
     @property
     def unverified_drafting(self) -> UnverifiedDrafting | None:
@@ -82,6 +87,7 @@ class AnyOf(_Composed):
     """
 
     conjunction: ClassVar[str] = "or"
+    drafts_until_of: ClassVar = staticmethod(min)
 
     def keep(self, v: Verification) -> Tensor:
         return torch.stack([rule.keep(v) for rule in self.rules]).any(0)
@@ -101,6 +107,7 @@ class AllOf(_Composed):
     """Keep x iff every one of the rules keeps it; the correction is that of the last rule."""
 
     conjunction: ClassVar[str] = "and"
+    drafts_until_of: ClassVar = staticmethod(max)
 
     def __post_init__(self) -> None:
         super().__post_init__()

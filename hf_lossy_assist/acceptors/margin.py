@@ -45,6 +45,7 @@ class Margin(Acceptor):
         do_sample=False,
     )
     lossless_at: ClassVar = {"theta": 1.0}
+    drafts_until = 0.3
 
     def keep(self, v: Verification) -> Tensor:
         first, second = v.logits[:, :-1].topk(2, dim=-1).values.unbind(-1)

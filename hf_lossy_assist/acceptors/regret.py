@@ -49,6 +49,7 @@ class Regret(Acceptor):
         do_sample=False,
     )
     lossless_at: ClassVar = {"total_regret": 0.0}
+    drafts_until = 0.2
     lossless_when_sampling = True
     relaxes = "greedy"
 

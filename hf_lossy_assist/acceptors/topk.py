@@ -50,6 +50,7 @@ class TopK(Acceptor):
         do_sample=False,
     )
     lossless_at: ClassVar = {"k": 1}
+    drafts_until = 0.2
 
     def keep(self, v: Verification) -> Tensor:
         near = v.logit_x >= v.logits[:, :-1].amax(-1) - self.tolerance

@@ -44,6 +44,7 @@ class Typical(Acceptor):
     )
     # No token exceeds the threshold, so all are the target's own: exp(-H) >= 1/V, and δ exceeds V.
     lossless_at: ClassVar = {"epsilon": 1.0, "delta": 1e9}
+    drafts_until = 0.2
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:

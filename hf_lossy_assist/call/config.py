@@ -11,7 +11,7 @@ import torch
 
 from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_head, settings_of
 from ..core.limits import Limits
-from ..drafting.draft_stop import DEFAULT_STOP, STOPS, DraftStop
+from ..drafting.draft_stop import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..errors import LossyValueError
 from ..heads import Head, VerifierHead, place_head
@@ -70,7 +70,9 @@ class RunConfig:
     @property
     def default_stop(self) -> DraftStop | None:
         """Ends drafts where the user says nothing about their length; None where the run has no such drafts."""
-        return DEFAULT_STOP if self.tree is None and self.acceptor.unverified_drafting is None else None
+        if self.tree is not None or self.acceptor.unverified_drafting is not None:
+            return None
+        return AcceptanceStop(1 - self.acceptor.drafts_until)
 
     def is_lossless(self, do_sample: bool) -> bool:
         return self.acceptor.is_lossless(do_sample)

@@ -204,8 +204,6 @@ STOPS = {kind.name: kind for kind in (ConfidenceStop, EntropyStop, AcceptanceSto
 
 LONGEST = 15
 """The most tokens of a draft that ends early, where the user gives no number."""
-DEFAULT_STOP = AcceptanceStop(threshold=0.5)
-"""Ends drafts where the user names no length. It knows no clock and learns nothing, so texts can be repeated."""
 
 
 def fresh(stop: DraftStop | None) -> DraftStop | None:

@@ -123,7 +123,7 @@ def test_a_confidence_is_the_option_of_transformers():
 @pytest.fixture
 def by_default(monkeypatch):
     """The default of users, which other tests do without; tiny models are surer of less."""
-    monkeypatch.setattr(call_config, "DEFAULT_STOP", AcceptanceStop(1 - 1e-3))
+    monkeypatch.setattr(call_config, "AcceptanceStop", lambda threshold: AcceptanceStop(1 - 1e-3))
 
 
 ROWS = {"one": {"input_ids": prompt()}, "batch": padded()}
@@ -148,6 +148,22 @@ def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, rows: s
     fixed = call(num_assistant_tokens=LONGEST)
     assert default[2] < fixed[2]
     assert fixed != default != call(num_assistant_tokens=5)
+
+
+def test_rules_that_keep_more_have_longer_drafts_by_default(monkeypatch):
+    monkeypatch.setattr(call_config, "AcceptanceStop", AcceptanceStop)
+    ends = {
+        "lossless": 0.5,
+        "typical": 0.2,
+        "margin": 0.3,
+        ("typical", "lossless"): 0.2,
+        ("margin", "lossless"): 0.3,
+    }
+    for mode, end in ends.items():
+        mode = mode if isinstance(mode, str) else list(mode)
+        assert call_config.parse(mode).default_stop.threshold == pytest.approx(1 - end), mode
+    assert call_config.parse({"all_of": ["typical", "lossless"]}).default_stop == AcceptanceStop(0.5)
+    assert call_config.parse("topk", {"tree": {"depth": 3}}).default_stop is None
 
 
 def test_other_ways_of_drafting_have_no_default_stop(by_default):
