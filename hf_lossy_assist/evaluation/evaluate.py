@@ -27,6 +27,7 @@ from .comparison import rotated, warm_up
 from .measures import MEASURES, Measurable
 from .modes import DecodingMode, Models, parse_modes
 from .plots import PlotPoint, plot
+from .prompt_memory import PromptMemory
 from .quality import ModeScore, mode_scores
 from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
@@ -130,12 +131,21 @@ class Evaluation:
             few = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
             warm_up(self.models, cold, few, min(_WARM_UP_TOKENS, self.length), strict=True)
             warm |= {mode.label for mode in cold}
+            here = [mode for mode in turns if mode.engine is None]
+            memory = PromptMemory(self.models, batch) if len(here) > 1 else None
             for mode in turns:
-                response = run_request(self.models, mode, batch, self.length)
+                response = self._respond(mode, batch, memory)
                 answers = self.scored(mode, ids, response, store)
                 store.add([answer for answer in answers if answer.id in missing[mode.label]])
             for i in ids:
                 yield {label: store.known[label, i] for label in labels}
+
+    def _respond(self, mode: DecodingMode, batch: PromptBatch, memory: PromptMemory | None) -> Response:
+        if memory is None or mode.engine is not None:
+            return run_request(self.models, mode, batch, self.length)
+        with memory.in_use():
+            response = run_request(self.models, mode, batch, self.length)
+        return replace(response, seconds=response.seconds + memory.seconds(mode))
 
     def take(self, responses: Mapping[str, Sequence[Response]], store: AnswerStore) -> None:
         """Score responses made elsewhere into a store: each mode's responses to the batches, by label."""

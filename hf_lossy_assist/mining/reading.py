@@ -79,7 +79,7 @@ def read(
     past = [max(len(text) - k, 0) for text in texts]
     width = max(past)
     cache = new_cache(model)
-    _fill(cache, [memory.layers for memory, _ in known], past, width)
+    fill(cache, [memory.layers for memory, _ in known], past, width)
     ids = torch.zeros((len(texts), k), dtype=torch.long)
     mask = torch.zeros((len(texts), width + k), dtype=torch.long)
     for row, (text, n) in enumerate(zip(texts, past, strict=True)):
@@ -90,7 +90,7 @@ def read(
     return Reading(logits, memories)
 
 
-def _fill(cache: DynamicCache, layers: Sequence[Layers], past: Sequence[int], width: int) -> None:
+def fill(cache: DynamicCache, layers: Sequence[Layers], past: Sequence[int], width: int) -> None:
     """Fill an empty cache with the first ``past`` tokens of every row, aligned on the right."""
     if width == 0:
         return
