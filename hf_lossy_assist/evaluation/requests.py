@@ -134,7 +134,8 @@ class Response:
     stats: LossyStats | None  # the run's statistics over all rows, where it has any
     target_calls: int = 0  # counted only without a rule
     joules: float | None = None  # energy of the GPU, where it is counted
-    counted: RunCounts | None = None  # by another engine
+    counted: RunCounts | None = None  # by another engine, like `counted_work`
+    counted_work: Sequence[tuple[int, int, int]] | None = None
     # Metered calls only.
     forwards: Mapping[str, ForwardTimes] | None = None  # of ``"target"`` and ``"draft"``
     split: TimeSplit | None = None
@@ -157,6 +158,8 @@ class Response:
         """
         if self.stats is not None:
             return [(row.rounds, row.accepted, row.accepted_lossy) for row in self.stats.rows]
+        if self.counted_work is not None:
+            return list(self.counted_work)
         rounds = [min(self.target_calls, len(row)) for row in self.rows]
         return [(n, len(row) - n, 0) for n, row in zip(rounds, self.rows, strict=True)]
 

@@ -188,9 +188,11 @@ class VllmEngines:
         reply = self.of(models, mode).ask(request_of(models, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
         drafted, accepted = reply["drafted"], reply["accepted"]
-        calls = sum(map(len, rows)) - accepted  # each adds a token of the target's own to one row
+        # Each call of the target adds a token of its own to one row.
+        work = [(len(row) - kept, kept, lossy) for row, (kept, lossy) in zip(rows, reply["kept"], strict=True)]
+        calls = sum(map(len, rows)) - accepted
         counts = RunCounts(calls, drafted, accepted, drafted, calls, (accepted / drafted,) if drafted else ())
-        return Response(rows, reply["seconds"], None, round(calls / len(rows)), counted=counts)
+        return Response(rows, reply["seconds"], None, counted=counts, counted_work=work)
 
 
 def vllm_has(mode: DecodingMode) -> bool:

@@ -15,7 +15,8 @@ from hf_lossy_assist.evaluation.summary import summarise
 from hf_lossy_assist.evaluation.vllm_engines import Engine, VllmEngines, engine_settings, request_of
 
 PYTHON = Path(sys.executable)
-# Each token is the number of the prompt's tokens; of five new tokens, three were drafted. Rules are in `extra_args`.
+# Each token is the number of the prompt's tokens; of five new tokens, three were drafted, one of which a rule in
+# `extra_args` alone kept.
 STAND_IN = """
 from types import SimpleNamespace as Is
 __version__ = "0.0"
@@ -33,8 +34,12 @@ class LLM:
             raise ValueError("no `fly` here")
         if "speculative_config" in self.given:
             self.metrics[0] += 4; self.metrics[1] += 3
-        of_rule = [Is(token_ids=[len(p["prompt_token_ids"])] * parameters.given["max_tokens"]) for p in prompts]
-        return [Is(outputs=[one]) for one in of_rule]
+        metrics, rule = Is(histogram=[1, 0, 0, 1]), "extra_args" in parameters.given
+        if rule:
+            metrics.lossy = {"accepted": 3, "accepted_lossy": 1}
+        metrics = metrics if "speculative_config" in self.given else None
+        tokens = [[len(p["prompt_token_ids"])] * parameters.given["max_tokens"] for p in prompts]
+        return [Is(outputs=[Is(token_ids=own, spec_decode_metrics=metrics)]) for own in tokens]
 """
 
 
@@ -55,13 +60,17 @@ def test_a_comparison_of_both_engines(models):
     batches = batches_of([[5, 6, 7], [5, 6]])
     with VllmEngines(PYTHON, threads=1) as engines:
         of_vllm = engines.modes(parse_modes("plain,stock@4", 5))
+        [rule] = engines.modes(parse_modes("topk@4", 5))
         records, responses = run_comparison(models, [*parse_modes("plain", 5), *of_vllm], batches, 5, repeats=1)
         assert len(engines._started) == 2
+        both = rule.engine.respond(models, rule, batches_of([[5, 6, 7], [5, 6]], 2)[0], 5)
         [refused] = engines.modes(parse_modes("fly@4", 5))
         with pytest.raises(LossyValueError, match="no `fly` here"):
             refused.engine.respond(models, refused, batches[0], 5)
         processes = [engine._process for engine in engines._started.values()]
     assert [process.poll() for process in processes] == [0, 0, 0]
+    assert both.work == [(2, 3, 1)] * 2
+    assert [answer[0].work for answer in responses.values()] == [[(5, 0, 0)], [(5, 0, 0)], [(2, 3, 0)]]
     rows = {row.label: row for row in summarise([*parse_modes("plain", 5), *of_vllm], records)}
     assert list(rows) == ["target alone", "vLLM: target alone", "vLLM: its own lossless@4"]
     drafted = rows["vLLM: its own lossless@4"]

@@ -1,8 +1,8 @@
 """Answers requests with one engine of vLLM, a JSON line for each.
 
 ``python -m hf_lossy_assist.integrations.vllm.answering`` reads its standard input. The first line has the arguments of
-``vllm.LLM``. Each further line is a request, whose answer has the new tokens of each prompt, the seconds that they
-took, and how many tokens were drafted and accepted.
+``vllm.LLM``. Each further line is a request. Its answer has each prompt's new tokens and how many of them were drafted,
+and how many only a lossy rule kept; and of all prompts together the seconds, and the tokens drafted and accepted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,17 @@ def counted(metrics: Any) -> dict[str, int]:
     return found
 
 
+def kept(output: Any) -> tuple[int, int]:
+    """Return how many of a text's tokens were drafted, and how many of these only a lossy rule kept."""
+    metrics = getattr(output, "spec_decode_metrics", None)
+    if metrics is None:
+        return 0, 0
+    accepted = sum(count * rounds for count, rounds in enumerate(metrics.histogram))
+    # A stop may cut the last round short, which only the rule's own counts know.
+    lossy = getattr(metrics, "lossy", {})
+    return lossy.get("accepted", accepted), lossy.get("accepted_lossy", 0)
+
+
 def answer(engine: Any, parameters: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Answer the prompts of a request together."""
     prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
@@ -33,8 +44,14 @@ def answer(engine: Any, parameters: Any, request: dict[str, Any]) -> dict[str, A
     outputs = engine.generate(prompts, parameters(**request["parameters"]), use_tqdm=False)
     seconds = time.perf_counter() - started
     after = counted(engine.get_metrics())
-    tokens = [list(output.outputs[0].token_ids) for output in outputs]
-    return {"tokens": tokens, "seconds": seconds, **{name: after[name] - before[name] for name in after}}
+    texts = [output.outputs[0] for output in outputs]
+    tokens = [list(text.token_ids) for text in texts]
+    return {
+        "tokens": tokens,
+        "kept": [*map(kept, texts)],
+        "seconds": seconds,
+        **{name: after[name] - before[name] for name in after},
+    }
 
 
 def main() -> None:
@@ -44,7 +61,7 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     from vllm import LLM, SamplingParams, __version__
 
-    engine = LLM(**settings, disable_log_stats=False)
+    engine = LLM(**settings, disable_log_stats=False, per_request_spec_decode_metrics="summary")
     out.write(json.dumps({"version": __version__}) + "\n")
     for line in sys.stdin:
         try:
