@@ -90,10 +90,10 @@ def warm_up(
         try:
             run_request(models, mode, batch, max_new_tokens)
         except ValueError as error:  # of this package, or of transformers' own checks
-            reason = f"{mode.label}: {str(error).strip().splitlines()[0]}"
+            reason = f"{mode.label}: {str(error).strip()}"
             if strict:
                 raise LossyValueError(f"`modes` has a mode that can't run here, {reason}") from error
-            notes.append(f"left out, {reason}")
+            notes.append(f"left out, {reason.splitlines()[0]}")
         else:
             able.append(mode)
     if notes and len(able) < 2:

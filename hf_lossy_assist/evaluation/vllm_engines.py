@@ -22,6 +22,8 @@ from .requests import PromptBatch, Response, RunCounts
 PROGRAM = ("-m", "hf_lossy_assist.integrations.vllm.answering")
 SECONDS = 1800.0
 """An engine that has not answered for so long is stopped."""
+_LONGEST = 4096
+"""Tokens of a text that engines reserve memory for."""
 
 
 class Engine:
@@ -202,9 +204,10 @@ def vllm_has(mode: DecodingMode) -> bool:
 
 def engine_settings(models: Models, mode: DecodingMode) -> dict[str, Any]:
     """Return the keyword arguments of ``vllm.LLM`` for a mode."""
+    positions = getattr(models.target.config.get_text_config(decoder=True), "max_position_embeddings", _LONGEST)
     settings: dict[str, Any] = {
         "model": models.target.name_or_path, "dtype": str(models.target.dtype).removeprefix("torch."),
-        "enforce_eager": True, "max_model_len": 4096, "enable_prefix_caching": False,
+        "enforce_eager": True, "max_model_len": min(_LONGEST, positions), "enable_prefix_caching": False,
         "max_num_batched_tokens": 8192,  # vLLM on CPUs can't read a prompt in pieces if its request has a seed
     }  # fmt: skip
     if mode.gamma is not None:
@@ -213,6 +216,7 @@ def engine_settings(models: Models, mode: DecodingMode) -> dict[str, Any]:
             "method": "draft_model", "model": models.draft.name_or_path, "num_speculative_tokens": mode.gamma,
             "draft_sample_method": probabilities,
         }  # fmt: skip
+        settings["per_request_spec_decode_metrics"] = "summary"
     if mode.rule is not None:
         settings["additional_config"] = {"lossy": {}}
     return settings

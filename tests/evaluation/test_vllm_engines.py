@@ -89,6 +89,7 @@ def test_settings_and_requests(models):
         "draft_sample_method": "probabilistic",
     }  # fmt: skip
     assert "additional_config" not in engine_settings(models, stock)
+    assert engine_settings(models, stock)["max_model_len"] == 512  # as many positions as the bundled target has
     assert engine_settings(models, rule)["additional_config"] == {"lossy": {}}
     [batch] = batches_of([[5, 6, 7], [5]], 2, seed=9)
     request = request_of(models, rule, batch, 7)

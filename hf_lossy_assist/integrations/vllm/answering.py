@@ -61,7 +61,7 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     from vllm import LLM, SamplingParams, __version__
 
-    engine = LLM(**settings, disable_log_stats=False, per_request_spec_decode_metrics="summary")
+    engine = LLM(**settings, disable_log_stats=False)
     out.write(json.dumps({"version": __version__}) + "\n")
     for line in sys.stdin:
         try:
