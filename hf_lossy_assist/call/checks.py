@@ -12,6 +12,7 @@ from transformers.cache_utils import StaticCache
 from .. import compat
 from ..acceptors import Acceptor
 from ..core.steps import BoundSteps
+from ..decoding.outputs import OUTPUTS
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
 from ..models.prepared import Prepared
@@ -53,16 +54,15 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
         )
     if not call.inputs.get("use_cache", True):
         raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False; leave it out")
-    for name in ("output_scores", "output_logits", "output_hidden_states", "output_attentions"):
-        if acceptor.unverified_drafting is not None and getattr(call.config, name, False):
+    refused, why = (), ""
+    if acceptor.unverified_drafting is not None:
+        refused, why = OUTPUTS, "which commits unverified tokens"
+    elif acceptor.step_drafting is not None:
+        refused, why = ("hidden_states", "attentions"), "whose target reads a question after every step"
+    for name in refused:
+        if getattr(call.config, f"output_{name}", False):
             raise LossyUnsupportedError(
-                f"`{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it out"
-            )
-    for name in ("output_hidden_states", "output_attentions"):
-        if acceptor.step_drafting is not None and getattr(call.config, name, False):
-            raise LossyUnsupportedError(
-                f"`{name}` can't be used with `lossy_mode` {mode!r}, whose target reads a question after every step; "
-                "leave it out"
+                f"`output_{name}` can't be used with `lossy_mode` {mode!r}, {why}; leave it out"
             )
     for processor in call.processors:
         if isinstance(processor, compat.STATEFUL_PROCESSORS):
@@ -87,7 +87,7 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
 
 
 def check_steps(model: PreTrainedModel, steps: BoundSteps, call: Prepared) -> None:
-    """Refuse texts after which the question about a step has no positions."""
+    """Refuse texts so long that the question about a step would exceed the model's positions."""
     longest, asked = call.config.max_length, len(steps.question)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and longest + asked > positions:

@@ -20,7 +20,7 @@ from ..core.distributions import Randomness
 from ..core.messages import Draft, RowDecision
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
-from ..decoding.inspector import Inspector
+from ..decoding.inspector import with_scores
 from ..decoding.progress import Progress, Stopping
 from ..drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens
 from ..drafting.draft_stop import LONGEST, fresh
@@ -113,15 +113,12 @@ class LossyVerification(LogitsProcessor):
                 raise LossyUnsupportedError(
                     f"`{name}` is set, but transformers' assisted generation {why}; use enable() and `lossy_config`"
                 )
-        if acceptor.unverified_drafting is not None:
+        if acceptor.drafts_any_length:
+            unverified = acceptor.unverified_drafting is not None
+            what = "commits tokens without the target" if unverified else "lets the target score whole steps"
             raise LossyUnsupportedError(
-                f"the rule {acceptor.name!r} commits tokens without the target, which transformers' assisted "
-                f"generation can't do; use enable() and `lossy_mode` {acceptor.name!r}"
-            )
-        if acceptor.step_drafting is not None:
-            raise LossyUnsupportedError(
-                f"the rule {acceptor.name!r} lets the target score whole steps, which transformers' assisted "
-                f"generation can't do; use enable() and `lossy_mode` {acceptor.name!r}"
+                f"the rule {acceptor.name!r} {what}, which transformers' assisted generation can't do; use enable() "
+                f"and `lossy_mode` {acceptor.name!r}"
             )
         if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
@@ -214,7 +211,7 @@ class LossyVerification(LogitsProcessor):
             reader,
             Progress(stopping, self.limits, stats),
             compat.ending_tokens(generation_config),
-            Inspector(acceptor) if self.config.inspect else None,
+            self.config.inspect,
         )
         return self._rounds
 
@@ -245,14 +242,14 @@ class _TransformersRounds(CandidateGenerator):
         reader: TargetReader,
         progress: Progress,
         ending: Container[int] = (),
-        inspector: Inspector | None = None,
+        inspected: bool = False,
     ) -> None:
         self.drafter = drafter
         self.reader = reader
         self.progress = progress
         self.stats = progress.stats
         self.ending = ending
-        self.inspector = inspector
+        self.inspected = inspected
         self.requires_model_outputs = drafter.generator.requires_model_outputs
         self.committed = 0
         self.candidate: Tensor | None = None
@@ -356,6 +353,6 @@ class _TransformersRounds(CandidateGenerator):
             self.selected[:, :-1] = self.draft.tokens
             self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
             decisions = decision.to_host(self.draft)
-            if self.inspector is not None:
-                decisions = self.inspector.judged(self.draft, verification, decision, decisions)
+            if self.inspected:
+                decisions = with_scores(decisions, self.reader.acceptor, self.draft, verification, decision)
             (self.decision,) = decisions
