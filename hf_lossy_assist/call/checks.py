@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from .. import compat
@@ -64,12 +64,7 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
             raise LossyUnsupportedError(
                 f"`output_{name}` can't be used with `lossy_mode` {mode!r}, {why}; leave it out"
             )
-    for processor in call.processors:
-        if isinstance(processor, compat.STATEFUL_PROCESSORS):
-            raise LossyUnsupportedError(
-                f"`lossy_mode` {mode!r} can't be used with {type(processor).__name__}, which keeps a state from token "
-                "to token; leave it out"
-            )
+    check_processors(f"`lossy_mode` {mode!r}", call.processors)
     cache = compat.cache_of(call.inputs)
     if acceptor.drafts_any_length and compat.quantises(cache):
         raise LossyUnsupportedError(
@@ -84,6 +79,16 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
             f"`streamer` can only show a batch of 1, but the batch has {call.batch} rows (prompts × "
             "`num_return_sequences`); leave it out"
         )
+
+
+def check_processors(user: str, processors: LogitsProcessorList) -> None:
+    """Refuse processors that can't be asked about rejected tokens."""
+    for processor in processors:
+        if isinstance(processor, compat.STATEFUL_PROCESSORS):
+            raise LossyUnsupportedError(
+                f"{user} can't be used with {type(processor).__name__}, which keeps a state from token to token; leave "
+                "it out"
+            )
 
 
 def check_steps(model: PreTrainedModel, steps: BoundSteps, call: Prepared) -> None:

@@ -55,23 +55,11 @@ class RunConfig:
 def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.device | str = "cpu") -> RunConfig:
     """Turn ``lossy_mode``, ``lossy_config`` and ``lossy_head`` into a rule and run settings.
 
-    Parameters
-    ----------
-    mode
-        A rule's name, a list of names (a token is kept if any rule keeps it), or ``{"all_of": [names]}``. A rule with
-        its settings, such as ``TopK(k=3)``, may replace a name.
-    config
-        The rule's settings, or for several rules a dict of them by name; the run's own keys beside them.
-    head
-        For rules that use a trained head: its Hub id (``"org/name"``, ``"org/name@revision"``), a folder, or a
-        loaded head; for several such rules a dict of them by name.
-    device
-        Where heads are placed.
-
-    Raises
-    ------
-    LossyValueError
-        For an unknown mode or key, a wrong type, a value out of range, or a missing or unusable head.
+    ``mode`` is a rule's name, a list of names (a token is kept if any rule keeps it), or ``{"all_of": [names]}``. A
+    rule with its settings, such as ``TopK(k=3)``, may replace a name. ``config`` has the rule's settings, or for
+    several rules a dict of them by name; the run's own keys stand beside them. ``head`` is a Hub id (``"org/name"``,
+    ``"org/name@revision"``), a folder or a loaded head, or for several rules with heads a dict of them by name. Heads
+    are placed on ``device``.
 
     Examples
     --------
@@ -165,7 +153,7 @@ def _own_settings(rule: Acceptor) -> dict[str, Any]:
     own = {x.name: value for x in declared if (value := getattr(rule, x.name)) != x.default}
     for x in declared:
         if x.name in own and x.instead_of is not None:
-            own.pop(x.instead_of, None)  # follows from it
+            own.pop(x.instead_of, None)  # it follows from this one
     return own
 
 

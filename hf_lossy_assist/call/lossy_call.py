@@ -147,8 +147,7 @@ class LossyCall:
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
         situation = self._situation(call)
         break_even = self._break_even(call, situation)
-        shared = {"randomness": randomness, "break_even": break_even, "situation": situation}
-        decoding = partial(self._decoding, stopping=stopping, **shared)
+        decoding = partial(self._decoding, stopping, randomness, break_even, situation)
         apart = False
         if call.batch > 1:
             self.choice.check_batch(call.batch)
@@ -165,11 +164,11 @@ class LossyCall:
 
     def _decoding(
         self,
-        call: Prepared,
         stopping: Stopping,
         randomness: Randomness,
         break_even: BreakEven,
         situation: tuple[Hashable, ...],
+        call: Prepared,
         row: int = 0,
     ) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``stopping``."""

@@ -85,16 +85,9 @@ class Experience:
         return Plan.PLAIN if self._waits > 0 else Plan(not self._long & (self._long + 1))
 
     def learn(self, plain: bool, pace: Pace, share: float | None = None) -> bool:
-        """Learn from a call; return whether drafting is given up with it.
+        """Learn from a call, decoded plainly or with drafts; return whether drafting is given up with it.
 
-        Parameters
-        ----------
-        plain
-            Whether the call was decoded plainly.
-        pace
-            Its rounds.
-        share
-            The time of the target's forward over one token, as a share of that over a draft, if it was probed.
+        ``share`` is the time of a probed forward of the target over one token, as a share of one over a draft.
         """
         with self._lock:
             if plain:

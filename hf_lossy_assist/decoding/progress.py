@@ -54,19 +54,12 @@ class Stopping:
     as a row has the token. All other criteria may count their calls or remember rows, so they are asked as plain
     ``generate()`` asks them: about the whole batch, once per position, in order. This has to wait until every row that
     goes on has reached the position; rows that were ahead are then cut back.
-
-    Attributes
-    ----------
-    generated
-        How many tokens each row has generated.
-    ended
-        Which rows have stopped. Criteria that are asked in order may still cut them back.
     """
 
     def __init__(self, config: GenerationConfig, criteria: StoppingCriteriaList, prompts: Tensor, pad: int = 0) -> None:
         batch, self.prompt = prompts.shape
-        self.generated = [0] * batch
-        self.ended = [False] * batch
+        self.generated = [0] * batch  # tokens of each row
+        self.ended = [False] * batch  # criteria that are asked in order may still cut ended rows back
         self.max_length = config.max_length
         self.eos: set[int] = set()
         self._by_row, self._in_order = StoppingCriteriaList(), StoppingCriteriaList()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from .. import compat
 from ..acceptors import decide
-from ..call.checks import check_mode
+from ..call.checks import check_mode, check_processors
 from ..call.config import parse
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
@@ -167,12 +168,7 @@ class LossyVerification(LogitsProcessor):
             raise LossyValueError(
                 "generate() was called inside a LossyVerification block without it; pass `logits_processor=[hook]`"
             )
-        for processor in others:
-            if isinstance(processor, compat.STATEFUL_PROCESSORS):
-                raise LossyUnsupportedError(
-                    f"LossyVerification can't be used with {type(processor).__name__}, which keeps a state of its own "
-                    "from token to token; leave it out"
-                )
+        check_processors("LossyVerification", others)
         longest = None if self.assistant_model is None else self.num_assistant_tokens
         check_mode(self.config, generation_config.do_sample, longest)
         randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
@@ -229,6 +225,7 @@ class LossyVerification(LogitsProcessor):
             self._rounds.leave_forward(outputs)
 
 
+@dataclass(eq=False)
 class _TransformersRounds(CandidateGenerator):
     """Stands between transformers' loop and its drafter, and knows where in a round the loop is.
 
@@ -236,28 +233,22 @@ class _TransformersRounds(CandidateGenerator):
     reports the committed tokens; each of these is one step here.
     """
 
-    def __init__(
-        self,
-        drafter: GeneratorDrafter,
-        reader: TargetReader,
-        progress: Progress,
-        ending: Container[int] = (),
-        inspected: bool = False,
-    ) -> None:
-        self.drafter = drafter
-        self.reader = reader
-        self.progress = progress
-        self.stats = progress.stats
-        self.ending = ending
-        self.inspected = inspected
-        self.requires_model_outputs = drafter.generator.requires_model_outputs
-        self.committed = 0
-        self.candidate: Tensor | None = None
-        self.draft: Draft | None = None
-        self.logits: tuple[Tensor, Tensor | None] | None = None
-        self.selected: Tensor | None = None
-        self.decision: RowDecision | None = None
-        self.sent = 0
+    drafter: GeneratorDrafter
+    reader: TargetReader
+    progress: Progress
+    ending: Container[int]  # tokens that end a text
+    inspected: bool
+    committed: int = 0
+    candidate: Tensor | None = None
+    draft: Draft | None = None
+    logits: tuple[Tensor, Tensor | None] | None = None
+    selected: Tensor | None = None
+    decision: RowDecision | None = None
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.stats = self.progress.stats
+        self.requires_model_outputs = self.drafter.generator.requires_model_outputs
         self._forward = ExitStack()
 
     @property
