@@ -180,4 +180,6 @@ def check_certificate(config: RunConfig, model: PreTrainedModel, choice: Drafter
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
         draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
-    config.certificate.check(config.acceptor, config.limits, model, draft, choice.num_assistant_tokens, draws)
+    certified = config.certificate.setting.config.get("num_assistant_tokens")
+    gamma = certified if choice.automatic and certified == "auto" else choice.num_assistant_tokens
+    config.certificate.check(config.acceptor, config.limits, model, draft, gamma, draws)

@@ -56,7 +56,8 @@ class DrafterChoice:
     target: PreTrainedModel
     assistant_model: PreTrainedModel | None
     candidate_generator: CandidateGenerator | DrafterFactory | None
-    num_assistant_tokens: int | str  # γ
+    num_assistant_tokens: int  # γ
+    automatic: bool  # whether the user left γ to us
     confidence: float | None  # `assistant_confidence_threshold`, where set explicitly
     schedule: str  # `num_assistant_tokens_schedule`
     options: Mapping[str, Any]  # of transformers' own drafters, see TRANSFORMERS_OPTIONS
@@ -92,7 +93,8 @@ class DrafterChoice:
         schedule = explicit("num_assistant_tokens_schedule", theirs)
         confidence = explicit("assistant_confidence_threshold", theirs)
         ours = assistant is not None and generator is None and not _runs_special_draft(options, assistant)
-        if gamma is None or gamma == "auto":
+        automatic = gamma is None or gamma == "auto"
+        if automatic:
             gamma = DEFAULT_NUM_TOKENS
             unsaid = schedule in (None, "constant") and confidence is None and stop is None
             if ours and unsaid and default_stop is not None:
@@ -103,6 +105,7 @@ class DrafterChoice:
             assistant_model=assistant,
             candidate_generator=generator,
             num_assistant_tokens=gamma,
+            automatic=automatic,
             confidence=confidence,
             schedule="constant" if schedule is None else schedule,
             options=options,
