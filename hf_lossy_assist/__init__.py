@@ -34,32 +34,24 @@ if TYPE_CHECKING:
     from .models.quantised import quantize_draft as quantize_draft
 
 
-_PLACES = {
-    "CollectedStats": "core.statistics",
-    "Eagle3": "drafting.eagle3",
-    "GenerateLossyOutput": "decoding.outputs",
-    "JudgeHead": "heads",
-    "LossyError": "errors",
-    "LossyStats": "core.statistics",
-    "LossyUnsupportedError": "errors",
-    "LossyValueError": "errors",
-    "LossyVerification": "integrations.transformers_loop",
-    "VerifierHead": "heads",
-    "collect": "enabling",
-    "disable": "enabling",
-    "enable": "enabling",
-    "enabled": "enabling",
-    "evaluate": "evaluation.evaluate",
-    "frequent_tokens": "drafting.frequent_tokens",
-    "last_stats": "enabling",
-    "lossy_fields": "call.config",
-    "prepack": "models.prepacked",
-    "quantize_draft": "models.quantised",
-    "trim_draft_vocabulary": "drafting.frequent_tokens",
+_NAMES = {
+    "call.config": ("lossy_fields",),
+    "core.statistics": ("CollectedStats", "LossyStats"),
+    "decoding.outputs": ("GenerateLossyOutput",),
+    "drafting.eagle3": ("Eagle3",),
+    "drafting.frequent_tokens": ("frequent_tokens", "trim_draft_vocabulary"),
+    "enabling": ("collect", "disable", "enable", "enabled", "last_stats"),
+    "errors": ("LossyError", "LossyUnsupportedError", "LossyValueError"),
+    "evaluation.evaluate": ("evaluate",),
+    "heads": ("JudgeHead", "VerifierHead"),
+    "integrations.transformers_loop": ("LossyVerification",),
+    "models.prepacked": ("prepack",),
+    "models.quantised": ("quantize_draft",),
 }
+_PLACES = {name: place for place, names in _NAMES.items() for name in names}
 _SUBMODULES = ("acceptors", "calibration", "pairs", "tasks", "theory")
 
-__all__ = [*_PLACES, *_SUBMODULES]
+__all__ = [*sorted(_PLACES), *_SUBMODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,24 +18,8 @@ def generate(*args: Any, model: PreTrainedModel, **kwargs: Any) -> Any:
     """Run ``model.generate()`` with the package enabled for this model and this call.
 
     transformers calls it for ``generate(..., custom_generate=<id or folder>, trust_remote_code=True)``, and in place
-    of ``generate()`` for models whose own repository has such a folder.
-
-    Parameters
-    ----------
-    model
-        The target.
-    args, kwargs
-        The arguments of ``generate()``.
-
-    Returns
-    -------
-    torch.LongTensor or GenerateLossyOutput
-        The output of ``generate()``.
-
-    Raises
-    ------
-    LossyValueError
-        When neither a keyword nor a generation configuration has a ``lossy_mode``, and for bad settings.
+    of ``generate()`` for models whose own repository has such a folder. ``model`` is the target; the other arguments
+    are ``generate()``'s. A keyword or a generation configuration has to name a ``lossy_mode``.
 
     Examples
     --------

@@ -57,7 +57,7 @@ class TestedSetting(_Typed):
     mode: str  # its label
     family: str  # the rules whose settings were tested one after the other
     config: dict[str, Any]  # the lossy fields, and how many tokens are drafted
-    outcome: Literal["certified", "not certified", "not tested"]  # the last one after one that was not certified
+    outcome: Literal["certified", "not certified", "not tested"]  # none is tested after a failure
     n: int = 0  # problems
     loss: Number | None = None  # the mean on these, in points
     bound: Number | None = None  # of the mean loss of problems like these, in points
@@ -89,8 +89,7 @@ class Certificate(_Typed):
     target: dict[str, Any]
     draft: dict[str, Any] | None
     heads: dict[str, int]  # checksums of their weights and biases, by rule
-    # What each text of the chosen setting was like: drafted tokens kept per round, and the share of its tokens that
-    # only the rule let through.
+    # For each text of the chosen setting: drafted tokens kept per round, and the share of tokens kept only by the rule.
     usual: dict[Literal["mean_accepted", "lossy_share"], list[Number]] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     max_longer: Number | None = None  # by how many per cent answers may be longer on average; None for any length
@@ -144,8 +143,8 @@ class Certificate(_Typed):
         used = {rule: place_rule_head(REGISTRY[rule], heads[rule], "cpu") for rule in self.heads if rule in heads}
         if (sums := {rule: head.checksum for rule, head in used.items()}) != dict(self.heads):
             raise LossyValueError(
-                f"`heads` has to have the certified heads of {sorted(self.heads)}, but has those of {sorted(sums)} or "
-                "others; give those that were calibrated"
+                f"`heads` has to have the certified heads of {sorted(self.heads)}, but has heads of {sorted(sums)}, or "
+                "other weights; give the calibrated heads"
             )
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CERTIFICATE, asdict(self))

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from .. import compat
 from ..acceptors import Acceptor
 from ..core.steps import BoundSteps
+from ..decoding.outputs import OUTPUTS
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
 from ..models.prepared import Prepared
@@ -53,23 +54,17 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
         )
     if not call.inputs.get("use_cache", True):
         raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False; leave it out")
-    for name in ("output_scores", "output_logits", "output_hidden_states", "output_attentions"):
-        if acceptor.unverified_drafting is not None and getattr(call.config, name, False):
+    refused, why = (), ""
+    if acceptor.unverified_drafting is not None:
+        refused, why = OUTPUTS, "which commits unverified tokens"
+    elif acceptor.step_drafting is not None:
+        refused, why = ("hidden_states", "attentions"), "whose target reads a question after every step"
+    for name in refused:
+        if getattr(call.config, f"output_{name}", False):
             raise LossyUnsupportedError(
-                f"`{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it out"
+                f"`output_{name}` can't be used with `lossy_mode` {mode!r}, {why}; leave it out"
             )
-    for name in ("output_hidden_states", "output_attentions"):
-        if acceptor.step_drafting is not None and getattr(call.config, name, False):
-            raise LossyUnsupportedError(
-                f"`{name}` can't be used with `lossy_mode` {mode!r}, whose target reads a question after every step; "
-                "leave it out"
-            )
-    for processor in call.processors:
-        if isinstance(processor, compat.STATEFUL_PROCESSORS):
-            raise LossyUnsupportedError(
-                f"`lossy_mode` {mode!r} can't be used with {type(processor).__name__}, which keeps a state from token "
-                "to token; leave it out"
-            )
+    check_processors(f"`lossy_mode` {mode!r}", call.processors)
     cache = compat.cache_of(call.inputs)
     if acceptor.drafts_any_length and compat.quantises(cache):
         raise LossyUnsupportedError(
@@ -86,8 +81,18 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
         )
 
 
+def check_processors(user: str, processors: LogitsProcessorList) -> None:
+    """Refuse processors that can't be asked about rejected tokens."""
+    for processor in processors:
+        if isinstance(processor, compat.STATEFUL_PROCESSORS):
+            raise LossyUnsupportedError(
+                f"{user} can't be used with {type(processor).__name__}, which keeps a state from token to token; leave "
+                "it out"
+            )
+
+
 def check_steps(model: PreTrainedModel, steps: BoundSteps, call: Prepared) -> None:
-    """Refuse texts after which the question about a step has no positions."""
+    """Refuse texts so long that the question about a step would exceed the model's positions."""
     longest, asked = call.config.max_length, len(steps.question)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and longest + asked > positions:
@@ -175,4 +180,6 @@ def check_certificate(config: RunConfig, model: PreTrainedModel, choice: Drafter
     draws: Any = (1.0 if own.temperature is None else own.temperature) if own.do_sample else None
     if own.do_sample and (own.top_k or (own.top_p is not None and own.top_p < 1)):
         draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
-    config.certificate.check(config.acceptor, config.limits, model, draft, choice.num_assistant_tokens, draws)
+    certified = config.certificate.setting.config.get("num_assistant_tokens")
+    gamma = certified if choice.automatic and certified == "auto" else choice.num_assistant_tokens
+    config.certificate.check(config.acceptor, config.limits, model, draft, gamma, draws)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -29,43 +29,20 @@ RUN_KEYS = (
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The meaning of one call's lossy fields.
-
-    Attributes
-    ----------
-    acceptor
-        The rule.
-    seed
-        Seed of the run's own random generators, or None for torch's global one.
-    require_lossless
-        Refuse to run where the rule could change the output's distribution.
-    limits
-        Where the run may be lossy.
-    break_even
-        Decode calls plainly where earlier calls have shown that drafting is slower. A text then depends on earlier
-        calls, so a seed turns this off unless it is asked for.
-    compile
-        Decode on static caches in compiled forwards; None where ``generate()`` itself would.
-    tree
-        How trees are drafted; None for chains.
-    stop_drafting
-        Ends a round's draft early; None for never.
-    certificate
-        Refuse to run with anything but the certified setting and models.
-    inspect
-        Record the probabilities of every token.
-    """
+    """The meaning of one call's lossy fields."""
 
     acceptor: Acceptor
-    seed: int | None = None
-    require_lossless: bool = False
-    limits: Limits = field(default_factory=Limits)
+    seed: int | None = None  # of the run's own random generators; None for torch's global one
+    require_lossless: bool = False  # refuse to run where the rule could change the output's distribution
+    limits: Limits = field(default_factory=Limits)  # where the run may be lossy
+    # Decode calls plainly where earlier calls have shown that drafting is slower. A text then depends on earlier calls,
+    # so a seed turns this off unless it is asked for.
     break_even: bool = True
-    compile: bool | None = None
-    tree: TreeConfig | DrawnTreeConfig | None = None
-    stop_drafting: DraftStop | None = None
-    certificate: Certificate | None = None
-    inspect: bool = False
+    compile: bool | None = None  # decode on static caches in compiled forwards; None where `generate()` itself would
+    tree: TreeConfig | DrawnTreeConfig | None = None  # None for chains
+    stop_drafting: DraftStop | None = None  # ends a round's draft early
+    certificate: Certificate | None = None  # refuse to run with anything but the certified setting and models
+    inspect: bool = False  # record the probabilities of every token
 
     @property
     def default_stop(self) -> DraftStop | None:
@@ -74,30 +51,15 @@ class RunConfig:
             return None
         return AcceptanceStop(1 - self.acceptor.drafts_until)
 
-    def is_lossless(self, do_sample: bool) -> bool:
-        return self.acceptor.is_lossless(do_sample)
-
 
 def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.device | str = "cpu") -> RunConfig:
     """Turn ``lossy_mode``, ``lossy_config`` and ``lossy_head`` into a rule and run settings.
 
-    Parameters
-    ----------
-    mode
-        A rule's name, a list of names (a token is kept if any rule keeps it), or ``{"all_of": [names]}``. A rule with
-        its settings, such as ``TopK(k=3)``, may replace a name.
-    config
-        The rule's settings, or for several rules a dict of them by name; the run's own keys beside them.
-    head
-        For rules that use a trained head: its Hub id (``"org/name"``, ``"org/name@revision"``), a folder, or a
-        loaded head; for several such rules a dict of them by name.
-    device
-        Where heads are placed.
-
-    Raises
-    ------
-    LossyValueError
-        For an unknown mode or key, a wrong type, a value out of range, or a missing or unusable head.
+    ``mode`` is a rule's name, a list of names (a token is kept if any rule keeps it), or ``{"all_of": [names]}``. A
+    rule with its settings, such as ``TopK(k=3)``, may replace a name. ``config`` has the rule's settings, or for
+    several rules a dict of them by name; the run's own keys stand beside them. ``head`` is a Hub id (``"org/name"``,
+    ``"org/name@revision"``), a folder or a loaded head, or for several rules with heads a dict of them by name. Heads
+    are placed on ``device``.
 
     Examples
     --------
@@ -120,8 +82,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     tree = _tree(settings.pop("tree", None))
     stop = _stop(settings.pop("stop_drafting", None), device)
     inspect = _switch(settings, "inspect", False)
-    bounds = {key: settings.pop(key, None) for key in _LIMITS}
-    limits = Limits(**{key: value for key, value in bounds.items() if value is not None})
+    limits = Limits(**{key: value for key in _LIMITS if (value := settings.pop(key, None)) is not None})
     per_rule = {names[0]: settings} if compose is None else settings
     unknown = [key for key in per_rule if key not in names]
     if unknown:
@@ -192,7 +153,7 @@ def _own_settings(rule: Acceptor) -> dict[str, Any]:
     own = {x.name: value for x in declared if (value := getattr(rule, x.name)) != x.default}
     for x in declared:
         if x.name in own and x.instead_of is not None:
-            own.pop(x.instead_of, None)  # follows from it
+            own.pop(x.instead_of, None)  # it follows from this one
     return own
 
 
@@ -289,7 +250,7 @@ def _tree(value: Any) -> TreeConfig | DrawnTreeConfig | None:
         return None
     settings = _as_dict("lossy_config['tree']", value)
     kind = DrawnTreeConfig if "branches" in settings else TreeConfig
-    _check_keys("`tree` in `lossy_config`", kind, settings)
+    check_keys("`tree` in `lossy_config`", [x.name for x in fields(kind)], settings)
     return kind(**settings)
 
 
@@ -303,7 +264,8 @@ def _stop(value: Any, device: torch.device | str) -> DraftStop | None:
             f"`by` of `stop_drafting` in `lossy_config` has to be one of {list(STOPS)}, but is {by!r}"
             + nearest(by, STOPS)
         )
-    _check_keys(f"`stop_drafting` in `lossy_config` by {by!r}", STOPS[by], settings)
+    keys = [x.name for x in fields(STOPS[by]) if x.init]
+    check_keys(f"`stop_drafting` in `lossy_config` by {by!r}", keys, settings)
     if settings.get("head") is not None:
         settings["head"] = place_head(
             "`head` of `stop_drafting` in `lossy_config`", VerifierHead, settings["head"], device
@@ -311,11 +273,10 @@ def _stop(value: Any, device: torch.device | str) -> DraftStop | None:
     return STOPS[by](**settings)
 
 
-def _check_keys(argument: str, kind: type, settings: Mapping[str, Any]) -> None:
-    keys = [x.name for x in fields(kind) if x.init]
-    for key in settings:
+def check_keys(argument: str, keys: Sequence[str], given: Iterable[str]) -> None:
+    for key in given:
         if key not in keys:
-            raise LossyValueError(f"{argument} has the keys {keys}, but not {key!r}{nearest(key, keys)}")
+            raise LossyValueError(f"{argument} has the keys {list(keys)}, but not {key!r}{nearest(key, keys)}")
 
 
 def _as_dict(argument: str, value: Any) -> dict[str, Any]:

@@ -51,34 +51,19 @@ DRAFTING = (
 
 @dataclass(frozen=True, eq=False)
 class DrafterChoice:
-    """The user's choice of a drafter.
-
-    Attributes
-    ----------
-    num_assistant_tokens
-        γ.
-    confidence, schedule
-        ``assistant_confidence_threshold`` and ``num_assistant_tokens_schedule`` where set explicitly.
-    options
-        Options of transformers' own drafters, see :data:`TRANSFORMERS_OPTIONS`.
-    translation
-        Between the tokenizers of target and draft, where they differ.
-    early_exit
-        How many of the target's own layers draft, where they do.
-    stop
-        Ends drafts early, beside ``confidence``.
-    """
+    """The user's choice of a drafter."""
 
     target: PreTrainedModel
     assistant_model: PreTrainedModel | None
     candidate_generator: CandidateGenerator | DrafterFactory | None
-    num_assistant_tokens: int | str
-    confidence: float | None
-    schedule: str
-    options: Mapping[str, Any]
-    translation: Translation | None
-    early_exit: int | None = None
-    stop: DraftStop | None = None
+    num_assistant_tokens: int  # γ
+    automatic: bool  # whether the user left γ to us
+    confidence: float | None  # `assistant_confidence_threshold`, where set explicitly
+    schedule: str  # `num_assistant_tokens_schedule`
+    options: Mapping[str, Any]  # of transformers' own drafters, see TRANSFORMERS_OPTIONS
+    translation: Translation | None  # between the tokenizers of target and draft, where they differ
+    early_exit: int | None  # how many of the target's own layers draft, where they do
+    stop: DraftStop | None  # ends drafts early, beside `confidence`
 
     @classmethod
     def take(
@@ -87,13 +72,13 @@ class DrafterChoice:
         kwargs: dict[str, Any],
         explicit: Callable[..., Any],
         generator: Any,
-        stop: DraftStop | None = None,
-        default_stop: DraftStop | None = None,
+        stop: DraftStop | None,
+        default_stop: DraftStop | None,
     ) -> DrafterChoice:
-        """Remove the keywords about drafting from ``kwargs``, those of ``generate()``.
+        """Remove the keywords about drafting from ``kwargs``, the keywords of ``generate()``.
 
-        ``default_stop`` ends drafts where nothing is said about their length. ``explicit`` returns the value that the
-        user gave a field, and looks into configurations besides the target's.
+        ``explicit(name, *configs)`` returns the value that the user gave a field; it looks into ``configs`` last.
+        ``default_stop`` ends drafts where the user says nothing about their length.
         """
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
@@ -108,7 +93,8 @@ class DrafterChoice:
         schedule = explicit("num_assistant_tokens_schedule", theirs)
         confidence = explicit("assistant_confidence_threshold", theirs)
         ours = assistant is not None and generator is None and not _runs_special_draft(options, assistant)
-        if gamma is None or gamma == "auto":
+        automatic = gamma is None or gamma == "auto"
+        if automatic:
             gamma = DEFAULT_NUM_TOKENS
             unsaid = schedule in (None, "constant") and confidence is None and stop is None
             if ours and unsaid and default_stop is not None:
@@ -119,6 +105,7 @@ class DrafterChoice:
             assistant_model=assistant,
             candidate_generator=generator,
             num_assistant_tokens=gamma,
+            automatic=automatic,
             confidence=confidence,
             schedule="constant" if schedule is None else schedule,
             options=options,
@@ -247,7 +234,7 @@ class DrafterChoice:
             )
 
     def check_batch(self, rows: int) -> None:
-        """Raise where several rows have one drafter."""
+        """Refuse one generator for several rows."""
         if isinstance(self.candidate_generator, CandidateGenerator):
             raise LossyUnsupportedError(
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "

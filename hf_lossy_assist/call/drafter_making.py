@@ -41,8 +41,8 @@ _EAGLE3_TREES = {TreeConfig: Eagle3TreeDrafter, DrawnTreeConfig: Eagle3DrawnTree
 class DrafterMaker:
     """Makes the drafter of a call with all its rows; the draft's logits go through ``processors``.
 
-    What calls in one ``situation`` have learnt of automatic trees serves the next. ``steps`` has the steps that the
-    rule asks for, if it does.
+    Calls in one ``situation`` share what they learn about automatic trees. ``steps`` are the steps that the rule asks
+    for, or None.
     """
 
     choice: DrafterChoice
@@ -59,7 +59,7 @@ class DrafterMaker:
         runner: Callable[[], ModelRunner] | None = None,
         tree: TreeConfig | DrawnTreeConfig | None = None,
     ) -> Drafter:
-        """Return the call's drafter; ``runner`` makes the draft model's runner where it is no usual one."""
+        """Return the call's drafter; ``runner`` makes the draft model's runner, None for the drafter's own."""
         choice, acceptor = self.choice, self.acceptor
         if tree is not None:
             return self._tree_drafter(tree)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -19,7 +18,6 @@ from ..core.statistics import LossyStats
 from ..core.steps import BoundSteps
 from ..core.texts import BatchLayout
 from ..decoding.break_even import BreakEven, Experience, Plan, experience_of
-from ..decoding.inspector import Inspector
 from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress, Stopping
@@ -43,7 +41,7 @@ from .checks import (
 from .config import FIELDS, RunConfig, parse
 from .drafter_choice import DrafterChoice
 from .drafter_making import DrafterMaker
-from .row_by_row import RowByRow
+from .row_by_row import decode_row_by_row
 from .runner_choice import choose_runners
 
 
@@ -65,9 +63,9 @@ class LossyCall:
     ) -> LossyCall | None:
         """Remove our keywords from ``kwargs``; return None for an ordinary call.
 
-        Fields count in the order keyword, ``defaults`` of an enabled model, ``generation_config`` argument, the model's
-        own configuration, and for drafting the assistant's. This happens before transformers merges them, because its
-        defaults then look like the user's choice.
+        A field's value is the first of: keyword, ``defaults`` of an enabled model, ``generation_config`` argument, the
+        model's own configuration and, for drafting, the assistant's. This happens before transformers merges them,
+        because its defaults then look like the user's choice.
         """
         given = {name: kwargs.pop(name) for name in (*FIELDS, "candidate_generator") if name in kwargs}
         configs = [kwargs.get("generation_config"), model.generation_config]
@@ -98,8 +96,9 @@ class LossyCall:
         if (refusal := compat.obstacle_in_adapter(model)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
         generator = given.get("candidate_generator")
-        stops = config.stop_drafting, config.default_stop
-        choice = DrafterChoice.take(model, kwargs, explicit, generator, *stops)
+        choice = DrafterChoice.take(
+            model, kwargs, explicit, generator, stop=config.stop_drafting, default_stop=config.default_stop
+        )
         if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter
             warn_once(
                 f"`lossy_mode` {mode!r} is saved in the generation config, but nothing drafts, so texts are decoded "
@@ -147,32 +146,35 @@ class LossyCall:
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
         situation = self._situation(call)
-        with self._timed(call, situation) as break_even:
-            shared = {"randomness": randomness, "break_even": break_even, "situation": situation}
-            decoding = partial(self._decoding, stopping=stopping, **shared)
-            if call.batch == 1:
-                return decoding(call).decode()
+        break_even = self._break_even(call, situation)
+        decoding = partial(self._decoding, stopping, randomness, break_even, situation)
+        apart = False
+        if call.batch > 1:
             self.choice.check_batch(call.batch)
             check_own_cache(self.config.acceptor.name, call)
             apart = self.choice.row_by_row or self.config.acceptor.step_drafting is not None
-            if apart or compat.quantises(compat.cache_of(call.inputs)):
-                check_row_by_row(self.config.acceptor.name, call)
-                return RowByRow(lambda i: decoding(call.alone(i), row=i), stopping, call).decode()
-            return decoding(call).decode()
+            apart = apart or compat.quantises(compat.cache_of(call.inputs))
+        if apart:
+            check_row_by_row(self.config.acceptor.name, call)
+            result = decode_row_by_row(lambda i: decoding(call.alone(i), row=i), stopping, call)
+        else:
+            result = decoding(call).decode()
+        break_even.finish()
+        return result
 
     def _decoding(
         self,
-        call: Prepared,
         stopping: Stopping,
         randomness: Randomness,
         break_even: BreakEven,
         situation: tuple[Hashable, ...],
+        call: Prepared,
         row: int = 0,
     ) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``stopping``."""
         acceptor, config = self.config.acceptor, call.config
         layout, processors = BatchLayout.of(call.ids, call.padding), call.processors
-        runners = choose_runners(self.model, self.config.compile, acceptor, self.choice, call)
+        runner, draft_runner = choose_runners(self.model, self.config.compile, acceptor, self.choice, call)
         if call.batch > 1:
             check_together(acceptor.name, call)
             processors = row_aligned(processors, layout)
@@ -184,23 +186,23 @@ class LossyCall:
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
         steps = self._steps(call)
         drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness, situation, steps).drafter(
-            progress, runners.draft, self.config.tree
+            progress, draft_runner, self.config.tree
         )
         return Decoding(
             call.ids,
             layout,
-            target=Target(runners.target, reader) if steps is None else StepTarget(runners.target, reader, steps),
+            target=Target(runner, reader) if steps is None else StepTarget(runner, reader, steps),
             drafter=IdleDrafter(drafter) if break_even.plain else drafter,
             acceptor=acceptor,
             progress=progress,
             outputs=outputs,
             break_even=break_even,
-            inspector=Inspector(acceptor) if self.config.inspect else None,
+            inspected=self.config.inspect,
             synced=call.synced_gpus,
         )
 
     def _steps(self, call: Prepared) -> BoundSteps | None:
-        """Return the steps that the rule asks for in the call's tokens, if it does."""
+        """Return the steps that the rule asks for, in the call's tokens; None for a rule that judges tokens."""
         if (request := self.config.acceptor.step_drafting) is None:
             return None
         steps = request.bind(call.tokenizer, compat.ending_tokens(call.config))
@@ -208,25 +210,22 @@ class LossyCall:
         return steps
 
     def _situation(self, call: Prepared) -> tuple[Hashable, ...]:
-        """Return what calls have in common that learn from each other: drafter, rule, sampling, shapes, and device."""
-        # Heads show the checksum of their weights.
+        """Return the key of calls that learn from each other: drafter, rule, sampling, shapes, and device."""
+        # The repr of a head has the checksum of its weights.
         settings = replace(self.config, seed=None, certificate=None, break_even=True)
         sampling = {k: v for k, v in vars(call.config).items() if isinstance(v, bool | float) or k == "top_k"}
         kinds = [type(x).__qualname__ for x in (compat.cache_of(call.inputs), *call.processors)]
         lengths = [length.bit_length() // 2 for length in (call.ids.shape[1], call.config.max_length)]
         return *self.choice.identity, repr((settings, sampling, kinds, call.ids.device, call.batch, lengths))
 
-    @contextmanager
-    def _timed(self, call: Prepared, situation: tuple[Hashable, ...]) -> Iterator[BreakEven]:
-        """Plan a call by what earlier ones like it have measured, and let later ones learn from it."""
+    def _break_even(self, call: Prepared, situation: tuple[Hashable, ...]) -> BreakEven:
+        """Plan a call by what earlier ones like it have measured."""
         device = call.ids.device
-        break_even = BreakEven(Experience(), Plan.DRAFT, NoStopwatch(device))
-        if self.config.break_even:
-            experience = experience_of(self.model, *situation)
-            plan = Plan(int(compat.agreed(self.model, experience.plan)))
-            break_even = BreakEven(experience, plan, Stopwatch(device))
-        yield break_even
-        break_even.finish()
+        if not self.config.break_even:
+            return BreakEven(Experience(), Plan.DRAFT, NoStopwatch(device))
+        experience = experience_of(self.model, *situation)
+        plan = Plan(int(compat.agreed(self.model, experience.plan)))
+        return BreakEven(experience, plan, Stopwatch(device))
 
 
 def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:

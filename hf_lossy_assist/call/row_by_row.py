@@ -23,48 +23,41 @@ _PER_TOKEN = (
 _PER_LAYER = ("encoder_hidden_states", "encoder_attentions")
 
 
-class RowByRow:
-    """Decodes rows apart, for drafters that follow one sequence's states and for encoder-decoder models.
+def decode_row_by_row(
+    make: Callable[[int], Decoding], stopping: Stopping, call: Prepared
+) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
+    """Decode rows apart, for drafters that follow one sequence's states and for encoder-decoder models.
 
-    Rows are decoded one after another. Where criteria are asked about the whole batch in order, the shortest text has
-    the next round. ``make`` turns a row's number into its run; the runs share ``stopping``.
+    ``make`` turns a row's number into its run; the runs share ``stopping``. Rows are decoded one after another. Where
+    criteria are asked about the whole batch in order, the shortest text has the next round. Return the output of
+    ``generate()``, and the statistics.
     """
+    runs: dict[int, Decoding] = {}
+    with ExitStack() as stack:
+        while (i := _next_row(stopping)) is not None:
+            if i not in runs:
+                runs[i] = make(i)
+                stack.enter_context(runs[i].in_use())
+            runs[i].round()
+        results, stats = zip(*(runs[i].finish() for i in range(call.batch)), strict=True)
+    total = joined(stats)
+    if not call.config.return_dict_in_generate:
+        return _padded(results, call.padding), total
+    given: dict[str, Any] = {"sequences": _padded([x.sequences for x in results], call.padding)}
+    first = results[0]
+    for name in _PER_TOKEN:
+        if first.get(name) is not None:
+            given[name] = side_by_side([x[name] for x in results], name)
+    for name in _PER_LAYER:
+        if first.get(name) is not None:
+            given[name] = tuple(torch.cat(layers) for layers in zip(*(x[name] for x in results), strict=True))
+    return type(first)(**given).with_stats(total), total
 
-    def __init__(self, make: Callable[[int], Decoding], stopping: Stopping, call: Prepared) -> None:
-        self.make = make
-        self.stopping = stopping
-        self.call = call
 
-    def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
-        """Return the output of ``generate()``, and the statistics."""
-        runs: dict[int, Decoding] = {}
-        with ExitStack() as stack:
-            while (i := self._next_row()) is not None:
-                if i not in runs:
-                    runs[i] = self.make(i)
-                    stack.enter_context(runs[i].in_use())
-                runs[i].round()
-            results, stats = zip(*(runs[i].finish() for i in range(self.call.batch)), strict=True)
-        total = joined(stats)
-        if not self.call.config.return_dict_in_generate:
-            return self._padded(results), total
-        return self._together(results, total), total
+def _next_row(stopping: Stopping) -> int | None:
+    going_on = [i for i, ended in enumerate(stopping.ended) if not ended]
+    return min(going_on, key=lambda i: stopping.generated[i] if stopping.asks_in_order else i, default=None)
 
-    def _next_row(self) -> int | None:
-        going_on = [i for i, ended in enumerate(self.stopping.ended) if not ended]
-        in_order = self.stopping.asks_in_order
-        return min(going_on, key=lambda i: self.stopping.generated[i] if in_order else i, default=None)
 
-    def _padded(self, sequences: Sequence[Tensor]) -> Tensor:
-        return pad_sequence([x[0] for x in sequences], batch_first=True, padding_value=self.call.padding)
-
-    def _together(self, results: Sequence[Any], stats: LossyStats) -> Any:
-        first = results[0]
-        given: dict[str, Any] = {"sequences": self._padded([x.sequences for x in results])}
-        for name in _PER_TOKEN:
-            if first.get(name) is not None:
-                given[name] = side_by_side([x[name] for x in results], name)
-        for name in _PER_LAYER:
-            if first.get(name) is not None:
-                given[name] = tuple(torch.cat(layers) for layers in zip(*(x[name] for x in results), strict=True))
-        return type(first)(**given).with_stats(stats)
+def _padded(sequences: Sequence[Tensor], padding: int) -> Tensor:
+    return pad_sequence([x[0] for x in sequences], batch_first=True, padding_value=padding)

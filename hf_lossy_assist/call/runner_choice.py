@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
@@ -29,18 +28,14 @@ _DRAFT_WIDTHS = (1, 2)
 _LOOKUP = {"prompt_lookup_num_tokens"}
 
 
-@dataclass(frozen=True, eq=False)
-class RunnerChoice:
-    """The target's runner, and what makes the draft model's; None where the drafter makes its own."""
-
-    target: ModelRunner
-    draft: Callable[[], ModelRunner] | None = None
+Runners = tuple[ModelRunner, Callable[[], ModelRunner] | None]
+"""The target's runner, and what makes the draft model's; None where the drafter makes its own."""
 
 
 def choose_runners(
     model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
-) -> RunnerChoice:
-    """Return the runners of a call, compiled already where they are to be.
+) -> Runners:
+    """Return the runners of a call, compiled where it wants that.
 
     ``compile`` None compiles where ``generate()`` itself would: on a static cache, on a GPU. A static cache of the
     call's own that can't be used gives way to a dynamic one; for a caller's cache this is an error.
@@ -49,17 +44,19 @@ def choose_runners(
     if static is not None:
         return static
     inputs = compat.forward_inputs(model, call.ids, call.inputs)
-    unseen = compat.uncached_tokens(call.ids, call.inputs, call.config)
-    length = call.ids.shape[1]
-    seen = 0 if unseen is None else length - unseen
+    length, seen = call.ids.shape[1], _seen(call)
     if compat.has_recurrent_state(model):
         keeps_cache = belongs_to_user(compat.cache_of(call.inputs)) or bool(call.config.return_dict_in_generate)
         # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
         padding = padding_before(call.inputs.get("attention_mask")) if call.of_batch else 0
-        return RunnerChoice(
-            RecurrentRunner(inputs, call.inputs, length, seen, padding=padding, keeps_cache=keeps_cache)
-        )
-    return RunnerChoice(DynamicCacheRunner(inputs, call.inputs, length, seen, _last_position(call)))
+        return RecurrentRunner(inputs, call.inputs, length, seen, padding=padding, keeps_cache=keeps_cache), None
+    return DynamicCacheRunner(inputs, call.inputs, length, seen, _last_position(call)), None
+
+
+def _seen(call: Prepared) -> int:
+    """Return how many of the prompt's tokens the caller's cache holds."""
+    unseen = compat.uncached_tokens(call.ids, call.inputs, call.config)
+    return 0 if unseen is None else call.ids.shape[1] - unseen
 
 
 def _last_position(call: Prepared) -> int | None:
@@ -68,7 +65,7 @@ def _last_position(call: Prepared) -> int | None:
 
 def _static(
     model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
-) -> RunnerChoice | None:
+) -> Runners | None:
     """Return a call's runners on static caches; None where these are impossible or not wanted."""
     cache = compat.cache_of(call.inputs)
     given = isinstance(compat.text_cache(cache), StaticCache)
@@ -92,7 +89,7 @@ def _static(
     draft = None
     if target.compiled and choice.drafts_with_model:
         draft = _draft(choice.assistant_model, model, call)
-    return RunnerChoice(target, draft)
+    return target, draft
 
 
 def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice, call: Prepared) -> str | None:
@@ -122,13 +119,12 @@ def _verified_widths(choice: DrafterChoice) -> tuple[int, ...]:
 
 def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticCacheRunner:
     """Return the target's runner, on the caller's static cache or on one of the pool's."""
-    cache, unseen = call.inputs["past_key_values"], compat.uncached_tokens(call.ids, call.inputs, call.config)
+    cache = call.inputs["past_key_values"]
     if belongs_to_user(cache):
         slot = StaticCacheSlot(cache, int(cache.get_seq_length()))
     else:
         slot = POOL.take(model, call.config.max_length + width, call.batch)
-    seen = 0 if unseen is None else call.ids.shape[1] - unseen
-    runner = StaticCacheRunner(model, slot, call.inputs, seen, _last_position(call))
+    runner = StaticCacheRunner(model, slot, call.inputs, _seen(call), _last_position(call))
     given_back = call.batch > 1 or not call.config.return_dict_in_generate
     runner.keeps_cache = belongs_to_user(cache) or not given_back
     return runner

@@ -1,4 +1,4 @@
-"""Does drafting pay here? Calls measure it, and later ones are decoded plainly where it does not."""
+"""Measures whether drafting pays; where it does not, later calls are decoded plainly."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..drafting.draft_length import Stopwatch
 from ..errors import warn_once
 
 ROUNDS, VERDICTS = 16, 3
-"""Rounds in a comparison of drafting with plain decoding; comparisons in a row that drafting has to lose."""
+"""Rounds in a comparison of drafting with plain decoding; losses in a row after which drafting is given up."""
 CLEARLY = 0.9
-"""The share of the other's time per token below which one of them is faster."""
+"""Drafting or plain decoding wins a comparison if its time per token is below this share of the other's."""
 LONG, PROBES = 50, 3
-"""Rounds of a call that may have a forward that only measures, 2 % of its time at most; such forwards that it takes."""
+"""Rounds after which a call may run a forward that only measures (2 % of its time at most); measurements needed."""
 WAIT, LONGEST_WAIT = 8, 512
-"""Plain calls before drafting is tried again: at first, and at most."""
+"""Plain calls before drafting is tried again, at first and at most."""
 
 
 class Plan(IntEnum):
@@ -66,7 +66,7 @@ class Experience:
 
     A comparison pools calls until they have 16 rounds. Drafting is given up when it has clearly lost three in a row.
     Eight plain calls follow, which measure the plain token. Drafting is then tried until there is a comparison with it;
-    unless drafting clearly wins, twice as many plain calls follow. Calls in several threads may share one.
+    unless drafting clearly wins, twice as many plain calls follow. Several threads may share an instance.
     """
 
     def __init__(self) -> None:
@@ -85,16 +85,9 @@ class Experience:
         return Plan.PLAIN if self._waits > 0 else Plan(not self._long & (self._long + 1))
 
     def learn(self, plain: bool, pace: Pace, share: float | None = None) -> bool:
-        """Learn from a call; return whether drafting is given up with it.
+        """Learn from a call, decoded plainly or with drafts; return whether drafting is given up with it.
 
-        Parameters
-        ----------
-        plain
-            Whether the call was decoded plainly.
-        pace
-            Its rounds.
-        share
-            The time of the target's forward over one token, as a share of that over a draft, if it was probed.
+        ``share`` is the time of a probed forward of the target over one token, as a share of one over a draft.
         """
         with self._lock:
             if plain:
@@ -136,7 +129,7 @@ def forget_speeds() -> None:
 
 @dataclass(eq=False)
 class BreakEven:
-    """Times the rounds of one call, whose plan is made, for the calls after it."""
+    """Times the rounds of one call, which follows a plan, for the calls after it."""
 
     experience: Experience
     plan: Plan
@@ -155,9 +148,9 @@ class BreakEven:
         self._marks.append(self.watch.mark())
 
     def end(self, tokens: float, rows: int, first: bool) -> None:
-        """End a round of ``rows`` rows, which got ``tokens`` tokens each; a text's first reads the prompt."""
+        """End a round of ``rows`` rows, which got ``tokens`` tokens each; a text's ``first`` round does not count."""
         self.mark()
-        if len(self._marks) == 4 and not first:  # others had no verification
+        if len(self._marks) == 4 and not first:  # rounds with fewer marks had no verification
             self._rounds.append((self._marks, tokens, rows))
         self._marks = []
 
@@ -175,7 +168,7 @@ class BreakEven:
         for (begin, drafted, verified, end), tokens, _ in self._rounds:
             pace += Pace(1, tokens, took(begin, end), took(begin, drafted), took(drafted, verified))
         if self._probe is not None:
-            rows = self._rounds[-1][2]  # whose forward was probed
+            rows = self._rounds[-1][2]  # the probed forward had as many
             usual = statistics.median(took(marks[1], marks[2]) for marks, _, own in self._rounds if own == rows)
             share = min(1.0, took(*self._probe) / usual) if usual > 0 else None
         if self.experience.learn(self.plain, pace, share):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,48 +17,46 @@ LIKELIEST = 5
 """How many of the target's likeliest tokens are recorded, after the user's processors."""
 
 
-@dataclass(frozen=True)
-class Inspector:
-    """Records target, draft and rule for every token of a round; it draws nothing, so the text stays as it is."""
+def with_scores(
+    rows: Sequence[RowDecision], acceptor: Acceptor, draft: Draft, v: Verification | None, decision: Decision | None
+) -> list[RowDecision]:
+    """Return a round's decisions with the scores of each of their tokens.
 
-    acceptor: Acceptor
+    This draws nothing, so the text stays as it is.
+    """
+    ahead = _of_unverified(draft) if draft.unverified is not None else [[]] * len(rows)
+    decided = [[]] * len(rows) if v is None else _of_decided(acceptor, v, decision, draft)
+    return [
+        replace(row, scores=tuple([*first[: row.unverified], *then][: len(row.tokens)]))
+        for row, first, then in zip(rows, ahead, decided, strict=True)
+    ]
 
-    def judged(
-        self, draft: Draft, v: Verification | None, decision: Decision | None, decisions: Sequence[RowDecision]
-    ) -> list[RowDecision]:
-        """Return a round's decisions with the scores of each of their tokens."""
-        ahead = _of_unverified(draft) if draft.unverified is not None else [[]] * len(decisions)
-        decided = [[]] * len(decisions) if v is None else self._of_decided(v, decision, draft)
-        return [
-            replace(row, scores=tuple([*first[: row.unverified], *then][: len(row.tokens)]))
-            for row, first, then in zip(decisions, ahead, decided, strict=True)
-        ]
 
-    def _of_decided(self, v: Verification, decision: Decision, draft: Draft) -> list[list[TokenScores]]:
-        """Return the scores of each token that the target decided, and of its own token that follows."""
-        quantities = self.acceptor.alone(v).quantities(v) if len(v) else {}
-        if draft.scores is not None:
-            quantities = {"P(acceptable)": draft.scores.gather(-1, draft.first_undecided[:, None]), **quantities}
-        compared = {name: decision.along_path(x.expand_as(v.tokens)).tolist() for name, x in quantities.items()}
-        v = v.along(decision.path)
-        # The output's token at each position, beside the drafted one.
-        own, ends = decision.next_token[:, None], decision.n_accepted
-        tokens = torch.cat([v.tokens, own], dim=-1).scatter(-1, ends[:, None], own)
-        q_probs = None if v.draft_logits is None else v.q
-        p, q = _chances(v.p, tokens), _chances(q_probs, tokens)
-        drafted, p_x, q_x = v.tokens.tolist(), v.p_x.tolist(), _chances(q_probs, v.tokens)
-        top = v.p.topk(min(LIKELIEST, v.p.shape[-1]))
-        likeliest, shares = top.indices.tolist(), top.values.tolist()
-        # A chain has one rejected token at its end; a tree may have several.
-        replacing = (~decision.complete if decision.path is None else torch.zeros_like(decision.complete)).tolist()
+def _of_decided(acceptor: Acceptor, v: Verification, decision: Decision, draft: Draft) -> list[list[TokenScores]]:
+    """Return the scores of each token that the target decided, and of its own token that follows."""
+    quantities = acceptor.alone(v).quantities(v) if len(v) else {}
+    if draft.scores is not None:
+        quantities = {"P(acceptable)": draft.scores.gather(-1, draft.first_undecided[:, None]), **quantities}
+    compared = {name: decision.along_path(x.expand_as(v.tokens)).tolist() for name, x in quantities.items()}
+    v = v.along(decision.path)
+    # The output's token at each position, beside the drafted one.
+    own, ends = decision.next_token[:, None], decision.n_accepted
+    tokens = torch.cat([v.tokens, own], dim=-1).scatter(-1, ends[:, None], own)
+    q_probs = None if v.draft_logits is None else v.q
+    p, q = _chances(v.p, tokens), _chances(q_probs, tokens)
+    drafted, p_x, q_x = v.tokens.tolist(), v.p_x.tolist(), _chances(q_probs, v.tokens)
+    top = v.p.topk(min(LIKELIEST, v.p.shape[-1]))
+    likeliest, shares = top.indices.tolist(), top.values.tolist()
+    # A chain has one rejected token at its end; a tree may have several.
+    replacing = (~decision.complete if decision.path is None else torch.zeros_like(decision.complete)).tolist()
 
-        def scores(row: int, i: int, last: bool) -> TokenScores:
-            replaced = (drafted[row][i], p_x[row][i], q_x[row][i]) if last and replacing[row] else None
-            numbers = {} if last and replaced is None else {name: x[row][i] for name, x in compared.items()}
-            best = tuple(x for x in zip(likeliest[row][i], shares[row][i], strict=True) if x[1] > 0)
-            return TokenScores(p[row][i], q[row][i], best, _finite(numbers), replaced)
+    def scores(row: int, i: int, last: bool) -> TokenScores:
+        replaced = (drafted[row][i], p_x[row][i], q_x[row][i]) if last and replacing[row] else None
+        numbers = {} if last and replaced is None else {name: x[row][i] for name, x in compared.items()}
+        best = tuple(x for x in zip(likeliest[row][i], shares[row][i], strict=True) if x[1] > 0)
+        return TokenScores(p[row][i], q[row][i], best, _finite(numbers), replaced)
 
-        return [[scores(row, i, i == end) for i in range(end + 1)] for row, end in enumerate(ends.tolist())]
+    return [[scores(row, i, i == end) for i in range(end + 1)] for row, end in enumerate(ends.tolist())]
 
 
 def _chances(probs: Tensor | None, tokens: Tensor) -> list[list[float | None]]:

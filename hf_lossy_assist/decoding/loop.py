@@ -17,7 +17,7 @@ from ..core.texts import BatchLayout, TokenBuffer
 from ..drafting import Drafter
 from ..models.target import Target
 from .break_even import BreakEven
-from .inspector import Inspector
+from .inspector import with_scores
 from .outputs import GenerateLossyOutput, OutputRecorder
 from .progress import Progress
 
@@ -29,35 +29,18 @@ class Decoding:
     After a round in which rows kept different numbers of tokens, every row is shifted until the newest tokens stand in
     one column again, and rejected tokens vanish from the caches. A row that has ended leaves. Nothing moves where all
     rows agree, or in a batch of one.
-
-    Attributes
-    ----------
-    prompts
-        ``(B, L)``.
-    layout
-        Where the rows stand.
-    progress
-        Where tokens become part of the output.
-    outputs
-        Collects the outputs that the caller asked for.
-    break_even
-        Times the rounds, for later calls.
-    inspector
-        Records the models' probabilities of every token; None for no record.
-    synced
-        Whether every process runs a forward of the target in every round, until all have finished.
     """
 
-    prompts: InitVar[Tensor]
-    layout: BatchLayout
+    prompts: InitVar[Tensor]  # (B, L)
+    layout: BatchLayout  # where the rows stand
     target: Target
     drafter: Drafter
     acceptor: Acceptor
-    progress: Progress
-    outputs: OutputRecorder
-    break_even: BreakEven
-    inspector: Inspector | None = None
-    synced: bool = False
+    progress: Progress  # where tokens become part of the output
+    outputs: OutputRecorder  # collects the outputs that the caller asked for
+    break_even: BreakEven  # times the rounds, for later calls
+    inspected: bool = False  # whether the models' probabilities of every token are recorded
+    synced: bool = False  # whether every process runs a forward of the target in every round, until all have finished
     done: bool = field(default=False, init=False)
 
     def __post_init__(self, prompts: Tensor) -> None:
@@ -113,8 +96,8 @@ class Decoding:
         progress, rows, padding = self.progress, tuple(self.layout.rows), tuple(self.layout.left_padding)
         start = self.text.length
         decisions, extended = self._to_host(draft, decision)
-        if self.inspector is not None:
-            decisions = self.inspector.judged(draft, verification, decision, decisions)
+        if self.inspected:
+            decisions = with_scores(decisions, self.acceptor, draft, verification, decision)
         if self.outputs.wanted:  # never with a rule that commits unverified tokens
             chain = verification.along(decision.path)
             self.outputs.record(rows, chain, [len(x.tokens) for x in decisions], len(chain))

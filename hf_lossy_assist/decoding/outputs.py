@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,17 +56,6 @@ class GenerateLossyEncoderDecoderOutput(GenerateEncoderDecoderOutput):
     with_stats = GenerateLossyOutput.with_stats
 
 
-@dataclass(eq=False)
-class _Row:
-    """One row's outputs: one entry per token, as plain ``generate()`` gives it."""
-
-    scores: list[Tensor] = field(default_factory=list)
-    logits: list[Tensor] = field(default_factory=list)
-    hidden_states: list[tuple[Tensor, ...]] = field(default_factory=list)
-    attentions: list[tuple[Tensor, ...]] = field(default_factory=list)
-    cross_attentions: list[tuple[Tensor, ...]] = field(default_factory=list)
-
-
 class OutputRecorder:
     """Collects the wanted outputs row by row, and joins the rows in the end.
 
@@ -78,7 +68,8 @@ class OutputRecorder:
         self.as_dict = bool(config.return_dict_in_generate)
         asked = OUTPUTS if self.as_dict else ()
         self.wanted = frozenset(name for name in asked if getattr(config, f"output_{name}", False))
-        self.rows = [_Row() for _ in range(rows)]
+        # Per row and name, one entry per token, as plain `generate()` gives it.
+        self.rows: list[dict[str, list[Any]]] = [defaultdict(list) for _ in range(rows)]
         self.prompt = prompt
         self.windows = dict(enumerate(windows))
 
@@ -89,26 +80,25 @@ class OutputRecorder:
             row, own = self.rows[number], slice(None) if one else slice(i, i + 1)
             for name, values in (("scores", verification.logits), ("logits", verification.raw_logits)):
                 if name in self.wanted:
-                    getattr(row, name).extend(values[own, j] for j in range(count))
+                    row[name].extend(values[own, j] for j in range(count))
             for name in ("hidden_states", "attentions"):
                 if name in self.wanted:
                     layers = _of_decoder(verification.outputs, name)
                     layers = tuple(layer.narrow(_rows_of(layer, name), i, 1) for layer in layers)
-                    entries = getattr(row, name)
-                    first = not entries
-                    entries += _per_token(layers, count, drafted, first, square=name == "attentions")
+                    first = not row[name]
+                    row[name] += _per_token(layers, count, drafted, first, square=name == "attentions")
                     cross = getattr(verification.outputs, "cross_attentions", None)
                     if name == "attentions" and cross is not None:
-                        row.cross_attentions += _per_token(tuple(layer[own] for layer in cross), count, drafted, first)
+                        cross = tuple(layer[own] for layer in cross)
+                        row["cross_attentions"] += _per_token(cross, count, drafted, first)
 
     def scores_upto(self, count: int) -> tuple[Tensor, ...] | None:
         """Return the scores of the first ``count`` tokens ``(B, V)`` each, if the caller asked for scores."""
-        return side_by_side([row.scores[:count] for row in self.rows]) if "scores" in self.wanted else None
+        return side_by_side([row["scores"][:count] for row in self.rows]) if "scores" in self.wanted else None
 
     def cut(self, row: int, length: int) -> None:
-        if self.wanted:
-            for entries in vars(self.rows[row]).values():
-                del entries[length:]
+        for entries in self.rows[row].values():
+            del entries[length:]
 
     def finish(self, sequences: Tensor, stats: LossyStats, carried: Mapping[str, Any]) -> Any:
         """Return everything recorded, as tuples.
@@ -131,7 +121,7 @@ class OutputRecorder:
         ).with_stats(stats)
 
     def _given(self, name: str) -> tuple:
-        rows = [getattr(row, name) for row in self.rows]
+        rows = [row[name] for row in self.rows]
         if name == "attentions":
             rows = [[self._seen(weights, i) for i, weights in enumerate(row)] for row in rows]
         return side_by_side(rows, name)

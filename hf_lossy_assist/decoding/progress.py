@@ -37,7 +37,14 @@ class TokenStatusStreamer(BaseStreamer):
         raise NotImplementedError
 
 
+Scores = Callable[[int], tuple[Tensor, ...] | None]
+"""Returns the scores ``(B, V)`` of the first tokens of all texts, for criteria that read them."""
+
 _STATELESS = (StopStringCriteria, MaxTimeCriteria)
+
+
+def _no_scores(count: int) -> None:
+    return None
 
 
 class Stopping:
@@ -47,19 +54,12 @@ class Stopping:
     as a row has the token. All other criteria may count their calls or remember rows, so they are asked as plain
     ``generate()`` asks them: about the whole batch, once per position, in order. This has to wait until every row that
     goes on has reached the position; rows that were ahead are then cut back.
-
-    Attributes
-    ----------
-    generated
-        How many tokens each row has generated.
-    ended
-        Which rows generate no more. Criteria that are asked in order may still cut them back.
     """
 
     def __init__(self, config: GenerationConfig, criteria: StoppingCriteriaList, prompts: Tensor, pad: int = 0) -> None:
         batch, self.prompt = prompts.shape
-        self.generated = [0] * batch
-        self.ended = [False] * batch
+        self.generated = [0] * batch  # tokens of each row
+        self.ended = [False] * batch  # criteria that are asked in order may still cut ended rows back
         self.max_length = config.max_length
         self.eos: set[int] = set()
         self._by_row, self._in_order = StoppingCriteriaList(), StoppingCriteriaList()
@@ -84,16 +84,8 @@ class Stopping:
         """Return how many more tokens fit into a row's text."""
         return self.max_length - self.prompt - self.generated[row]
 
-    def commit(
-        self,
-        rows: Sequence[int],
-        tokens: Sequence[list[int]],
-        scores: Callable[[int], tuple[Tensor, ...] | None] = lambda count: None,
-    ) -> list[int]:
-        """Let rows grow by tokens up to where they end; return by how many each has grown.
-
-        ``scores`` returns the scores of the first ``count`` tokens, for criteria that read them.
-        """
+    def commit(self, rows: Sequence[int], tokens: Sequence[list[int]], scores: Scores = _no_scores) -> list[int]:
+        """Let rows grow by tokens up to where they end; return by how many each has grown."""
         before = [self.generated[row] for row in rows]
         for row, new in zip(rows, tokens, strict=True):
             if not self.ended[row]:
@@ -103,7 +95,7 @@ class Stopping:
                 pass
         return [max(0, self.generated[row] - start) for row, start in zip(rows, before, strict=True)]
 
-    def _take(self, row: int, tokens: list[int], scores: Callable[[int], tuple[Tensor, ...] | None]) -> None:
+    def _take(self, row: int, tokens: list[int], scores: Scores) -> None:
         room, start = self.remaining(row), self.generated[row]
         count = next((i for i, token in enumerate(tokens, 1) if token in self.eos or i >= room), None)
         if self._by_row or self._in_order:
@@ -116,7 +108,7 @@ class Stopping:
         self.ended[row] = count is not None
         self._grow_to(row, start + (len(tokens) if count is None else count))
 
-    def _ask_about_next(self, scores: Callable[[int], tuple[Tensor, ...] | None]) -> bool:
+    def _ask_about_next(self, scores: Scores) -> bool:
         """Ask about the next position once every row has reached it; return whether it was asked about."""
         position = self._asked + 1
         there = [count >= position for count in self.generated]
@@ -148,27 +140,13 @@ class Stopping:
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """Where tokens become part of the output: cut where texts end, shown to a streamer, and counted.
+    """Where tokens become part of the output: cut where texts end, shown to a streamer, and counted."""
 
-    Attributes
-    ----------
-    stopping
-        Where texts end; runs that decode one row each share it.
-    limits
-        Where the output may be lossy; None for everywhere.
-    stats
-        The run's statistics so far.
-    streamer
-        Is shown every token; for one row only.
-    offset
-        The number of the run's first row in ``stopping``.
-    """
-
-    stopping: Stopping
-    limits: BoundLimits | None
+    stopping: Stopping  # where texts end; runs that decode one row each share it
+    limits: BoundLimits | None  # where the output may be lossy; None for everywhere
     stats: StatsRecorder
-    streamer: Any = None
-    offset: int = 0
+    streamer: Any = None  # is shown every token; for one row only
+    offset: int = 0  # the number of the run's first row in `stopping`
 
     def remaining(self, rows: Sequence[int]) -> list[int]:
         return [self.stopping.remaining(row + self.offset) for row in rows]
@@ -179,12 +157,7 @@ class Progress:
     def generated(self, row: int) -> int:
         return self.stopping.generated[row + self.offset]
 
-    def commit(
-        self,
-        rows: Sequence[int],
-        tokens: Sequence[list[int]],
-        scores: Callable[[int], tuple[Tensor, ...] | None] = lambda count: None,
-    ) -> list[int]:
+    def commit(self, rows: Sequence[int], tokens: Sequence[list[int]], scores: Scores = _no_scores) -> list[int]:
         """Let rows grow by tokens up to where they end; return by how many each has grown."""
         counts = self.stopping.commit([row + self.offset for row in rows], tokens, scores)
         if self.streamer is not None and counts[0]:

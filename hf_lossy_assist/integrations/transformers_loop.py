@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +14,14 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from .. import compat
 from ..acceptors import decide
-from ..call.checks import check_mode
+from ..call.checks import check_mode, check_processors
 from ..call.config import parse
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
 from ..core.messages import Draft, RowDecision
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
-from ..decoding.inspector import Inspector
+from ..decoding.inspector import with_scores
 from ..decoding.progress import Progress, Stopping
 from ..drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens
 from ..drafting.draft_stop import LONGEST, fresh
@@ -113,15 +114,12 @@ class LossyVerification(LogitsProcessor):
                 raise LossyUnsupportedError(
                     f"`{name}` is set, but transformers' assisted generation {why}; use enable() and `lossy_config`"
                 )
-        if acceptor.unverified_drafting is not None:
+        if acceptor.drafts_any_length:
+            unverified = acceptor.unverified_drafting is not None
+            what = "commits tokens without the target" if unverified else "lets the target score whole steps"
             raise LossyUnsupportedError(
-                f"the rule {acceptor.name!r} commits tokens without the target, which transformers' assisted "
-                f"generation can't do; use enable() and `lossy_mode` {acceptor.name!r}"
-            )
-        if acceptor.step_drafting is not None:
-            raise LossyUnsupportedError(
-                f"the rule {acceptor.name!r} lets the target score whole steps, which transformers' assisted "
-                f"generation can't do; use enable() and `lossy_mode` {acceptor.name!r}"
+                f"the rule {acceptor.name!r} {what}, which transformers' assisted generation can't do; use enable() "
+                f"and `lossy_mode` {acceptor.name!r}"
             )
         if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
@@ -170,12 +168,7 @@ class LossyVerification(LogitsProcessor):
             raise LossyValueError(
                 "generate() was called inside a LossyVerification block without it; pass `logits_processor=[hook]`"
             )
-        for processor in others:
-            if isinstance(processor, compat.STATEFUL_PROCESSORS):
-                raise LossyUnsupportedError(
-                    f"LossyVerification can't be used with {type(processor).__name__}, which keeps a state of its own "
-                    "from token to token; leave it out"
-                )
+        check_processors("LossyVerification", others)
         longest = None if self.assistant_model is None else self.num_assistant_tokens
         check_mode(self.config, generation_config.do_sample, longest)
         randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
@@ -214,7 +207,7 @@ class LossyVerification(LogitsProcessor):
             reader,
             Progress(stopping, self.limits, stats),
             compat.ending_tokens(generation_config),
-            Inspector(acceptor) if self.config.inspect else None,
+            self.config.inspect,
         )
         return self._rounds
 
@@ -232,6 +225,7 @@ class LossyVerification(LogitsProcessor):
             self._rounds.leave_forward(outputs)
 
 
+@dataclass(eq=False)
 class _TransformersRounds(CandidateGenerator):
     """Stands between transformers' loop and its drafter, and knows where in a round the loop is.
 
@@ -239,28 +233,22 @@ class _TransformersRounds(CandidateGenerator):
     reports the committed tokens; each of these is one step here.
     """
 
-    def __init__(
-        self,
-        drafter: GeneratorDrafter,
-        reader: TargetReader,
-        progress: Progress,
-        ending: Container[int] = (),
-        inspector: Inspector | None = None,
-    ) -> None:
-        self.drafter = drafter
-        self.reader = reader
-        self.progress = progress
-        self.stats = progress.stats
-        self.ending = ending
-        self.inspector = inspector
-        self.requires_model_outputs = drafter.generator.requires_model_outputs
-        self.committed = 0
-        self.candidate: Tensor | None = None
-        self.draft: Draft | None = None
-        self.logits: tuple[Tensor, Tensor | None] | None = None
-        self.selected: Tensor | None = None
-        self.decision: RowDecision | None = None
-        self.sent = 0
+    drafter: GeneratorDrafter
+    reader: TargetReader
+    progress: Progress
+    ending: Container[int]  # tokens that end a text
+    inspected: bool
+    committed: int = 0
+    candidate: Tensor | None = None
+    draft: Draft | None = None
+    logits: tuple[Tensor, Tensor | None] | None = None
+    selected: Tensor | None = None
+    decision: RowDecision | None = None
+    sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.stats = self.progress.stats
+        self.requires_model_outputs = self.drafter.generator.requires_model_outputs
         self._forward = ExitStack()
 
     @property
@@ -356,6 +344,6 @@ class _TransformersRounds(CandidateGenerator):
             self.selected[:, :-1] = self.draft.tokens
             self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
             decisions = decision.to_host(self.draft)
-            if self.inspector is not None:
-                decisions = self.inspector.judged(self.draft, verification, decision, decisions)
+            if self.inspected:
+                decisions = with_scores(decisions, self.reader.acceptor, self.draft, verification, decision)
             (self.decision,) = decisions

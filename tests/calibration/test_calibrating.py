@@ -205,6 +205,16 @@ def test_the_certified_run_is_let_through(saved: Path):
     assert free == TARGET.generate
 
 
+def test_a_certified_draft_length_may_be_automatic(saved: Path):
+    for name in ("certificate.json", "generation_config.json"):
+        text = (saved / name).read_text()
+        assert '"num_assistant_tokens": 5' in text
+        (saved / name).write_text(text.replace('"num_assistant_tokens": 5', '"num_assistant_tokens": "auto"'))
+    run(saved)
+    with pytest.raises(LossyValueError, match="it drafts auto tokens a round, not 5"):
+        run(saved, num_assistant_tokens=5)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -54,33 +54,18 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class Settings:
-    """Replacements in a model's generation configuration, and what requests may ask for.
+    """Replacements in a model's generation configuration, and what requests may ask for."""
 
-    Parameters
-    ----------
-    assistant
-        The draft model, as in the field ``lossy_assistant``.
-    mode, config, head
-        The rule, its settings and its head, as in ``lossy_mode``, ``lossy_config`` and ``lossy_head``.
-    allowed_heads
-        Heads that a request may name besides the model's own. A request could otherwise read any folder of the machine,
-        or download any repository.
-    allow_compile
-        Whether a request may have forwards compiled, which takes minutes of the server's time.
-    limits
-        The upper limits of a request.
-    num_assistant_tokens
-        Drafted tokens per round, if they replace the model's.
-    """
-
-    assistant: str | None = None
-    mode: Any = None
+    assistant: str | None = None  # the draft model, as in the field `lossy_assistant`
+    mode: Any = None  # as in `lossy_mode`; the next two as in `lossy_config` and `lossy_head`
     config: Mapping[str, Any] | None = None
     head: str | None = None
+    # Heads that a request may name besides the model's own. A request could otherwise read any folder of the machine,
+    # or download any repository.
     allowed_heads: tuple[str, ...] = ()
-    allow_compile: bool = False
+    allow_compile: bool = False  # whether a request may have forwards compiled, which takes minutes
     limits: RequestLimits = RequestLimits()
-    num_assistant_tokens: int | str | None = None
+    num_assistant_tokens: int | str | None = None  # drafted tokens per round, if they replace the model's
 
     def apply(self, model: PreTrainedModel) -> None:
         """Write the settings into a model's generation configuration."""

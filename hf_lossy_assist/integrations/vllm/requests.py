@@ -1,4 +1,4 @@
-"""The requests of a batch, sorted by rule: looked at when a request joins or leaves, and not in every step."""
+"""The requests of a batch, sorted by rule; they are sorted again only when a request joins or leaves."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ class RunningRequests:
     def _sort(self, states: Mapping[str, Any]) -> None:
         for request in [request for request in self._slots if request not in states]:
             del self._slots[request]
-        rows: dict[tuple[int, bool], list[int]] = {}
-        configs: dict[int, RunConfig] = {}
+        grouped: dict[tuple[int, bool], tuple[RunConfig, list[int]]] = {}
         self._others = []
         for row, request in enumerate(self._ids):
             params = states[request].sampling_params
@@ -59,9 +58,8 @@ class RunningRequests:
                 taken = set(self._slots.values())
                 self._slots[request] = next(i for i in range(self.tables.size) if i not in taken)
                 self.tables.clear(self._slots[request])
-            configs[id(config)] = config
-            rows.setdefault((id(config), params.temperature > 0), []).append(row)
-        self._groups = [self._group(configs[key], drawn, own, states) for (key, drawn), own in rows.items()]
+            grouped.setdefault((id(config), params.temperature > 0), (config, []))[1].append(row)
+        self._groups = [self._group(config, drawn, rows, states) for (_, drawn), (config, rows) in grouped.items()]
 
     def _group(self, config: RunConfig, do_sample: bool, rows: list[int], states: Mapping[str, Any]) -> Group:
         requests = [self._ids[row] for row in rows]

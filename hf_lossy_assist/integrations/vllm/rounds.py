@@ -28,43 +28,23 @@ NOTHING = -1
 
 @dataclass(frozen=True, eq=False)
 class EngineStep:
-    """Flat tensors of one step.
+    """Flat tensors of one step."""
 
-    Attributes
-    ----------
-    tokens
-        ``(T,)`` drafted tokens.
-    logits
-        ``(T, V)`` processed float32 logits of p at them.
-    ends
-        ``(B,)`` where each request's tokens end.
-    counts
-        ``(B,)`` how many tokens each request was given.
-    positions
-        ``(B,)`` the position of each request's newest committed token.
-    bonus
-        ``(B,)`` the token that follows a draft that is kept whole. None where ``logits`` ``(T + B, V)`` have one more
-        row for each request, which predicts it.
-    draft_probs
-        ``(T, V)`` q, or None for a drafter without a distribution.
-    states
-        ``(T + B, d)`` inputs of the target's LM head after each request's newest committed token and its drafted ones.
-    dropped
-        Runs the dropped heads with random numbers by keys ``(T,)``: processed logits ``(T, K, V)`` of the K heads, and
-        ``(T, V)`` of their mean.
-    texts
-        Returns the committed tokens of the requests ``(G,)`` as ``(G, L)``, padded on the left.
-    """
-
-    tokens: Tensor
-    logits: Tensor
-    ends: Tensor
-    counts: Sequence[int]
-    positions: Tensor
+    tokens: Tensor  # (T,) drafted tokens
+    logits: Tensor  # (T, V) processed float32 logits of p at them
+    ends: Tensor  # (B,) where each request's tokens end
+    counts: Sequence[int]  # (B,) how many tokens each request was given
+    positions: Tensor  # (B,) the position of each request's newest committed token
+    # (B,) the token that follows a draft that is kept whole. None where `logits` (T + B, V) have one more row for each
+    # request, which predicts it.
     bonus: Tensor | None = None
-    draft_probs: Tensor | None = None
+    draft_probs: Tensor | None = None  # (T, V) q; None for a drafter without a distribution
+    # (T + B, d) inputs of the target's LM head after each request's newest committed token and its drafted ones
     states: Tensor | None = None
+    # Runs the dropped heads with random numbers by keys (T,): processed logits (T, K, V) of the K heads, and (T, V) of
+    # their mean.
     dropped: Callable[[DroppedHeads, KeyedRandomness], tuple[Tensor, Tensor]] | None = None
+    # Returns the committed tokens of the requests (G,) as (G, L), padded on the left.
     texts: Callable[[Sequence[int]], Tensor] | None = None
 
     @cached_property
@@ -84,26 +64,16 @@ class EngineStep:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Requests of one rule that all draw, or all choose greedily.
-
-    Attributes
-    ----------
-    rows
-        The requests' numbers in the step.
-    index
-        The same ``(G,)`` on the device, or None for all requests of the step.
-    seeds, prompts, slots
-        ``(G,)`` the requests' seeds, the lengths of their prompts, and their places among the tables' counts.
-    """
+    """Requests of one rule that all draw, or all choose greedily."""
 
     config: RunConfig
     do_sample: bool
     limits: BoundLimits | None
-    rows: list[int]
-    index: Tensor | None
-    seeds: Tensor
-    prompts: Tensor
-    slots: Tensor
+    rows: list[int]  # the requests' numbers in the step
+    index: Tensor | None  # (G,) these numbers on the device; None for all requests of the step
+    seeds: Tensor  # (G,) of the requests
+    prompts: Tensor  # (G,) the lengths of their prompts
+    slots: Tensor  # (G,) their places among the tables' counts
 
     def of(self, values: Tensor) -> Tensor:
         return values if self.index is None else values[self.index]
@@ -111,7 +81,7 @@ class Group:
 
 @dataclass(eq=False)
 class Tables:
-    """What the device knows of every request's text so far, by slot."""
+    """Counts of every request's text so far, by slot, on the device."""
 
     size: int
     device: torch.device
@@ -160,7 +130,7 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
 
 
 def _answer(group: Group, step: EngineStep, flat: Tensor, starts: Tensor, needs: frozenset[str]) -> dict[str, Any]:
-    """Return the target's answer to padded drafts; a bonus token's own logits are arbitrary where it is chosen."""
+    """Return the target's answer to padded drafts; where the step has bonus tokens, the last logits are arbitrary."""
     more = torch.arange(flat.shape[1] + 1, device=flat.device)
     first = group.of(step.starts + torch.arange(len(step.ends), device=flat.device))
     rows = (first if step.bonus is None else starts)[:, None] + more
@@ -193,7 +163,7 @@ def _lossless_positions(group: Group, step: EngineStep, v: Verification, tables:
 
 @dataclass(eq=False)
 class RoundCounts:
-    """Which drafted tokens a group's requests kept in one step, on their way to the host.
+    """The drafted tokens that a group's requests kept in one step, on their way to the host.
 
     ``packed`` ``(G, 1 + M · n)`` holds how many tokens stay, then one mask for the lossless rule and one for each rule.
     """
@@ -213,17 +183,12 @@ class RoundCounts:
         return cls(requests, drafted, tuple(decision.kept_by), packed)
 
     def by_request(self) -> dict[str, RequestRound]:
-        values = self.packed.tolist()
         n = (self.packed.shape[1] - 1) // (1 + len(self.rules))
-        starts = range(1, self.packed.shape[1], n) if n else ()
-        return {
-            request: RequestRound(drafted, row[0], *_split([row[i : i + n] for i in starts], self.rules))
-            for request, drafted, row in zip(self.requests, self.drafted, values, strict=True)
-        }
-
-
-def _split(masks: list[list[int]], rules: tuple[str, ...]) -> tuple[list[int], dict[str, list[int]]]:
-    return (masks[0], dict(zip(rules, masks[1:], strict=True))) if masks else ([], {})
+        rounds = {}
+        for request, drafted, (kept, *masks) in zip(self.requests, self.drafted, self.packed.tolist(), strict=True):
+            lossless, *by_rule = (masks[i * n : (i + 1) * n] for i in range(1 + len(self.rules)))
+            rounds[request] = RequestRound(drafted, kept, lossless, dict(zip(self.rules, by_rule, strict=True)))
+        return rounds
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,13 @@ from .rounds import EngineStep
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Flat rows of a step: each request's newest committed token, then its drafted ones, as the target read them.
+    """Flat rows of a step: each request's newest committed token, then its drafted ones, as the target read them."""
 
-    Attributes
-    ----------
-    ends
-        ``(B + 1,)`` where each request's rows start, and the end.
-    counts
-        ``(B,)`` how many tokens each request was given.
-    inputs
-        ``(T + B,)`` the tokens that were read; negative where a draft ends earlier.
-    positions
-        ``(T + B,)`` their positions.
-    slots
-        ``(B,)`` the requests' places in tables that outlive a step.
-    """
-
-    ends: Tensor
-    counts: Sequence[int]
-    inputs: Tensor
-    positions: Tensor
-    slots: Tensor
+    ends: Tensor  # (B + 1,) where each request's rows start, and the end
+    counts: Sequence[int]  # (B,) how many tokens each request was given
+    inputs: Tensor  # (T + B,) the tokens that were read; negative where a draft ends earlier
+    positions: Tensor  # (T + B,) their positions
+    slots: Tensor  # (B,) the requests' places in tables that outlive a step
 
     def drafted(self) -> tuple[Tensor, Tensor]:
         """Return ``(T,)`` the row that predicts each drafted token, and the number of its request."""

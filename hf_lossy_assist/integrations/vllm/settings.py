@@ -14,7 +14,7 @@ from ...acceptors import REGISTRY, Acceptor, head_type, place_rule_head
 from ...acceptors.base import AUTO
 from ...call.certificate import Certificate
 from ...call.checks import check_mode
-from ...call.config import FIELDS, RunConfig, nearest, parse
+from ...call.config import FIELDS, RunConfig, check_keys, nearest, parse
 from ...errors import LossyUnsupportedError, LossyValueError
 from ...heads.checks import brief
 from ..serving.permission import check_request
@@ -36,24 +36,12 @@ _ABSENT = {
 
 @dataclass(frozen=True)
 class Drafting:
-    """How an engine drafts, as far as a rule cares.
+    """How an engine drafts, as far as a rule cares."""
 
-    Attributes
-    ----------
-    method
-        vLLM's name of the drafting method.
-    tokens
-        The largest number of drafted tokens.
-    keeps_probs
-        Whether the draft's probabilities reach the rule.
-    texts_on_host
-        Whether the host knows the texts when a step is decided, as it does unless steps are scheduled ahead.
-    """
-
-    method: str
-    tokens: int
-    keeps_probs: bool
-    texts_on_host: bool = True
+    method: str  # vLLM's name
+    tokens: int  # the most drafted tokens
+    keeps_probs: bool  # whether the draft's probabilities reach the rule
+    texts_on_host: bool = True  # whether the host knows the texts when a step is decided: not if scheduled ahead
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +68,7 @@ class EngineSettings:
         """Read and check ``{"lossy": …}`` of ``--additional-config``, and load the heads that it names."""
         if not isinstance(given, Mapping):
             raise LossyValueError(f"`lossy` in `--additional-config` has to be a dict, but is {brief(given)}")
-        for key in given:
-            if key not in KEYS:
-                raise LossyValueError(
-                    f"`lossy` in `--additional-config` has the keys {list(KEYS)}, but not {key!r}{nearest(key, KEYS)}"
-                )
+        check_keys("`lossy` in `--additional-config`", KEYS, given)
         mode, config, head, certificate = (given.get(key) for key in KEYS)
         if certificate is not None:
             certified = Certificate.load(certificate).setting.config
@@ -98,11 +82,11 @@ class EngineSettings:
 
     @property
     def own(self) -> RunConfig | None:
-        """What requests get that ask for nothing."""
+        """The configuration of requests without lossy fields of their own."""
         return self.of_request({})
 
     def of_request(self, extra: Mapping[str, Any] | None) -> RunConfig | None:
-        """Return what a request asks for in its ``extra_args``, or None for the engine's own lossless decoding.
+        """Return the configuration of a request with these ``extra_args``; None for the engine's lossless decoding.
 
         Dicts may be written as JSON, because ``vllm_xargs`` of a request over HTTP has none.
         """
@@ -122,7 +106,7 @@ class EngineSettings:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> None:
-        """Refuse a request whose lossy fields, or whose way of drawing, the engine can't or must not serve."""
+        """Refuse a request if the engine can't or must not serve its lossy fields or its way of drawing."""
         config = self.of_request(extra)
         if config is None:
             return

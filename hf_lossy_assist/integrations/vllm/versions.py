@@ -1,4 +1,4 @@
-"""The versions of vLLM that the rules are known to work in, and a look at the seams of any other."""
+"""The versions of vLLM that the rules are known to work in, and a check of any other version's seams."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def checksum(seam: str) -> int | None:
 
 
 def check_version() -> None:
-    """Refuse a version of vLLM whose seams are not those of a known one, and warn of an unknown one."""
+    """Refuse a version of vLLM whose seams differ from a known version's, and warn of any other unknown version."""
     from vllm import __version__
 
     version = __version__.partition("+")[0]

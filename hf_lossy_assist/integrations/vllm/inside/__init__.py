@@ -1,1 +1,1 @@
-"""What runs inside vLLM's processes: these modules import vLLM, and only vLLM imports them."""
+"""Modules that run inside vLLM's processes: they import vLLM, and only vLLM imports them."""

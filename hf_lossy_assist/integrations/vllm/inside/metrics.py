@@ -1,4 +1,4 @@
-"""What rules kept, as Prometheus counters beside vLLM's own."""
+"""Prometheus counters, beside vLLM's own, of the tokens that rules kept."""
 
 from __future__ import annotations
 

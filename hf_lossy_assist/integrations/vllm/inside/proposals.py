@@ -1,4 +1,4 @@
-"""Which requests were given a draft, and from which distributions it was drawn."""
+"""The requests that were given a draft, and the distributions that it was drawn from."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ....errors import LossyUnsupportedError
 class Proposals:
     """Remembers a draft from the step that proposes it to the step that decides it.
 
-    vLLM forgets the probabilities of a request that a step leaves out, and those of all requests beside it. Near the
-    models' longest text it proposes nothing, and fills drafts with zeros, which no rule may keep.
+    If a step leaves a request out, vLLM forgets its probabilities and those of all requests beside it. Near the models'
+    longest text it proposes nothing, and fills drafts with zeros, which no rule may keep.
     """
 
     def __init__(self, runner: Any, keeps_probs: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the samplers of both model runners share: requests by rule, tables, the LM head's inputs, and counts."""
+"""The common part of the samplers of both model runners: requests by rule, tables, the LM head's inputs, and counts."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from .rules import Rules
 
 @dataclass(frozen=True)
 class Known:
-    """What the rules ask of a request."""
+    """The properties of a request that rules read."""
 
     sampling_params: Any
     num_prompt_tokens: int
@@ -57,7 +57,7 @@ class LossyRejectionSampler(RejectionSampler):
         self._add(index, request)
 
     def _finished(self, scheduler_output: Any) -> None:
-        """Forget requests that have ended, but not those that are preempted."""
+        """Forget requests that have ended; preempted ones stay."""
         for id in scheduler_output.finished_req_ids:
             self.known.pop(id, None)
         self._finish(scheduler_output)

@@ -13,7 +13,7 @@ from .identity import model_shown
 
 
 class LossyWork:
-    """What the workers for every device have in common."""
+    """The common part of the workers for all devices."""
 
     lossy = None  # the runner's sampler; ranks of a pipeline without the LM head have none
 
