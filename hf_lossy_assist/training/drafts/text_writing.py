@@ -96,9 +96,6 @@ class _SomeGreedy(Choice):
     def context(self, ids: Iterable[int]) -> int:
         return next(iter(ids))
 
-    def extend(self, context: int, token: int) -> int:
-        return context
-
     def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
         # Inverts the distribution function, which is much faster on a CPU than torch's `multinomial`.
         weights = (logits / self.temperature).softmax(-1).cumsum(-1)
