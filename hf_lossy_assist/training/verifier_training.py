@@ -101,26 +101,14 @@ RATIOS = (1.0, 1.2, 1.5)
 
 @dataclass(frozen=True)
 class VerifierSettings:
-    """Settings for training a verifier head.
+    """Settings for training a verifier head."""
 
-    Parameters
-    ----------
-    ratio
-        λ: a token is acceptable iff ``q(x) / p(x) <= ratio``. The paper's theorems assume 1.
-    position
-        The state to read, ``"previous"`` or ``"token"``; None for the one with the higher validation AUC.
-    threshold
-        A token is committed iff the head's probability is above it.
-    validation_share
-        The share of the prompts, drawn with ``seed``, for early stopping and validation.
-    """
-
-    ratio: float = 1.0
-    position: str | None = None
-    threshold: float = 0.5
-    validation_share: float = 0.1
+    ratio: float = 1.0  # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1
+    position: str | None = None  # the state to read, "previous" or "token"; None: the better one on validation
+    threshold: float = 0.5  # a token is committed iff the head's probability is above it
+    validation_share: float = 0.1  # the share of the prompts for early stopping and validation
     descent: Descent = field(default_factory=Descent)
-    seed: int = 0
+    seed: int = 0  # of the split
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio < float("inf"):
