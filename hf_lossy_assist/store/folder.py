@@ -64,7 +64,7 @@ def write_json(path: Path, value: Any) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file beside ``path``, and give it that name once it is on the disk.
 
-    When the disk is full or the folder can't be written to, ``path`` stays as it was.
+    If the disk is full or the folder can't be written to, ``path`` stays as it was.
     """
     partial = path.with_name(path.name + PARTIAL)
     try:

@@ -42,7 +42,7 @@ class Descent:
 class VerifierFit:
     """A linear layer on one raw state, from the epoch with the lowest validation loss.
 
-    ``validation`` are its validation probabilities ``(N,)``; the AUCs are those of the ROC.
+    ``validation`` are its probabilities ``(N,)`` on the validation tokens.
     """
 
     position: str
