@@ -109,7 +109,7 @@ def import_head(
     provenance = {"imported_from": path.name, "sha256": hashlib.sha256(packed).hexdigest()}
     provenance["published_thresholds"] = thresholds.tolist()
     settings = {"task": task, "threshold": threshold, "models": models, "provenance": provenance}
-    # Ours has the target first.
+    # In our heads the target's state comes first.
     return JudgeHead(JudgeConfig(target=target, draft=draft, **settings), weight.roll(target.hidden_size), bias)
 
 

@@ -66,9 +66,9 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         return zlib.crc32(b"".join(tensor.detach().float().cpu().numpy().tobytes() for tensor in tensors))
 
     def _shown_checksum(self) -> int:
-        """Return the checksum, taken again only after torch has seen the weights change: a GPU's would be waited for.
+        """Return the checksum, cached until torch sees the weights change, since a GPU's would have to be waited for.
 
-        Whatever changes ``weight.data`` in place goes unseen.
+        A change of ``weight.data`` in place goes unseen.
         """
         seen = [(x.data_ptr(), x.is_inference() or x._version) for x in (self.weight, self.bias)]
         if self._summed[0] != seen:
@@ -86,10 +86,7 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     forward = probability
 
     def check(self, target: nn.Module, draft: nn.Module | None = None) -> None:
-        """Raise for other models than those that the head was trained for, naming all differences.
-
-        A draft of None is not compared.
-        """
+        """Raise if the head was trained for other models, naming all differences; a draft of None is not compared."""
         config = self.config
         models = {"target": target} if draft is None else {"target": target, "draft": draft}
         if found := differing_models(vars(config), models):

@@ -28,8 +28,8 @@ _LABELS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> str:
-    """Return the Markdown model card of a head with its metadata; a ``roc.png`` in ``folder`` is shown.
+def render(config: HeadConfig, folder: Path) -> str:
+    """Return the Markdown model card of a head with its metadata; it shows the ``roc.png`` in ``folder``, if any.
 
     The card uses the provenance's ``command``, ``versions``, ``pair``, ``datasets`` and ``license``, if present.
     """
@@ -45,7 +45,7 @@ def render(config: HeadConfig, folder: Path, repo_id: str = PLACEHOLDER_ID) -> s
         figures=[_figure(name, value) for name, value in config.metrics.items()],
         thresholds=[asdict(row) for row in config.thresholds],
         roc=ROC if (folder / ROC).is_file() else None,
-        repo_id=repo_id,
+        repo_id=PLACEHOLDER_ID,
     )
 
 

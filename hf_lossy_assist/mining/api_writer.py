@@ -62,7 +62,7 @@ class PromptText:
 class ApiWriter(Writer):
     """A writer that sends up to ``slots`` requests at once to a server.
 
-    A response that ends there gets the tokenizer's EOS.
+    A response that the server ends gets the tokenizer's EOS.
     """
 
     model: ApiModel

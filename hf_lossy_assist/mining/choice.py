@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -17,11 +18,13 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Choice(Protocol):
-    """Chooses next tokens. A *context* is a hash of a prefix, which grows token by token."""
+    """Chooses next tokens. A *context* is a hash of a prefix, which grows token by token; by default it is constant."""
 
-    def context(self, ids: Iterable[int]) -> int: ...
+    def context(self, ids: Iterable[int]) -> int:
+        return 0
 
-    def extend(self, context: int, token: int) -> int: ...
+    def extend(self, context: int, token: int) -> int:
+        return context
 
     def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
         """Return one token for each row of logits ``(N, V)``, whose prefix has the context."""
@@ -29,12 +32,6 @@ class Choice(Protocol):
 
 @dataclass(frozen=True)
 class Greedy(Choice):
-    def context(self, ids: Iterable[int]) -> int:
-        return 0
-
-    def extend(self, context: int, token: int) -> int:
-        return 0
-
     def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
         return logits.argmax(-1).tolist()
 
@@ -55,10 +52,7 @@ class GumbelMax(Choice):
             raise LossyValueError(f"`temperature` has to be a number > 0, but is {self.temperature}")
 
     def context(self, ids: Iterable[int]) -> int:
-        context = _mix((self.seed + _GOLDEN) & _MASK)
-        for token in ids:
-            context = self.extend(context, token)
-        return context
+        return reduce(self.extend, ids, _mix((self.seed + _GOLDEN) & _MASK))
 
     def extend(self, context: int, token: int) -> int:
         return _mix((context ^ ((token + 1) * _GOLDEN)) & _MASK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -28,9 +29,9 @@ class DraftQuery:
 
 @dataclass(eq=False)
 class DraftArgmax:
-    """The draft's choices at all positions of responses; the draft reads only what is not in its caches.
+    """The draft's choices at all positions of responses; the draft reads only what its caches lack.
 
-    ``choice`` is the target's, too; ``tokens`` counts what the draft has read.
+    ``choice`` is also the target's; ``tokens`` counts the tokens that the draft has read.
     """
 
     model: PreTrainedModel
@@ -74,9 +75,6 @@ class DraftArgmax:
             yield one.slot, self._choose(reading.logits[row, -count:], text, count)
 
     def _choose(self, logits: Tensor, text: Ids, count: int) -> Ids:
-        context = self.choice.context(text[: len(text) - count + 1])
-        contexts = [context]
-        for token in text[len(text) - count + 1 :]:
-            context = self.choice.extend(context, token)
-            contexts.append(context)
-        return tuple(self.choice.choose(logits.float(), contexts))
+        first = len(text) - count + 1
+        contexts = accumulate(text[first:], self.choice.extend, initial=self.choice.context(text[:first]))
+        return tuple(self.choice.choose(logits.float(), [*contexts]))

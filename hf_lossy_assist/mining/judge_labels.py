@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from transformers import PreTrainedModel
 
 from ..heads.identity import ModelIdentity
@@ -67,8 +68,6 @@ class JudgeMiner(Miner):
 
 def judge_schemas(widths: Mapping[str, int]) -> Schemas:
     """Return the tables of AutoJudge's labels with states of these ``widths`` by column, e.g. ``"target_draft"``."""
-    import pyarrow as pa
-
     ids = pa.list_(pa.int32())
     prompts = {
         "answer": pa.string(),

@@ -14,11 +14,17 @@ from .writing import ResponseCost, ResponseLimits, Writer
 
 
 @dataclass(eq=False)
-class _OpenText:
-    ids: list[int]
-    start: int
-    context: int
-    row: int | None = None
+class _Slot:
+    """A prompt, and the text that is being written to it."""
+
+    number: int
+    prompt: Ids
+    cost: ResponseCost = field(default_factory=ResponseCost)
+    # The next text begins like the current response or like the latest attempt to change it.
+    memories: list[CachedText] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    context: int = 0
+    row: int = -1
 
 
 @dataclass(eq=False)
@@ -40,30 +46,25 @@ class LocalWriter(Writer):
     def close(self) -> None:
         self._rows = RowBatch(self.model, self.slots)
         self._free = list(range(self.slots))
-        self._prompts: dict[int, Ids] = {}
-        self._counts: dict[int, ResponseCost] = {}
-        # The next text begins like the current response or like the latest attempt to change it.
-        self._memories: dict[int, list[CachedText]] = {}
-        self._waiting: dict[int, _OpenText] = {}
-        self._writing: dict[int, _OpenText] = {}
+        self._slots: dict[int, _Slot] = {}
+        self._waiting: list[_Slot] = []
+        self._writing: list[_Slot] = []
         self._done: list[tuple[int, Ids]] = []
 
     def begin(self, slot: int, prompt: Prompt) -> None:
-        self._prompts[slot] = prompt.tokens
-        self._memories[slot] = []
-        self._counts[slot] = ResponseCost()
+        self._slots[slot] = _Slot(slot, prompt.tokens)
 
     def end(self, slot: int) -> ResponseCost:
-        del self._prompts[slot], self._memories[slot]
-        return self._counts.pop(slot)
+        return self._slots.pop(slot).cost
 
     def submit(self, slot: int, prefix: Ids) -> None:
         if self.limits.over(prefix):
             self._done.append((slot, prefix))
             return
-        prompt = self._prompts[slot]
-        ids = [*prompt, *prefix]
-        self._waiting[slot] = _OpenText(ids, len(prompt), self.choice.context(ids))
+        text = self._slots[slot]
+        text.ids = [*text.prompt, *prefix]
+        text.context = self.choice.context(text.ids)
+        self._waiting.append(text)
 
     def busy(self) -> bool:
         return bool(self._waiting or self._writing or self._done)
@@ -77,61 +78,59 @@ class LocalWriter(Writer):
 
     def _start_waiting(self) -> None:
         self._read_unknown()
-        for slot, text in self._waiting.items():
-            best = max(self._memories[slot], key=lambda memory: memory.common(text.ids))
-            self._memories[slot] = [best]
-            text.row = self._free.pop()
-            self._rows.put(text.row, best, len(text.ids) - 1)
-            self._writing[slot] = text
-        self._waiting = {}
+        for slot in self._waiting:
+            best = max(slot.memories, key=lambda memory: memory.common(slot.ids))
+            slot.memories = [best]
+            slot.row = self._free.pop()
+            self._rows.put(slot.row, best, len(slot.ids) - 1)
+        self._writing += self._waiting
+        self._waiting = []
 
     def _read_unknown(self) -> None:
         """Read what is in no cache, such as a new prompt."""
-        unknown = {}
-        for slot, text in self._waiting.items():
-            wanted = text.ids[:-1]  # the first step reads the last token
-            best = max(self._memories[slot], key=lambda memory: memory.common(wanted), default=CachedText())
-            if best.common(wanted) < len(wanted) or not self._memories[slot]:
-                unknown[slot] = (wanted, (best, best.common(wanted)))
-        texts = [wanted for wanted, _ in unknown.values()]
+        unknown = []
+        for slot in self._waiting:
+            wanted = slot.ids[:-1]  # the first step reads the last token
+            best = max(slot.memories, key=lambda memory: memory.common(wanted), default=CachedText())
+            if best.common(wanted) < len(wanted) or not slot.memories:
+                unknown.append((slot, wanted, (best, best.common(wanted))))
+        texts = [wanted for _, wanted, _ in unknown]
         memories = [CachedText()] * len(texts)
         if any(texts):
-            known = [known for _, known in unknown.values()]
+            known = [known for _, _, known in unknown]
             memories = read(self.model, texts, known, **only_last_logits(self.model)).memories
-        for (slot, (wanted, (_, n))), memory in zip(unknown.items(), memories, strict=True):
-            self._memories[slot].append(memory)
-            self._counts[slot].target_tokens += len(wanted) - n
+        for (slot, wanted, (_, n)), memory in zip(unknown, memories, strict=True):
+            slot.memories.append(memory)
+            slot.cost.target_tokens += len(wanted) - n
 
     def _write(self) -> None:
         self._shrink()
         tokens, active = [0] * self._rows.count, [False] * self._rows.count
-        for text in self._writing.values():
-            tokens[text.row], active[text.row] = text.ids[-1], True
-        logits = self._rows.step(tokens, active)
-        texts = list(self._writing.items())
-        rows = [text.row for _, text in texts]
-        chosen = self.choice.choose(logits[rows].float(), [text.context for _, text in texts])
-        for (slot, text), token in zip(texts, chosen, strict=True):
-            self._counts[slot].target_tokens += 1
-            text.ids.append(token)
-            text.context = self.choice.extend(text.context, token)
-            if self.limits.ends(token) or len(text.ids) - text.start >= self.limits.max_new_tokens:
-                self._finish(slot, text)
+        for slot in self._writing:
+            tokens[slot.row], active[slot.row] = slot.ids[-1], True
+        logits = self._rows.step(tokens, active)[[slot.row for slot in self._writing]]
+        chosen = self.choice.choose(logits.float(), [slot.context for slot in self._writing])
+        for slot, token in zip([*self._writing], chosen, strict=True):
+            slot.cost.target_tokens += 1
+            slot.ids.append(token)
+            slot.context = self.choice.extend(slot.context, token)
+            if self.limits.ends(token) or len(slot.ids) - len(slot.prompt) >= self.limits.max_new_tokens:
+                self._finish(slot)
 
-    def _finish(self, slot: int, text: _OpenText) -> None:
-        self._memories[slot].append(self._rows.take(text.row, text.ids[:-1]))
-        self._rows.clear(text.row)
-        self._free.append(text.row)
-        del self._writing[slot]
-        self._done.append((slot, tuple(text.ids[text.start :])))
+    def _finish(self, slot: _Slot) -> None:
+        slot.memories.append(self._rows.take(slot.row, slot.ids[:-1]))
+        self._rows.clear(slot.row)
+        self._free.append(slot.row)
+        self._writing.remove(slot)
+        self._done.append((slot.number, tuple(slot.ids[len(slot.prompt) :])))
 
     def _shrink(self) -> None:
         """Drop rows once half of them have no prompt left."""
-        if 2 * len(self._prompts) > self._rows.count:
+        if 2 * len(self._slots) > self._rows.count:
             return
-        used = [text.row for text in self._writing.values()]
-        kept = used + self._free[: len(self._prompts) - len(used)]
+        used = [slot.row for slot in self._writing]
+        kept = used + self._free[: len(self._slots) - len(used)]
         self._rows.keep(kept)
         self._free = list(range(len(used), len(kept)))
-        for row, text in enumerate(self._writing.values()):
-            text.row = row
+        for row, slot in enumerate(self._writing):
+            slot.row = row

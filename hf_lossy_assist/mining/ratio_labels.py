@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -198,7 +199,5 @@ class RatioMiner(Miner):
 
 
 def ratio_schemas(width: int) -> Schemas:
-    import pyarrow as pa
-
     tokens = {"kind": pa.string(), "index": pa.int32(), "token": pa.int32(), "p": pa.float32(), "q": pa.float32()}
     return table_schemas({"rows": pa.int32()}, tokens, {"previous": width, "token_state": width})

@@ -37,18 +37,16 @@ class _Layer(DynamicLayer):
     def __init__(self, columns: _Columns) -> None:
         super().__init__()
         self.columns = columns
-        self.buffers: tuple[Tensor, Tensor] | None = None
+        self.buffers: list[Tensor] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
-        shapes = [
-            (self.columns.rows, x.shape[-3], self.columns.capacity, x.shape[-1]) for x in (key_states, value_states)
-        ]
-        self.buffers = (key_states.new_zeros(shapes[0]), value_states.new_zeros(shapes[1]))
+        rows, capacity = self.columns.rows, self.columns.capacity
+        self.buffers = [x.new_zeros(rows, x.shape[-3], capacity, x.shape[-1]) for x in (key_states, value_states)]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.buffers is None:
+        if not self.buffers:
             self.lazy_initialization(key_states, value_states)
         at, new = self.columns, key_states.shape[-2]
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
@@ -61,22 +59,16 @@ class _Layer(DynamicLayer):
 
     def move(self, used: int, end: int, capacity: int) -> None:
         """Move the last ``used`` columns so that they end at ``end``."""
-        if self.buffers is None:
-            return
-        moved = []
-        for buffer in self.buffers:
+        for i, buffer in enumerate(self.buffers):
             kept = buffer[:, :, self.columns.end - used : self.columns.end].clone()
             if capacity > buffer.shape[2]:
                 buffer = buffer.new_zeros(*buffer.shape[:2], capacity, buffer.shape[3])
             buffer[:, :, end - used : end] = kept
-            moved.append(buffer)
-        self.buffers = (moved[0], moved[1])
+            self.buffers[i] = buffer
 
     @torch.inference_mode()
     def keep(self, rows: list[int]) -> None:
-        if self.buffers is not None:
-            keys, values = (buffer[rows] for buffer in self.buffers)
-            self.buffers = (keys, values)
+        self.buffers = [buffer[rows] for buffer in self.buffers]
 
 
 @dataclass(eq=False)
@@ -99,7 +91,7 @@ class RowBatch:
         self._make_room(n)
         end = self._columns.end
         for layer, states in zip(self._cache.layers, memory.layers, strict=False):
-            if layer.buffers is None:
+            if not layer.buffers:
                 layer.lazy_initialization(*states)
             for buffer, piece in zip(layer.buffers, states, strict=True):
                 buffer[row, :, end - n : end] = piece[:, :n]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..tasks import Example, Task
@@ -74,7 +75,7 @@ def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str])
     """
     first = response = yield Continue(())
     text = decode(response)
-    answer = yield Ask(lambda: task.answer(example, text))
+    answer = yield Ask(partial(task.answer, example, text))
     if answer is None:
         return Found(first, response, None)
     guesses = yield Guess(response, 0)
@@ -83,7 +84,7 @@ def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str])
     while (t := next_mismatch(response, guesses, t + 1)) is not None:
         new = yield Continue((*response[:t], guesses[t]))
         new_text = decode(new)
-        kept = yield Ask(_keeps(task, example, text, new_text))
+        kept = yield Ask(partial(task.keeps_answer, example, text, new_text))
         mismatches.append(Mismatch(t, response[t], guesses[t], important=not kept))
         if kept:
             response, text = new, new_text
@@ -94,8 +95,3 @@ def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str])
 def next_mismatch(response: Sequence[int], guesses: Sequence[int], start: int) -> int | None:
     """Return the first position from ``start`` on at which the two differ, or None."""
     return next((i for i in range(start, len(response)) if response[i] != guesses[i]), None)
-
-
-def _keeps(task: Task, example: Example, current: str, new: str) -> Callable[[], bool]:
-    # Bound here, since the question may be asked after the search's variables have changed.
-    return lambda: task.keeps_answer(example, current, new)

@@ -14,9 +14,6 @@ from .prompt_results import Prompt
 from .search import Ask, Continue, Found, Guess, Request, search
 from .writing import ResponseCost, Writer
 
-Answers = list[tuple[int, Any]]
-"""Slots, each with its answer or an exception."""
-
 
 class TaskExecutor:
     """Asks the task questions; answers are fetched later.
@@ -37,8 +34,8 @@ class TaskExecutor:
             future.set_result(_outcome(question))
         self._open[future] = slot
 
-    def answers(self, *, wait_for_one: bool) -> Answers:
-        """Return the finished answers, with ``wait_for_one`` at least one if any question is open."""
+    def answers(self, *, wait_for_one: bool) -> list[tuple[int, Any]]:
+        """Return the finished answers or exceptions by slot, with ``wait_for_one`` at least one if any is open."""
         if wait_for_one and self._open:
             wait(self._open, return_when=FIRST_COMPLETED)
         done = [future for future in self._open if future.done()]
@@ -52,7 +49,7 @@ class TaskExecutor:
 def _outcome(question: Callable[[], Any]) -> Any:
     try:
         return question()
-    except Exception as error:  # A user's task may raise anything, and costs one prompt.
+    except Exception as error:  # a user's task may raise anything, which costs one prompt
         return error
 
 
@@ -129,7 +126,7 @@ class _Run:
             self._carry_out(slot, request)
         except StopIteration as end:
             self._end(slot, end.value)
-        except Exception as error:  # an error of the task or of this prompt's text costs this prompt only
+        except Exception as error:  # whether of the task or of the prompt's text, it costs this prompt only
             self._end(slot, None, error)
 
     def _end(self, slot: int, found: Found | None, error: Exception | None = None) -> None:

@@ -17,7 +17,7 @@ from .ratio_labels import Continuation, write_all
 from .reading import read
 from .search import Found, Mismatch
 from .searches import Searched
-from .states import ReadText, read_text
+from .states import read_text
 from .writing import ResponseCost, ResponseLimits
 
 
@@ -29,7 +29,7 @@ class SelfLabels:
     token, the target's is important iff ``mean_i [log p(y_i | …x…) - log p(y_i | …)] < -most_lost``. A mismatch at the
     response's end, where nothing follows, is important. No task has to check an answer, and no text is written anew.
 
-    The paper leaves open how mismatches of one response go together: here each is judged in the target's own text.
+    Each mismatch is judged in the target's own text; the paper leaves open how mismatches of one response interact.
     """
 
     target: PreTrainedModel
@@ -67,7 +67,10 @@ class SelfLabels:
 def likelihood_changes(
     model: PreTrainedModel, prompt: Ids, response: Ids, places: Sequence[int], others: Ids, horizon: int
 ) -> list[float]:
-    """Return how much likelier, in nats per token, what follows each place is after the other token; NaN at the end."""
+    """Return the change of the log-likelihood per token of what follows each place, if the other token stands there.
+
+    It is NaN at the response's end.
+    """
     if not places:
         return []
     text = read_text(model, (*prompt, *response))
@@ -77,20 +80,13 @@ def likelihood_changes(
     changes = []
     for first in range(0, len(places), together):
         batch = places[first : first + together]
-        for t, after in zip(batch, _after(model, text, len(prompt), response, batch, others, horizon), strict=True):
+        followers = [response[t + 1 : t + 1 + horizon] for t in batch]
+        texts = [(*prompt, *response[:t], others[t], *y) for t, y in zip(batch, followers, strict=True)]
+        logits = read(model, texts, [(text.memory, len(prompt) + t) for t in batch]).logits
+        for t, row, y in zip(batch, logits, followers, strict=True):
+            after = _likelihoods(row[len(row) - 1 - len(y) : -1], y)
             changes.append((after - own[t + 1 : t + 1 + horizon]).mean().item())
     return changes
-
-
-def _after(
-    model: PreTrainedModel, text: ReadText, start: int, response: Ids, places: Sequence[int], others: Ids, horizon: int
-) -> Iterator[Tensor]:
-    """Yield, for each place, the log-likelihoods of what follows it after the other token."""
-    followers = [response[t + 1 : t + 1 + horizon] for t in places]
-    texts = [(*text.tokens[: start + t], others[t], *y) for t, y in zip(places, followers, strict=True)]
-    logits = read(model, texts, [(text.memory, start + t) for t in places]).logits
-    for row, y in zip(logits, followers, strict=True):
-        yield _likelihoods(row[len(row) - 1 - len(y) : -1], y)
 
 
 def _likelihoods(logits: Tensor, tokens: Ids) -> Tensor:

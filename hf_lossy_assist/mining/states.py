@@ -29,7 +29,6 @@ _VARIANTS = 16
 class ReadText:
     """A text read in one forward: the LM head's inputs ``(n, d)`` and logits ``(n, V)``, and the cache."""
 
-    tokens: tuple[int, ...]
     states: Tensor
     logits: Tensor
     memory: CachedText
@@ -37,18 +36,18 @@ class ReadText:
 
 def read_text(model: PreTrainedModel, tokens: Sequence[int]) -> ReadText:
     reading, states = _read(model, [tokens], [(CachedText(), 0)], len(tokens))
-    return ReadText(tuple(tokens), states[0], reading.logits[0], reading.memories[0])
+    return ReadText(states[0], reading.logits[0], reading.memories[0])
 
 
 def variant_states(model: PreTrainedModel, text: ReadText, variants: Sequence[tuple[int, int]]) -> Tensor:
-    """Return the states ``(N, d)`` after other tokens than the text's.
+    """Return the states ``(N, d)`` after tokens that replace the text's.
 
-    ``variants`` are pairs of an index and the token to read there, after the text before that index.
+    Each of ``variants`` is an index and the token to read there, after the text before it.
     """
     states = []
     for start in range(0, len(variants), _VARIANTS):
         batch = variants[start : start + _VARIANTS]
-        texts = [(*text.tokens[:index], token) for index, token in batch]
+        texts = [(*text.memory.tokens[:index], token) for index, token in batch]
         states.append(_read(model, texts, [(text.memory, index) for index, _ in batch], 1)[1][:, -1])
     return torch.cat(states) if states else text.states[:0]
 
@@ -60,10 +59,9 @@ def mismatch_states(
     mismatches: Sequence[Mismatch],
     positions: Sequence[str] = ("previous", "draft"),
 ) -> dict[str, Tensor]:
-    """Return a model's states ``(N, d)`` at every mismatch of a search, for each of ``positions``.
+    """Return a model's states ``(N, d)`` at every mismatch, for each of ``positions``.
 
-    ``response`` is the search's last one, with the draft's token at unimportant mismatches and the target's at
-    important ones.
+    ``response`` is the last one of the search (:attr:`.search.Found.last`).
     """
     text = read_text(model, (*prompt, *response))
     places = [len(prompt) + one.index for one in mismatches]
@@ -79,7 +77,7 @@ def mismatch_states(
 
 def _after(model: PreTrainedModel, text: ReadText, wanted: Sequence[tuple[int, int]]) -> Tensor:
     states = text.states[[place for place, _ in wanted]].clone()
-    others = [i for i, (place, token) in enumerate(wanted) if text.tokens[place] != token]
+    others = [i for i, (place, token) in enumerate(wanted) if text.memory.tokens[place] != token]
     if others:
         states[others] = variant_states(model, text, [wanted[i] for i in others])
     return states

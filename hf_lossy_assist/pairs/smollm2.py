@@ -9,7 +9,7 @@ from pathlib import Path
 from huggingface_hub import cached_assets_path
 
 from ..errors import LossyValueError
-from .gguf_files import convert, write_folder
+from .gguf_files import convert, whole_folder
 
 DRAFT = Path(__file__).parents[2] / "hub_cards" / "smollm2-135m-assistant"
 """The draft in a checkout."""
@@ -38,5 +38,6 @@ def target_folder() -> Path:
     parent = cached_assets_path("hf_lossy_assist", namespace="pairs")
     folder = parent / f"smollm2-{metadata.version(_WHEEL)}"
     if not folder.is_dir():
-        write_folder(folder, lambda made: convert(source / _GGUF, made))
+        with whole_folder(folder) as made:
+            convert(source / _GGUF, made)
     return folder

@@ -1,1 +1,1 @@
-"""Folders of data that runs add to: whole whenever a process is killed, and of one plan alone."""
+"""Folders of data that runs add to: each holds data of one plan, and stays whole if a process is killed."""

@@ -1,4 +1,4 @@
-"""A folder of data: files that are whole or not there, appended lines, and a manifest of what the data depend on."""
+"""A folder of data: files that are whole or missing, appended lines, and a manifest of what the data depend on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MANIFEST, PARTIAL = "manifest.json", ".partial"
 
 
 def folder_lock(folder: Path, name: str) -> FileLock:
-    """Return the lock of a folder, which is made if there is none. Its holder may take it again."""
+    """Make a folder if it is missing, and return its lock, which its holder may take again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / name) as lock:
@@ -41,14 +41,14 @@ def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any]) -> dict[
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str] | None = None) -> list[str]:
-    """Return a sentence for each value that is not what it was, of those with these names or of all."""
+    """Return a sentence for each value that has changed, among those with these ``names`` or among all."""
     names = sorted(before.keys() | now.keys()) if names is None else names
     changed = [name for name in names if before.get(name) != now.get(name)]
     return [f"`{name}` was {before.get(name)!r} and is {now.get(name)!r}" for name in changed]
 
 
 def refuse(folder: Path, found: list[str]) -> None:
-    """Raise where something differs from what a folder's data depend on."""
+    """Raise if anything was found that differs from what a folder's data depend on."""
     if found:
         raise LossyValueError(
             f"`out` has to be a new folder or hold data of the same settings, but in {str(folder)!r} "
@@ -64,14 +64,14 @@ def write_json(path: Path, value: Any) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file beside ``path``, and give it that name once it is on the disk.
 
-    When the disk is full or the folder can't be written to, ``path`` stays as it was.
+    If the disk is full or the folder can't be written to, ``path`` stays as it was.
     """
     partial = path.with_name(path.name + PARTIAL)
     try:
         partial.write_bytes(content)
         _flush(partial, os.O_RDWR)
         os.replace(partial, path)
-        if os.name != "nt":  # Windows can't open folders, and needs not to.
+        if os.name != "nt":  # Windows can't open folders
             _flush(path.parent, os.O_RDONLY)
     except OSError as error:
         with suppress(OSError):
@@ -91,7 +91,7 @@ def _flush(path: Path, flags: int) -> None:
 
 
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append JSON lines to a file, in the place of half a line of a process that was killed."""
+    """Append JSON lines to a file; they replace half a line that a killed process has left."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     with path.open("a+b") as file:
         file.seek(0)
@@ -100,6 +100,6 @@ def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Return the whole lines of a file, none where there is no file."""
+    """Return the whole lines of a file; none if it is missing."""
     content = path.read_bytes() if path.is_file() else b""
     return content[: content.rfind(b"\n") + 1].splitlines()

@@ -1,9 +1,9 @@
 """Finished prompts in parquet shards, each a file of prompts and one of their labelled tokens.
 
 A prompt is finished once its row stands in a ``prompts-*.parquet``; its tokens are in the ``tokens-*.parquet`` of the
-same number, which is written before. Finished prompts are kept one by one and joined into larger shards now and then,
-so a process may be killed at any moment: of a prompt that is there twice, one counts. Beside every file there is its
-checksum; what does not match it is set aside by the next run, which mines these prompts again.
+same number, which is written before. Each finished prompt is a shard of its own at first; now and then they are joined
+into larger ones. So a process may be killed at any moment: if a prompt is there twice, one copy counts. Every file has
+its checksum beside it. The next run sets files aside that do not match theirs, and mines their prompts again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ATTEMPTS = 5
 class ShardStore:
     """The finished prompts of one process, on disk, in a folder that all processes share.
 
-    ``schemas`` has the tables ``"tokens"`` and ``"prompts"``. Entering is refused while another process with this
-    number is at work in the folder, or others that share the prompts otherwise.
+    ``schemas`` has the tables ``"tokens"`` and ``"prompts"``. Entering is refused while a process with the same number,
+    or a run of another number of processes, is at work in the folder.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class ShardStore:
                 partial.unlink()
             for shard in _shards(self.folder):
                 own = shard.process == self.process
-                # The files of a process that is at work are its own business.
+                # A process that is at work checks its own files.
                 with suppress(LossyValueError), nullcontext() if own else self._alone(shard.process, self.processes):
                     shard.set_aside_if_damaged()
             self._join()
@@ -66,11 +66,11 @@ class ShardStore:
             self._join()
 
     def finished(self) -> set[int]:
-        """Return the ids of the prompts that are finished, by whatever process. Failed ones may be tried again."""
+        """Return the ids of the prompts that any process has finished; failed ones may be tried again."""
         return {row["prompt_id"] for row in prompt_rows(self.folder) if row["status"] != FAILED}
 
     def add(self, prompt: Mapping[str, Any], tokens: Mapping[str, Any]) -> None:
-        """Put one prompt on the disk: its row, and its labelled tokens column by column."""
+        """Write one prompt: its row, and the columns of its labelled tokens."""
         labels = [dict(zip(tokens, row, strict=True)) for row in zip(*tokens.values(), strict=True)]
         rows = {"prompts": [prompt], "tokens": [{"prompt_id": prompt["prompt_id"], **label} for label in labels]}
         tables = {table: pyarrow.Table.from_pylist(rows[table], schema) for table, schema in self.schemas.items()}
@@ -103,7 +103,7 @@ class ShardStore:
 
 
 def prompt_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of all finished prompts without their texts; none where nothing has been mined."""
+    """Return the rows of all finished prompts without their texts; none if nothing has been mined."""
     texts = {"prompt", "prompt_tokens", "first_response", "last_response", "answer"}
     tables = [part["prompts"] for part in rows_that_count(folder, ["prompts"])]
     return [row for table in tables for row in table.drop_columns([*texts & {*table.column_names}]).to_pylist()]
@@ -154,7 +154,7 @@ class _Shard:
         content = path.read_bytes()
         try:
             if noted.is_file() and noted.read_text()[:64] != hashlib.sha256(content).hexdigest():
-                raise ValueError("it is not what its checksum was taken of")
+                raise ValueError("it does not match its checksum")
             return parquet.read_table(pyarrow.BufferReader(content))
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise LossyValueError(

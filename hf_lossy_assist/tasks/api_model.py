@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ApiModel:
     """A model that chats or completes texts behind an OpenAI-compatible API.
 
-    Both raise :class:`LossyServiceError` after the last attempt, or at once where a retry would not help.
+    Both methods raise :class:`LossyServiceError` after the last attempt, or at once if a retry would not help.
 
     Examples
     --------

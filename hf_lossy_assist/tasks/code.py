@@ -73,7 +73,7 @@ class Code(Task):
 
     name = "code"
     splits = ("test",)
-    ends = ("\n```\n",)  # the end of a block; what explains it isn't run
+    ends = ("\n```\n",)  # the end of a block; an explanation after it isn't run
 
     def __init__(self, data: str | None = None, **sandbox: Any) -> None:
         known = [field.name for field in fields(Sandbox)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 from ..errors import LossyUnsupportedError, LossyValueError
@@ -75,7 +76,7 @@ class IFEval(Task):
         """Return the package's results per instruction, and its scores."""
         if example.prompt not in self._by_prompt:
             raise LossyValueError(f"`example` has to be a prompt of this task, but is {example.prompt[:80]!r}")
-        return self._checkers("ifeval", _Sample(self._by_prompt[example.prompt]), response)
+        return self._checkers("ifeval", SimpleNamespace(**self._by_prompt[example.prompt]), response)
 
     @cached_property
     def _by_prompt(self) -> dict[str, Row]:
@@ -87,11 +88,6 @@ class _EqualDraws:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(random.Random(0), name)
-
-
-class _Sample:
-    def __init__(self, row: Row) -> None:
-        self.__dict__.update(row)
 
 
 def _checkers() -> Any:

@@ -50,14 +50,9 @@ def _normal(found: re.Match[str]) -> str:
     value = Fraction(digits) / (int(found["below"] or 1) or 1)
     if found["sign"] or found["late_sign"]:
         value = -value
-    return _decimal(value, len(digits)) if _terminates(value.denominator) else str(value)
-
-
-def _terminates(denominator: int) -> bool:
-    for prime in (2, 5):
-        while denominator % prime == 0:
-            denominator //= prime
-    return denominator == 1
+    # Decimals end if the denominator divides a power of ten.
+    ends = pow(10, value.denominator.bit_length(), value.denominator) == 0
+    return _decimal(value, len(digits)) if ends else str(value)
 
 
 def _decimal(value: Fraction, digits: int) -> str:

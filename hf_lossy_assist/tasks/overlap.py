@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from ..errors import LossyUnsupportedError
@@ -22,23 +23,18 @@ def rouge(text: str, references: Sequence[str], kind: str = "rougeL") -> float:
 
 @cache
 def _scorer(kind: str) -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError as error:
-        raise LossyUnsupportedError(
-            "ROUGE needs the package rouge-score; install it with `pip install 'hf-lossy-assist[bench]'`"
-        ) from error
-    return RougeScorer([kind])
+    return _module("rouge_score.rouge_scorer", "ROUGE needs the package rouge-score").RougeScorer([kind])
 
 
 def _sacrebleu() -> Any:
+    return _module("sacrebleu", "BLEU and chrF need the package sacrebleu")
+
+
+def _module(name: str, need: str) -> Any:
     try:
-        import sacrebleu
+        return import_module(name)
     except ImportError as error:
-        raise LossyUnsupportedError(
-            "BLEU and chrF need the package sacrebleu; install it with `pip install 'hf-lossy-assist[bench]'`"
-        ) from error
-    return sacrebleu
+        raise LossyUnsupportedError(f"{need}; install it with `pip install 'hf-lossy-assist[bench]'`") from error
 
 
 METRICS: Mapping[str, Callable[[str, Sequence[str]], float]] = {

@@ -121,11 +121,8 @@ class Preference(Task):
 
     def keeps_answer(self, example: Example, current_response: str, new_response: str) -> bool:
         """Tell whether the judge finds ``new_response`` at least as good as ``current_response``."""
-
-        def is_clear(lead: int, left: int) -> bool:
-            return lead > left or lead + left <= 0
-
-        return self._lead(example, current_response, new_response, is_clear) <= 0
+        lead = self._lead(example, current_response, new_response, lambda lead, left: lead > left or lead + left <= 0)
+        return lead <= 0
 
     def score(self, example: Example, response: str, own: str) -> float:
         """Return 1 if the judge finds a response better than ``own``, 0.5 for a tie and 0 for worse.
@@ -138,7 +135,7 @@ class Preference(Task):
         return 0.5 if lead == 0 else float(lead < 0)
 
     def _lead(self, example: Example, current: str, new: str, is_clear: Callable[[int, int], bool]) -> int:
-        """Return the votes for the current response less those for the new one, up to a certain outcome."""
+        """Return the votes for the current response minus those for the new one, until the outcome is certain."""
         current, new = current.strip(), new.strip()
         if current == new:
             return 0
@@ -164,11 +161,9 @@ class Preference(Task):
 
     def _vote(self, example: Example, first: str, second: str) -> int:
         question = _QUESTION.format(prompt=example.prompt, first=first, second=second)
-        reply = None
         for _ in range(self.attempts_per_vote):
             reply = self.judge.ask(_SYSTEM, question)
-            favoured = verdict(reply)
-            if favoured is not None:
+            if (favoured := verdict(reply)) is not None:
                 return favoured
         raise LossyServiceError(
             f"the judge {self.judge.describe()} gave no verdict like [[A>B]] in {self.attempts_per_vote} attempts; "

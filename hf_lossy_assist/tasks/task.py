@@ -39,7 +39,7 @@ class Task(ABC):
     max_new_tokens
         The longest response that an answer needs.
     ends
-        Strings after which a response needs no more: an evaluation ends it there.
+        Strings that complete a response: an evaluation ends it there.
     scoring
         Settings of a metric or a judge. An evaluation does not mix answers with different ones.
 

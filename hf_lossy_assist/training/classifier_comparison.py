@@ -32,21 +32,14 @@ class Compared:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Variant:
-    models: str
-    positions: str
-    columns: tuple[str, ...]
-
-
-def variants(available: Sequence[str]) -> list[Variant]:
-    """Return every choice of positions and models that the available columns allow."""
+def variants(available: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return models, positions and columns of every choice of states that the available columns allow."""
     found = []
     for positions, tokens in TOKENS:
         for models, chosen in (*((model, (model,)) for model in MODELS), ("both", MODELS)):
             columns = tuple(f"{model}_{token}" for model in chosen for token in tokens)
             if set(columns) <= set(available):
-                found.append(Variant(models, positions, columns))
+                found.append((models, positions, columns))
     return found
 
 
@@ -69,9 +62,9 @@ def compare(examples: Examples, settings: JudgeSettings) -> Iterator[Compared]:
     for fitted in (fit_forest, fit_mlp):
         fit = fitted(columns, train, validation, seed=settings.seed)
         yield row(fit, settings.models, settings.positions, fit.seconds)
-    for variant in variants(list(examples.states)):
-        fits = fit_logistic(variant.columns, train, validation, strengths=settings.strengths)
-        yield row(best(fits), variant.models, variant.positions, sum(fit.seconds for fit in fits))
+    for models, positions, states in variants(list(examples.states)):
+        fits = fit_logistic(states, train, validation, strengths=settings.strengths)
+        yield row(best(fits), models, positions, sum(fit.seconds for fit in fits))
 
 
 def count(available: Sequence[str], settings: JudgeSettings) -> int:

@@ -35,13 +35,11 @@ HIDDEN_UNITS = 128
 class Fit:
     """A fitted pipeline of a standardisation and a classifier.
 
-    ``columns`` are the states that it reads, in order; ``train`` and ``validation`` its probabilities ``(N,)`` of the
-    True class on both sets.
+    ``train`` and ``validation`` are its probabilities ``(N,)`` of the True class on both sets.
     """
 
     classifier: Pipeline
     label: str
-    columns: tuple[str, ...]
     train: NDArray[np.floating]
     validation: NDArray[np.floating]
     train_auc: float
@@ -57,17 +55,10 @@ def fit(classifier: Any, label: str, columns: Sequence[str], train: Examples, va
         warnings.simplefilter("ignore", ConvergenceWarning)
         pipeline.fit(train.features(columns), train.labels)
     seconds = time.perf_counter() - start
-    on_training, on_validation = (pipeline.predict_proba(side.features(columns))[:, 1] for side in (train, validation))
-    return Fit(
-        classifier=pipeline,
-        label=label,
-        columns=tuple(columns),
-        train=on_training,
-        validation=on_validation,
-        train_auc=float(roc_auc_score(train.labels, on_training)),
-        validation_auc=float(roc_auc_score(validation.labels, on_validation)),
-        seconds=seconds,
-    )
+    sides = (train, validation)
+    scores = [pipeline.predict_proba(side.features(columns))[:, 1] for side in sides]
+    areas = (float(roc_auc_score(side.labels, p)) for side, p in zip(sides, scores, strict=True))
+    return Fit(pipeline, label, *scores, *areas, seconds)
 
 
 def fit_logistic(

@@ -23,28 +23,14 @@ from .validation import RECALLS, auc_interval, both_classes, largest_threshold, 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """Settings for training a judge head.
-
-    Parameters
-    ----------
-    models, positions
-        The states that the head reads; see :func:`hf_lossy_assist.heads.columns`.
-    recall
-        The share of important validation tokens that the default threshold has to find.
-    validation_share
-        The share of the prompts that is kept for validation.
-    strengths
-        The grid of scikit-learn's ``C``.
-    seed
-        The seed of the split.
-    """
+    """Settings for training a judge head; ``models`` and ``positions`` are those of :func:`.heads.columns`."""
 
     models: str = "target"
     positions: str = "draft"
-    recall: float = 0.9
-    validation_share: float = 0.1
-    strengths: tuple[float, ...] = STRENGTHS
-    seed: int = 0
+    recall: float = 0.9  # the share of important validation tokens that the default threshold has to find
+    validation_share: float = 0.1  # the share of the prompts that is kept for validation
+    strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
+    seed: int = 0  # of the split
 
     def __post_init__(self) -> None:
         columns(self.models, self.positions)

@@ -32,7 +32,7 @@ _COMMANDS = {"judge": "train judge", "ratio": "train verifier"}
 
 @dataclass(frozen=True, eq=False)
 class LabelledMismatch:
-    """AutoJudge's labels, with the fold of each token's prompt (None without folds) and their origin."""
+    """AutoJudge's labels and their origin, with the fold of each token's prompt (None without folds)."""
 
     examples: Examples
     folds: NDArray[np.int64] | None

@@ -39,30 +39,36 @@ class Descent:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
-    """A linear layer on raw states, from the epoch with the lowest validation loss."""
+class VerifierFit:
+    """A linear layer on one raw state, from the epoch with the lowest validation loss.
 
+    ``validation`` are its probabilities ``(N,)`` on the validation tokens.
+    """
+
+    position: str
     weight: Tensor
     bias: Tensor
     epoch: int
+    validation: NDArray[np.float32]
+    train_auc: float
+    validation_auc: float
 
-    def probability(self, states: Tensor) -> Tensor:
-        """Return ``(N,)`` probabilities from ``(N, d)`` raw states."""
-        return (states @ self.weight + self.bias).sigmoid()
 
-
-def fit_layer(column: str, train: Examples, validation: Examples, descent: Descent) -> Layer:
+def fit_layer(position: str, train: Examples, validation: Examples, descent: Descent) -> VerifierFit:
     """Fit a linear layer to one standardised state by binary cross-entropy, and fold the standardisation in.
 
     SPRINTER, appendix A.5: Adam, with early stopping on a held-out split.
     """
-    raw = [torch.from_numpy(side.states[column]) for side in (train, validation)]
-    labels = [torch.from_numpy(side.labels).float() for side in (train, validation)]
+    sides = (train, validation)
+    raw = [torch.from_numpy(side.states[position]) for side in sides]
+    labels = [torch.from_numpy(side.labels).float() for side in sides]
     mean, scale = raw[0].mean(0), raw[0].std(0, correction=0)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     layer, epoch = _descend([(side - mean) / scale for side in raw], labels, descent)
-    parts = (x.detach().numpy() for x in (mean, scale, layer.weight, layer.bias))
-    return Layer(*fold(*parts), epoch)
+    weight, bias = fold(*(x.detach().numpy() for x in (mean, scale, layer.weight, layer.bias)))
+    scores = [(states @ weight + bias).sigmoid().numpy() for states in raw]
+    areas = (float(roc_auc_score(side.labels, p)) for side, p in zip(sides, scores, strict=True))
+    return VerifierFit(position, weight, bias, epoch, scores[1], *areas)
 
 
 def _descend(states: Sequence[Tensor], labels: Sequence[Tensor], descent: Descent) -> tuple[nn.Linear, int]:
@@ -95,26 +101,14 @@ RATIOS = (1.0, 1.2, 1.5)
 
 @dataclass(frozen=True)
 class VerifierSettings:
-    """Settings for training a verifier head.
+    """Settings for training a verifier head."""
 
-    Parameters
-    ----------
-    ratio
-        λ: a token is acceptable iff ``q(x) / p(x) <= ratio``. The paper's theorems assume 1.
-    position
-        The state to read, ``"previous"`` or ``"token"``; None for the one with the higher validation AUC.
-    threshold
-        A token is committed iff the head's probability is above it.
-    validation_share
-        The share of the prompts, drawn with ``seed``, for early stopping and validation.
-    """
-
-    ratio: float = 1.0
-    position: str | None = None
-    threshold: float = 0.5
-    validation_share: float = 0.1
+    ratio: float = 1.0  # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1
+    position: str | None = None  # the state to read, "previous" or "token"; None: the better one on validation
+    threshold: float = 0.5  # a token is committed iff the head's probability is above it
+    validation_share: float = 0.1  # the share of the prompts for early stopping and validation
     descent: Descent = field(default_factory=Descent)
-    seed: int = 0
+    seed: int = 0  # of the split
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio < float("inf"):
@@ -127,18 +121,6 @@ class VerifierSettings:
     @property
     def positions(self) -> tuple[str, ...]:
         return POSITIONS if self.position is None else (self.position,)
-
-
-@dataclass(frozen=True, eq=False)
-class VerifierFit:
-    """A layer for one position and one λ, with its validation probabilities ``(N,)`` and its ROC-AUCs."""
-
-    position: str
-    ratio: float
-    layer: Layer
-    validation: NDArray[np.float32]
-    train_auc: float
-    validation_auc: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +162,7 @@ def train_verifier(
 
     def fitted(position: str, ratio: float) -> VerifierFit:
         tokens = ratios.labelled(ratio).only([position])
-        fit = _fit(position, ratio, tokens.where(~mask), tokens.where(mask), settings.descent)
+        fit = fit_layer(position, tokens.where(~mask), tokens.where(mask), settings.descent)
         on_fit(fit)
         return fit
 
@@ -208,20 +190,11 @@ def train_verifier(
     return TrainedVerifier(_head(validation, origin, settings, fits[0], metrics), tuple(fits), by_ratio, curves)
 
 
-def _fit(position: str, ratio: float, train: Examples, validation: Examples, descent: Descent) -> VerifierFit:
-    layer = fit_layer(position, train, validation, descent)
-    on_training, on_validation = (
-        layer.probability(torch.from_numpy(side.states[position])).numpy() for side in (train, validation)
-    )
-    areas = (float(roc_auc_score(side.labels, p)) for side, p in ((train, on_training), (validation, on_validation)))
-    return VerifierFit(position, ratio, layer, on_validation, *areas)
-
-
 def _figures(validation: Examples, fit: VerifierFit, settings: VerifierSettings) -> dict[str, float]:
     tpr, fpr = rates(validation.labels, fit.validation, settings.threshold)
     low, high = auc_interval(validation.labels, fit.validation, validation.prompts, seed=settings.seed)
     areas = {"auc": fit.validation_auc, "auc_low": low, "auc_high": high, "train_auc": fit.train_auc}
-    return areas | {"tpr": tpr, "fpr": fpr, "epochs": fit.layer.epoch}
+    return areas | {"tpr": tpr, "fpr": fpr, "epochs": fit.epoch}
 
 
 def _by_kind(labels: NDArray[np.bool_], scores: NDArray[np.floating], kinds: NDArray[np.str_]) -> dict[str, float]:
@@ -245,4 +218,4 @@ def _head(
         metrics=metrics,
         **origin.config_fields(asdict(settings)),
     )
-    return VerifierHead(config, fit.layer.weight, fit.layer.bias)
+    return VerifierHead(config, fit.weight, fit.bias)

@@ -24,26 +24,26 @@ PROMPTS: Mapping[str, str] = {
     "Answer:",
     "smollm2": "Why is the sky blue? Answer in two sentences.",
 }
-"""What to ask each pair of models first."""
+"""The first prompt for each pair of models."""
 
 COLUMNS = (("left", "lossless"), ("right", "topk"))
-"""The places where a rule is chosen, and the one that each begins with."""
+"""The columns, and the rule that each begins with."""
 
 _GAMMA = 6
 _TOKENS = 96
-_WIDEST = 10.0  # a slider's range, where a setting has no end
+_WIDEST = 10.0  # a slider's range for a setting without an upper limit
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A setting of a rule as a person moves it: a choice, a text, or a slider that may have to be switched on first."""
+    """A setting of a rule on the screen: a choice, a text, or a slider, with a checkbox if it is optional."""
 
     rule: str
     setting: Setting
 
     @property
     def start(self) -> float | None:
-        """Where the slider begins; None for a setting that has no number unless one is given."""
+        """Where the slider begins; None for a setting whose default is no number."""
         default = REGISTRY[self.rule].usual.get(self.setting.name, self.setting.default)
         return default if isinstance(default, int | float) and math.isfinite(default) else None
 
@@ -54,7 +54,7 @@ class Knob:
         return (max(self.setting.low, 0.01) if 0 < self.setting.low < 1 else self.setting.low), high
 
     def components(self, gr: Any) -> list[Any]:
-        """Make what is on the screen for it."""
+        """Make its components."""
         name, about = self.setting.name, self.setting.help
         if self.setting.choices:
             return [gr.Dropdown(list(self.setting.choices), value=self.setting.default, label=name, info=about)]
@@ -66,7 +66,7 @@ class Knob:
         return [*switch, gr.Slider(low, high, value=begin, step=step, label=name, info=about)]
 
     def read(self, values: Iterator[Any]) -> dict[str, Any]:
-        """Take the values of its components; return the setting, unless that is as it is anyway."""
+        """Take the values of its components, and return the setting if it differs from the default."""
         wanted = self.setting.choices or self.setting.text or self.start is not None or next(values)
         value = next(values)
         value = int(value) if self.setting.integer else value
@@ -94,16 +94,16 @@ def answer(pair: str, prompt: str, tokens: float, temperature: float, seed: floa
     Parameters
     ----------
     pair
-        Which models.
+        The pair of models.
     prompt, tokens, temperature, seed
-        What to go on from, how far, how warm (0 takes the likeliest tokens), and the seed of all that is drawn.
+        The prompt, the longest answer, the temperature (0 takes the likeliest tokens), and the seed of all draws.
     choices
         For each column its rule, its drafted tokens per round, and the values of :data:`KNOBS`.
 
     Raises
     ------
     LossyValueError
-        For what can't work.
+        If the prompt is empty or too long, or a rule lacks its head.
     """
     if not prompt.strip():
         raise LossyValueError("the prompt is empty; write what the text is to go on from")

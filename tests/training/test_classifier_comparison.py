@@ -29,4 +29,4 @@ def test_classifiers_and_states_are_compared_on_one_split():
 def test_states_of_the_targets_token_are_compared_where_they_were_mined():
     found = variants([f"{model}_{token}" for model in ("target", "draft") for token in ("previous", "draft", "target")])
     assert len(found) == 15
-    assert found[-1].columns == ("target_draft", "target_target", "draft_draft", "draft_target")
+    assert found[-1][-1] == ("target_draft", "target_target", "draft_draft", "draft_target")

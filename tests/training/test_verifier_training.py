@@ -35,7 +35,7 @@ def test_a_layer_is_the_regression_without_regularisation():
         (state - state.mean(0)) / state.std(0), train.labels
     )
     expected = oracle.predict_proba((held_out.states["previous"] - state.mean(0)) / state.std(0))[:, 1]
-    found = layer.probability(torch.from_numpy(held_out.states["previous"]))
+    found = (torch.from_numpy(held_out.states["previous"]) @ layer.weight + layer.bias).sigmoid()
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 

@@ -36,14 +36,12 @@ def new_assistant(target: PreTrainedModel, hidden: int = 192, layers: int = 5, h
 class AssistantObjective(DraftObjective):
     """Distillation of the target into a small model with tied embeddings."""
 
+    model: LlamaForCausalLM
+
     def __init__(self, model: LlamaForCausalLM, target: PreTrainedModel) -> None:
         super().__init__(target)
         self.decoder = model.model  # holds all that is trained, since the LM head is tied
-        self._model = [model]
-
-    @property
-    def model(self) -> LlamaForCausalLM:
-        return self._model[0]
+        vars(self)["model"] = model
 
     def forward(self, ids: Tensor, answers: Tensor, states: Tensor, last: Tensor, done: float = 1.0) -> Tensor:
         said = answers[:, 1:]

@@ -19,13 +19,11 @@ _ROWS = 1024
 class DraftObjective(nn.Module, ABC):
     """The loss of a draft; its target stays as it is."""
 
+    target: PreTrainedModel
+
     def __init__(self, target: PreTrainedModel) -> None:
         super().__init__()
-        self._target = [target]  # inside a list it is no submodule, so it is neither trained nor saved
-
-    @property
-    def target(self) -> PreTrainedModel:
-        return self._target[0]
+        vars(self)["target"] = target  # as a submodule it would be trained and saved
 
     @abstractmethod
     def forward(self, ids: Tensor, answers: Tensor, states: Tensor, last: Tensor, done: float = 1.0) -> Tensor:

@@ -22,7 +22,7 @@ LAST = "last"
 class TargetStates:
     """The target's states at the tokens of texts, in bfloat16, stored beside the texts: one shard for each batch.
 
-    ``layers`` index the target's ``hidden_states``; the state that enters the LM head comes besides. A forward has at
+    ``layers`` index the target's ``hidden_states``; the state that enters the LM head is stored too. A forward has at
     most ``batch_tokens`` tokens.
     """
 

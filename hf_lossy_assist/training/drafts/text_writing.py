@@ -28,7 +28,7 @@ _MOST = 100_000
 class Opening(NamedTuple):
     """The tokens that a text begins with.
 
-    Where the target first writes the user's turn, ``turn_end`` follows it; the first of these tokens ends the turn.
+    If the target writes the user's turn first, ``turn_end`` follows it; its first token ends the turn.
     """
 
     ids: tuple[int, ...]
@@ -96,9 +96,6 @@ class _SomeGreedy(Choice):
     def context(self, ids: Iterable[int]) -> int:
         return next(iter(ids))
 
-    def extend(self, context: int, token: int) -> int:
-        return context
-
     def choose(self, logits: Tensor, contexts: list[int]) -> list[int]:
         # Inverts the distribution function, which is much faster on a CPU than torch's `multinomial`.
         weights = (logits / self.temperature).softmax(-1).cumsum(-1)
@@ -118,8 +115,8 @@ def write_texts(
 ) -> list[Text]:
     """Write the texts of one batch; its number seeds the draws.
 
-    ``ends`` are the tokens that end an answer. ``known`` are the prompts that the target has made up so far: a repeated
-    one gets no answer, and new ones are added.
+    ``ends`` are the tokens that end an answer. ``known`` are the prompts that the target has made up so far: new ones
+    are added to it, and repeated ones get no answer.
     """
     draws = Randomness(settings.seed * 1_000_003 + batch)
 
