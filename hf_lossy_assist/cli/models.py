@@ -29,6 +29,7 @@ from ..mining.mining_run import this_process
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
 from ..tasks import Example, Task
+from .options import DraftSource, Dtype, PairInstead, TargetSource, Where
 
 STORY_OPENINGS = (
     "Once upon a time, there was a little girl named Lily.",
@@ -119,13 +120,13 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options that name models, as they were given."""
+    """The options that name models; commands have those that this class annotates, or their own."""
 
-    pair: str | None = None
-    model: str | None = None  # folder or Hub id, as for ``assistant``
-    assistant: str | None = None
-    dtype: str | None = None  # None: float32 for a pair with a task, else as stored
-    device: str | None = None  # ``"auto"`` spreads ``model``; None is a GPU if there is one
+    pair: PairInstead = None
+    model: TargetSource = None
+    assistant: DraftSource = None
+    dtype: Dtype = None  # None: float32 for a pair with a task, else as stored
+    device: Where = None  # ``"auto"`` spreads ``model``; None is a GPU if there is one
     folder: Path | None = None  # with the pair's models
     assistant_tokenizer: str | None = None  # if the draft's folder has none
     prompt_lookup: int | None = None  # draft length without a draft model
