@@ -154,8 +154,8 @@ def certify(
         As for :func:`select`.
     growths
         By name, the :func:`growth_beyond` ``(n,)`` of each setting's answers. A setting then has to pass both tests,
-        each with the setting's whole risk: whichever limit it breaks, that test errs with no more (intersection-union
-        test, Berger 1982).
+        each at the setting's whole risk: a setting that breaks one limit passes that limit's test with this risk at
+        most (intersection-union test, Berger 1982).
 
     Returns
     -------

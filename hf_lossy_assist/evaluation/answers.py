@@ -99,7 +99,9 @@ class AnswerStore:
             plan["problems"] = max(before["problems"], plan["problems"], key=len)
             plan["runs"] = before["runs"] + plan["runs"]
         elif (self.folder / RESULTS).exists():
-            raise LossyValueError(f"`out` has to be a new folder, but {str(self.folder)!r} has a {RESULTS} of others")
+            raise LossyValueError(
+                f"`out` has to be a new folder, but {str(self.folder)!r} has a {RESULTS} without a {MANIFEST}"
+            )
         self.write(MANIFEST, plan)
 
 

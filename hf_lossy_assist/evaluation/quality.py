@@ -15,8 +15,8 @@ def paired_interval(
     """Return the mean difference of two lists of scores on the same problems, and the ends of its interval.
 
     This is the paired t-test's interval with two more problems, of which each list solves one. For right and wrong
-    answers it is the adjusted interval of Bonett and Price (2012). It keeps its confidence where few answers differ or
-    none; plain intervals, the bootstrap's too, are too short there. Without any difference on n problems it is about
+    answers it is the adjusted interval of Bonett and Price (2012). It keeps its confidence where few or no answers
+    differ; plain intervals and the bootstrap's are too short there. Without any difference on n problems it is about
     ± 2.8 / n. Scores have to lie in [0, 1].
 
     Examples

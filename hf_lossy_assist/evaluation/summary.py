@@ -56,8 +56,8 @@ class ModeSummary:
     tokens_per_second: Spread  # generated tokens of all rows per second of ``generate()``, which reads prompts too
     ratios: Mapping[str, float]  # speed over another mode's, by its label: the median of the repeats' ratios
     same_text: float | None  # share of answers equal to the target alone's, token for token
-    # Transformers' own loop has no statistics. There every forward of the target is a round, which keeps all of its
-    # tokens but one.
+    # Transformers' own loop has no statistics: each forward of the target counts as a round, and all of the round's
+    # tokens but one as drafted.
     mean_accepted: float | None = None  # drafted tokens kept per round
     tokens_per_round: float | None = None
     draft_calls_per_round: float | None = None
