@@ -109,6 +109,12 @@ class LoadedModels:
             raise LossyValueError(f"`{option}` has to hold one prompt a line, but {str(file)!r} has none")
         return replace(self, task=None, texts=lines)
 
+    def with_heads(self, items: Sequence[str], device: torch.device | str) -> LoadedModels:
+        """Add the trained heads of the option ``--head``."""
+        named = head_sources(items).items()
+        heads = {name: place_rule_head(REGISTRY[name], source, device) for name, source in named}
+        return replace(self, heads={**self.heads, **heads})
+
     def examples(self, n: int) -> list[Example]:
         return (self.task or Openings(self.texts)).examples("test", n)
 
@@ -210,7 +216,7 @@ class ModelOptions:
         loaded = self.load(task, assisted=assisted)
         if loaded.task is None:
             raise LossyValueError(f"`--task` has to be given: the pair {self.pair!r} has none of its own")
-        return replace(loaded, heads={**loaded.heads, **load_heads(heads, (loaded.target or loaded.draft).device)})
+        return loaded.with_heads(heads, (loaded.target or loaded.draft).device)
 
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:
@@ -256,7 +262,3 @@ def head_sources(items: Sequence[str]) -> dict[str, str]:
             raise LossyValueError(f"`--head` has to be RULE=SOURCE with RULE one of {with_heads}, but is {item!r}")
         sources[name] = source
     return sources
-
-
-def load_heads(items: Sequence[str], device: torch.device | str) -> dict[str, Head]:
-    return {name: place_rule_head(REGISTRY[name], source, device) for name, source in head_sources(items).items()}

@@ -257,8 +257,7 @@ def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMod
     if name == "plain":
         return DecodingMode(TARGET_ALONE, temperature=temperature)
     if name == "stock":
-        stock = DecodingMode.stock(gamma, temperature)
-        return DecodingMode.stock(gamma, temperature, f"{stock.label}@{own}") if at else stock
+        return DecodingMode.stock(gamma, temperature, f"{STOCK}@{own}" if at else STOCK)
     if name == "draft":
         return DecodingMode(DRAFT_ALONE, temperature=temperature, answers="draft")
     if name == EVERYTHING:

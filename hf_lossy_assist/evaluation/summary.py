@@ -25,10 +25,6 @@ class Spread:
     low: float
     high: float
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
 
 @dataclass(frozen=True)
 class PerRound:
@@ -90,15 +86,16 @@ def summarise(
         timed = [r for r in own if not r.is_metered]
         first = [r for r in timed if r.repeat == 0]
         joules = [r.joules for r in timed if r.joules is not None]
+        speed = speeds[mode.label]
         result.append(
             ModeSummary(
                 label=mode.label,
                 config=mode.config,
                 requests=len(first),
                 tokens=sum(r.tokens for r in first),
-                tokens_per_second=Spread.of(speeds[mode.label]),
+                tokens_per_second=Spread(statistics.median(speed), min(speed), max(speed)),
                 ratios={
-                    label: statistics.median(a / b for a, b in zip(speeds[mode.label], other, strict=True))
+                    label: statistics.median(a / b for a, b in zip(speed, other, strict=True))
                     for label, other in speeds.items()
                 },
                 same_text=None if alone is None else _share_equal(texts[mode.label], alone),
