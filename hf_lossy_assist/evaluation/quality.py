@@ -9,10 +9,8 @@ from ..errors import LossyValueError
 from .answers import Answer, by_mode
 
 
-def paired_interval(
-    scores: Sequence[float], reference: Sequence[float], confidence: float = 0.95
-) -> tuple[float, float, float]:
-    """Return the mean difference of two lists of scores on the same problems, and the ends of its interval.
+def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean difference of two lists of scores on the same problems, and the ends of its 95 % interval.
 
     This is the paired t-test's interval with two more problems, of which each list solves one. For right and wrong
     answers it is the adjusted interval of Bonett and Price (2012). It keeps its confidence where few or no answers
@@ -32,7 +30,7 @@ def paired_interval(
     if outside:
         raise LossyValueError(f"a score has to be a number from 0 to 1, but one is {outside[0]!r}")
     difference = (sum(scores) - sum(reference)) / len(scores)
-    interval = ttest_rel([*scores, 1.0, 0.0], [*reference, 0.0, 1.0]).confidence_interval(confidence)
+    interval = ttest_rel([*scores, 1.0, 0.0], [*reference, 0.0, 1.0]).confidence_interval()
     return difference, max(-1.0, float(interval.low)), min(1.0, float(interval.high))
 
 
