@@ -36,6 +36,14 @@ from hf_lossy_assist.evaluation.tables import Column, number, percent, table
 from hf_lossy_assist.heads import VerifierHead
 from hf_lossy_assist.tasks.overlap import rouge
 
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "dropmatch": ({"criterion": "naive"},),
+    "topk": ({"k": 5, "tolerance": 1.0},),
+    "thresholds": ({"threshold_single": 0.3, "threshold_acc": 0.8},),
+    "sprinter": tuple({"threshold": threshold} for threshold in (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.9)),
+}
+"""Published or usual settings besides each rule's ``usual`` one."""
+
 _LEGEND = (
     "kept: drafted tokens kept per round; lossy: share of those that the lossless rule would have "
     "rejected. The text that came out, judged by the target: log p per token in nats; top 1: share of tokens that "
@@ -74,7 +82,7 @@ def acceptance(
     if verifier_head is not None:
         heads["sprinter"] = VerifierHead.from_pretrained(verifier_head).to(device)
     temperatures = [None] if temperature == 0 else [None, temperature]
-    modes = [mode for one in temperatures for mode in usual_modes(heads, gamma, one, every_setting=True)]
+    modes = [mode for one in temperatures for mode in usual_modes(heads, gamma, one, VARIANTS)]
     examples, screen = loaded.examples(count), Console()
     texts = [example.prompt for example in examples]
     origin = records.provenance(

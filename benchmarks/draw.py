@@ -16,6 +16,7 @@ from hf_lossy_assist.evaluation.quality import ModeScore
 from hf_lossy_assist.evaluation.summary import ModeSummary, Spread
 
 from . import command
+from .plot_labels import write_labels
 
 _HERE = Path(__file__).parent
 
@@ -48,7 +49,7 @@ def draw_scores(summary: Mapping[str, Mapping[str, float]], path: Path) -> None:
         own = entry["score"] - entry["difference"]
         score = (100 * (own + entry[name]) for name in ("difference", "low", "high"))
         series.setdefault(rule, []).append(PlotPoint((kept, kept, kept), tuple(score), settings))
-    plot(series, "drafted tokens kept per round", "score, %", path, path.stem)
+    plot(series, "drafted tokens kept per round", "score, %", path, path.stem, write_labels=write_labels)
 
 
 def _read(rows: list[dict[str, Any]], table: type) -> list[Any]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import command
+from benchmarks.plot_labels import write_labels
 from benchmarks.static_lists import MismatchRates, maths_tokens, python_tokens, registered
 from hf_lossy_assist import tasks
 from hf_lossy_assist.call.config import nearest
@@ -168,7 +169,8 @@ def plot_families(families: Families, scores: Mapping[str, ModeScore], path: Pat
         rows = [scores[mode.label] for mode in modes]
         knobs = [row.label.removeprefix(family).strip() for row in rows]
         series[family] = [score_point(row, row.mean_accepted, knob) for row, knob in zip(rows, knobs, strict=True)]
-    plot(series, "drafted tokens kept per round", "score (%; bars: 95 % interval of the difference)", path)
+    ylabel = "score (%; bars: 95 % interval of the difference)"
+    plot(series, "drafted tokens kept per round", ylabel, path, write_labels=write_labels)
 
 
 app = command(trade_off)

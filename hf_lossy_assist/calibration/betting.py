@@ -8,7 +8,7 @@ be tuned to the variance of the losses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,11 +92,7 @@ def bound(losses: Any, confidence: float = 0.95) -> float:
     _, target = _checked(0.0, confidence)
     if not len(values):
         return 1.0
-    low, high = -1.0, 1.0
-    for _ in range(40):  # bisection: the wealth grows with the mean
-        middle = (low + high) / 2
-        low, high = (low, middle) if _refuted(values, middle, target) else (middle, high)
-    return high
+    return _least(lambda mean: _refuted(values, mean, target), -1.0, 1.0)  # the wealth grows with the mean
 
 
 def select(losses: Any, max_loss: float, confidence: float = 0.95) -> int | None:
@@ -158,8 +154,8 @@ def certify(
         As for :func:`select`.
     growths
         By name, the :func:`growth_beyond` ``(n,)`` of each setting's answers. A setting then has to pass both tests,
-        each with the setting's whole risk: whichever limit it breaks, that test errs with no more (intersection-union
-        test, Berger 1982).
+        each at the setting's whole risk: a setting that breaks one limit passes that limit's test with this risk at
+        most (intersection-union test, Berger 1982).
 
     Returns
     -------
@@ -204,13 +200,18 @@ def growth_bound(own: Any, reference: Any, limit: int, confidence: float = 0.95)
     Arguments are those of :func:`growth_beyond` and :func:`bound`.
     """
     _, target = _checked(0.0, confidence)
-    low, high = -0.99, 9.0
-    if not len(own) or not _refuted(growth_beyond(high, own, reference, limit), 0.0, target):
-        return float("inf")
+
+    def below(share: float) -> bool:
+        return _refuted(growth_beyond(share, own, reference, limit), 0.0, target)
+
+    return _least(below, -0.99, 9.0) if len(own) and below(9.0) else float("inf")
+
+
+def _least(holds: Callable[[float], bool], low: float, high: float) -> float:
+    """Bisect for the least number from which on a statement holds; ``high`` if there is none."""
     for _ in range(40):
         middle = (low + high) / 2
-        proved = _refuted(growth_beyond(middle, own, reference, limit), 0.0, target)
-        low, high = (low, middle) if proved else (middle, high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high
 
 

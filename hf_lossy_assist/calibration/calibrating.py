@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..call.certificate import Certificate, TestedSetting, head_sums, rule_in_full
 from ..call.config import parse
 from ..errors import LossyValueError
-from ..evaluation.answers import Answer, AnswerStore, load_answers
+from ..evaluation.answers import Answer, AnswerStore, by_mode, load_answers
 from ..evaluation.evaluate import Evaluation
+from ..heads.checks import is_number
 from .betting import LossTest, bound, certify, growth_beyond, growth_bound
-
-Answers = Mapping[str, Mapping[int, Answer]]
-"""By mode and problem."""
 
 
 def calibrate(
@@ -153,65 +152,13 @@ def families_of(plan: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def certificate_of(
-    plan: Mapping[str, Any], answers: Any, max_loss: float, confidence: float, heads: Mapping[str, Any],
+    plan: Mapping[str, Any], answers: Iterable[Answer], max_loss: float, confidence: float, heads: Mapping[str, Any],
     max_longer: float | None = None,
 ) -> Certificate:  # fmt: skip
-    by_mode: dict[str, dict[int, Answer]] = {}
-    for answer in answers:
-        by_mode.setdefault(answer.mode, {})[answer.id] = answer
-    reference = by_mode.get(plan["reference"], {})
-    families = families_of(plan)
-    losses = {
-        label: [reference[i].score - own.score for i, own in sorted(by_mode.get(label, {}).items()) if i in reference]
-        for labels in families.values()
-        for label in labels
-    }
-    longer, most = _longer(max_longer), plan["max_new_tokens"]
-    lengths = {label: _lengths(by_mode.get(label, {}), reference) for label in losses}
-    grown = None if longer is None else {label: growth_beyond(longer, *lengths[label], most) for label in losses}
-    found = certify(
-        {rule: [losses[label] for label in labels] for rule, labels in families.items()},
-        _share("max_loss", max_loss), _share("confidence", confidence),
-        grown and {rule: [grown[label] for label in labels] for rule, labels in families.items()},
-    )  # fmt: skip
-    tested = []
-    for rule, labels in families.items():
-        done = found[rule]
-        for place, label in enumerate(labels):
-            config = {k: v for k, v in plan["modes"][label].items() if k not in ("temperature", "heads")}
-            n, speed = len(losses[label]), _speed(by_mode.get(label, {}))
-            if place > len(done) or not n:
-                tested.append(TestedSetting(label, rule, config, "not tested", n, tokens_per_second=speed))
-                continue
-            # A failed setting's bound uses the smallest risk its rule can have.
-            upper, sure = done[place] if place < len(done) else (None, 1 - (1 - confidence / 100) / len(families))
-            upper = bound(losses[label], sure) if upper is None else upper
-            outcome = "certified" if place < len(done) else "not certified"
-            mean = 100 * sum(losses[label]) / n
-            own, other = lengths[label]
-            growth = None if longer is None else 100 * (sum(own) / sum(other) - 1)
-            most_growth = None if longer is None else 100 * growth_bound(own, other, most, sure)
-            tested.append(
-                TestedSetting(
-                    label, rule, config, outcome, n, mean, 100 * upper, 100 * sure, speed, growth,
-                    most_growth if most_growth is not None and math.isfinite(most_growth) else None,
-                )
-            )  # fmt: skip
+    modes = by_mode(answers)
+    tested = _tested(plan, modes, max_loss, confidence, max_longer)
     certified = [each for each in tested if each.outcome == "certified"]
     best = max(certified, key=lambda each: each.tokens_per_second, default=None)
-    return _statement(plan, by_mode, max_loss, confidence, tested, best, heads, max_longer)
-
-
-def _statement(
-    plan: Mapping[str, Any],
-    by_mode: Answers,
-    max_loss: float,
-    confidence: float,
-    tested: Sequence[TestedSetting],
-    best: TestedSetting | None,
-    heads: Mapping[str, Any],
-    max_longer: float | None,
-) -> Certificate:
     rule, sums, usual = None, {}, {}
     if best is not None:
         described = plan["modes"][best.mode]
@@ -223,7 +170,7 @@ def _statement(
         rule, sums = rule_in_full(run.acceptor, run.limits), head_sums(run.acceptor)
         if sums != described["heads"]:
             raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
-        texts = [own for _, own in sorted(by_mode[best.mode].items())]
+        texts = [own for _, own in sorted(modes[best.mode].items())]
         usual = {
             "mean_accepted": [own.accepted / max(1, own.rounds) for own in texts],
             "lossy_share": [own.lossy / max(1, own.tokens) for own in texts],
@@ -239,26 +186,65 @@ def _statement(
     )  # fmt: skip
 
 
+def _tested(
+    plan: Mapping[str, Any], modes: Mapping[str, Mapping[int, Answer]], max_loss: float, confidence: float,
+    max_longer: float | None,
+) -> list[TestedSetting]:  # fmt: skip
+    families, reference = families_of(plan), modes.get(plan["reference"], {})
+    losses, lengths = {}, {}
+    for label in chain(*families.values()):
+        both = [(own, reference[i]) for i, own in sorted(modes.get(label, {}).items()) if i in reference]
+        losses[label] = [other.score - own.score for own, other in both]
+        lengths[label] = [own.tokens for own, _ in both], [other.tokens for _, other in both]
+    longer, most, growths = _longer(max_longer), plan["max_new_tokens"], None
+    if longer is not None:
+        growths = {
+            rule: [growth_beyond(longer, *lengths[x], most) for x in labels] for rule, labels in families.items()
+        }
+    found = certify(
+        {rule: [losses[label] for label in labels] for rule, labels in families.items()},
+        _share("max_loss", max_loss), _share("confidence", confidence), growths,
+    )  # fmt: skip
+    tested = []
+    for rule, labels in families.items():
+        for place, label in enumerate(labels):
+            config = {k: v for k, v in plan["modes"][label].items() if k not in ("temperature", "heads")}
+            n, speed = len(losses[label]), _speed(modes.get(label, {}))
+            if place > len(found[rule]) or not n:
+                tested.append(TestedSetting(label, rule, config, "not tested", n, tokens_per_second=speed))
+                continue
+            if place < len(found[rule]):
+                outcome, (upper, sure) = "certified", found[rule][place]
+            else:  # its bound uses the smallest risk that its rule can have
+                outcome, sure = "not certified", 1 - (1 - confidence / 100) / len(families)
+                upper = bound(losses[label], sure)
+            growth = most_growth = None
+            if longer is not None:
+                own, other = lengths[label]
+                growth, most_growth = 100 * (sum(own) / sum(other) - 1), 100 * growth_bound(own, other, most, sure)
+            tested.append(
+                TestedSetting(
+                    label, rule, config, outcome, n, 100 * sum(losses[label]) / n, 100 * upper, 100 * sure, speed,
+                    growth, None if most_growth == math.inf else most_growth,
+                )
+            )  # fmt: skip
+    return tested
+
+
 def _speed(answers: Mapping[int, Answer]) -> float | None:
     seconds = sum(answer.seconds for answer in answers.values())
     return sum(answer.tokens for answer in answers.values()) / seconds if seconds else None
 
 
-def _lengths(own: Mapping[int, Answer], reference: Mapping[int, Answer]) -> tuple[list[int], list[int]]:
-    """Return the tokens of a setting's answers, and of the reference's to the same problems."""
-    both = sorted(own.keys() & reference.keys())
-    return [own[i].tokens for i in both], [reference[i].tokens for i in both]
-
-
 def _longer(max_longer: float | None) -> float | None:
     if max_longer is None:
         return None
-    if isinstance(max_longer, bool) or not isinstance(max_longer, int | float) or not 0 <= max_longer < 900:
+    if not is_number(max_longer) or not 0 <= max_longer < 900:
         raise LossyValueError(f"`max_longer` has to be a number >= 0 and < 900, in per cent, but is {max_longer!r}")
     return max_longer / 100
 
 
 def _share(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 100:
+    if not is_number(value) or not 0 < value < 100:
         raise LossyValueError(f"`{name}` has to be a number > 0 and < 100, but is {value!r}")
     return value / 100

@@ -11,7 +11,7 @@ _TEMPLATE = """---
 library_name: transformers
 tags: [lossy-assist, certificate, speculative-decoding]
 ---
-# {title}
+# Certified on {task}
 
 {statement}
 
@@ -64,7 +64,7 @@ def write_card(certificate: Certificate, folder: Path) -> None:
     ]
     draft = None if certificate.draft is None else certificate.draft["name"]
     text = _TEMPLATE.format(
-        title=f"Certified on {certificate.task}", statement=statement, plot=PLOT, rows="\n".join(rows),
+        statement=statement, plot=PLOT, rows="\n".join(rows),
         use=use, problems=certificate.problems,
         task=certificate.task, split=certificate.split, digest=certificate.digest[:16],
         reference=certificate.reference, target=certificate.target["name"], draft=draft,

@@ -94,8 +94,8 @@ class Watch:
         self.alarmed = True
         most = max(self._bets, key=lambda name: self._bets[name].log_wealth)
         self._warn(
-            f"after {self.texts} texts, their {most} is unlike that of the calibration's: its certificate may not hold "
-            "for texts like these. Calibrate on new problems, or use `lossy_mode='lossless'`"
+            f"after {self.texts} texts, their {most} differs from the calibration's: the certificate may not hold for "
+            "texts like these. Calibrate on new problems, or use `lossy_mode='lossless'`"
         )
 
 

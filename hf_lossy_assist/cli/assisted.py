@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -15,20 +15,7 @@ from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import parse_config
 from .models import LoadedModels, ModelOptions
-from .options import (
-    DraftDtype,
-    DraftSource,
-    Dtype,
-    PairInstead,
-    Prepack,
-    PromptLookup,
-    RuleSettings,
-    Sample,
-    TargetSource,
-    Where,
-    parse_mode,
-    stored,
-)
+from .options import DraftDtype, Prepack, PromptLookup, RuleSettings, Sample, parse_mode, stored
 
 LOOKED_UP = 10
 """Default draft length of prompt lookup."""
@@ -39,28 +26,10 @@ class AssistedDecoding:
     """A rule with its settings and drafter, as the options name them."""
 
     mode: Any
-    config: dict[str, Any] = field(default_factory=dict)
-    head: Any = None
-    gamma: int | None = None
-    lookup: int | None = None  # draft length of prompt lookup
-
-    @classmethod
-    def of(
-        cls,
-        mode: str | None,
-        config: Sequence[str] | None,
-        head: str | None,
-        gamma: int | None,
-        seed: int | None = None,
-        **more: Any,
-    ) -> AssistedDecoding:
-        """Read the options ``--mode``, ``--config``, ``--head``, ``--num-assistant-tokens`` and ``--seed``."""
-        found = stored(mode, config, head, gamma)
-        rule, settings, head, gamma = found or (parse_mode(mode or "lossless"), parse_config(config or ()), head, gamma)
-        if seed is not None:
-            settings.setdefault("seed", seed)
-            set_seed(seed)
-        return cls(rule, settings, head, gamma, **more)
+    config: dict[str, Any]
+    head: Any
+    gamma: int | None
+    lookup: int | None  # draft length of prompt lookup
 
     @property
     def rules_with_head(self) -> list[str]:
@@ -74,30 +43,27 @@ class AssistedDecoding:
     def keywords(self, loaded: LoadedModels) -> dict[str, Any]:
         """Return the keywords of ``generate()`` for drafting and the rule."""
         own = {name: loaded.heads[name] for name in self.rules_with_head if name in loaded.heads}
-        rule = {"lossy_mode": self.mode, "lossy_config": self.config, "lossy_head": self.head or own or None}
-        rule["tokenizer"] = loaded.tokenizer
+        keywords = {"lossy_mode": self.mode, "lossy_config": self.config, "lossy_head": self.head or own or None}
+        keywords["tokenizer"] = loaded.tokenizer
         if self.lookup is not None:
-            return rule | {"prompt_lookup_num_tokens": self.lookup}
-        drafting = {"assistant_model": loaded.draft}
+            return keywords | {"prompt_lookup_num_tokens": self.lookup}
+        keywords["assistant_model"] = loaded.draft
         if self.gamma is not None:
-            drafting["num_assistant_tokens"] = self.gamma
+            keywords["num_assistant_tokens"] = self.gamma
         other = loaded.draft_tokenizer
-        if other is None or same_tokenizer(loaded.tokenizer, other):
-            return rule | drafting
-        return rule | drafting | {"assistant_tokenizer": other}
+        if other is not None and not same_tokenizer(loaded.tokenizer, other):
+            keywords["assistant_tokenizer"] = other
+        return keywords
 
 
 @dataclass(frozen=True)
-class AssistedOptions:
+class AssistedOptions(ModelOptions):
     """The options that ``generate`` and ``chat`` share."""
 
-    model: TargetSource = None
-    assistant: DraftSource = None
     assistant_tokenizer: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="The draft's tokenizer, if its folder has none.")
     ] = None
     prompt_lookup: PromptLookup = None
-    pair: PairInstead = None
     mode: Annotated[
         str | None, typer.Option(help="The rule, lossless by default; RULE,RULE keeps a token if any rule does.")
     ] = None
@@ -113,34 +79,28 @@ class AssistedOptions:
     sample: Sample = False
     temperature: Annotated[float | None, typer.Option(help="Temperature; needs --sample.")] = None
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of every random number.")] = None
-    dtype: Dtype = None
     draft_dtype: DraftDtype = None
     prepack: Prepack = False
-    device: Where = None
 
     def checked(
         self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()
     ) -> tuple[ModelOptions, AssistedDecoding]:
-        """Return what to load and how to decode; refuse options that conflict before reading any weights.
-
-        See :meth:`ModelOptions.check` for ``others`` and ``optional``.
-        """
+        """Return what to load and how to decode, if :meth:`check` finds no conflict; no weights are read."""
         if self.temperature is not None and not self.sample:
             raise LossyValueError(
                 f"`--temperature` {self.temperature} needs `--sample`; add it, or leave out the temperature"
             )
-        device = self.device or ("cpu" if self.pair is not None else "auto")
-        options = ModelOptions(
-            self.pair, self.model, self.assistant, self.dtype, device,
-            assistant_tokenizer=self.assistant_tokenizer, prompt_lookup=self.prompt_lookup,
-            draft_dtype=self.draft_dtype, prepack=self.prepack,
+        self.check(others, optional)
+        gamma = self.num_assistant_tokens
+        mode, config, head, gamma = stored(self.mode, self.config, self.head, gamma) or (
+            parse_mode(self.mode or "lossless"), parse_config(self.config or ()), self.head, gamma
         )  # fmt: skip
-        options.check(others, optional)
-        decoding = AssistedDecoding.of(
-            self.mode, self.config, self.head, self.num_assistant_tokens, self.seed, lookup=self.prompt_lookup
-        )
+        if self.seed is not None:
+            config.setdefault("seed", self.seed)
+            set_seed(self.seed)
+        decoding = AssistedDecoding(mode, config, head, gamma, self.prompt_lookup)
         decoding.check_rule(brings_heads=self.pair is not None)
-        return options, decoding
+        return replace(self, device=self.device or ("cpu" if self.pair is not None else "auto")), decoding
 
     @property
     def sampling(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from ..evaluation.summary import summarise
 from ..evaluation.vllm_engines import vllm_engines, vllm_has
 from . import bench_report
 from .console import limit_threads, progress
-from .models import LoadedModels, ModelOptions, load_heads
+from .models import LoadedModels, ModelOptions
 from .options import (
     PAIRS,
     RULES,
@@ -114,7 +114,9 @@ def bench(
     """
     limit_threads(threads)
     disable_progress_bar()
-    names = _engines(engines)
+    names = engines.split(",")
+    if unknown := [name for name in names if name not in ENGINES]:
+        raise LossyValueError(f"`--engines` has to name {list(ENGINES)}, but one is {unknown[0]!r}")
     if dtype is not None and dtype not in DTYPES:
         raise LossyValueError(f"`--dtype` has to be one of {list(DTYPES)}, but is {dtype!r}")
     if clock not in CLOCKS or (clock == "cpu" and (device != "cpu" or torch.get_num_threads() > 1)):
@@ -172,13 +174,6 @@ def bench(
         screen.print(f"written: {path}, {out / 'bench.png'}", style="dim", soft_wrap=True)
 
 
-def _engines(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in ENGINES]:
-        raise LossyValueError(f"`--engines` has to name {list(ENGINES)}, but one is {unknown[0]!r}")
-    return names
-
-
 def _chosen(
     modes: str | None, engines: list[str], gamma: int | str, temperature: float | None
 ) -> list[DecodingMode] | None:
@@ -197,8 +192,7 @@ def _load(
     if options.model is None and options.assistant is None:
         options = replace(options, pair=options.pair or "arithmetic")
     options.check()
-    loaded = options.load().asked("--prompt-file", prompt_file)
-    loaded = replace(loaded, heads={**loaded.heads, **load_heads(heads, options.device)})
+    loaded = options.load().asked("--prompt-file", prompt_file).with_heads(heads, options.device)
     preparation = context.obj or Preparation()
     return loaded, preparation.change(loaded.models), preparation
 

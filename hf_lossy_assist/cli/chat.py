@@ -53,7 +53,7 @@ class ChatSession:
         return True
 
     def help(self, _: str = "") -> None:
-        for name, (_, about) in COMMANDS.items():
+        for name, about in COMMANDS.items():
             self._say(f"{name:<7} {about}")
         self._say("Ctrl-C stops an answer, Ctrl-D leaves.")
 
@@ -84,7 +84,7 @@ class ChatSession:
     def _command(self, name: str) -> Callable[[str], None]:
         if name not in COMMANDS:
             raise LossyValueError(f"a command has to be one of {', '.join(COMMANDS)}, but is {name!r}")
-        return getattr(self, COMMANDS[name][0])
+        return getattr(self, name[1:])
 
     def _answer(self, text: str) -> None:
         streamer = ConsoleStreamer(self.loaded.tokenizer, self.screen)
@@ -106,13 +106,13 @@ class ChatSession:
 
 
 COMMANDS = {
-    "/mode": ("mode", "RULE [K=V …]: change the rule; alone: show it"),
-    "/stats": ("stats", "show the statistics so far"),
-    "/reset": ("reset", "forget the conversation"),
-    "/help": ("help", "show these commands"),
-    "/quit": ("quit", "leave"),
+    "/mode": "RULE [K=V …]: change the rule; alone: show it",
+    "/stats": "show the statistics so far",
+    "/reset": "forget the conversation",
+    "/help": "show these commands",
+    "/quit": "leave",
 }
-"""The method and the help of each command; ``/quit`` is handled by the loop."""
+"""The help of each command. Methods of the session have their names, but for ``/quit``."""
 
 
 def chat(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from datetime import timedelta
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
@@ -71,25 +71,27 @@ class CleanCommand(_CleanErrors, TyperCommand):
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that takes the fields of dataclass parameters as options of its own."""
+    """Return a command that takes the annotated fields of dataclass parameters as options of its own."""
     signature = inspect.signature(command, eval_str=True)
     groups = {name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)}
+    options = {name: _options_of(group) for name, group in groups.items()}
 
     def run(**given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{key: given.pop(key) for key in inspect.signature(group).parameters if key in given})
+            given[name] = group(**{each.name: given.pop(each.name) for each in options[name] if each.name in given})
         command(**given)
 
-    parameters: list[inspect.Parameter] = []
-    for one in signature.parameters.values():
-        group = groups.get(one.name)
-        hints = {} if group is None else get_type_hints(group, include_extras=True)  # a base may be of another module
-        fields = [] if group is None else inspect.signature(group).parameters.values()
-        parameters += [one] if group is None else [each.replace(annotation=hints[each.name]) for each in fields]
+    parameters = [each for name, one in signature.parameters.items() for each in options.get(name, [one])]
     flat = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     run.__signature__ = signature.replace(parameters=flat)
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
+
+
+def _options_of(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)  # a base may be of another module
+    fields = [each.replace(annotation=hints[each.name]) for each in inspect.signature(group).parameters.values()]
+    return [each for each in fields if get_origin(each.annotation) is Annotated]
 
 
 def limit_threads(threads: int | None) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import enabled
 from ..compat import has_recurrent_state, new_cache, rollback, tokens_in
 from ..core.statistics import LossyStats
+from ..core.texts import common_prefix
 from ..errors import LossyValueError
 from .rendering import ConsoleStreamer
 
@@ -40,7 +41,7 @@ class Conversation:
 
     def reset(self) -> None:
         self.messages = list(self._system)
-        self._forget()
+        self._cache, self._read = None, []
 
     def answer(self, text: str, streamer: ConsoleStreamer, max_new_tokens: int, **keywords: Any) -> LossyStats | None:
         """Let the model answer a message; return the statistics, or None after Ctrl-C.
@@ -77,14 +78,10 @@ class Conversation:
         self.messages = [*asked, {"role": "assistant", "content": streamer.text}]
         return stats
 
-    def _forget(self) -> None:
-        self._cache, self._read = None, []
-
     def _kept(self, ids: list[int]) -> Any:
         """Return the cache cut to the tokens in common with the last text, or a new cache."""
         seen = tokens_in({"past_key_values": self._cache})
-        pairs = enumerate(zip(self._read, ids, strict=False))
-        common = next((i for i, (old, new) in pairs if old != new), min(len(self._read), len(ids) - 1))
+        common = min(common_prefix(self._read, ids), len(ids) - 1)
         if not seen or (common < seen and has_recurrent_state(self._target)):
             return new_cache(self._target)
         rollback(self._cache, max(0, seen - common))

@@ -26,23 +26,18 @@ from .models import ModelOptions
 from .options import (
     RULES,
     DraftDtype,
-    DraftSource,
-    Dtype,
     FirstSeed,
     GammaOrAuto,
-    PairInstead,
     Prepack,
     PromptLookup,
     RuleHeads,
     Sample,
-    TargetSource,
     TaskData,
     TaskName,
     TaskOptions,
     Temperature,
     Threads,
     VllmPython,
-    Where,
     parse_task_options,
 )
 
@@ -50,12 +45,9 @@ COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
+class EvaluationOptions(ModelOptions):
     """The options that ``evaluate`` and ``calibrate`` share."""
 
-    model: TargetSource = None
-    assistant: DraftSource = None
-    pair: PairInstead = None
     folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None
     task: TaskName = None
     data: TaskData = None
@@ -70,10 +62,8 @@ class EvaluationOptions:
     sample: Sample = False
     temperature: Temperature = 0.9
     seed: FirstSeed = 0
-    dtype: Dtype = None
     draft_dtype: DraftDtype = None
     prepack: Prepack = False
-    device: Where = None
     threads: Threads = None
     engine: Annotated[str, typer.Option(help="hf: generate(); vllm: vLLM.")] = "hf"
     vllm_python: VllmPython = None
@@ -85,36 +75,22 @@ class EvaluationOptions:
             raise LossyValueError(f"`--engine` has to be 'hf' or 'vllm', but is {self.engine!r}")
         return vllm_engines(self.engine == "vllm", self.vllm_python, self.threads)
 
-    def modes(self, text: str, lookup: int | None = None) -> list[DecodingMode]:
-        """Read modes; ``lookup`` is the draft length of prompt lookup."""
-        gamma = parse_gamma("--gamma", self.gamma) if lookup is None else lookup
+    def modes(self, text: str) -> list[DecodingMode]:
+        gamma = self.prompt_lookup or parse_gamma("--gamma", self.gamma)
         listed = named_modes(text, gamma, self.temperature if self.sample else None)
         return listed if self.vllm is None else self.vllm.modes(listed)
 
-    def evaluation(
-        self, modes: Sequence[DecodingMode], limit: int, lookup: int | None = None, assisted: bool = False, **more: Any
-    ) -> Evaluation:
+    def evaluation(self, modes: Sequence[DecodingMode], limit: int, assisted: bool = False, **more: Any) -> Evaluation:
         """Load what the options name; ``assisted`` requires a draft even if no mode uses it."""
         limit_threads(self.threads)
-        options = ModelOptions(
-            self.pair,
-            self.model,
-            self.assistant,
-            self.dtype,
-            self.device,
-            self.folder,
-            prompt_lookup=lookup,
-            draft_dtype=self.draft_dtype,
-            prepack=self.prepack,
-        )
-        options.check({} if self.pair else {"--task": self.task}, () if assisted else ("--assistant",))
-        drafts = lookup is None and bool(self.assistant or self.pair)
+        self.check({} if self.pair else {"--task": self.task}, () if assisted else ("--assistant",))
+        lookup = self.prompt_lookup is not None
         for mode in modes:
-            mode.check_draft(model=drafts, lookup=lookup is not None)
+            mode.check_draft(model=not lookup and bool(self.assistant or self.pair), lookup=lookup)
         task = self.task and tasks.load(self.task, self.data, **parse_task_options(self.task_option or ()))
-        loaded = options.load_for_task(task, self.head or (), assisted=assisted)
+        loaded = self.load_for_task(task, self.head or (), assisted=assisted)
         return Evaluation(
-            replace(loaded.models, lookup=lookup is not None), loaded.tokenizer, loaded.task, modes,
+            replace(loaded.models, lookup=lookup), loaded.tokenizer, loaded.task, modes,
             self.reference or reference_of(modes), limit, self.split, max_new_tokens=self.max_new_tokens,
             seed=self.seed, process=this_process(), **more,
         )  # fmt: skip
@@ -149,8 +125,9 @@ def evaluate(
     """
     disable_progress_bar()
     usual = ["plain", "lossless", "topk", "dropmatch" if prompt_lookup is None else "dropmatch:criterion=naive"]
-    listed = shared.modes(modes or ",".join(usual), prompt_lookup)
-    evaluation = shared.evaluation(listed, limit, prompt_lookup, batch_size=batch_size, measure=measure)
+    shared = replace(shared, prompt_lookup=prompt_lookup)
+    listed = shared.modes(modes or ",".join(usual))
+    evaluation = shared.evaluation(listed, limit, batch_size=batch_size, measure=measure)
     screen = Console()
     result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)
     if out is None or len(result.answers) == len(listed) * len(evaluation.examples):

@@ -11,12 +11,12 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from ..errors import LossyValueError
-from ..evaluation.modes import Models, parse_gamma, parse_modes
+from ..evaluation.modes import parse_gamma, parse_modes
 from ..evaluation.requests import batches_of
 from ..evaluation.side_by_side import compare
 from ..tasks import Example
 from .console import limit_threads
-from .models import ModelOptions, load_heads
+from .models import ModelOptions
 from .options import (
     RULES,
     Device,
@@ -72,17 +72,14 @@ def inspect(
     options.check({"PROMPT": prompt} if pair is None else None)
     drafted, warmth = parse_gamma("--gamma", gamma), temperature if sample else None
     modes = [parsed for text in mode or ["lossless"] for parsed in parse_modes(text, drafted, warmth)]
-    loaded = options.load()
-    models = Models(
-        loaded.target, loaded.draft, {**loaded.heads, **load_heads(head or (), device)}, tokenizer=loaded.tokenizer
-    )
+    loaded = options.load().with_heads(head or (), device)
     for each in modes:
-        each.check_heads(models.heads)
+        each.check_heads(loaded.heads)
     text = loaded.examples(1)[0].prompt if prompt is None else prompt
     if pair is None:
         ids = loaded.tokenizer(text)["input_ids"]
     else:  # a chat model gets it as a question
         (ids,) = loaded.encode([Example(text, "")])
     (batch,) = batches_of([ids], device=torch.device(device), seed=seed)
-    compare(models, loaded.tokenizer, modes, batch, max_new_tokens, prompt=text).save(out)
+    compare(loaded.models, loaded.tokenizer, modes, batch, max_new_tokens, prompt=text).save(out)
     Console().print(f"written: {out}", style="dim", soft_wrap=True, markup=False, highlight=False)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
@@ -37,29 +38,18 @@ from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions
-from .options import (
-    DraftSource,
-    Dtype,
-    PairInstead,
-    TargetSource,
-    TaskData,
-    TaskOptions,
-    Threads,
-    Where,
-    parse_task_options,
-)
+from .options import TaskData, TaskOptions, Threads, parse_task_options
 
 Labels = Literal["judge", "self", "ratio"]
 
 
 @dataclass(frozen=True)
-class MiningOptions:
+class MiningOptions(ModelOptions):
     """The options of ``mine``, and the miner that they describe."""
 
     out: Annotated[
         Path | None, typer.Option(help="Folder for the data; the same one continues an interrupted run.")
     ] = None
-    pair: PairInstead = None
     task: Annotated[
         str | None, typer.Option(help="arithmetic, gsm8k, code, preference, ifeval, or your own package.module:Name.")
     ] = None
@@ -69,8 +59,6 @@ class MiningOptions:
         bool,
         typer.Option("--unsafe-no-isolation", help="code: run programs without bwrap, with all of your rights."),
     ] = False
-    model: TargetSource = None
-    assistant: DraftSource = None
     labels: Annotated[
         Labels,
         typer.Option(
@@ -95,7 +83,8 @@ class MiningOptions:
     ] = False
     horizon: Annotated[int, typer.Option(min=1, help="self: compared tokens after a mismatch.")] = 64
     most_lost: Annotated[
-        float, typer.Option(min=0, help="self: nats per token that they may lose at a mismatch that does not matter.")
+        float,
+        typer.Option(min=0, help="self: nats per token that what follows may lose at a mismatch that does not matter."),
     ] = 0.5
     rows_per_kind: Annotated[
         int, typer.Option(min=1, help="ratio: drafted tokens per prompt, for each of the four kinds of prefix.")
@@ -108,11 +97,9 @@ class MiningOptions:
     ] = None
     target_api_model: Annotated[str | None, typer.Option(help="The target's name there.")] = None
     target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0
-    dtype: Dtype = None
-    device: Where = None
     threads: Threads = None
 
-    def check(self) -> None:
+    def refuse_conflicts(self) -> None:
         """Refuse options that conflict, before anything is loaded."""
         if self.temperature is not None and not self.draws:
             raise LossyValueError(
@@ -134,12 +121,12 @@ class MiningOptions:
             raise LossyValueError(
                 "`--labels self` needs the target's probabilities: give `--model` instead of `--target-api`"
             )
-        self._models.check({"--task": self.task}, optional=() if self.target_api is None else ("--model",))
+        self.check({"--task": self.task}, optional=() if self.target_api is None else ("--model",))
 
-    def load(self) -> LoadedModels:
+    def load_all(self) -> LoadedModels:
         """Load task and models; refuse models with different tokenizers, or with a cache that can't be cut back."""
         task = self.task and tasks.load(self.task, self.task_data, **parse_task_options(self._settings))
-        loaded = self._models.load_for_task(task, (), assisted=True)
+        loaded = self.load_for_task(task, (), assisted=True)
         for model in loaded.by_role.values():
             check(model)
         sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in loaded.by_role.items()}
@@ -195,10 +182,6 @@ class MiningOptions:
         return self.sampling or self.labels == "ratio"
 
     @property
-    def _models(self) -> ModelOptions:
-        return ModelOptions(self.pair, self.model, self.assistant, self.dtype, self.device)
-
-    @property
     def _settings(self) -> Sequence[str]:
         return (*(self.task_option or ()), *(["unsafe_no_isolation=true"] if self.unsafe_no_isolation else []))
 
@@ -207,20 +190,12 @@ class MiningOptions:
 
 
 class MiningBar:
-    """A progress bar with the labels found so far."""
+    """Shows the labels found so far on a progress bar."""
 
-    def __init__(self, screen: Console) -> None:
-        self._screen = screen
-        self._bar = progress(screen)
-        self._task = self._bar.add_task("mining", start=False, total=None)
+    def __init__(self, bar: Progress, screen: Console) -> None:
+        self._bar, self._screen = bar, screen
+        self._task = bar.add_task("mining", start=False, total=None)
         self._counts: Counter[str] = Counter()
-
-    def __enter__(self) -> MiningBar:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._bar.__exit__(*raised)
 
     def begin(self, finished: int, total: int) -> None:
         # The clock starts here, so that the estimate leaves out earlier runs.
@@ -233,15 +208,9 @@ class MiningBar:
         counts["prompts"] += 1
         counts[outcome.status] += 1
         counts.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
-        self._bar.update(self._task, advance=1, description=self._text())
-
-    def _text(self) -> str:
-        counts = self._counts
-        if counts["rows"]:
-            return f"mining, {counts['rows']} rows"
-        return (
-            f"mining, {counts['mismatches']} mismatches, {_share(counts['important'], counts['mismatches'])} important"
-        )
+        shown = f"{counts['mismatches']} mismatches, {_share(counts['important'], counts['mismatches'])} important"
+        shown = f"{counts['rows']} rows" if counts["rows"] else shown
+        self._bar.update(self._task, advance=1, description=f"mining, {shown}")
 
 
 def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -284,8 +253,8 @@ def mine(options: MiningOptions) -> None:
     out, process = options.out, this_process()
     if out is None:
         raise LossyValueError("`--out` has to be a folder for the data, but is not given")
-    options.check()
-    loaded = options.load()
+    options.refuse_conflicts()
+    loaded = options.load_all()
     workload = MiningWorkload(
         loaded.task, loaded.tokenizer, options.split, options.num_prompts, options.folds, process,
         longest=longest_prompt(loaded.by_role.values(), options.max_new_tokens),
@@ -296,10 +265,9 @@ def mine(options: MiningOptions) -> None:
     screen, miner = Console(), options.miner(loaded)
     open_run(out, plan, records.provenance(loaded.draft.device, **counts))
     try:
-        # One bar is enough for all processes.
-        bar = MiningBar(screen if process.number == 0 else Console(quiet=True))
-        with ShardStore(out, process.number, miner.schemas(), process.count) as store, bar:
-            run(miner, workload, store, bar)
+        shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
+        with ShardStore(out, process.number, miner.schemas(), process.count) as store, progress(shown) as bar:
+            run(miner, workload, store, MiningBar(bar, shown))
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None

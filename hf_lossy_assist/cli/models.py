@@ -29,6 +29,7 @@ from ..mining.mining_run import this_process
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
 from ..tasks import Example, Task
+from .options import DraftSource, Dtype, PairInstead, TargetSource, Where
 
 STORY_OPENINGS = (
     "Once upon a time, there was a little girl named Lily.",
@@ -108,6 +109,12 @@ class LoadedModels:
             raise LossyValueError(f"`{option}` has to hold one prompt a line, but {str(file)!r} has none")
         return replace(self, task=None, texts=lines)
 
+    def with_heads(self, items: Sequence[str], device: torch.device | str) -> LoadedModels:
+        """Add the trained heads of the option ``--head``."""
+        named = head_sources(items).items()
+        heads = {name: place_rule_head(REGISTRY[name], source, device) for name, source in named}
+        return replace(self, heads={**self.heads, **heads})
+
     def examples(self, n: int) -> list[Example]:
         return (self.task or Openings(self.texts)).examples("test", n)
 
@@ -119,13 +126,13 @@ class LoadedModels:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options that name models, as they were given."""
+    """The options that name models; commands have those that this class annotates, or their own."""
 
-    pair: str | None = None
-    model: str | None = None  # folder or Hub id, as for ``assistant``
-    assistant: str | None = None
-    dtype: str | None = None  # None: float32 for a pair with a task, else as stored
-    device: str | None = None  # ``"auto"`` spreads ``model``; None is a GPU if there is one
+    pair: PairInstead = None
+    model: TargetSource = None
+    assistant: DraftSource = None
+    dtype: Dtype = None  # None: float32 for a pair with a task, else as stored
+    device: Where = None  # ``"auto"`` spreads ``model``; None is a GPU if there is one
     folder: Path | None = None  # with the pair's models
     assistant_tokenizer: str | None = None  # if the draft's folder has none
     prompt_lookup: int | None = None  # draft length without a draft model
@@ -209,7 +216,7 @@ class ModelOptions:
         loaded = self.load(task, assisted=assisted)
         if loaded.task is None:
             raise LossyValueError(f"`--task` has to be given: the pair {self.pair!r} has none of its own")
-        return replace(loaded, heads={**loaded.heads, **load_heads(heads, (loaded.target or loaded.draft).device)})
+        return loaded.with_heads(heads, (loaded.target or loaded.draft).device)
 
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:
@@ -255,7 +262,3 @@ def head_sources(items: Sequence[str]) -> dict[str, str]:
             raise LossyValueError(f"`--head` has to be RULE=SOURCE with RULE one of {with_heads}, but is {item!r}")
         sources[name] = source
     return sources
-
-
-def load_heads(items: Sequence[str], device: torch.device | str) -> dict[str, Head]:
-    return {name: place_rule_head(REGISTRY[name], source, device) for name, source in head_sources(items).items()}

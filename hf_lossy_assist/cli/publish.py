@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -22,20 +22,20 @@ from .models import load_model
 _CARDS = Path(__file__).parents[1] / "hub_cards"
 
 
-def _custom_generate() -> Publication:
-    names = ("README.md", "custom_generate/generate.py", "custom_generate/requirements.txt")
-    return Publication("custom generation method", {name: _CARDS / "lossy-assist-generate" / name for name in names})
-
-
-def _space() -> Publication:
-    names = ("README.md", "app.py", "requirements.txt")
-    return Publication("Space", {name: _CARDS / "lossy-assist-space" / name for name in names}, sdk="gradio")
+def _of_card(title: str, folder: str, *names: str, sdk: str | None = None) -> Publication:
+    return Publication(title, {name: _CARDS / folder / name for name in ("README.md", *names)}, sdk)
 
 
 _MODEL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
-# Published by name instead of from a folder.
-NAMED: Mapping[str, Callable[[], Publication]] = {"custom-generate": _custom_generate, "space": _space}
+NAMED: Mapping[str, Publication] = {
+    "custom-generate": _of_card(
+        "custom generation method", "lossy-assist-generate", "custom_generate/generate.py",
+        "custom_generate/requirements.txt",
+    ),
+    "space": _of_card("Space", "lossy-assist-space", "app.py", "requirements.txt", sdk="gradio"),
+}  # fmt: skip
+"""What is published by name instead of from a folder."""
 
 
 def publish(
@@ -68,9 +68,9 @@ def publish(
             raise LossyValueError("`publish certificate` has to be followed by the certificate's folder and ORG/NAME")
         files, repo_id = certificate_publication(Path(repo_id)), after
     elif after is not None:
-        raise LossyValueError(f"`publish` has to be told WHAT and ORG/NAME, but there is {after!r} too")
+        raise LossyValueError(f"`publish` takes WHAT and ORG/NAME, but got {after!r} too; leave it out")
     else:
-        files = NAMED[source]() if source in NAMED else _of_folder(Path(source))
+        files = NAMED[source] if source in NAMED else _of_folder(Path(source))
     screen = Console()
     screen.print(_listing(files, repo_id))
     if dry_run:

@@ -14,8 +14,6 @@ from ..core.statistics import LossyStats
 from ..decoding.progress import TokenStatusStreamer
 
 LOSSY_STYLE = "underline black on yellow"
-# Marks on consoles without colours.
-OPEN, CLOSE = "«", "»"
 
 
 def stats_table(stats: LossyStats) -> Table:
@@ -26,7 +24,7 @@ def stats_table(stats: LossyStats) -> Table:
 
 
 def marked(text: str, *, colour: bool) -> Text:
-    return Text(text, style=LOSSY_STYLE) if colour else Text(f"{OPEN}{text}{CLOSE}")
+    return Text(text, style=LOSSY_STYLE) if colour else Text(f"«{text}»")
 
 
 class MarkedText:

@@ -79,7 +79,7 @@ _LIMITS = {x.name: x.default for x in fields(RequestLimits)}
 def _limits(items: Sequence[str]) -> RequestLimits:
     given = parse_config(items, "--limit")
     for name in given.keys() - _LIMITS:
-        raise LossyValueError(f"`--limit` has the names {[*_LIMITS]}, but not {name!r}{nearest(name, _LIMITS)}")
+        raise LossyValueError(f"`--limit` has to name one of {[*_LIMITS]}, but names {name!r}{nearest(name, _LIMITS)}")
     return RequestLimits(**given)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -42,6 +42,14 @@ class Answer:
     cut: bool = False  # whether it ended at the limit of its length
 
 
+def by_mode(answers: Iterable[Answer]) -> dict[str, dict[int, Answer]]:
+    """Return answers by the mode's label and the problem's number."""
+    found: dict[str, dict[int, Answer]] = {}
+    for answer in answers:
+        found.setdefault(answer.mode, {})[answer.id] = answer
+    return found
+
+
 class AnswerStore:
     """Answers by mode and problem; with a folder, each is on disk before the next is made.
 
@@ -64,20 +72,18 @@ class AnswerStore:
         return self._lock
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """Take more answers in."""
         self.known |= {(answer.mode, answer.id): answer for answer in answers}
         if self.folder is not None:
             with self._lock:
                 append_lines(self.folder / RESULTS, map(asdict, answers))
 
     def refresh(self) -> None:
-        """Read what is in the folder: other processes may have added to it."""
+        """Read the folder, which other processes may have added to."""
         if self.folder is not None:
             with self._lock:
                 self.known |= {(answer.mode, answer.id): answer for answer in _answers(self.folder)}
 
     def write(self, name: str, value: Any) -> None:
-        """Write a JSON file into the folder."""
         write_json(self.folder / name, value)
 
     def _agree(self, plan: dict[str, Any]) -> None:
@@ -93,7 +99,9 @@ class AnswerStore:
             plan["problems"] = max(before["problems"], plan["problems"], key=len)
             plan["runs"] = before["runs"] + plan["runs"]
         elif (self.folder / RESULTS).exists():
-            raise LossyValueError(f"`out` has to be a new folder, but {str(self.folder)!r} has a {RESULTS} of others")
+            raise LossyValueError(
+                f"`out` has to be a new folder, but {str(self.folder)!r} has a {RESULTS} without a {MANIFEST}"
+            )
         self.write(MANIFEST, plan)
 
 

@@ -43,22 +43,21 @@ def run_comparison(
     max_new_tokens: int = 100,
     *,
     repeats: int = 3,
-    meter: bool = True,
     instruments: Instruments = Instruments(),  # noqa: B008
     track: Callable[..., Iterable[Any]] = lambda values, **shown: values,
     write: Callable[[Any], None] = lambda row: None,
 ) -> tuple[list[RequestRecord], dict[str, list[Response]]]:
     """Answer every batch in every mode, several times; return all records, and by label the first repeat's responses.
 
-    All modes answer a batch before any answers the next, and take turns in going first. ``repeats`` measure speed; with
-    ``meter``, one more shows where the time goes in this process. ``write`` receives every record at once; ``track``
-    may show progress, like that of rich's bars.
+    All modes answer a batch before any answers the next, and take turns in going first. ``repeats`` measure speed; one
+    more shows where the time goes in this process. ``write`` receives every record at once; ``track`` may show
+    progress, like that of rich's bars.
     """
     records: list[RequestRecord] = []
     responses: dict[str, list[Response]] = {mode.label: [] for mode in modes}
     turns = [
         (repeat, b, mode)
-        for repeat in range(repeats + meter)
+        for repeat in range(repeats + 1)
         for b in range(len(batches))
         for mode in rotated(modes, repeat + b)
         if repeat < repeats or mode.engine is None

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+_PROCESS = Path("/proc/self")
+
 Clock = Callable[[], float]
 
 CLOCKS: Mapping[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -65,7 +67,7 @@ def metered(
         return now - started.pop()
 
     def after_decoder(module: nn.Module, args: Any, output: Any) -> None:
-        forwards.calls.append(0.0)
+        forwards.calls.append(0.0)  # `elapsed` reads their number
         forwards.calls[-1] += elapsed()
         forwards.tokens.append(output[0].shape[1])
 
@@ -86,42 +88,25 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     return lambda: None
 
 
-class ResidentMemory:
-    """The process's resident set, weights included. Only Linux can reset the peak."""
-
-    def __init__(self, process: Path = Path("/proc/self")) -> None:
-        self._status, self._refs = process / "status", process / "clear_refs"
-
-    def reset(self) -> None:
-        if self._refs.exists():
-            self._refs.write_text("5")  # sets the peak to the present size
-
-    def peak(self) -> int:
-        if self._status.exists():
-            lines = (line.split() for line in self._status.read_text().splitlines())
-            return next(int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:")
-        import resource
-        import sys
-
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def reset_peak_memory(device: torch.device, process: Path = _PROCESS) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif (refs := process / "clear_refs").exists():  # only Linux can reset the peak
+        refs.write_text("5")
 
 
-class DeviceMemory:
-    """The memory that torch has allocated on a GPU; like :class:`ResidentMemory`, in bytes."""
+def peak_memory(device: torch.device, process: Path = _PROCESS) -> int:
+    """Return bytes: what torch has allocated on a GPU, else the process's resident set, weights included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if (status := process / "status").exists():
+        lines = (line.split() for line in status.read_text().splitlines())
+        return next(int(words[1]) * 1024 for words in lines if words[0] == "VmHWM:")
+    import resource
+    import sys
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def reset(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device)
-
-
-def peak_memory(device: torch.device) -> ResidentMemory | DeviceMemory:
-    return DeviceMemory(device) if device.type == "cuda" else ResidentMemory()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,14 +24,6 @@ TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alon
 
 EVERYTHING = "everything"
 """The baseline that keeps every drafted token."""
-
-VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "dropmatch": ({"criterion": "naive"},),
-    "topk": ({"k": 5, "tolerance": 1.0},),
-    "thresholds": ({"threshold_single": 0.3, "threshold_acc": 0.8},),
-    "sprinter": tuple({"threshold": threshold} for threshold in (0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.9)),
-}
-"""Published or usual settings besides each rule's ``usual`` one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,12 +149,15 @@ class DecodingMode:
 
 
 def usual_modes(
-    heads: Mapping[str, Head], gamma: int | str, temperature: float | None = None, *, every_setting: bool = False
+    heads: Mapping[str, Head],
+    gamma: int | str,
+    temperature: float | None = None,
+    variants: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> list[DecodingMode]:
     """Return ``lossless``, then every rule that can differ from it here.
 
     A rule that needs a head takes part only if there is one. Rules that judge whole steps take no part, since not every
-    text has steps. ``every_setting`` adds :data:`VARIANTS`.
+    text has steps. ``variants`` adds settings of rules besides their usual ones, and labels name all settings then.
 
     Examples
     --------
@@ -174,11 +169,11 @@ def usual_modes(
         head = heads.get(name)
         if head_type(rule) is not None and head is None:
             continue
-        for chosen in (rule.usual, *(VARIANTS.get(name, ()) if every_setting else ())):
+        for chosen in (rule.usual, *(variants or {}).get(name, ())):
             acceptor = parse(name, dict(chosen), head).acceptor
             differs = not acceptor.is_lossless(temperature is not None) and acceptor.step_drafting is None
             if name == "lossless" or differs:
-                label = ":".join([name, *(f"{key}={value}" for key, value in chosen.items() if every_setting)])
+                label = ":".join([name, *(f"{key}={value}" for key, value in chosen.items() if variants)])
                 modes.append(DecodingMode(label, name, chosen, gamma, temperature))
     return modes
 
@@ -257,8 +252,7 @@ def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMod
     if name == "plain":
         return DecodingMode(TARGET_ALONE, temperature=temperature)
     if name == "stock":
-        stock = DecodingMode.stock(gamma, temperature)
-        return DecodingMode.stock(gamma, temperature, f"{stock.label}@{own}") if at else stock
+        return DecodingMode.stock(gamma, temperature, f"{STOCK}@{own}" if at else STOCK)
     if name == "draft":
         return DecodingMode(DRAFT_ALONE, temperature=temperature, answers="draft")
     if name == EVERYTHING:

@@ -6,17 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..errors import LossyValueError
-from .answers import Answer
+from .answers import Answer, by_mode
 
 
-def paired_interval(
-    scores: Sequence[float], reference: Sequence[float], confidence: float = 0.95
-) -> tuple[float, float, float]:
-    """Return the mean difference of two lists of scores on the same problems, and the ends of its interval.
+def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean difference of two lists of scores on the same problems, and the ends of its 95 % interval.
 
     This is the paired t-test's interval with two more problems, of which each list solves one. For right and wrong
-    answers it is the adjusted interval of Bonett and Price (2012). It keeps its confidence where few answers differ or
-    none; plain intervals, the bootstrap's too, are too short there. Without any difference on n problems it is about
+    answers it is the adjusted interval of Bonett and Price (2012). It keeps its confidence where few or no answers
+    differ; plain intervals and the bootstrap's are too short there. Without any difference on n problems it is about
     ± 2.8 / n. Scores have to lie in [0, 1].
 
     Examples
@@ -32,7 +30,7 @@ def paired_interval(
     if outside:
         raise LossyValueError(f"a score has to be a number from 0 to 1, but one is {outside[0]!r}")
     difference = (sum(scores) - sum(reference)) / len(scores)
-    interval = ttest_rel([*scores, 1.0, 0.0], [*reference, 0.0, 1.0]).confidence_interval(confidence)
+    interval = ttest_rel([*scores, 1.0, 0.0], [*reference, 0.0, 1.0]).confidence_interval()
     return difference, max(-1.0, float(interval.low)), min(1.0, float(interval.high))
 
 
@@ -81,32 +79,29 @@ class ModeScore:
 
 def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
     """Sum up every mode, and compare it with the mode ``reference`` on the problems that both have answered."""
-    by_mode: dict[str, dict[int, Answer]] = {}
-    for answer in answers:
-        by_mode.setdefault(answer.mode, {})[answer.id] = answer
-    compared_with = by_mode.get(reference, {})
+    modes = by_mode(answers)
+    others = modes.get(reference, {})
     rows = []
-    for label, own in by_mode.items():
-        both = sorted(own.keys() & compared_with.keys())
-        apart = (0.0, 0.0, 0.0)
-        if label != reference and both:
-            apart = paired_interval([own[i].score for i in both], [compared_with[i].score for i in both])
-        tokens, rounds, accepted, seconds = (
+    for label, own in modes.items():
+        both = [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
+        compared = [] if label == reference else both
+        tokens, rounds, accepted, seconds, score, cut = (
             sum(getattr(answer, name) for answer in own.values())
-            for name in ("tokens", "rounds", "accepted", "seconds")
+            for name in ("tokens", "rounds", "accepted", "seconds", "score", "cut")
         )
-        kept = (accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)
-        score = sum(answer.score for answer in own.values()) / len(own)
-        same = sum(own[i].text == compared_with[i].text for i in both)
-        calls = 100 * rounds / tokens if tokens else 0.0
+        apart = (0.0, 0.0, 0.0)
+        if compared:
+            apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
         lengths, times = (
             Mean.of(
                 [getattr(answer, name) for answer in own.values()],
-                [] if label == reference else [(getattr(own[i], name), getattr(compared_with[i], name)) for i in both],
+                [(getattr(a, name), getattr(b, name)) for a, b in compared],
             )
             for name in ("tokens", "seconds")
         )
-        cut = sum(answer.cut for answer in own.values()) / len(own)
-        speed = tokens / seconds
-        rows.append(ModeScore(label, score, len(own), *apart, *kept, speed, calls, same, lengths, times, cut))
+        kept = (accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)
+        calls = 100 * rounds / tokens if tokens else 0.0
+        same = sum(a.text == b.text for a, b in both)
+        n, speed = len(own), tokens / seconds
+        rows.append(ModeScore(label, score / n, n, *apart, *kept, speed, calls, same, lengths, times, cut / n))
     return rows

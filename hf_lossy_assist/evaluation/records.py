@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from ..compat import versions_of
+from ..version import __version__
 
 
 def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
     """Return versions, command line, date and machine of this run, with ``settings`` of the measurement."""
-    from ..version import __version__
-
     return {
         "hf_lossy_assist": __version__,
         **versions_of("transformers"),

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compat import ending_tokens
 from ..core.statistics import LossyStats
-from .meters import Clock, ForwardTimes, metered, peak_memory, synchronizer
+from .meters import Clock, ForwardTimes, metered, peak_memory, reset_peak_memory, synchronizer
 from .modes import DecodingMode, Models
 
 
@@ -211,13 +211,13 @@ def run_request(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(mode.prepared(models))
-        forwards = memory = None
+        forwards = None
         if meter:
             target, draft = (
                 stack.enter_context(metered(model, synchronize, clock)) for model in (models.target, models.draft)
             )
-            forwards, memory = {"target": target, "draft": draft}, peak_memory(device)
-            memory.reset()
+            forwards = {"target": target, "draft": draft}
+            reset_peak_memory(device)
         calls: list[None] = []
         if mode.rule is None:
             counted = models.target.register_forward_pre_hook(lambda module, args: calls.append(None))
@@ -230,7 +230,7 @@ def run_request(
         synchronize()
         seconds = clock() - started
         joules = energy() - joules if energy else None
-        peak = memory and memory.peak()
+        peak = peak_memory(device) if meter else None
     stats = getattr(output, "lossy_stats", None)
     # The statistics read the wall clock.
     deciding = stats.seconds.get("deciding") if stats is not None and clock is time.perf_counter else None

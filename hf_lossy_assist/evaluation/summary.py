@@ -25,10 +25,6 @@ class Spread:
     low: float
     high: float
 
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
 
 @dataclass(frozen=True)
 class PerRound:
@@ -56,19 +52,19 @@ class ModeSummary:
     tokens_per_second: Spread  # generated tokens of all rows per second of ``generate()``, which reads prompts too
     ratios: Mapping[str, float]  # speed over another mode's, by its label: the median of the repeats' ratios
     same_text: float | None  # share of answers equal to the target alone's, token for token
-    # Transformers' own loop has no statistics. There every forward of the target is a round, which keeps all of its
-    # tokens but one.
-    mean_accepted: float | None  # drafted tokens kept per round
-    tokens_per_round: float | None
-    draft_calls_per_round: float | None
-    acceptance_rates: tuple[float, ...] | None  # kept share of drafted tokens per request, at ACCEPTANCE_QUANTILES
-    latencies: tuple[float, ...]  # seconds per request, at LATENCY_QUANTILES
-    first_token: float | None  # median seconds until the end of the target's first forward
-    per_round: PerRound | None
-    draft_call: float | None  # median seconds of a forward
-    target_call: float | None
-    peak_memory: int | None  # bytes
-    joules_per_token: float | None
+    # Transformers' own loop has no statistics: each forward of the target counts as a round, and all of the round's
+    # tokens but one as drafted.
+    mean_accepted: float | None = None  # drafted tokens kept per round
+    tokens_per_round: float | None = None
+    draft_calls_per_round: float | None = None
+    acceptance_rates: tuple[float, ...] | None = None  # kept share of drafts per request, at ACCEPTANCE_QUANTILES
+    latencies: tuple[float, ...] = ()  # seconds per request, at LATENCY_QUANTILES
+    first_token: float | None = None  # median seconds until the end of the target's first forward
+    per_round: PerRound | None = None
+    draft_call: float | None = None  # median seconds of a forward
+    target_call: float | None = None
+    peak_memory: int | None = None  # bytes
+    joules_per_token: float | None = None
 
 
 def summarise(
@@ -89,28 +85,24 @@ def summarise(
         own = by_label[mode.label]
         timed = [r for r in own if not r.is_metered]
         first = [r for r in timed if r.repeat == 0]
-        # Only a metered repeat shows the rounds of transformers' own loop.
-        rounds = _RoundMeans.of([r for r in own if r.is_metered] or first, rows)
         joules = [r.joules for r in timed if r.joules is not None]
+        speed = speeds[mode.label]
         result.append(
             ModeSummary(
                 label=mode.label,
                 config=mode.config,
                 requests=len(first),
                 tokens=sum(r.tokens for r in first),
-                tokens_per_second=Spread.of(speeds[mode.label]),
+                tokens_per_second=Spread(statistics.median(speed), min(speed), max(speed)),
                 ratios={
-                    label: statistics.median(a / b for a, b in zip(speeds[mode.label], other, strict=True))
+                    label: statistics.median(a / b for a, b in zip(speed, other, strict=True))
                     for label, other in speeds.items()
                 },
                 same_text=None if alone is None else _share_equal(texts[mode.label], alone),
-                mean_accepted=rounds and rounds.accepted,
-                tokens_per_round=rounds and rounds.tokens,
-                draft_calls_per_round=rounds and rounds.draft_calls,
-                acceptance_rates=rounds and rounds.rates,
+                # Only a metered repeat shows the rounds of transformers' own loop.
+                **_rounds([r for r in own if r.is_metered] or first, rows),
                 latencies=_quantiles([r.seconds for r in timed], LATENCY_QUANTILES),
                 first_token=_median(own, lambda split: split.first_token),
-                per_round=rounds and rounds.seconds,
                 draft_call=_median(own, lambda split: split.draft_call),
                 target_call=_median(own, lambda split: split.target_call),
                 peak_memory=max((r.peak_memory for r in own if r.is_metered), default=None),
@@ -120,32 +112,23 @@ def summarise(
     return result
 
 
-@dataclass(frozen=True)
-class _RoundMeans:
-    tokens: float
-    draft_calls: float
-    accepted: float | None
-    rates: tuple[float, ...] | None
-    seconds: PerRound | None
-
-    @classmethod
-    def of(cls, records: Sequence[RequestRecord], rows: int) -> _RoundMeans | None:
-        counts = [_counts(r, rows) for r in records]
-        known = [c for c in counts if c is not None]
-        if not counts or len(known) < len(counts):
-            return None
-        # SPRINTER may finish a text without the target.
-        passes, rounds = max(1, sum(c.target_calls for c in known)), max(1, sum(c.rounds for c in known))
-        drafts = any(c.drafted for c in known)
-        rates = [rate for c in known for rate in c.rates]
-        splits = [r.split for r in records if r.split is not None]
-        return cls(
-            tokens=sum(r.tokens for r in records) / rounds,
-            draft_calls=sum(c.draft_calls for c in known) / passes,
-            accepted=sum(c.accepted for c in known) / rounds if drafts else None,
-            rates=_quantiles(rates, ACCEPTANCE_QUANTILES) if rates else None,
-            seconds=_per_round(splits, passes) if len(splits) == len(records) else None,
-        )
+def _rounds(records: Sequence[RequestRecord], rows: int) -> dict[str, Any]:
+    """Return the fields of a summary that are about rounds; none if a record does not show them."""
+    counts = [_counts(r, rows) for r in records]
+    if not counts or None in counts:
+        return {}
+    # SPRINTER may finish a text without the target.
+    passes, rounds = max(1, sum(c.target_calls for c in counts)), max(1, sum(c.rounds for c in counts))
+    drafts = any(c.drafted for c in counts)
+    rates = [rate for c in counts for rate in c.rates]
+    splits = [r.split for r in records if r.split is not None]
+    return {
+        "mean_accepted": sum(c.accepted for c in counts) / rounds if drafts else None,
+        "tokens_per_round": sum(r.tokens for r in records) / rounds,
+        "draft_calls_per_round": sum(c.draft_calls for c in counts) / passes,
+        "acceptance_rates": _quantiles(rates, ACCEPTANCE_QUANTILES) if rates else None,
+        "per_round": _per_round(splits, passes) if len(splits) == len(records) else None,
+    }
 
 
 def _counts(record: RequestRecord, rows: int) -> RunCounts | None:

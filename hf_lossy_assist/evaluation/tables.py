@@ -57,10 +57,14 @@ def milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else figure(1000 * seconds)
 
 
+def _interval(difference: float, low: float, high: float, digits: int = 1) -> str:
+    return f"{difference:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
 def points(row: ModeScore) -> str:
     """Return a mode's difference from the reference with its interval; nothing for the reference itself."""
     values = (row.difference, row.low, row.high)
-    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*(100 * value for value in values)) if any(values) else ""
+    return _interval(*(100 * value for value in values)) if any(values) else ""
 
 
 def score_columns(reference: str) -> dict[str, Column]:
@@ -82,11 +86,9 @@ def score_table(rows: Iterable[ModeScore], reference: str) -> Table:
     return table(rows, columns, "Scores; mean kept: drafted tokens per round; calls of the target per 100 tokens")
 
 
-def apart(mean: Mean | None, digits: int) -> str:
+def apart(mean: Mean, digits: int) -> str:
     """Return a mean's distance from the reference's with its interval; nothing for the reference itself."""
-    if mean is None or mean.low is None:
-        return ""
-    return " ".join((f"{mean.difference:+.{digits}f}", f"({mean.low:+.{digits}f} to {mean.high:+.{digits}f})"))
+    return "" if mean.low is None else _interval(mean.difference, mean.low, mean.high, digits)
 
 
 def length_table(rows: Iterable[ModeScore], reference: str) -> Table:

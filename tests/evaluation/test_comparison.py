@@ -85,12 +85,9 @@ def test_stock_refuses_a_batch(models):
 
 def test_what_is_said_is_that_of_the_first_repeat(models):
     written = []
-    records, responses = run_comparison(
-        models, MODES[:3], batches(1, 1), 6, repeats=1, meter=False, write=written.append
-    )
+    records, responses = run_comparison(models, MODES[:3], batches(1, 1), 6, repeats=1, write=written.append)
     assert written == records
     assert [len(responses[mode.label]) for mode in MODES[:3]] == [2, 2, 2]
-    assert not any(record.is_metered for record in records)
     plain, *others = (texts_of(answers) for answers in responses.values())
     assert [len(text) for text in plain] == [6, 6]
     assert others == [plain, plain]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_lossy_assist.evaluation.meters import ResidentMemory, energy_counter, machine, metered
+from hf_lossy_assist.evaluation.meters import energy_counter, machine, metered, peak_memory, reset_peak_memory
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import Instruments, PromptBatch, run_request
 from tests.tiny_models import prompt
@@ -108,13 +108,12 @@ def test_resident_memory(tmp_path):
     process.mkdir()
     (process / "status").write_text("Name:\tpython\nVmHWM:\t    2048 kB\nVmRSS:\t 1024 kB\n")
     (process / "clear_refs").write_text("")
-    memory = ResidentMemory(process)
-    memory.reset()
+    cpu, elsewhere = torch.device("cpu"), tmp_path / "no such place"
+    reset_peak_memory(cpu, process)
     assert (process / "clear_refs").read_text() == "5"
-    assert memory.peak() == 2048 * 1024
-    elsewhere = ResidentMemory(tmp_path / "no such place")
-    elsewhere.reset()
-    assert elsewhere.peak() > 2**20
+    assert peak_memory(cpu, process) == 2048 * 1024
+    reset_peak_memory(cpu, elsewhere)
+    assert peak_memory(cpu, elsewhere) > 2**20
 
 
 def nvml(**failing):

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.acceptance import VARIANTS
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.call.config import parse
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.modes import (
     STOCK,
     TARGET_ALONE,
-    VARIANTS,
     DecodingMode,
     Models,
     parse_modes,
@@ -67,7 +67,7 @@ def test_every_registered_rule_has_settings_or_defaults_that_differ_from_lossles
 
 
 def test_every_setting_has_a_label_of_its_own():
-    every = labels({}, every_setting=True)
+    every = labels({}, variants=VARIANTS)
     assert len(set(every)) == len(every) > len(labels({}))
     assert {
         "topk",

@@ -147,7 +147,7 @@ def test_things_that_are_no_folders_can_be_published_by_name(
 ):
     (tmp_path / "generate.py").write_text("")
     thing = Publication("a thing", {"custom_generate/generate.py": tmp_path / "generate.py"})
-    monkeypatch.setattr(command, "NAMED", {"thing": lambda: thing})
+    monkeypatch.setattr(command, "NAMED", {"thing": thing})
     assert run("thing", ID).exit_code == 0
     assert sorted(stored(signed_in)) == ["custom_generate/generate.py"]
 
