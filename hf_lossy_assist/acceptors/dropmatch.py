@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -74,8 +73,8 @@ class DropMatch(Acceptor):
         ),
         do_sample=False,
     )
-    lossless_at: ClassVar = {"dropout": 0.0}
-    without_q: ClassVar = {"criterion": "naive"}
+    lossless_at = {"dropout": 0.0}
+    without_q = {"criterion": "naive"}
 
     @property
     def needs(self) -> frozenset[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class Fsd(Acceptor):
         ({"threshold": 0.02}, {"threshold": 0.1}, {"threshold": 0.1, "divergence": "kl"}),
     )
     needs = frozenset({"draft_probs"})
-    lossless_at: ClassVar = {"threshold": 0.0}
+    lossless_at = {"threshold": 0.0}
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:
