@@ -223,7 +223,7 @@ class LossyCall:
         break_even = BreakEven(Experience(), Plan.DRAFT, NoStopwatch(device))
         if self.config.break_even:
             experience = experience_of(self.model, *situation)
-            plan = Plan(int(compat.agreed(self.model, experience.plan)))
+            plan = Plan(int(compat.agreement_of(self.model)(experience.plan)))
             break_even = BreakEven(experience, plan, Stopwatch(device))
         yield break_even
         break_even.finish()

@@ -117,7 +117,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         stop: DraftStop | None = None,
         vocabulary: Vocabulary | None = None,
         runner: Callable[[], ModelRunner] | None = None,
-        agree: Agree | None = None,
+        agree: Agree = float,
     ) -> None:
         self.model = model
         self.draft_length = ConstantLength(draft_length) if isinstance(draft_length, int) else draft_length
