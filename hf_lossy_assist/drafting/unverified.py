@@ -61,18 +61,17 @@ class UnverifiedDrafter(ModelDrafter):
             self.text.append(token)
             logits.append(processed)
             scores.append(score)
-            passing = []
+            passing = {}
             for i, (drafted, passes) in enumerate(self._fetch(self.text.ids, len(logits), score, layout)):
                 if waits[i] or self.progress.ended(layout.rows[i]):
                     continue
                 if passes and unverified[i] < self.request.max_draft - 1:
-                    passing.append((i, drafted))
+                    unverified[i] += 1
+                    passing[layout.rows[i]] = [drafted]
                 else:
                     waits[i] = True
-            for i, _ in passing:
-                unverified[i] += 1
             if passing:
-                self.progress.commit([layout.rows[i] for i, _ in passing], [[drafted] for _, drafted in passing])
+                self.progress.commit([*passing], [*passing.values()])
         return Draft(
             self.text.drafted,
             torch.cat(logits, dim=1).float(),
