@@ -40,9 +40,9 @@ class DropMatch(Acceptor):
     criterion
         ``"js"`` or ``"naive"``.
     candidates
-        With ``"js"``, how many of the clean head's likeliest tokens are outcomes of their own; x is one, too, and all
-        other tokens together are one more. No divergence grows by that, each gets cheaper to compute, and decisions
-        hardly ever differ. None is the paper's rule, over all tokens.
+        With ``"js"``, how many of the clean head's likeliest tokens are compared one by one, besides x; all others
+        together count as one more. No divergence grows by that, each gets cheaper to compute, and decisions hardly
+        ever differ. None compares all tokens, as in the paper.
 
     Examples
     --------
@@ -131,7 +131,7 @@ class DropMatch(Acceptor):
         return of_draft, torch.cat(farthest, dim=1).amax(1), outcomes.x == majority(torch.cat(y, dim=1), centroid)
 
     def draw(self, v: Verification, outcomes: AllTokens | Candidates, logits: Tensor, path: Tensor) -> Tensor:
-        """Return ``(B, K, n)`` each head's outcome, drawn from ``path``, the law of ``logits`` over the outcomes."""
+        """Return ``(B, K, n)`` each head's outcome, drawn from ``path``, its distribution over the outcomes."""
         return v.randomness.categorical(path)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:

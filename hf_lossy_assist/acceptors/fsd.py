@@ -21,9 +21,9 @@ _DIVERGENCES = {"js": js_divergence, "kl": kl_divergence, "tv": total_variation}
 class Fsd(Acceptor):
     """Keep x iff ``D(p ‖ q) <= T`` at its position, whatever x is. Correction: argmax of p, or a draw from p.
 
-    Holsman et al. 2025, "Fuzzy Speculative Decoding" (section 3). D compares the processed distributions, in nats and
-    not as argmaxes even in greedy decoding (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1). With ``strict_above``, the lossless rule
-    decides where the target is sure; with ``divergence="kl"`` that is the training-free judge of Sun et al. 2026
+    Holsman et al. 2025, "Fuzzy Speculative Decoding" (section 3). D compares the processed distributions, in nats
+    (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1), in greedy decoding too. With ``strict_above``, the lossless rule decides where the
+    target is sure; together with ``divergence="kl"``, this is the training-free judge of Sun et al. 2026
     (arXiv:2601.04766).
 
     Parameters

@@ -101,7 +101,7 @@ def unwrap(model: Any) -> PreTrainedModel:
 
 
 def obstacle_in_adapter(model: nn.Module) -> str | None:
-    """Say why a PEFT adapter is unsupported (it adds virtual tokens or a learned cache); None if it is not."""
+    """Say why a PEFT adapter is unsupported (it adds virtual tokens or a learned cache); None if it is supported."""
     # While generating, the wrapper owns a method of the model inside.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
     if not getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False):

@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..inspection import TokenRecord
-from .statistics import COUNTS, WORK, LossyStats, merged
-
-if TYPE_CHECKING:
-    from .messages import DraftCost, RowDecision
+from .messages import DraftCost, RowDecision
+from .statistics import WORK, LossyStats, joined
 
 
 class RowRecorder:
@@ -26,8 +23,8 @@ class RowRecorder:
         self.charged = 0.0  # against a budget over the whole text
         self.work = dict.fromkeys(WORK, 0)
         self._rules: dict[str, int] = {}
-        # Per round: where its tokens begin in the trace, where the target's decisions begin, how many tokens it kept,
-        # and how many it was to decide.
+        # Per round: where its tokens begin in the trace, where those that the target decided begin, how many drafted
+        # ones of these stay, and how many the target had to decide.
         self._rounds: list[tuple[int, int, int, int]] = []
         self._drafts_unverified = False
         self._ended: tuple[float, Mapping[str, float]] | None = None
@@ -152,17 +149,12 @@ class StatsRecorder:
 
     def finish(self) -> LossyStats:
         """Return the sums over rows, with the rows' own statistics."""
-        rows = tuple(
-            replace(row.finish(self.lossless, self._started), plain_after=self.plain_after) for row in self.rows
-        )
+        rows = [replace(row.finish(self.lossless, self._started), plain_after=self.plain_after) for row in self.rows]
         total = (self._stopped or time.perf_counter()) - self._started
-        both = {**self.work, "flops": dict(self.flops), "plain_after": self.plain_after}
-        seconds = {"total": total, **self.seconds}
+        shared = {**self.work, "flops": dict(self.flops), "seconds": {"total": total, **self.seconds}}
         if len(rows) == 1:
-            own = replace(rows[0], **both, seconds=seconds)
-            return replace(own, rows=(own,))
-        counts = {name: sum(getattr(row, name) for row in rows) for name in COUNTS}
-        return LossyStats(**counts, **both, **merged(rows), seconds=seconds, lossless=self.lossless, rows=rows)
+            rows = [replace(rows[0], **shared)]
+        return replace(joined(rows), **shared)
 
 
 def _histogram(values: Sequence[int]) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ class CrossTokenizerDrafter(ModelDrafter):
 
 
 def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:
-    """Yield every token's text, with a plain space for the tokenizer's own sign of one."""
+    """Yield every token's text, with a space in place of the tokenizer's own sign for one."""
     ids = tokenizer.encode(" ", add_special_tokens=False)
     sign = tokenizer.convert_ids_to_tokens(ids)[0][0] if ids else " "
     for token, i in tokenizer.get_vocab().items():

@@ -21,7 +21,7 @@ from ..errors import LossyValueError
 from .tree_config import TreeConfig
 
 Agree = Callable[[float], float]
-"""From a process's own measurement to the measurement that all processes use."""
+"""Maps a process's own measurement to the one that all processes use."""
 
 DEFAULT_NUM_TOKENS = 5
 _SCHEDULES = ("constant", "heuristic", "heuristic_transient")

@@ -21,7 +21,7 @@ class DraftStop(ABC):
     Attributes
     ----------
     name
-        What ``"by"`` of ``stop_drafting`` in ``lossy_config`` calls it.
+        Its name in ``"by"`` of ``stop_drafting`` in ``lossy_config``.
     reads_states
         Whether it reads the draft model's states.
     """

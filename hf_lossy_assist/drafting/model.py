@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ..compat import (
 )
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, DraftCost
-from ..core.texts import DraftedText
+from ..core.texts import BatchLayout, DraftedText
 from ..errors import LossyUnsupportedError
 from ..models.lm_head_hook import lm_head_hook
 from ..models.processing import process
@@ -35,9 +35,6 @@ from . import Drafter
 from .draft_length import Agree, ConstantLength, DraftLength, Round
 from .draft_stop import DraftStop
 from .vocabulary import Vocabulary, check_vocabularies
-
-if TYPE_CHECKING:
-    from ..core.texts import BatchLayout
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.messages import Draft, DraftCost
+from ..core.texts import BatchLayout
 from ..core.trees import DrawnTree, Tree
 from ..models.processing import process, reads_text
 from .eagle3_drafter import Eagle3Drafter
 from .model import ModelDrafter
 from .tree_config import DrawnTreeConfig, TreeConfig
 from .vocabulary import NEVER
-
-if TYPE_CHECKING:
-    from ..core.texts import BatchLayout
 
 
 class TreeDrafter(ModelDrafter):

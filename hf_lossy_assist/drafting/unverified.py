@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,13 +12,11 @@ from transformers import PreTrainedModel
 
 from ..acceptors import UnverifiedDrafting
 from ..core.messages import Commit, Draft, DraftCost
+from ..core.recorders import StatsRecorder
+from ..core.texts import BatchLayout
 from ..errors import LossyUnsupportedError
 from ..theory import DenseDecoder
 from .model import ModelDrafter
-
-if TYPE_CHECKING:
-    from ..core.recorders import StatsRecorder
-    from ..core.texts import BatchLayout
 
 
 class Texts(Protocol):

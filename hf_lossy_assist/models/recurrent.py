@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ..compat import WHOLE_OUTPUTS, CacheSnapshot, ForwardInputs, cache_of
+from ..core.texts import RowShift
 from ..errors import LossyUnsupportedError
 from .runner import DynamicCacheRunner, ModelRunner
-
-if TYPE_CHECKING:
-    from ..core.texts import RowShift
 
 LONGEST_REPLAY = 32
 """The most committed tokens that a forward reads again; it takes about as long as a forward over one."""

@@ -80,9 +80,9 @@ class ModelRunner(ABC):
         return LossyUnsupportedError(f"{name} can't keep one path of a tree; draft chains, or use a dynamic cache")
 
     def rehearse(self, text: Tensor, mark: Callable[[], Any]) -> tuple[Any, Any] | None:
-        """Run and forget the forward over the last token of ``text``; return marks before and after it, None without.
+        """Run the forward over the last token of ``text``, and forget it; return marks before and after it.
 
-        It is not run where it would leave a trace.
+        Where the forward would leave a trace, it is not run, and the result is None.
         """
         return None
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from ...compat import REWINDING_LAYERS
-
-if TYPE_CHECKING:
-    from ...core.texts import RowShift
+from ...core.texts import RowShift
 
 _MOST_IDLE = 2
 _ROOMIEST = 4
@@ -61,12 +58,12 @@ class StaticCacheSlot:
 
 
 def rewinds(cache: Cache) -> bool:
-    """Tell whether ``cache`` can be rolled back by position; sliding windows have dropped what they would need."""
+    """Tell whether ``cache`` can be rolled back by position; sliding windows can't, as they drop older tokens."""
     return all(type(layer) in REWINDING_LAYERS for layer in cache.layers)
 
 
 def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
-    """Return a cache of ``length`` slots in every layer; masks see to sliding windows."""
+    """Return a cache of ``length`` slots in every layer; masks apply sliding windows."""
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
     cache.layers = [
         StaticLayer(max_cache_len=length) if type(layer) is StaticSlidingWindowLayer else layer

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
 
-from ...core.texts import GrowingTensor, counting, ones
+from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
 from .cache_slot import POOL, StaticCacheSlot
 from .compiled_forward import CompiledForward, compiled_forward
 from .decoder_forward import eager_forward
-
-if TYPE_CHECKING:
-    from ...core.texts import RowShift
 
 _TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
 

@@ -29,7 +29,7 @@ def obstacle_to_static(model: PreTrainedModel) -> str | None:
 
 
 def obstacle_to_inputs(call: Prepared) -> str | None:
-    """Say which wish of a call the static path can't fulfil; None where it can fulfil all."""
+    """Say which option or input of a call static caches do not support; None if they support all."""
     for name in compat.WHOLE_OUTPUTS:
         if getattr(call.config, name, False):
             return f"`{name}` is wanted"
