@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..core.limits import LosslessPositions
 from ..core.messages import Decision, Verification
 from ..core.steps import StepDrafting
-from ..heads.verifier_head import VerifierHead
+from ..heads import VerifierHead
 from .registry import Formula, settings_of
 
 AUTO = "auto"

@@ -29,21 +29,13 @@ _SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 @dataclass(frozen=True)
 class Round:
-    """The cost of a round, and the tokens that it kept.
-
-    Attributes
-    ----------
-    drafting, rest
-        Seconds in the draft model, and from then until the next draft could begin; 0 without a stopwatch.
-    first
-        Whether it was a text's first round, in which both models read the prompt.
-    """
+    """The cost of a round, and the tokens that it kept; seconds are 0 without a stopwatch."""
 
     drafted: int
     accepted: int
-    drafting: float
-    rest: float
-    first: bool = False
+    drafting: float  # seconds in the draft model
+    rest: float  # seconds from then until the next draft could begin
+    first: bool = False  # whether it was a text's first round, in which both models read the prompt
 
 
 class DraftLength(ABC):

@@ -17,21 +17,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", 
 
 
 def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """Return a view of ``model`` that ends after its first layers, with the same weights, norm and head.
+    """Return a view of ``model`` that ends after its first ``layers``, with the same weights, norm and head.
 
-    Parameters
-    ----------
-    model
-        A decoder-only model, best one trained for early exits, such as LayerSkip's.
-    layers
-        How many layers to keep.
-
-    Raises
-    ------
-    LossyValueError
-        When ``layers`` is not from 1 to one less than the model's number of layers.
-    LossyUnsupportedError
-        When its layers can't be found, or their states can't be rolled back.
+    Drafts of models trained for early exits, such as LayerSkip's, are best. Raises where the layers can't be found, or
+    their states can't be rolled back.
     """
     refused = f"`assistant_early_exit` {layers!r} can't be used with {type(model).__name__}, "
     if has_recurrent_state(model):

@@ -67,36 +67,13 @@ class ModelDrafter(Drafter, CandidateGenerator):
     """Proposes tokens with the draft model's own forward and cache.
 
     It calls the model directly, without a nested ``generate()``, so nothing is validated, copied or written to a
-    configuration between rounds. Tokens are drawn from the very distribution q that it reports.
+    configuration between rounds. Tokens are drawn from the very distribution q that it reports, after the user's
+    ``processors``.
 
-    Parameters
-    ----------
-    model
-        The draft model.
-    draft_length
-        γ, drafted tokens per round: a number, or what chooses one from round to round.
-    processors
-        The user's logits processors; they act on q as they do on p.
-    do_sample
-        Whether tokens are drawn from q, or are its argmax.
-    max_length
-        The longest candidate, leaving room for the target's own token.
-    attention_mask
-        ``(B, L)`` mask of the prompts, where they are padded.
-    randomness
-        The source of the draws.
-    keep_logits
-        Whether the processed logits of q are returned with the tokens.
-    keep_hidden
-        Whether the inputs of the LM head are kept, too.
-    stop
-        Ends a round's draft early.
-    vocabulary
-        Maps the model's tokens to the target's; by default they are the same.
-    runner
-        Makes the model's runner for every text; by default on a dynamic cache.
-    agree
-        How the processes of one target agree on a time.
+    ``draft_length`` is γ, or chooses it from round to round; ``max_length`` leaves room for the target's own token.
+    ``attention_mask`` ``(B, L)`` is that of padded prompts. ``keep_logits`` and ``keep_hidden`` return the logits of q
+    and the inputs of the LM head with the tokens. ``runner`` makes a runner for every text, by default on a dynamic
+    cache. The processes of one target ``agree`` on measured times.
     """
 
     def __init__(

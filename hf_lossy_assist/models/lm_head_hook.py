@@ -94,12 +94,8 @@ class LMHeadHook:
     """Reads the input of an LM head, and sends dropped copies of it through the same call.
 
     Clean and dropped rows share one read of the head's weights. All that the model does after its head, such as
-    soft-capping, applies to every path.
-
-    Attributes
-    ----------
-    dropout
-        ρ, or one per row ``(B, 1, 1, 1)``; None until the first forward's states have chosen it.
+    soft-capping, applies to every path. ``dropout`` is ρ, or one per row ``(B, 1, 1, 1)``; None until the first
+    forward's states have chosen it.
     """
 
     def __init__(self, head: nn.Module, dropped: DroppedHeads | None, randomness: Randomness) -> None:

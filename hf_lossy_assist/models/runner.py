@@ -19,19 +19,11 @@ from .cache_rows import keep_path, move_cache
 
 
 class ModelRunner(ABC):
-    """Runs a model over the end of a text whose beginning its cache holds.
-
-    Attributes
-    ----------
-    seen
-        How many tokens of the text the cache holds.
-    sent
-        How many tokens the last forward was over, all rows together.
-    """
+    """Runs a model over the end of a text whose beginning its cache holds."""
 
     model: PreTrainedModel
-    seen: int
-    sent: int
+    seen: int  # how many tokens of the text the cache holds
+    sent: int  # how many tokens the last forward was over, all rows together
 
     def catch_up(self, text: Tensor, keep: int) -> None:
         """Prefill whatever :meth:`run` of the same arguments will not cover."""

@@ -27,13 +27,6 @@ class StaticCacheRunner(ModelRunner):
     A batch keeps its first cache: rows that go on move to the front, and forwards keep their number of rows.
     ``carried`` holds the prompt's mask and positions, where ``generate()`` has prepared them. Positions beyond
     ``last_position``, which only padding of shorter rows has, are clamped to it.
-
-    Attributes
-    ----------
-    compiled
-        Compiled forwards by width; empty where nothing is compiled.
-    keeps_cache
-        Whether the caller gets the cache in the end; otherwise other calls reuse it.
     """
 
     def __init__(
@@ -50,8 +43,8 @@ class StaticCacheRunner(ModelRunner):
         self.sent = 0
         self.last_position = last_position
         self.carried = {**carried, "past_key_values": slot.cache}
-        self.compiled: dict[int, CompiledForward] = {}
-        self.keeps_cache = False
+        self.compiled: dict[int, CompiledForward] = {}  # by width
+        self.keeps_cache = False  # whether the caller gets the cache in the end; otherwise other calls reuse it
         self.device = device = model.device  # read once: models search all of their weights for it
         self._eager = model if slot.rows == 1 else eager_forward(model, slot.rows)
         mask, positions = carried.get("attention_mask"), carried.get("position_ids")
