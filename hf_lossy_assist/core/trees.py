@@ -33,7 +33,7 @@ class Tree(Shape):
 
     parents: Tensor  # (B, N) the node that each node follows, -1 for the newest committed token
     levels: int  # the largest depth
-    remaining: tuple[int, ...] | None = None  # the depth that fits into each row, deeper nodes being filler; None if all fit
+    remaining: tuple[int, ...] | None = None  # the depth that fits into each row; deeper nodes are filler
 
     def __len__(self) -> int:
         return self.parents.shape[1]
