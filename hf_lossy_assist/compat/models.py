@@ -24,7 +24,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 MASKED_ATTENTION = ("sdpa", "eager")
 """Implementations of attention that accept any mask."""
 
-# The second is the older one.
+# The second name is older.
 _PREPARE_ENCODER = next(
     name
     for name in ("_maybe_prepare_encoder_kwargs_for_generation", "_prepare_encoder_decoder_kwargs_for_generation")

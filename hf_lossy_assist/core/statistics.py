@@ -36,7 +36,7 @@ class LossyStats:
     corrected, bonus
         Output tokens from the target: after a rejection, and after a fully accepted draft.
     target_calls, draft_calls
-        Forward passes of the target, and of the draft model if the drafter counts them. A row counts those it was in.
+        Forward passes of the target, and of the draft model if the drafter counts them. A row counts its own.
     accepted_histogram
         ``accepted_histogram[i]`` rounds kept i proposed tokens.
     accepted_by
@@ -145,7 +145,7 @@ class LossyStats:
         return self.accepted_lossy / self.tokens if self.tokens else 0.0
 
     def to_dict(self, rows: bool = False) -> dict[str, Any]:
-        """Return all counts and derived figures as plain JSON values; with ``rows``, those of every row too."""
+        """Return all counts and derived figures as plain JSON values; with ``rows``, those of every row as well."""
         values = {
             x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("trace", "records", "rows")
         }
@@ -271,7 +271,7 @@ class LossyStats:
 
 
 class CollectedStats:
-    """The statistics of several calls; all other attributes are those of their sum.
+    """The statistics of several calls; all other attributes are read from their sum.
 
     Attributes
     ----------

@@ -113,7 +113,7 @@ class CrossTokenizerDrafter(ModelDrafter):
 
 
 def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:
-    """Yield every token's text, with a space in place of the tokenizer's own sign for one."""
+    """Yield every token's text and id; the tokenizer's own sign for a space becomes a space."""
     ids = tokenizer.encode(" ", add_special_tokens=False)
     sign = tokenizer.convert_ids_to_tokens(ids)[0][0] if ids else " "
     for token, i in tokenizer.get_vocab().items():

@@ -74,7 +74,7 @@ class Eagle3Drafter(ModelDrafter):
 class Eagle3Forwards(ModelRunner):
     """Runs an EAGLE-3 head. Its slot t holds the target's state at token t and the token after it.
 
-    ``embeddings`` ``(V, d)`` are those of the tokens; ``mask`` ``(B, L)`` is False at padding of the prompts, or None.
+    ``embeddings`` ``(V, d)`` are the tokens'; ``mask`` ``(B, L)`` is False at padding of the prompts, or None.
     """
 
     def __init__(self, head: Eagle3, embeddings: Tensor, mask: Tensor | None) -> None:

@@ -61,7 +61,7 @@ class RecurrentRunner(DynamicCacheRunner):
 
     def catch_up(self, text: Tensor, keep: int) -> None:
         committed = text.shape[1] - keep
-        # A caller who wants every token's states gets those of the prompt from one forward.
+        # If a caller wants every token's states, one forward returns the whole prompt's.
         at_once = self._at_first and any(self.carried.get(name) for name in WHOLE_OUTPUTS)
         if committed > self.seen and not at_once and (self._at_first or committed - self.seen > LONGEST_REPLAY):
             self._send(text[:, :committed], self.seen, committed, 1)
