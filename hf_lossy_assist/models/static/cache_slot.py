@@ -86,42 +86,37 @@ def roomy(length: int) -> int:
     return -(-length // step) * step
 
 
-class StaticCachePool:
-    """Keeps the caches of earlier calls by model, because compiled forwards know them by address."""
+# The caches of earlier calls by model, because compiled forwards know them by address.
+_idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, StaticCacheSlot]]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
-    def __init__(self) -> None:
-        self._idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, StaticCacheSlot]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._lock = threading.Lock()
 
-    def take(self, model: PreTrainedModel, length: int, rows: int = 1) -> StaticCacheSlot:
-        """Return an empty cache for ``length`` tokens of each row.
+def take_slot(model: PreTrainedModel, length: int, rows: int = 1) -> StaticCacheSlot:
+    """Return an empty cache for ``length`` tokens of each row.
 
-        A cache up to four times as long will do: its forwards are compiled already.
-        """
-        length = roomy(length)
-        wanted = _kind(model, rows)
-        with self._lock:
-            idle = self._idle.setdefault(model, [])
-            fits = [x for x in idle if x[0] == wanted and length <= x[1].capacity <= _ROOMIEST * length]
-            if fits:
-                best = min(fits, key=lambda entry: entry[1].capacity)
-                idle.remove(best)
-                best[1].clear()
-                return best[1]
-        return StaticCacheSlot(new_static_cache(model, length), rows=rows)
+    A cache up to four times as long will do: its forwards are compiled already.
+    """
+    length = roomy(length)
+    wanted = _kind(model, rows)
+    with _lock:
+        idle = _idle.setdefault(model, [])
+        fits = [x for x in idle if x[0] == wanted and length <= x[1].capacity <= _ROOMIEST * length]
+        if fits:
+            best = min(fits, key=lambda entry: entry[1].capacity)
+            idle.remove(best)
+            best[1].clear()
+            return best[1]
+    return StaticCacheSlot(new_static_cache(model, length), rows=rows)
 
-    def give_back(self, model: PreTrainedModel, slots: StaticCacheSlot) -> None:
-        with self._lock:
-            idle = self._idle.setdefault(model, [])
-            idle.append((_kind(model, slots.rows), slots))
-            del idle[:-_MOST_IDLE]
+
+def give_back(model: PreTrainedModel, slot: StaticCacheSlot) -> None:
+    """Keep a cache for later calls."""
+    with _lock:
+        idle = _idle.setdefault(model, [])
+        idle.append((_kind(model, slot.rows), slot))
+        del idle[:-_MOST_IDLE]
 
 
 def _kind(model: PreTrainedModel, rows: int) -> Hashable:
     # Tensors made in inference mode can't be written to outside of it.
     return rows, model.dtype, model.device, torch.is_inference_mode_enabled()
-
-
-POOL = StaticCachePool()

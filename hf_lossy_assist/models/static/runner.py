@@ -14,7 +14,7 @@ from transformers import CompileConfig, PreTrainedModel
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
-from .cache_slot import POOL, StaticCacheSlot
+from .cache_slot import StaticCacheSlot, give_back
 from .compiled_forward import CompiledForward, compiled_forward
 from .decoder_forward import eager_forward
 
@@ -107,7 +107,7 @@ class StaticCacheRunner(ModelRunner):
             yield
         finally:
             if not self.keeps_cache:
-                POOL.give_back(self.model, self.slot)
+                give_back(self.model, self.slot)
 
     def _inputs(self, tokens: Tensor, start: int, count: int, keep: int) -> dict[str, Any]:
         width = tokens.shape[1]
