@@ -98,7 +98,8 @@ class CrossTokenizerDrafter(ModelDrafter):
         return  # `read` finds rejected tokens by comparing texts
 
     def read(self) -> Tensor:
-        text = self.text.ids[0, self._prompt :].tolist()
+        whole = self.text.ids
+        text = whole[0, self._prompt :].tolist()
         same = common_prefix(text, self._text)
         self._text = text
         del self._ends[same:]
@@ -109,7 +110,7 @@ class CrossTokenizerDrafter(ModelDrafter):
         self.runner.rewind(min(common_prefix(ids, self._ids), len(ids) - 1))
         self._ids = ids
         logits = self.read_tokens(torch.tensor([ids[self.runner.seen :]], device=self.device))
-        return self.translation.logits(logits).to(self.text.ids.device)
+        return self.translation.logits(logits).to(whole.device)
 
 
 def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:

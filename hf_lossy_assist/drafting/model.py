@@ -28,7 +28,7 @@ from ..core.messages import Commit, Draft, DraftCost
 from ..core.texts import BatchLayout, DraftedText
 from ..errors import LossyUnsupportedError
 from ..models.lm_head_hook import lm_head_hook
-from ..models.processing import process
+from ..models.processing import process, reads_text
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from . import Drafter
@@ -96,6 +96,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.model = model
         self.draft_length = ConstantLength(draft_length) if isinstance(draft_length, int) else draft_length
         self.processors = LogitsProcessorList() if processors is None else processors
+        self._reads_text = reads_text(self.processors)
         self.do_sample = do_sample
         self.max_length = max_length
         self.randomness = Randomness() if randomness is None else randomness
@@ -116,7 +117,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._drafted = 0
         self._first = True
         self._marks: list[Any] = []
-        self.text = DraftedText()
 
     def _default_runner(self) -> ModelRunner:
         carried: dict[str, Any] = {cache_name(self.model): new_cache(self.model), "use_cache": True}
@@ -145,7 +145,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if n <= 0:
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
-        self.text.begin(ids)
+        self.text = DraftedText(ids)
         scores, states, sure = [], [], []
         if self.stop is not None:
             self.stop.begin()
@@ -175,16 +175,12 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))
         if commit.shift is not None:
             self.runner.move(commit.shift, commit.ids)
-            self.text.forget()
 
     def in_use(self) -> AbstractContextManager[None]:
         return self.runner.in_use()
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``.
-
-        The tokens are a view, overwritten by the next call.
-        """
+        """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``."""
         draft = self.propose(input_ids, None, [self.max_length - input_ids.shape[1]])
         return self.text.ids if len(draft) else input_ids, draft.logits
 
@@ -213,7 +209,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         """
         logits = self.vocabulary.logits(self.read())
         if self.processors:
-            logits = process(self.processors, self.text.ids, logits)
+            ids = self.text.ids if self._reads_text else self.text.newest
+            logits = process(self.processors, ids, logits)
         chosen_by = logits.softmax(-1) if self.do_sample or self.stop is not None else logits
         token = self.randomness.categorical(chosen_by) if self.do_sample else logits.argmax(-1)
         return token, logits, chosen_by

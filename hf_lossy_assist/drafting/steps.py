@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.steps import BoundSteps
-from ..core.texts import BatchLayout
+from ..core.texts import BatchLayout, DraftedText
 from .draft_length import DraftLength
 from .model import ModelDrafter
 
@@ -54,7 +54,7 @@ class StepDrafter(ModelDrafter):
     def _write_step(self, ids: Tensor, longest: int) -> Draft:
         before = self.calls, self.tokens
         self._forget_after(ids.shape[1] - 1)
-        self.text.begin(ids)
+        self.text = DraftedText(ids)
         step, logits = [], []
         while len(step) < longest and not (step and self.steps.end_with(step)):
             token, processed, _ = self.step()
