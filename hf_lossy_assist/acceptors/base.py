@@ -6,20 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..core.limits import LosslessPositions
 from ..core.messages import Decision, Verification
 from ..core.steps import StepDrafting
+from ..heads import VerifierHead
 from .registry import Formula, settings_of
-
-if TYPE_CHECKING:
-    from ..core.limits import LosslessPositions
-    from ..heads.verifier_head import VerifierHead
-
 
 AUTO = "auto"
 """The dropout chosen by its effect on a call's prompt."""
@@ -93,7 +90,7 @@ class Acceptor(ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the rule reads besides the target's logits; most rules set it as a class attribute.
+        """The inputs that the rule reads besides the target's logits; most rules set a class attribute.
 
         A subset of ``"draft_probs"``, ``"draft_or_point_mass"``, ``"hidden"``, ``"draft_hidden"``,
         ``"dropped_heads"`` and ``"tokenizer"``. ``"draft_probs"`` requires a draft distribution; with
@@ -210,7 +207,7 @@ class Acceptor(ABC):
 def _judge_tokens(
     acceptor: Acceptor, v: Verification, positions: LosslessPositions | None
 ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
-    """Return ``(B, n)`` which tokens are kept, which on each rule's account, and where losslessness was imposed."""
+    """Return ``(B, n)`` which tokens are kept, which are credited to each rule, and where the lossless rule decided."""
     credits = acceptor.credits(v)
     keep = reduce(torch.logical_or, credits.values())
     strict = None if positions is None else positions.over(keep, v.lossless)

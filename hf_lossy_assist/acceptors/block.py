@@ -20,8 +20,8 @@ class BlockLossless(Acceptor):
 
     Sun et al. 2024 (arXiv 2403.10444, algorithm 2). ``pᵢ = min(1, pᵢ₋₁·p(xᵢ)/q(xᵢ))`` with ``p₀ = 1`` is how probably
     ``x₁ … xᵢ`` stay. With ``r = Σ [pᵢ·p - q]+`` of the distributions after ``xᵢ``, ``hᵢ = r / (r + 1 - pᵢ)``; after the
-    last token it is ``pᵢ``. On average, as many tokens are kept as one by one, or more. What has been drafted so far
-    may decide how long a draft is.
+    last token it is ``pᵢ``. On average, at least as many tokens are kept as by deciding one by one. A draft's length
+    may depend on the tokens drafted so far.
     """
 
     stays: Tensor  # (B, n) pᵢ

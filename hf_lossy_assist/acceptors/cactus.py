@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ class Cactus(Acceptor):
         ({"delta": 0.01}, {"delta": 0.1}),
     )
     needs = frozenset({"draft_or_point_mass"})
-    lossless_at: ClassVar = {"delta": 0.0}
+    lossless_at = {"delta": 0.0}
     lossless_when_sampling = True
     relaxes = "sampling"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,9 +40,9 @@ class DropMatch(Acceptor):
     criterion
         ``"js"`` or ``"naive"``.
     candidates
-        With ``"js"``, how many of the clean head's likeliest tokens are outcomes of their own; x is one, too, and all
-        other tokens together are one more. No divergence grows by that, each gets cheaper to compute, and decisions
-        hardly ever differ. None is the paper's rule, over all tokens.
+        With ``"js"``, how many of the clean head's likeliest tokens are compared one by one, besides x; all others
+        together count as one more. No divergence grows by that, each gets cheaper to compute, and decisions hardly
+        ever differ. None compares all tokens, as in the paper.
 
     Examples
     --------
@@ -74,8 +73,8 @@ class DropMatch(Acceptor):
         ),
         do_sample=False,
     )
-    lossless_at: ClassVar = {"dropout": 0.0}
-    without_q: ClassVar = {"criterion": "naive"}
+    lossless_at = {"dropout": 0.0}
+    without_q = {"criterion": "naive"}
 
     @property
     def needs(self) -> frozenset[str]:
@@ -132,7 +131,7 @@ class DropMatch(Acceptor):
         return of_draft, torch.cat(farthest, dim=1).amax(1), outcomes.x == majority(torch.cat(y, dim=1), centroid)
 
     def draw(self, v: Verification, outcomes: AllTokens | Candidates, logits: Tensor, path: Tensor) -> Tensor:
-        """Return ``(B, K, n)`` each head's outcome, drawn from ``path``, the law of ``logits`` over the outcomes."""
+        """Return ``(B, K, n)`` each head's outcome, drawn from ``path``, its distribution over the outcomes."""
         return v.randomness.categorical(path)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -39,7 +38,7 @@ class Ears(Acceptor):
         ({"beta": 0.1}, {"beta": 0.2}, {"beta": 1.0}),
     )
     needs = frozenset({"draft_or_point_mass"})
-    lossless_at: ClassVar = {"beta": 0.0}
+    lossless_at = {"beta": 0.0}
     lossless_when_sampling = True
     relaxes = "sampling"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ class Ensemble(Acceptor):
         ({"weight": 0.8}, {"weight": 0.5}),
     )
     needs = frozenset({"draft_or_point_mass"})
-    lossless_at: ClassVar = {"weight": 1.0}
+    lossless_at = {"weight": 1.0}
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ class Fly(Acceptor):
         drawn=({}, {"theta": 0.6}, {"theta": 0.9}),
         do_sample=False,
     )
-    lossless_at: ClassVar = {"theta": 2.0}
+    lossless_at = {"theta": 2.0}
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,9 +21,9 @@ _DIVERGENCES = {"js": js_divergence, "kl": kl_divergence, "tv": total_variation}
 class Fsd(Acceptor):
     """Keep x iff ``D(p ‖ q) <= T`` at its position, whatever x is. Correction: argmax of p, or a draw from p.
 
-    Holsman et al. 2025, "Fuzzy Speculative Decoding" (section 3). D compares the processed distributions, in nats and
-    not as argmaxes even in greedy decoding (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1). With ``strict_above``, the lossless rule
-    decides where the target is sure; with ``divergence="kl"`` that is the training-free judge of Sun et al. 2026
+    Holsman et al. 2025, "Fuzzy Speculative Decoding" (section 3). D compares the processed distributions, in nats
+    (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1), in greedy decoding too. With ``strict_above``, the lossless rule decides where the
+    target is sure; together with ``divergence="kl"``, this is the training-free judge of Sun et al. 2026
     (arXiv:2601.04766).
 
     Parameters
@@ -51,7 +50,7 @@ class Fsd(Acceptor):
         ({"threshold": 0.02}, {"threshold": 0.1}, {"threshold": 0.1, "divergence": "kl"}),
     )
     needs = frozenset({"draft_probs"})
-    lossless_at: ClassVar = {"threshold": 0.0}
+    lossless_at = {"threshold": 0.0}
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:

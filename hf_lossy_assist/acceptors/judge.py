@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ class Judge(HeadRule):
         r"\text{the base rule's}",
         ({"threshold": 0.05}, {"threshold": 0.5}, {"threshold": 0.9}),
     )
-    lossless_at: ClassVar = {"threshold": 0.0}
+    lossless_at = {"threshold": 0.0}
 
     @property
     def needs(self) -> frozenset[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ class Lenience(Acceptor):
         ({"factor": 0.5}, {"factor": 0.3}),
     )
     needs = frozenset({"draft_or_point_mass"})
-    lossless_at: ClassVar = {"factor": 1.0}
+    lossless_at = {"factor": 1.0}
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -52,7 +51,7 @@ class Lossless(Acceptor):
         r"p_j = \min\left(1, p_{j-1} \frac{p(x_j)}{q(x_j)}\right)",
         LOSSLESS + r"; \qquad \text{block, after } x_i: \mathrm{norm}\left([p_i p - q]_+\right)",
     )
-    without_q: ClassVar = {"verification": "token"}
+    without_q = {"verification": "token"}
     lossless_when_sampling = True
     decides_drawn_trees = True
 

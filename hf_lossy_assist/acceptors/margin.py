@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -44,7 +43,7 @@ class Margin(Acceptor):
         drawn=({"gap": 0.5}, {"gap": 2.0}),
         do_sample=False,
     )
-    lossless_at: ClassVar = {"theta": 1.0}
+    lossless_at = {"theta": 1.0}
     drafts_until = 0.3
 
     def keep(self, v: Verification) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -50,7 +49,7 @@ class MinP(Acceptor):
         drawn=({"tau": 0.5}, {"tau": 0.2}, {"tau": 0.2, "top_n": 2}),
         do_sample=False,
     )
-    lossless_at: ClassVar = {"tau": 1.0}
+    lossless_at = {"tau": 1.0}
 
     def keep(self, v: Verification) -> Tensor:
         near = near_best(v, self.tau) & v.allowed

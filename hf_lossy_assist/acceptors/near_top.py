@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -42,7 +41,7 @@ class NearTop(Acceptor):
         drawn=({"alpha": 0.2}, {"alpha": 0.5}),
     )
     needs = frozenset({"draft_or_point_mass"})
-    lossless_at: ClassVar = {"alpha": 0.0}
+    lossless_at = {"alpha": 0.0}
 
     def keep(self, v: Verification) -> Tensor:
         return (near_best(v, 1 - self.alpha) | v.lossless) & v.allowed

@@ -116,8 +116,7 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
     more
         ``integer=True`` for whole numbers only; ``choices``, the allowed strings; ``instead_of``, a setting that
         excludes this one; ``unset``, the meaning of None in words, which allows it; ``word``, a string allowed instead
-        of a number;
-        ``text=True`` for any text but the empty one.
+        of a number; ``text=True`` for any text but the empty one.
 
     Examples
     --------

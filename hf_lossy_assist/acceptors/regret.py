@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -48,7 +47,7 @@ class Regret(Acceptor):
         ({}, {"local_regret": 1.0}, {"local_regret": 2.0}),
         do_sample=False,
     )
-    lossless_at: ClassVar = {"total_regret": 0.0}
+    lossless_at = {"total_regret": 0.0}
     drafts_until = 0.2
     lossless_when_sampling = True
     relaxes = "greedy"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -43,8 +42,8 @@ class Relaxed(Acceptor):
         ({"top_n": 10, "delta": 0.2}, {"top_n": 10, "delta": 0.6}, {"top_n": 2, "delta": 0.6}),
         do_sample=False,
     )
-    usual: ClassVar = {"top_n": 10, "delta": 0.6}
-    lossless_at: ClassVar = {"top_n": 1}
+    usual = {"top_n": 10, "delta": 0.6}
+    lossless_at = {"top_n": 1}
 
     def keep(self, v: Verification) -> Tensor:
         return (rank(v) < self.top_n) & (v.p_x >= v.max_p - self.delta) & v.allowed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from ..heads import VerifierHead
 from .base import UnverifiedDrafting
@@ -54,7 +53,7 @@ class Sprinter(HeadRule):
         ({"false_positive_rate": 0.2}, {"false_positive_rate": 0.5}, {"false_positive_rate": 0.8}),
     )
     needs = frozenset({"draft_probs"})  # the head reads the states of a draft model
-    lossless_at: ClassVar = {"threshold": 1.0}
+    lossless_at = {"threshold": 1.0}
 
     @property
     def unverified_drafting(self) -> UnverifiedDrafting:

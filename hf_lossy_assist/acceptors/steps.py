@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -67,7 +66,7 @@ class Steps(Acceptor):
         ({"threshold": 3}, {}, {"threshold": 9}),
     )
     needs = frozenset({"tokenizer"})
-    lossless_at: ClassVar = {"threshold": 10}
+    lossless_at = {"threshold": 10}
     lossless_when_sampling = True
     decides_whole_drafts = True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -51,8 +50,8 @@ class Thresholds(Acceptor):
         r"\mathrm{norm}(p \text{ without } x); \qquad \text{greedy: } " + BEST,
         ({}, {"threshold_single": 0.3}, {"threshold_acc": 0.5}),
     )
-    usual: ClassVar = {"threshold_single": 0.3}
-    lossless_at: ClassVar = {"threshold_single": 1.0, "threshold_acc": 1.0}
+    usual = {"threshold_single": 0.3}
+    lossless_at = {"threshold_single": 1.0, "threshold_acc": 1.0}
     lossless_when_sampling = True
 
     def is_lossless(self, do_sample: bool) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class TopK(Acceptor):
         drawn=({"k": 1}, {"k": 2}, {"k": 3, "tolerance": 2.0}),
         do_sample=False,
     )
-    lossless_at: ClassVar = {"k": 1}
+    lossless_at = {"k": 1}
     drafts_until = 0.2
 
     def keep(self, v: Verification) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ class Typical(Acceptor):
         do_sample=False,
     )
     # No token exceeds the threshold, so all are the target's own: exp(-H) >= 1/V, and δ exceeds V.
-    lossless_at: ClassVar = {"epsilon": 1.0, "delta": 1e9}
+    lossless_at = {"epsilon": 1.0, "delta": 1e9}
     drafts_until = 0.2
     lossless_when_sampling = True
 

@@ -102,14 +102,13 @@ class DrafterMaker:
         return draft_length_of(self.choice.num_assistant_tokens, self.choice.schedule)
 
     def _settings(self, call: Prepared, processors: LogitsProcessorList) -> dict[str, Any]:
-        shared = compat.shared_decisions(self.choice.target)
         return {
             "processors": processors,
             "do_sample": call.config.do_sample,
             "max_length": call.config.max_length,
             "attention_mask": mask_of(call.ids, call.inputs),
             "randomness": self.randomness,
-            "agree": shared and shared.agree,
+            "agree": compat.agreement_of(self.choice.target),
         }
 
     def _kept(self) -> dict[str, Any]:

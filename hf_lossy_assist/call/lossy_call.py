@@ -224,7 +224,7 @@ class LossyCall:
         if not self.config.break_even:
             return BreakEven(Experience(), Plan.DRAFT, NoStopwatch(device))
         experience = experience_of(self.model, *situation)
-        plan = Plan(int(compat.agreed(self.model, experience.plan)))
+        plan = Plan(int(compat.agreement_of(self.model)(experience.plan)))
         return BreakEven(experience, plan, Stopwatch(device))
 
 

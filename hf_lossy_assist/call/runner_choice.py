@@ -15,7 +15,7 @@ from ..errors import LossyUnsupportedError, warn_once
 from ..models.prepared import Prepared
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
-from ..models.static.cache_slot import POOL, StaticCacheSlot, rewinds
+from ..models.static.cache_slot import StaticCacheSlot, rewinds, take_slot
 from ..models.static.compiled_forward import forget
 from ..models.static.decoder_forward import path_to_decoder
 from ..models.static.runner import StaticCacheRunner
@@ -123,7 +123,7 @@ def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticCacheRu
     if belongs_to_user(cache):
         slot = StaticCacheSlot(cache, int(cache.get_seq_length()))
     else:
-        slot = POOL.take(model, call.config.max_length + width, call.batch)
+        slot = take_slot(model, call.config.max_length + width, call.batch)
     runner = StaticCacheRunner(model, slot, call.inputs, _seen(call), _last_position(call))
     given_back = call.batch > 1 or not call.config.return_dict_in_generate
     runner.keeps_cache = belongs_to_user(cache) or not given_back
@@ -136,7 +136,7 @@ def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> C
     if model.get_input_embeddings() is target.get_input_embeddings():
         obstacle = "the draft is a part of the target, and new in every call"
     if obstacle is None:
-        slot = POOL.take(model, call.config.max_length + _DRAFT_WIDTHS[-1], call.batch)
+        slot = take_slot(model, call.config.max_length + _DRAFT_WIDTHS[-1], call.batch)
         mask = {"attention_mask": mask_of(call.ids, call.inputs)}
         runner = StaticCacheRunner(model, slot, mask, last_position=_last_position(call))
         obstacle = _compile(runner, _DRAFT_WIDTHS, call)

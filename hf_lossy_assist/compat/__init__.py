@@ -16,7 +16,6 @@ from .caches import (
     is_offloaded_cache,
     mark_user_cache,
     new_cache,
-    new_cross_cache,
     obstacle_in_cache,
     quantises,
     ready_for_rollback,
@@ -64,7 +63,7 @@ from .models import (
     unfinished,
     unwrap,
 )
-from .parallel import agreed, is_sharded, shared_decisions, shared_seed
+from .parallel import agreement_of, is_sharded, shared_seed
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, process_rows_alike
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
 from .tree_inputs import TreeInputs, obstacle_to_trees

@@ -113,11 +113,6 @@ def text_cache(cache: Cache) -> Cache:
     return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
 
 
-def new_cross_cache() -> EncoderDecoderCache:
-    """Return an empty cache for a decoder with cross-attention."""
-    return EncoderDecoderCache(DynamicCache(), DynamicCache())
-
-
 @contextmanager
 def recording(cache: DynamicCache) -> Iterator[None]:
     """Let ``cache`` be rolled back inside the block."""
@@ -145,7 +140,10 @@ def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
     if isinstance(cache, StaticCache):
         return None  # rolled back by position, or replaced by a dynamic one
     if quantises(cache):
-        return _obstacle_in_quantised(cache)
+        if all(isinstance(layer, (QuantizedLayer, *_AT_ONCE)) for layer in cache.layers):
+            return None
+        kinds = sorted({type(layer).__name__ for layer in cache.layers})
+        return f"a {type(cache).__name__} with layers {kinds} can't be rolled back; use a dynamic cache"
     if isinstance(cache, EncoderDecoderCache):
         return obstacle_in_cache(model, cache.self_attention_cache)
     if not isinstance(cache, DynamicCache):
@@ -159,7 +157,7 @@ def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:
 
 def mark_user_cache(cache: Any) -> None:
     """Mark a cache passed to ``generate()``; newer versions do it themselves."""
-    if isinstance(cache, _caches.Cache):
+    if isinstance(cache, Cache):
         cache._is_user_defined = True
 
 
@@ -170,14 +168,6 @@ def belongs_to_user(cache: Any) -> bool:
 
 def quantises(cache: Any) -> bool:
     return isinstance(cache, QuantizedCache)
-
-
-def _obstacle_in_quantised(cache: QuantizedCache) -> str | None:
-    """Say why no tokens of a quantised cache can be forgotten; None if some can."""
-    if all(isinstance(layer, (QuantizedLayer, *_AT_ONCE)) for layer in cache.layers):
-        return None
-    kinds = sorted({type(layer).__name__ for layer in cache.layers})
-    return f"a {type(cache).__name__} with layers {kinds} can't be rolled back; use a dynamic cache"
 
 
 def forgettable(cache: Any) -> int:

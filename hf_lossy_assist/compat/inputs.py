@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 
-from ..core.texts import GrowingTensor, counting, ones
+from ..core.texts import GrowingTensor, RowShift, counting, ones
 from .caches import tokens_in
 from .models import device_of, forward_accepts
-
-if TYPE_CHECKING:
-    from ..core.texts import RowShift
 
 TEXT_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
 """The inputs of a text-only model besides the tokens."""

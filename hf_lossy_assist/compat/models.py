@@ -24,7 +24,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 MASKED_ATTENTION = ("sdpa", "eager")
 """Implementations of attention that accept any mask."""
 
-# The second is the older one.
+# The second name is older.
 _PREPARE_ENCODER = next(
     name
     for name in ("_maybe_prepare_encoder_kwargs_for_generation", "_prepare_encoder_decoder_kwargs_for_generation")
@@ -101,7 +101,7 @@ def unwrap(model: Any) -> PreTrainedModel:
 
 
 def obstacle_in_adapter(model: nn.Module) -> str | None:
-    """Say why a PEFT adapter is unsupported (it adds virtual tokens or a learned cache); None if it is not."""
+    """Say why a PEFT adapter is unsupported (it adds virtual tokens or a learned cache); None if it is supported."""
     # While generating, the wrapper owns a method of the model inside.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", model)
     if not getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False):

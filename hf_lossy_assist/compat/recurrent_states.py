@@ -139,11 +139,11 @@ def obstacle_to_rollback(model: PreTrainedModel, several: bool) -> str | None:
     if not has_recurrent_state(model):
         return None
     if not model._supports_default_dynamic_cache():
-        return f"{type(model).__name__} keeps a state that is in no cache of transformers, and can't be brought back"
+        return f"{type(model).__name__} keeps its state outside transformers' caches, where it can't be restored"
     kept = f"{type(model).__name__} keeps a recurrent state"
     goes_on = continuation_of(model)
     if not goes_on.one:
-        return f"{kept}, which can't be brought back by its cache alone"
+        return f"{kept}, which can't be restored from its cache alone"
     if several and not goes_on.several:
-        return f"{kept}, from which it can't go on in a forward over several tokens"
+        return f"{kept}, and can't resume from it in a forward over several tokens"
     return None

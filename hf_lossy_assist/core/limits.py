@@ -72,11 +72,6 @@ class Limits:
     """Limits on where and how often a run is lossy; everywhere else the lossless rule decides.
 
     The markers of a scope may be in the prompt too. The closing marker itself is lossless.
-
-    Examples
-    --------
-    >>> Limits(strict_first_n=16, budget=0.1)
-    Limits(strict_first_n=16, budget=0.1, scope=None)
     """
 
     strict_first_n: int = 0  # the first n generated tokens are lossless
@@ -92,8 +87,7 @@ class Limits:
             isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1
         ):
             raise LossyValueError(f"`budget` in `lossy_config` has to be a number >= 0 and <= 1, but is {budget!r}")
-        markers = self.markers
-        if self.scope is not None and markers is None:
+        if self.scope is not None and self.markers is None:
             raise LossyValueError(
                 f"`scope` in `lossy_config` has to be one of {list(MARKERS)} or a dict with `start` and `end`, each a "
                 f"text, a token id or a list of ids, but is {self.scope!r}"

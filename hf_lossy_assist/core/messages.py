@@ -95,7 +95,7 @@ class Draft:
 
     @cached_property
     def undecided_rows(self) -> tuple[int, ...]:
-        """The rows that the target is asked about: all whose text has not ended in unverified tokens."""
+        """The rows that the target decides: all but those whose text ended in unverified tokens."""
         return tuple(row for row in range(len(self.tokens)) if self.unverified is None or self.undecided_in(row))
 
     @cached_property
@@ -158,7 +158,7 @@ class Decision:
 
     def to_host(self, draft: Draft) -> list[RowDecision]:
         """Return every row's decision after one transfer, the round's only synchronisation."""
-        masks = {id(mask): mask for mask in (self.lossless, *self.kept_by.values())}  # often the same one
+        masks = {id(mask): mask for mask in (self.lossless, *self.kept_by.values())}  # rules often share one
         ends = [x.unsqueeze(-1) for x in (self.n_accepted, self.next_token, self.complete)]
         charge = [] if self.charge is None else [self.charge.unsqueeze(-1).view(torch.int32)]
         tokens, decided = self.along_path(draft.tokens), [self.along_path(mask) for mask in masks.values()]

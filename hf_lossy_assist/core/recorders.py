@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from ..inspection import TokenRecord, TokenScores
-from .statistics import COUNTS, WORK, LossyStats, merged
-
-if TYPE_CHECKING:
-    from .messages import DraftCost, RowDecision
+from ..inspection import TokenRecord
+from .messages import DraftCost, RowDecision
+from .statistics import WORK, LossyStats, joined
 
 
 class RowRecorder:
@@ -21,15 +18,13 @@ class RowRecorder:
 
     def __init__(self) -> None:
         self.trace: list[str] = []
+        self.records: list[TokenRecord] = []
         self.lossy = 0  # tokens kept lossily so far
         self.charged = 0.0  # against a budget over the whole text
         self.work = dict.fromkeys(WORK, 0)
-        self._credits: list[str | None] = []  # the rule that each accepted token is credited to
-        # Per token: its id, its round, whether it is unverified, and the models' scores of it.
-        self._tokens: list[tuple[int, int, bool, TokenScores | None]] = []
         self._rules: dict[str, int] = {}
-        # Per round: where its tokens begin in the trace, where the target's decisions begin, how many tokens it kept,
-        # and how many it was to decide.
+        # Per round: where its tokens begin in the trace, where those that the target decided begin, how many drafted
+        # ones of these stay, and how many the target had to decide.
         self._rounds: list[tuple[int, int, int, int]] = []
         self._drafts_unverified = False
         self._ended: tuple[float, Mapping[str, float]] | None = None
@@ -54,26 +49,26 @@ class RowRecorder:
         lossless = decision.lossless[:kept]
         self.lossy += unverified + kept - sum(lossless)
         self.charged += decision.charge
-        self.trace += ["accepted_lossy"] * unverified + ["accepted" if yes else "accepted_lossy" for yes in lossless]
-        credits: list[str | None] = [None] * kept
+        decided = ["accepted" if yes else "accepted_lossy" for yes in lossless]
+        rules = [unverified_by] * unverified + [None] * (committed - unverified)
         for rule, mask in decision.kept_by.items():
             self._rules.setdefault(rule, 0)
             for i in range(kept):
                 if mask[i]:
-                    credits[i] = rule
-        self._credits += [unverified_by] * unverified + credits
+                    rules[unverified + i] = rule
         if committed > unverified + kept:
-            self.trace.append("bonus" if decision.complete else "corrected")
-            self._credits.append(None)
+            decided.append("bonus" if decision.complete else "corrected")
+        self.trace += ["accepted_lossy"] * unverified + decided
         scores = decision.scores[:committed] or (None,) * committed
-        for i, (token, said) in enumerate(zip(decision.tokens[:committed], scores, strict=True)):
-            self._tokens.append((token, len(self._rounds), i < unverified, said))
+        tokens = zip(decision.tokens[:committed], ["unverified"] * unverified + decided, rules, scores, strict=True)
+        number = len(self._rounds)
+        self.records += [TokenRecord(token, fate, number, rule, said) for token, fate, rule, said in tokens]
         self._rounds.append((start, start + unverified, kept, undecided))
         self._drafts_unverified = self._drafts_unverified or unverified_by is not None
 
     def cut(self, length: int) -> None:
         """Remove all but the first ``length`` tokens."""
-        del self.trace[length:], self._credits[length:], self._tokens[length:]
+        del self.trace[length:], self.records[length:]
 
     def end(self, seconds: Mapping[str, float]) -> None:
         """Note that the text has ended, and the time of the call's stages until then."""
@@ -85,7 +80,7 @@ class RowRecorder:
         runs = [min(decided, length) - start for start, decided, _, _ in reached] if self._drafts_unverified else []
         asked = [x for x in reached if x[1] < length]
         kept = [min(kept, length - decided) for _, decided, kept, _ in asked]
-        credits = Counter(rule for rule in self._credits if rule is not None)
+        credits = Counter(record.rule for record in self.records if record.rule is not None)
         at, seconds = self._ended or (time.perf_counter(), {})
         return LossyStats(
             rounds=len(asked),
@@ -102,7 +97,7 @@ class RowRecorder:
             seconds={"total": at - started, **seconds},
             lossless=lossless,
             trace=tuple(self.trace),
-            records=tuple(map(_record, self._tokens, self.trace, self._credits)),
+            records=tuple(self.records),
         )
 
 
@@ -154,22 +149,12 @@ class StatsRecorder:
 
     def finish(self) -> LossyStats:
         """Return the sums over rows, with the rows' own statistics."""
-        rows = tuple(
-            replace(row.finish(self.lossless, self._started), plain_after=self.plain_after) for row in self.rows
-        )
+        rows = [replace(row.finish(self.lossless, self._started), plain_after=self.plain_after) for row in self.rows]
         total = (self._stopped or time.perf_counter()) - self._started
-        both = {**self.work, "flops": dict(self.flops), "plain_after": self.plain_after}
-        seconds = {"total": total, **self.seconds}
+        shared = {**self.work, "flops": dict(self.flops), "seconds": {"total": total, **self.seconds}}
         if len(rows) == 1:
-            own = replace(rows[0], **both, seconds=seconds)
-            return replace(own, rows=(own,))
-        counts = {name: sum(getattr(row, name) for row in rows) for name in COUNTS}
-        return LossyStats(**counts, **both, **merged(rows), seconds=seconds, lossless=self.lossless, rows=rows)
-
-
-def _record(token: tuple[int, int, bool, TokenScores | None], kind: str, rule: str | None) -> TokenRecord:
-    number, came_in, unverified, scores = token
-    return TokenRecord(number, "unverified" if unverified else kind, came_in, rule, scores)
+            rows = [replace(rows[0], **shared)]
+        return replace(joined(rows), **shared)
 
 
 def _histogram(values: Sequence[int]) -> tuple[int, ...]:

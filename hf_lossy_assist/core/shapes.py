@@ -1,4 +1,4 @@
-"""Which drafted token follows which: the interface of chains and trees, and chains.
+"""Which drafted token follows which: what chains and trees share, and chains.
 
 Notation as in :mod:`~hf_lossy_assist.core.messages`: ``B`` rows, ``n`` drafted tokens, ``V`` vocabulary. A tensor of
 ``n + 1`` positions is about the newest committed token and each drafted one.
@@ -31,13 +31,13 @@ class Prefix:
 
 
 class Shape(ABC):
-    """Which drafted token follows which."""
+    """Which drafted token follows which; where a method is not overridden, each follows the one before it."""
+
+    branches: tuple[int, ...] = ()  # of trees that were drawn, how many children a node of each depth has
 
     @abstractmethod
     def __len__(self) -> int:
         """Return n, the number of drafted tokens."""
-
-    branches: tuple[int, ...] = ()  # of trees that were drawn, how many children a node of each depth has
 
     @property
     @abstractmethod
@@ -55,69 +55,74 @@ class Shape(ABC):
         """``(B, n)`` or ``(1, n)`` the largest number of drafted tokens from each on, itself included."""
 
     @abstractmethod
-    def positions(self, after: Tensor) -> Tensor:
-        """Convert values ``(B, n + 1, …)`` after each token into values at each token's own position, and one more."""
-
-    @abstractmethod
-    def at_tokens(self, after: Tensor) -> Tensor:
-        """Return ``(B, n, …)`` values at each drafted token's own position.
-
-        ``after`` ``(B, ≥ n, …)`` are values after the newest committed token and the drafted ones. The last drafted
-        token's value may be missing.
-        """
-
-    @abstractmethod
-    def next_drafted(self, values: Tensor) -> Tensor:
-        """Return ``(B, n, …)`` the values of the token that follows each; NaN where none does."""
-
-    @abstractmethod
-    def point_masses(self, tokens: Tensor, like: Tensor) -> Tensor:
-        """Return ``(B, n, V)`` 1 at all tokens ``(B, n)`` that were drafted at each position."""
-
-    @abstractmethod
-    def point_mass(self, tokens: Tensor, at: Tensor, like: Tensor) -> Tensor:
-        """Return ``(B, V)`` 1 at all tokens ``(B, n)`` that were drafted at the position of token ``at`` ``(B,)``."""
-
-    @abstractmethod
-    def untried(self, p_x: Tensor) -> Tensor:
-        """Return ``(B, n)`` p(x), renormalised without earlier drafts of the position."""
-
-    @abstractmethod
-    def so_far(self, values: Tensor) -> Tensor:
-        """Return the sums ``(B, n)`` of values over the drafted tokens up to each, itself included."""
-
-    @abstractmethod
-    def followed(self, match: Tensor, count: int) -> Tensor:
-        """Return ``(B, n)`` whether ``count`` drafted tokens follow each and ``match`` ``(B, n)``."""
-
-    @abstractmethod
-    def parent(self, at: Tensor) -> Tensor:
-        """Return ``(B,)`` the token before each of ``at`` ``(B,)``, counted from 1; 0 for the newest committed one."""
-
-    @abstractmethod
     def prefix(self, keep: Tensor, do_sample: bool, log_p: Callable[[], Tensor | None]) -> Prefix:
         """Return the part of the draft that stays, given which tokens ``(B, n)`` a rule keeps on their own.
 
         ``log_p`` gives the log-probability of the text up to each token, which breaks ties; None if there are none.
         """
 
-    @abstractmethod
+    def positions(self, after: Tensor) -> Tensor:
+        """Convert values ``(B, n + 1, …)`` after each token into values at each token's own position, and one more."""
+        return after
+
+    def at_tokens(self, after: Tensor) -> Tensor:
+        """Return ``(B, n, …)`` values at each drafted token's own position.
+
+        ``after`` ``(B, ≥ n, …)`` are values after the newest committed token and the drafted ones. The last drafted
+        token's value may be missing.
+        """
+        return after[:, : len(self)]
+
+    def next_drafted(self, values: Tensor) -> Tensor:
+        """Return ``(B, n, …)`` the values of the token that follows each; NaN where none does."""
+        return torch.cat([values[:, 1:], torch.full_like(values[:, :1], torch.nan)], dim=1)
+
+    def point_masses(self, tokens: Tensor, like: Tensor) -> Tensor:
+        """Return ``(B, n, V)`` 1 at all tokens ``(B, n)`` that were drafted at each position."""
+        return point_mass(tokens, like)
+
+    def point_mass(self, tokens: Tensor, at: Tensor, like: Tensor) -> Tensor:
+        """Return ``(B, V)`` 1 at all tokens ``(B, n)`` that were drafted at the position of token ``at`` ``(B,)``."""
+        return point_mass(tokens.gather(-1, at[:, None]).squeeze(-1), like)
+
+    def untried(self, p_x: Tensor) -> Tensor:
+        """Return ``(B, n)`` p(x), renormalised without earlier drafts of the position."""
+        return p_x
+
+    def so_far(self, values: Tensor) -> Tensor:
+        """Return the sums ``(B, n)`` of values over the drafted tokens up to each, itself included."""
+        return values.cumsum(-1)
+
+    def followed(self, match: Tensor, count: int) -> Tensor:
+        """Return ``(B, n)`` whether ``count`` drafted tokens follow each and ``match`` ``(B, n)``."""
+        followed, with_all = torch.zeros_like(match), len(self) - count
+        if with_all > 0:
+            followed[:, :with_all] = match.unfold(1, count + 1, 1)[..., 1:].all(-1)
+        return followed
+
+    def parent(self, at: Tensor) -> Tensor:
+        """Return ``(B,)`` the token before each of ``at`` ``(B,)``, counted from 1; 0 for the newest committed one."""
+        return at
+
     def by_text(self, processors: Any, ids: Tensor, logits: Tensor) -> Tensor:
         """Return processed ``logits`` ``(B, m, V)`` of the first positions; processors see the text that ends at each.
 
         ``ids`` ``(B, L + n)`` are the committed and the drafted tokens.
         """
+        ids, start = ids.clone(), ids.shape[1] - len(self)  # a processor may keep what it is shown
+        return torch.stack([processors(ids[:, : start + i], logits[:, i]) for i in range(logits.shape[1])], dim=1)
 
-    @abstractmethod
     def along(self, ids: Tensor, of_text: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Return ``(B, n)`` the values of a function of texts before and at each drafted token.
 
         ``ids`` ``(B, L + n)`` are the committed and the drafted tokens; ``of_text`` gives one value per token.
         """
+        values, n = of_text(ids), len(self)
+        return values[:, -n - 1 : -1], values[:, -n:]
 
-    @abstractmethod
     def run(self, runner: Any, ids: Tensor, keep: int, inputs: Mapping[str, Any]) -> Any:
         """Run a model over ``ids`` ``(B, L + n)``, with logits of the last ``keep`` positions."""
+        return runner.run(ids, keep, inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,49 +154,8 @@ class Chain(Shape):
     def left(self) -> Tensor:
         return self._ends[:, None] - torch.arange(self.size, device=self.device)
 
-    def positions(self, after: Tensor) -> Tensor:
-        return after
-
-    def at_tokens(self, after: Tensor) -> Tensor:
-        return after[:, : self.size]
-
-    def next_drafted(self, values: Tensor) -> Tensor:
-        return torch.cat([values[:, 1:], torch.full_like(values[:, :1], torch.nan)], dim=1)
-
-    def point_masses(self, tokens: Tensor, like: Tensor) -> Tensor:
-        return point_mass(tokens, like)
-
-    def point_mass(self, tokens: Tensor, at: Tensor, like: Tensor) -> Tensor:
-        return point_mass(tokens.gather(-1, at[:, None]).squeeze(-1), like)
-
-    def untried(self, p_x: Tensor) -> Tensor:
-        return p_x
-
-    def so_far(self, values: Tensor) -> Tensor:
-        return values.cumsum(-1)
-
-    def followed(self, match: Tensor, count: int) -> Tensor:
-        followed = torch.zeros_like(match)
-        if self.size > count:
-            followed[:, : self.size - count] = match.unfold(1, count + 1, 1)[..., 1:].all(-1)
-        return followed
-
-    def parent(self, at: Tensor) -> Tensor:
-        return at
-
     def prefix(self, keep: Tensor, do_sample: bool, log_p: Callable[[], Tensor | None]) -> Prefix:
         mask = keep.cumprod(-1)
         end = mask.sum(-1)
         complete = end == (self.size if self.lengths is None else self._ends)
         return Prefix(mask, end, end, complete, end.clamp(max=self.size - 1))
-
-    def by_text(self, processors: Any, ids: Tensor, logits: Tensor) -> Tensor:
-        ids, start = ids.clone(), ids.shape[1] - self.size  # a processor may keep what it is shown
-        return torch.stack([processors(ids[:, : start + i], logits[:, i]) for i in range(logits.shape[1])], dim=1)
-
-    def along(self, ids: Tensor, of_text: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        values = of_text(ids)
-        return values[:, -self.size - 1 : -1], values[:, -self.size :]
-
-    def run(self, runner: Any, ids: Tensor, keep: int, inputs: Mapping[str, Any]) -> Any:
-        return runner.run(ids, keep, inputs)

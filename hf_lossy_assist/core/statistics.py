@@ -36,7 +36,7 @@ class LossyStats:
     corrected, bonus
         Output tokens from the target: after a rejection, and after a fully accepted draft.
     target_calls, draft_calls
-        Forward passes of the target, and of the draft model if the drafter counts them. A row counts those it was in.
+        Forward passes of the target, and of the draft model if the drafter counts them. A row counts its own.
     accepted_histogram
         ``accepted_histogram[i]`` rounds kept i proposed tokens.
     accepted_by
@@ -145,7 +145,7 @@ class LossyStats:
         return self.accepted_lossy / self.tokens if self.tokens else 0.0
 
     def to_dict(self, rows: bool = False) -> dict[str, Any]:
-        """Return all counts and derived figures as plain JSON values; with ``rows``, those of every row too."""
+        """Return all counts and derived figures as plain JSON values; with ``rows``, those of every row as well."""
         values = {
             x.name: _plain(getattr(self, x.name)) for x in fields(self) if x.name not in ("trace", "records", "rows")
         }
@@ -271,7 +271,7 @@ class LossyStats:
 
 
 class CollectedStats:
-    """The statistics of several calls; all other attributes are those of their sum.
+    """The statistics of several calls; all other attributes are read from their sum.
 
     Attributes
     ----------
@@ -304,27 +304,20 @@ class CollectedStats:
 
 def joined(calls: Sequence[LossyStats]) -> LossyStats:
     """Return the sums over calls, with all of their rows."""
-    totals = {name: sum(getattr(call, name) for call in calls) for name in (*COUNTS, *WORK)}
+    totals = {name: sum(getattr(call, name) for call in calls) for name in (*_COUNTS, *WORK)}
     return LossyStats(
         **totals,
-        **merged(calls),
+        accepted_histogram=_summed(call.accepted_histogram for call in calls),
+        run_histogram=_summed(call.run_histogram for call in calls),
+        accepted_by=_added(call.accepted_by for call in calls),
+        trace=tuple(kind for call in calls for kind in call.trace),
+        records=tuple(record for call in calls for record in call.records),
         seconds=_added(call.seconds for call in calls),
         flops=_added(call.flops for call in calls),
         lossless=all(call.lossless for call in calls),
         plain_after=next((call.plain_after for call in calls if call.plain_after is not None), None),
         rows=tuple(replace(row, rows=()) for call in calls for row in call.rows or (call,)),
     )
-
-
-def merged(parts: Sequence[LossyStats]) -> dict[str, Any]:
-    """Return the sums of the fields counted by length or by rule, and the concatenated traces."""
-    return {
-        "accepted_histogram": _summed(part.accepted_histogram for part in parts),
-        "run_histogram": _summed(part.run_histogram for part in parts),
-        "accepted_by": _added(part.accepted_by for part in parts),
-        "trace": tuple(kind for part in parts for kind in part.trace),
-        "records": tuple(record for part in parts for record in part.records),
-    }
 
 
 def _added(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -346,7 +339,7 @@ def _plain(value: Any) -> Any:
 
 
 WORK = ("target_calls", "draft_calls", "target_tokens", "draft_tokens", "head_calls")
-COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
+_COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "unverified")
 _DERIVED = (
     "tokens_per_round",
     "mean_accepted",

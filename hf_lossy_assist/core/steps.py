@@ -48,21 +48,13 @@ class StepDrafting:
 
 @dataclass(frozen=True, eq=False)
 class BoundSteps:
-    """A request for steps, in the tokens of a target.
-
-    Attributes
-    ----------
-    question
-        The question's tokens.
-    digits
-        The tokens that answer it, from 0 to 9.
-    """
+    """A request for steps, in the tokens of a target."""
 
     request: StepDrafting
     tokenizer: Any
-    endings: frozenset[int]
+    endings: frozenset[int]  # tokens that end a step, besides the request's text
     question: tuple[int, ...]
-    digits: tuple[int, ...]
+    digits: tuple[int, ...]  # the tokens that answer it, from 0 to 9
 
     @property
     def longest(self) -> int:

@@ -17,8 +17,8 @@ ROOM = 256
 class TokenBuffer:
     """The tokens of a text and of proposals after it; appending does not copy the text.
 
-    All results are views. The next proposal overwrites what stands behind the text; only :meth:`reset` changes the
-    text itself. ``ids`` ``(B, L)`` is copied as 64-bit integers.
+    All results are views. The next proposal overwrites what stands behind the text. ``ids`` ``(B, L)`` is copied as
+    64-bit integers.
 
     Examples
     --------
@@ -31,22 +31,14 @@ class TokenBuffer:
     """
 
     def __init__(self, ids: Tensor) -> None:
-        self._block = torch.empty(len(ids), 0, dtype=torch.long, device=ids.device)
-        self.length = 0
-        self.reset(ids)
+        rows, self.length = ids.shape
+        self._block = torch.empty(rows, 2 * self.length + ROOM, dtype=torch.long, device=ids.device)
+        self.ids.copy_(ids)
 
     @property
     def ids(self) -> Tensor:
         """``(B, L)`` the text."""
         return self._block.narrow(1, 0, self.length)
-
-    def reset(self, ids: Tensor, known: int = 0) -> None:
-        """Replace everything after the first ``known`` tokens by those of ``ids`` ``(B, L)``."""
-        rows, length = ids.shape
-        if rows != len(self._block) or ids.device != self._block.device or length > self._block.shape[1]:
-            self._block, known = self._block.new_empty(rows, 2 * length + ROOM, device=ids.device), 0
-        self._block.narrow(1, known, length - known).copy_(ids.narrow(1, known, length - known))
-        self.length = length
 
     def with_draft(self, tokens: Tensor) -> Tensor:
         """Write a proposal ``(B, n)`` after the text and return both ``(B, L + n)``; the text does not grow."""
@@ -71,12 +63,6 @@ class TokenBuffer:
         """Add ``count`` tokens of the last proposal to the text."""
         self.length += count
 
-    def append(self, tokens: Tensor) -> Tensor:
-        """Add ``tokens`` ``(B, n)`` to the text, and return it."""
-        text = self.with_draft(tokens)
-        self.length = text.shape[1]
-        return text
-
     def _reserve(self, count: int) -> int:
         """Make room for ``count`` tokens after the text, and return where they end."""
         end = self.length + count
@@ -86,31 +72,21 @@ class TokenBuffer:
 
 
 class DraftedText:
-    """A text and the tokens drafted after it, one by one.
+    """A text ``(B, L)`` and the tokens drafted after it, one by one.
 
-    The whole is put together only on demand: a draft model with a cache reads the newest token alone.
+    They are put together only on demand: a draft model with a cache reads the newest token alone.
 
     Examples
     --------
-    >>> text = DraftedText()
-    >>> text.begin(torch.tensor([[5, 6]]))
+    >>> text = DraftedText(torch.tensor([[5, 6]]))
     >>> text.append(torch.tensor([[7]]))
     >>> text.since(2), text.ids
     (tensor([[7]]), tensor([[5, 6, 7]]))
     """
 
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget the text: the next one is another, or its rows have moved."""
-        self._whole: TokenBuffer | None = None
-        self._known = 0  # committed tokens in it
-
-    def begin(self, ids: Tensor) -> None:
-        """Start a draft after ``ids`` ``(B, L)``, which continues the previous call's text."""
-        self._text, self._drafted, self._written = ids, [], -1
-        self._known = min(self._known, ids.shape[1])
+    def __init__(self, text: Tensor) -> None:
+        self._text = text
+        self._drafted: list[Tensor] = []
 
     def append(self, token: Tensor) -> None:
         self._drafted.append(token)
@@ -125,26 +101,19 @@ class DraftedText:
         """``(B, n)`` the drafted tokens; at least one."""
         return torch.cat(self._drafted, dim=-1)
 
+    @property
+    def newest(self) -> Tensor:
+        """``(B, 1)`` the newest token."""
+        return self._drafted[-1] if self._drafted else self._text[:, -1:]
+
     def since(self, start: int) -> Tensor:
-        """Return ``(B, L + n - start)`` the tokens from ``start`` on, as a view."""
-        if self._drafted and start == self.length - 1:
-            return self._drafted[-1]
-        whole = self.ids if self._drafted else self._text
-        return whole.narrow(1, start, self.length - start)
+        """Return ``(B, L + n - start)`` the tokens from ``start`` on."""
+        return self.newest if start == self.length - 1 else self.ids[:, start:]
 
     @property
     def ids(self) -> Tensor:
-        """``(B, L + n)`` text and draft, as a view that the next draft overwrites."""
-        if self._written < 0:
-            if self._whole is None:
-                self._whole = TokenBuffer(self._text)
-            else:
-                self._whole.reset(self._text, self._known)
-            self._known, self._written = self._text.shape[1], 0
-        if self._written < len(self._drafted):
-            self._whole.append(torch.cat(self._drafted[self._written :], dim=-1))
-            self._written = len(self._drafted)
-        return self._whole.ids
+        """``(B, L + n)`` text and draft."""
+        return torch.cat([self._text, *self._drafted], dim=-1) if self._drafted else self._text
 
 
 class GrowingTensor:

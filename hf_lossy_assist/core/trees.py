@@ -25,24 +25,15 @@ class Tree(Shape):
     A node stands after its parent, and after the siblings that are tried before it. When tokens are drawn, siblings are
     tried in turn, each with a point mass as its draft distribution.
 
-    Attributes
-    ----------
-    parents
-        ``(B, N)`` the node that each node follows, -1 for the newest committed token.
-    levels
-        The largest depth.
-    remaining
-        The depth that fits into each row; deeper nodes are filler. None if all fit.
-
     Examples
     --------
     >>> Tree(torch.tensor([[-1, -1, 0, 2]]), levels=3).depths
     tensor([[1, 1, 2, 3]])
     """
 
-    parents: Tensor
-    levels: int
-    remaining: tuple[int, ...] | None = None
+    parents: Tensor  # (B, N) the node that each node follows, -1 for the newest committed token
+    levels: int  # the largest depth
+    remaining: tuple[int, ...] | None = None  # the depth that fits into each row; deeper nodes are filler
 
     def __len__(self) -> int:
         return self.parents.shape[1]
@@ -201,11 +192,8 @@ class Tree(Shape):
 class DrawnTree(Tree):
     """Trees whose siblings were drawn independently of each other from one distribution q.
 
-    Attributes
-    ----------
-    branches
-        How many children a node of each depth has, the newest committed token first. Siblings stand together, depth
-        after depth.
+    ``branches`` says how many children a node of each depth has, the newest committed token first. Siblings stand
+    together, depth after depth.
     """
 
     branches: tuple[int, ...] = ()

@@ -122,7 +122,7 @@ class Decoding:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        with self.target.in_use(), self.drafter.in_use():
+        with self.target.runner.in_use(), self.drafter.in_use():
             yield
 
     def _keep_up(self) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..core.messages import Commit, Draft
-
-if TYPE_CHECKING:
-    from ..core.recorders import StatsRecorder
-    from ..core.texts import BatchLayout
+from ..core.recorders import StatsRecorder
+from ..core.texts import BatchLayout
 
 
 class Drafter(ABC):
@@ -39,7 +36,7 @@ class Drafter(ABC):
         return
 
     def in_use(self) -> AbstractContextManager[None]:
-        """Inside the block, drafts are asked for."""
+        """Drafts are asked for inside this block only."""
         return nullcontext()
 
     def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:

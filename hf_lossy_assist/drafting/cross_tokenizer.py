@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -41,20 +42,15 @@ class Translation:
 
     def text(self, ids: list[int]) -> list[int]:
         """Translate a text: shared special tokens one by one, the text between them by the draft's tokenizer."""
-        out, part = [], []
-        for i in [*ids, None]:
-            if i is not None and i not in self.special:
-                part.append(i)
-                continue
-            if part:
-                out += self.draft.encode(self._decode(part), add_special_tokens=False)
-                part = []
-            out += [self.to_draft[i]] if i in self.to_draft else []
+        out = []
+        for special, part in groupby(ids, self.special.__contains__):
+            tokens = list(part)
+            out += [self.to_draft[i] for i in tokens if i in self.to_draft] if special else self._encode(tokens)
         return out
 
     def token(self, i: int) -> list[int]:
         shared = self.to_draft.get(i)
-        return self.draft.encode(self._decode([i]), add_special_tokens=False) if shared is None else [shared]
+        return self._encode([i]) if shared is None else [shared]
 
     def logits(self, logits: Tensor) -> Tensor:
         """Return the draft's logits over the target's vocabulary ``(…, V)``; unshared tokens get ``-inf``."""
@@ -63,8 +59,9 @@ class Translation:
         out[..., theirs] = logits[..., ours]
         return out
 
-    def _decode(self, ids: list[int]) -> str:
-        return self.target.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    def _encode(self, ids: list[int]) -> list[int]:
+        text = self.target.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.draft.encode(text, add_special_tokens=False)
 
 
 class CrossTokenizerDrafter(ModelDrafter):
@@ -101,7 +98,8 @@ class CrossTokenizerDrafter(ModelDrafter):
         return  # `read` finds rejected tokens by comparing texts
 
     def read(self) -> Tensor:
-        text = self.text.ids[0, self._prompt :].tolist()
+        whole = self.text.ids
+        text = whole[0, self._prompt :].tolist()
         same = common_prefix(text, self._text)
         self._text = text
         del self._ends[same:]
@@ -112,11 +110,11 @@ class CrossTokenizerDrafter(ModelDrafter):
         self.runner.rewind(min(common_prefix(ids, self._ids), len(ids) - 1))
         self._ids = ids
         logits = self.read_tokens(torch.tensor([ids[self.runner.seen :]], device=self.device))
-        return self.translation.logits(logits).to(self.text.ids.device)
+        return self.translation.logits(logits).to(whole.device)
 
 
 def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:
-    """Yield every token's text, with a plain space for the tokenizer's own sign of one."""
+    """Yield every token's text and id; the tokenizer's own sign for a space becomes a space."""
     ids = tokenizer.encode(" ", add_special_tokens=False)
     sign = tokenizer.convert_ids_to_tokens(ids)[0][0] if ids else " "
     for token, i in tokenizer.get_vocab().items():

@@ -21,7 +21,7 @@ from ..errors import LossyValueError
 from .tree_config import TreeConfig
 
 Agree = Callable[[float], float]
-"""From a process's own measurement to the measurement that all processes use."""
+"""Maps a process's own measurement to the one that all processes use."""
 
 DEFAULT_NUM_TOKENS = 5
 _SCHEDULES = ("constant", "heuristic", "heuristic_transient")
@@ -29,21 +29,13 @@ _SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 @dataclass(frozen=True)
 class Round:
-    """The cost of a round, and the tokens that it kept.
-
-    Attributes
-    ----------
-    drafting, rest
-        Seconds in the draft model, and from then until the next draft could begin; 0 without a stopwatch.
-    first
-        Whether it was a text's first round, in which both models read the prompt.
-    """
+    """The cost of a round, and the tokens that it kept; seconds are 0 without a stopwatch."""
 
     drafted: int
     accepted: int
-    drafting: float
-    rest: float
-    first: bool = False
+    drafting: float  # seconds in the draft model
+    rest: float  # seconds from then until the next draft could begin
+    first: bool = False  # whether it was a text's first round, in which both models read the prompt
 
 
 class DraftLength(ABC):
@@ -58,7 +50,7 @@ class DraftLength(ABC):
         """Learn from a round."""
         return
 
-    def watch(self, device: torch.device, agree: Agree | None = None) -> Stopwatch:
+    def watch(self, device: torch.device, agree: Agree = float) -> Stopwatch:
         """Return a stopwatch for the rounds of a draft model on ``device``.
 
         Processes that run one model together ``agree`` on each measured time.
@@ -67,7 +59,7 @@ class DraftLength(ABC):
 
 
 class ConstantLength(DraftLength):
-    """Drafts as many tokens in every round."""
+    """Drafts equally many tokens in every round."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -118,7 +110,7 @@ class AutoNodes(DraftLength):
             size = self._best // 2 if self.rounds // self._EXPLORE_EVERY % 2 else 2 * self._best
         return min(max(1, size), self.highest)
 
-    def watch(self, device: torch.device, agree: Agree | None = None) -> Stopwatch:
+    def watch(self, device: torch.device, agree: Agree = float) -> Stopwatch:
         return Stopwatch(device, agree)
 
     def observe(self, last: Round) -> None:
@@ -152,30 +144,29 @@ class AutoNodes(DraftLength):
         """Fit the rest of a round as ``base + slope · n``, by least squares over the median of every n."""
         points = [(size, statistics.median(times), len(times)) for size, times in self.rests.items()]
         mean_x, mean_y, slope = _fitted(points)
-        slope = min(max(slope, 0.0), mean_y / (mean_x + 1))  # no round takes negative time
+        slope = min(slope, mean_y / (mean_x + 1))  # no round takes negative time
         return mean_y - slope * mean_x, slope
 
     def _kept_line(self) -> tuple[float, float]:
         points = [(math.log2(n), kept / rounds, rounds) for n, (rounds, kept) in self.kept_of.items()]
         points += [(math.log2(n), kept, self._PRIOR_WEIGHT) for n, kept in self._PRIOR]
         mean_x, mean_y, slope = _fitted(points)
-        slope = max(slope, 0.0)
         return mean_y - slope * mean_x, slope
 
 
 def _fitted(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """Return the means of x and y, and the slope of the weighted least-squares line through ``(x, y, weight)``."""
+    """Return the means of x and y, and the slope, at least 0, of the least-squares line through ``(x, y, weight)``."""
     total = sum(weight for *_, weight in points)
     mean_x = sum(x * w for x, _, w in points) / total
     mean_y = sum(y * w for _, y, w in points) / total
     spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
-    return mean_x, mean_y, sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points) / spread if spread else 0.0
+    slope = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points) / spread if spread else 0.0
+    return mean_x, mean_y, max(slope, 0.0)
 
 
 def draft_length_of(num_tokens: int, schedule: str = "constant") -> DraftLength:
     """Return the draft length for ``num_assistant_tokens`` and ``num_assistant_tokens_schedule``."""
-    constant = constant_length(num_tokens, schedule) is not None
-    return ConstantLength(num_tokens) if constant else HeuristicLength(num_tokens)
+    return ConstantLength(num_tokens) if constant_length(num_tokens, schedule) else HeuristicLength(num_tokens)
 
 
 def constant_length(num_tokens: int, schedule: str = "constant") -> int | None:
@@ -213,9 +204,9 @@ def check_num_tokens(value: Any) -> None:
 class Stopwatch:
     """Marks points in a device's queue of work, and measures the time between two of them."""
 
-    def __init__(self, device: torch.device, agree: Agree | None = None) -> None:
+    def __init__(self, device: torch.device, agree: Agree = float) -> None:
         self.device = device
-        self.agree: Agree = float if agree is None else agree
+        self.agree = agree
         self.on_gpu = device.type == "cuda"
 
     def mark(self) -> Any:

@@ -16,18 +16,10 @@ from ..heads import VerifierHead
 
 
 class DraftStop(ABC):
-    """Decides after every drafted token whether to draft on. The token itself is verified either way.
+    """Decides after every drafted token whether to draft on. The token itself is verified either way."""
 
-    Attributes
-    ----------
-    name
-        What ``"by"`` of ``stop_drafting`` in ``lossy_config`` calls it.
-    reads_states
-        Whether it reads the draft model's states.
-    """
-
-    name: ClassVar[str]
-    reads_states: ClassVar[bool] = False
+    name: ClassVar[str]  # by which `stop_drafting` in `lossy_config` chooses it
+    reads_states: ClassVar[bool] = False  # whether it reads the draft model's states
 
     def check_models(self, target: PreTrainedModel, draft: PreTrainedModel) -> None:
         """Refuse models that it was not trained for."""
@@ -75,20 +67,9 @@ class ConfidenceStop(DraftStop):
 class EntropyStop(DraftStop):
     """Stop after a token with ``1 - sqrt(scale · H(q)) < λ``, where λ follows the acceptance of the rounds.
 
-    AdaEDL (Agrawal et al. 2024): the left side approximates a lower bound of the probability that the token is
-    accepted. λ begins at ``threshold``; a round with a running acceptance below ``acceptance`` raises it by a tenth of
-    ``step``, any other round lowers it by as much. The rows of a batch share it.
-
-    Parameters
-    ----------
-    threshold
-        λ in the first round.
-    scale
-        The paper's γ.
-    acceptance
-        The wanted share of accepted tokens.
-    step
-        How fast λ changes; 0 keeps it.
+    AdaEDL (Agrawal et al. 2024), whose γ is ``scale``: the left side approximates a lower bound of the probability that
+    the token is accepted. λ begins at ``threshold``; a round with a running acceptance below ``acceptance`` raises it
+    by a tenth of ``step``, any other round lowers it by as much. The rows of a batch share it.
 
     Examples
     --------
@@ -134,12 +115,8 @@ class EntropyStop(DraftStop):
 class AcceptanceStop(DraftStop):
     """Stop once the probability that all drafted tokens are accepted, ``Π q(xᵢ)``, is below ``1 - threshold``.
 
-    SpecDec++ (Huang et al. 2024) with q(x) instead of a trained head's probability; see :class:`HeadStop`.
-
-    Parameters
-    ----------
-    threshold
-        The paper's h: drafting stops where a rejection is likelier than this.
+    SpecDec++ (Huang et al. 2024), whose h is ``threshold``, with q(x) instead of the probability of a trained head, for
+    which see :class:`HeadStop`.
     """
 
     threshold: float = 0.7
@@ -165,16 +142,7 @@ class AcceptanceStop(DraftStop):
 
 @dataclass
 class HeadStop(AcceptanceStop):
-    """Stop as :class:`AcceptanceStop` does, by a trained head's probabilities: SpecDec++ (Huang et al. 2024).
-
-    Parameters
-    ----------
-    threshold
-        The paper's h.
-    head
-        A :class:`~hf_lossy_assist.heads.VerifierHead` on the state that predicted a token: a folder, a Hub id or a
-        loaded head.
-    """
+    """Stop as :class:`AcceptanceStop` does, by a trained head on the state that predicted a token: SpecDec++."""
 
     head: VerifierHead | None = None
 

@@ -21,38 +21,19 @@ _LAYERS_READ = 3
 
 @dataclass(frozen=True, eq=False)
 class Eagle3Config:
-    """The shape and the conventions of an EAGLE-3 head.
+    """The shape and the conventions of an EAGLE-3 head."""
 
-    Attributes
-    ----------
-    layer
-        Its decoder layer's configuration: kind, sizes, rotary positions; ``vocab_size`` is the target's.
-    draft_vocab_size
-        How many tokens it can draft.
-    target_hidden_size
-        Width of the target's states.
-    target_layers
-        The states that it reads, numbered as in the target's ``hidden_states``: i enters layer i, and the last leaves
-        them all, before the norm. None for the usual three, which depend on the target's depth.
-    norm_before_residual
-        Whether the layer's residual is the normed state.
-    norm_before_fc, fc_norm
-        Whether the states are normed before they are fused: all at once, or each by itself.
-    norm_output
-        Whether the normed output replaces the fused states from the second drafted token on.
-    target_name, target_architectures
-        The model that it was trained for, where the checkpoint names it.
-    """
-
-    layer: PretrainedConfig
-    draft_vocab_size: int
-    target_hidden_size: int
+    layer: PretrainedConfig  # its decoder layer's: kind, sizes, rotary positions; `vocab_size` is the target's
+    draft_vocab_size: int  # how many tokens it can draft
+    target_hidden_size: int  # the width of the target's states
+    # The states that it reads, numbered as in the target's `hidden_states`: i enters layer i, and the last leaves them
+    # all, before the norm. None for the usual three, which depend on the target's depth.
     target_layers: tuple[int, ...] | None = None
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-    target_name: str | None = None
+    norm_before_residual: bool = False  # whether the layer's residual is the normed state
+    norm_before_fc: bool = False  # whether the states are normed before they are fused, all at once
+    fc_norm: bool = False  # likewise, each by itself
+    norm_output: bool = False  # whether the normed output replaces the fused states from the second drafted token on
+    target_name: str | None = None  # the model that it was trained for, if the checkpoint names it
     target_architectures: tuple[str, ...] = ()
 
     def get_text_config(self, decoder: bool = True) -> PretrainedConfig:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ..compat import rollback
 from ..core.messages import Commit, Draft
+from ..core.texts import BatchLayout, RowShift
 from ..core.trees import along_path
 from ..errors import LossyUnsupportedError
 from ..models.cache_rows import move_cache
@@ -25,14 +26,11 @@ from .eagle3 import Eagle3
 from .model import ModelDrafter
 from .vocabulary import DraftVocabulary, vocabulary_sizes
 
-if TYPE_CHECKING:
-    from ..core.texts import BatchLayout, RowShift
-
 
 class Eagle3Drafter(ModelDrafter):
     """Drafts with an EAGLE-3 head: one forward over the target's new states per round, then one per token.
 
-    The target goes alone in the first round, as there are no states yet.
+    The first round has no draft, because there are no states yet.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class Eagle3Drafter(ModelDrafter):
 class Eagle3Forwards(ModelRunner):
     """Runs an EAGLE-3 head. Its slot t holds the target's state at token t and the token after it.
 
-    ``embeddings`` ``(V, d)`` are those of the tokens; ``mask`` ``(B, L)`` is False at padding of the prompts, or None.
+    ``embeddings`` ``(V, d)`` are the tokens'; ``mask`` ``(B, L)`` is False at padding of the prompts, or None.
     """
 
     def __init__(self, head: Eagle3, embeddings: Tensor, mask: Tensor | None) -> None:

@@ -17,21 +17,10 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", 
 
 
 def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """Return a view of ``model`` that ends after its first layers, with the same weights, norm and head.
+    """Return a view of ``model`` that ends after its first ``layers``, with the same weights, norm and head.
 
-    Parameters
-    ----------
-    model
-        A decoder-only model, best one trained for early exits, such as LayerSkip's.
-    layers
-        How many layers to keep.
-
-    Raises
-    ------
-    LossyValueError
-        When the model has no more layers than these.
-    LossyUnsupportedError
-        When its layers can't be found, or their states can't be rolled back.
+    Drafts of models trained for early exits, such as LayerSkip's, are best. Raises where the layers can't be found, or
+    their states can't be rolled back.
     """
     refused = f"`assistant_early_exit` {layers!r} can't be used with {type(model).__name__}, "
     if has_recurrent_state(model):
@@ -48,16 +37,16 @@ def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
             f"{refused}whose base model does not hold its layers in one list; pass an `assistant_model`"
         )
     # The base keeps its own configuration, because some divide by the number of all layers.
-    shallow_base, shallow = _view(base), _view(model)
-    shallow.config = _with_caches_of(base.config, layers)
-    shallow_base._modules[name] = nn.ModuleList(list(base._modules[name])[:layers])
-    shallow._modules[model.base_model_prefix] = shallow_base
-    if not counts_tokens(shallow):
+    draft_base, draft = _view(base), _view(model)
+    draft.config = _with_caches_of(base.config, layers)
+    draft_base._modules[name] = nn.ModuleList(list(base._modules[name])[:layers])
+    draft._modules[model.base_model_prefix] = draft_base
+    if not counts_tokens(draft):
         raise LossyUnsupportedError(
             f"{refused}because none of the first {layers} layers attends to the text, so their cache does not know its "
             "length; raise it, or pass an `assistant_model`"
         )
-    return shallow
+    return draft
 
 
 def _with_caches_of(config: PretrainedConfig, layers: int) -> PretrainedConfig:

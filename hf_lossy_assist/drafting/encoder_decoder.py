@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..compat import (
-    DraftForwardInputs,
-    ForwardInputs,
-    device_of,
-    encode,
-    forward_accepts,
-    generation_accepts,
-    new_cross_cache,
-)
+from ..compat import DraftForwardInputs, ForwardInputs, device_of, encode, forward_accepts, generation_accepts
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.prepared import Prepared
 from ..models.runner import DynamicCacheRunner, ModelRunner
@@ -62,7 +54,8 @@ class EncoderDecoderDrafter(ModelDrafter):
         super().__init__(model, draft_length, **settings)
 
     def _default_runner(self) -> ModelRunner:
-        carried = {"past_key_values": new_cross_cache(), "use_cache": True, **self._encoded}
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        carried = {"past_key_values": cache, "use_cache": True, **self._encoded}
         direct = forward_accepts(self.model, "encoder_outputs")  # else the model's own preparation does
         inputs = DraftForwardInputs(self.model) if direct else ForwardInputs(self.model)
         return DynamicCacheRunner(inputs, carried, self._length)

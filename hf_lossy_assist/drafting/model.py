@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,19 +25,16 @@ from ..compat import (
 )
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, DraftCost
-from ..core.texts import DraftedText
+from ..core.texts import BatchLayout, DraftedText
 from ..errors import LossyUnsupportedError
 from ..models.lm_head_hook import lm_head_hook
-from ..models.processing import process
+from ..models.processing import process, reads_text
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from . import Drafter
 from .draft_length import Agree, ConstantLength, DraftLength, Round
 from .draft_stop import DraftStop
 from .vocabulary import Vocabulary, check_vocabularies
-
-if TYPE_CHECKING:
-    from ..core.texts import BatchLayout
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -70,36 +67,13 @@ class ModelDrafter(Drafter, CandidateGenerator):
     """Proposes tokens with the draft model's own forward and cache.
 
     It calls the model directly, without a nested ``generate()``, so nothing is validated, copied or written to a
-    configuration between rounds. Tokens are drawn from the very distribution q that it reports.
+    configuration between rounds. Tokens are drawn from the very distribution q that it reports, after the user's
+    ``processors``.
 
-    Parameters
-    ----------
-    model
-        The draft model.
-    draft_length
-        γ, drafted tokens per round: a number, or what chooses one from round to round.
-    processors
-        The user's logits processors; they act on q as they do on p.
-    do_sample
-        Whether tokens are drawn from q, or are its argmax.
-    max_length
-        The longest candidate, leaving room for the target's own token.
-    attention_mask
-        ``(B, L)`` mask of the prompts, where they are padded.
-    randomness
-        The source of the draws.
-    keep_logits
-        Whether the processed logits of q are returned with the tokens.
-    keep_hidden
-        Whether the inputs of the LM head are kept, too.
-    stop
-        Ends a round's draft early.
-    vocabulary
-        Maps the model's tokens to the target's; by default they are the same.
-    runner
-        Makes the model's runner for every text; by default on a dynamic cache.
-    agree
-        How the processes of one target agree on a time.
+    ``draft_length`` is γ, or chooses it from round to round; ``max_length`` leaves room for the target's own token.
+    ``attention_mask`` ``(B, L)`` is that of padded prompts. ``keep_logits`` and ``keep_hidden`` return the logits of q
+    and the inputs of the LM head with the tokens. ``runner`` makes a runner for every text, by default on a dynamic
+    cache. The processes of one target ``agree`` on measured times.
     """
 
     def __init__(
@@ -117,11 +91,12 @@ class ModelDrafter(Drafter, CandidateGenerator):
         stop: DraftStop | None = None,
         vocabulary: Vocabulary | None = None,
         runner: Callable[[], ModelRunner] | None = None,
-        agree: Agree | None = None,
+        agree: Agree = float,
     ) -> None:
         self.model = model
         self.draft_length = ConstantLength(draft_length) if isinstance(draft_length, int) else draft_length
         self.processors = LogitsProcessorList() if processors is None else processors
+        self._reads_text = reads_text(self.processors)
         self.do_sample = do_sample
         self.max_length = max_length
         self.randomness = Randomness() if randomness is None else randomness
@@ -142,7 +117,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._drafted = 0
         self._first = True
         self._marks: list[Any] = []
-        self.text = DraftedText()
 
     def _default_runner(self) -> ModelRunner:
         carried: dict[str, Any] = {cache_name(self.model): new_cache(self.model), "use_cache": True}
@@ -171,7 +145,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if n <= 0:
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
-        self.text.begin(ids)
+        self.text = DraftedText(ids)
         scores, states, sure = [], [], []
         if self.stop is not None:
             self.stop.begin()
@@ -201,16 +175,12 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))
         if commit.shift is not None:
             self.runner.move(commit.shift, commit.ids)
-            self.text.forget()
 
     def in_use(self) -> AbstractContextManager[None]:
         return self.runner.in_use()
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``.
-
-        The tokens are a view, overwritten by the next call.
-        """
+        """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``."""
         draft = self.propose(input_ids, None, [self.max_length - input_ids.shape[1]])
         return self.text.ids if len(draft) else input_ids, draft.logits
 
@@ -239,7 +209,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         """
         logits = self.vocabulary.logits(self.read())
         if self.processors:
-            logits = process(self.processors, self.text.ids, logits)
+            ids = self.text.ids if self._reads_text else self.text.newest
+            logits = process(self.processors, ids, logits)
         chosen_by = logits.softmax(-1) if self.do_sample or self.stop is not None else logits
         token = self.randomness.categorical(chosen_by) if self.do_sample else logits.argmax(-1)
         return token, logits, chosen_by

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +12,10 @@ from ..acceptors import Acceptor
 from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
 from ..core.distributions import point_mass
 from ..core.messages import Commit, Draft, DraftCost
+from ..core.texts import BatchLayout
 from ..errors import LossyValueError
 from . import Drafter
 from .model import ModelDrafter
-
-if TYPE_CHECKING:
-    from ..core.texts import BatchLayout
 
 _NEEDED = {"draft_probs": "distribution", "draft_hidden": "hidden states"}
 

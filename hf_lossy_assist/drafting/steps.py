@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +12,9 @@ from transformers import PreTrainedModel
 
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.steps import BoundSteps
+from ..core.texts import BatchLayout, DraftedText
 from .draft_length import DraftLength
 from .model import ModelDrafter
-
-if TYPE_CHECKING:
-    from ..core.texts import BatchLayout
 
 
 class StepDrafter(ModelDrafter):
@@ -56,7 +54,7 @@ class StepDrafter(ModelDrafter):
     def _write_step(self, ids: Tensor, longest: int) -> Draft:
         before = self.calls, self.tokens
         self._forget_after(ids.shape[1] - 1)
-        self.text.begin(ids)
+        self.text = DraftedText(ids)
         step, logits = [], []
         while len(step) < longest and not (step and self.steps.end_with(step)):
             token, processed, _ = self.step()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.messages import Draft, DraftCost
+from ..core.texts import BatchLayout, DraftedText
 from ..core.trees import DrawnTree, Tree
-from ..models.processing import process, reads_text
+from ..models.processing import process
 from .eagle3_drafter import Eagle3Drafter
 from .model import ModelDrafter
 from .tree_config import DrawnTreeConfig, TreeConfig
 from .vocabulary import NEVER
-
-if TYPE_CHECKING:
-    from ..core.texts import BatchLayout
 
 
 class TreeDrafter(ModelDrafter):
@@ -42,7 +40,7 @@ class TreeDrafter(ModelDrafter):
             self._drafted = 0
             return Draft.empty(ids)
         self._forget_after(ids.shape[1] - 1)
-        self.text.begin(ids)
+        self.text = DraftedText(ids)
         growing, states = self._begin(ids, self.read()), [self._state()]
         length = self.runner.seen
         for _ in range(1, depth):
@@ -78,7 +76,7 @@ class TreeDrafter(ModelDrafter):
     def _processed(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> Tensor:
         """Return the logits of q ``(B, k, V)`` after nodes, from the draft model's."""
         logits = self.vocabulary.logits(logits)
-        if growing is None or not reads_text(self.processors):
+        if growing is None or not self._reads_text:
             return process(self.processors, ids, logits)
         paths = growing.paths()
         shown = (torch.cat([ids, paths[:, i]], dim=1) for i in range(paths.shape[1]))

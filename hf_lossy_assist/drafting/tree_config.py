@@ -15,27 +15,12 @@ _FORM = "numbers of children, e.g. [4, 2, 1] or '4x2x1'"
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """How trees are drafted: ``tree`` in ``lossy_config``.
-
-    Attributes
-    ----------
-    depth
-        Tokens on the longest path; each takes a forward of the draft.
-    top_k
-        Nodes to extend at each depth, and continuations of each node.
-    nodes
-        How many of the likeliest nodes the target verifies. ``"auto"`` chooses the number by measured times.
-
-    Examples
-    --------
-    >>> TreeConfig(depth=4, nodes=16)
-    TreeConfig(depth=4, top_k=8, nodes=16)
-    """
+    """How trees are drafted: ``tree`` in ``lossy_config``."""
 
     drawn: ClassVar[bool] = False  # whether nodes are drawn, not chosen
-    depth: int = 6
-    top_k: int = 8
-    nodes: int | str = 32
+    depth: int = 6  # tokens on the longest path; each takes a forward of the draft
+    top_k: int = 8  # nodes to extend at each depth, and continuations of each node
+    nodes: int | str = 32  # how many of the likeliest nodes the target verifies; "auto" chooses by measured times
 
     def __post_init__(self) -> None:
         for x in fields(self):
@@ -54,13 +39,7 @@ class TreeConfig:
 
 @dataclass(frozen=True)
 class DrawnTreeConfig:
-    """How trees are drawn: ``tree`` in ``lossy_config`` with ``branches``.
-
-    Attributes
-    ----------
-    branches
-        How many children a node of each depth has; the text's newest token comes first. Written ``[4, 2, 1]`` or
-        ``"4x2x1"``.
+    """How trees are drawn: ``tree`` in ``lossy_config`` with ``branches``, written ``[4, 2, 1]`` or ``"4x2x1"``.
 
     Examples
     --------
@@ -69,7 +48,7 @@ class DrawnTreeConfig:
     """
 
     drawn: ClassVar[bool] = True
-    branches: tuple[int, ...]
+    branches: tuple[int, ...]  # how many children a node of each depth has; the text's newest token comes first
 
     def __post_init__(self) -> None:
         given = self.branches

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..acceptors import UnverifiedDrafting
+from ..core.limits import BoundLimits
 from ..core.messages import Commit, Draft, DraftCost
+from ..core.recorders import StatsRecorder
+from ..core.texts import BatchLayout, DraftedText
 from ..errors import LossyUnsupportedError
 from ..theory import DenseDecoder
 from .model import ModelDrafter
 
-if TYPE_CHECKING:
-    from ..core.recorders import StatsRecorder
-    from ..core.texts import BatchLayout
-
 
 class Texts(Protocol):
     """The part of a call's progress that drafting without the target needs."""
+
+    limits: BoundLimits | None
 
     def ended(self, row: int) -> bool: ...
 
@@ -53,7 +54,7 @@ class UnverifiedDrafter(ModelDrafter):
 
     def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens, self._scored
-        self.text.begin(ids)
+        self.text = DraftedText(ids)
         rows = range(len(ids))
         unverified, waits, logits, scores = [0] * len(ids), [False] * len(ids), [], []
         while not all(waits[i] or self.progress.ended(layout.rows[i]) for i in rows):
@@ -61,18 +62,17 @@ class UnverifiedDrafter(ModelDrafter):
             self.text.append(token)
             logits.append(processed)
             scores.append(score)
-            passing = []
-            for i, (drafted, passes) in enumerate(self._fetch(self.text.ids, len(logits), score, layout)):
+            passing = {}
+            for i, (drafted, passes) in enumerate(self._fetch(len(logits), score, layout)):
                 if waits[i] or self.progress.ended(layout.rows[i]):
                     continue
                 if passes and unverified[i] < self.request.max_draft - 1:
-                    passing.append((i, drafted))
+                    unverified[i] += 1
+                    passing[layout.rows[i]] = [drafted]
                 else:
                     waits[i] = True
-            for i, _ in passing:
-                unverified[i] += 1
             if passing:
-                self.progress.commit([layout.rows[i] for i, _ in passing], [[drafted] for _, drafted in passing])
+                self.progress.commit([*passing], [*passing.values()])
         return Draft(
             self.text.drafted,
             torch.cat(logits, dim=1).float(),
@@ -86,7 +86,6 @@ class UnverifiedDrafter(ModelDrafter):
     def observe(self, commit: Commit) -> None:
         if commit.shift is not None:
             self.runner.move(commit.shift, commit.ids)
-            self.text.forget()
             return
         whole = min(commit.counts) == commit.drafted and commit.accepted == commit.counts
         if not whole:  # the texts go on with other tokens than the draft model has read
@@ -108,13 +107,14 @@ class UnverifiedDrafter(ModelDrafter):
             "actual": head + stats.work["draft_tokens"] * draft.total + stats.work["target_tokens"] * verified.total,
         }
 
-    def _fetch(self, candidate: Tensor, drafted: int, score: Tensor, layout: BatchLayout) -> list[tuple[int, bool]]:
+    def _fetch(self, drafted: int, score: Tensor, layout: BatchLayout) -> list[tuple[int, bool]]:
         """Bring each row's newest token to the host, and whether it passes: the step's only synchronisation."""
-        passes = score.to(candidate.device) > self.request.threshold
-        # Rows that wait are ignored; the others have the same number of unverified tokens.
-        if (allowed := self.progress.may_be_unverified(candidate, drafted, layout.rows)) is not None:
-            passes = passes & allowed
-        return [(token, bool(ok)) for token, ok in torch.stack([candidate[:, -1], passes.long()], dim=-1).tolist()]
+        newest = self.text.newest[:, 0]
+        passes = score.to(newest.device) > self.request.threshold
+        if self.progress.limits is not None:
+            # Rows that wait are ignored; the others have the same number of unverified tokens.
+            passes &= self.progress.may_be_unverified(self.text.ids, drafted, layout.rows)
+        return [(token, bool(ok)) for token, ok in torch.stack([newest, passes.long()], dim=-1).tolist()]
 
     def _score(self) -> Tensor:
         state, head = self._hook.hidden[:, -1], self.request.head

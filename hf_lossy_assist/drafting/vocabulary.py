@@ -80,7 +80,7 @@ def same_tokenizer(a: Any, b: Any) -> bool:
 
 
 def check_vocabularies(target: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Raise where two models without tokenizers to compare can't have the same one."""
+    """Raise if the sizes of two models' vocabularies rule out that they have one tokenizer."""
     sizes = vocabulary_sizes(target, draft)
     if abs(sizes[0] - sizes[1]) > MOST_PADDING:
         raise LossyValueError(

@@ -23,7 +23,7 @@ class TokenScores:
     p: float | None = None  # the token's probability by the target; None without such a distribution
     q: float | None = None  # its probability by the draft, likewise
     likeliest: tuple[tuple[int, float], ...] = ()  # the target's likeliest tokens at the position, with their p
-    # what the rule compared, by name; a correction has those of the token that it replaced
+    # what the rule compared, by name; for a correction, what it compared about the replaced token
     quantities: Mapping[str, float] = field(default_factory=dict)
     # the replaced token with its p and q; None in trees, where it may be one of several
     replaced: tuple[int, float, float | None] | None = None

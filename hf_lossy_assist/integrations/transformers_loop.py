@@ -181,7 +181,6 @@ class LossyVerification(LogitsProcessor):
                 **kwargs,
             )
         else:
-            shared = compat.shared_decisions(self.target)
             drafter = ModelDrafter(
                 self.assistant_model,
                 self.num_assistant_tokens,
@@ -192,7 +191,7 @@ class LossyVerification(LogitsProcessor):
                 randomness=randomness,
                 keep_hidden="draft_hidden" in self.config.acceptor.needs,
                 stop=fresh(self.stop),
-                agree=shared and shared.agree,
+                agree=compat.agreement_of(self.target),
             )
         acceptor = self.config.acceptor
         known = self.assistant_model is not None or isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS)

@@ -31,7 +31,7 @@ def choose_dropout(head: nn.Module, states: Tensor, paths: int) -> Tensor:
     Widths and heads differ in how much noise they bear, so ρ is chosen by its effect. The test uses the half of the
     positions where the clean head is surest: ``paths`` dropped heads have to choose its token in 95 % of all cases.
     It draws from its own seeded generator, so equal prompts get equal ρ. Fewer than 16 positions get the least ρ.
-    Of a vocabulary beyond 1,024 tokens, only the clean head's 256 likeliest can be chosen at each position: others
+    In a vocabulary beyond 1,024 tokens, only the clean head's 256 likeliest at each position can be chosen: others
     hardly ever win, and most of the head need not be read.
 
     ``states`` ``(P, d)`` are the head's inputs at positions of the prompt. The result is a scalar on their device; it
@@ -94,12 +94,8 @@ class LMHeadHook:
     """Reads the input of an LM head, and sends dropped copies of it through the same call.
 
     Clean and dropped rows share one read of the head's weights. All that the model does after its head, such as
-    soft-capping, applies to every path.
-
-    Attributes
-    ----------
-    dropout
-        ρ, or one per row ``(B, 1, 1, 1)``; None until the first forward's states have chosen it.
+    soft-capping, applies to every path. ``dropout`` is ρ, or one per row ``(B, 1, 1, 1)``; None until the first
+    forward's states have chosen it.
     """
 
     def __init__(self, head: nn.Module, dropped: DroppedHeads | None, randomness: Randomness) -> None:

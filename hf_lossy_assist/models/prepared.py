@@ -15,39 +15,19 @@ from .processing import of_row
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """One call, ready to decode.
+    """One call, ready to decode: processors, criteria and configuration are as ``generate()`` merged them."""
 
-    Attributes
-    ----------
-    ids
-        ``(B, L)`` prompts.
-    processors, stopping_criteria, config
-        As ``generate()`` merged them.
-    inputs
-        The model's inputs besides ``ids``: cache, mask, positions.
-    streamer, tokenizer
-        As the caller gave them, or None.
-    encoder_input
-        The input of the target's encoder, where the caller gave it.
-    synced_gpus
-        Whether all processes run as many forwards as the slowest.
-    of_batch
-        Whether this is one row of a batch.
-    inspected
-        Whether every token's record includes the draft's distribution.
-    """
-
-    ids: Tensor
+    ids: Tensor  # (B, L) prompts
     processors: LogitsProcessorList
     stopping_criteria: StoppingCriteriaList
     config: GenerationConfig
-    inputs: dict[str, Any]
+    inputs: dict[str, Any]  # the model's inputs besides `ids`: cache, mask, positions
     streamer: Any = None
     tokenizer: Any = None
-    encoder_input: Any = None
-    synced_gpus: bool = False
-    of_batch: bool = False
-    inspected: bool = False
+    encoder_input: Any = None  # the input of the target's encoder, if the caller gave it
+    synced_gpus: bool = False  # whether all processes run as many forwards as the slowest
+    of_batch: bool = False  # whether this is one row of a batch
+    inspected: bool = False  # whether every token's record includes the draft's distribution
 
     @property
     def wants_q(self) -> bool:

@@ -143,7 +143,7 @@ DTYPES: Mapping[str, Callable[[Tensor, Tensor | None], QuantisedLinear]] = {"int
 def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedModel:
     """Return a draft with rounded weights: its linear layers, and its LM head.
 
-    Every rule stays exact: q is what the quantised draft says.
+    Every rule stays exact, because q is the quantised draft's own distribution.
 
     - ``"int8"``: each row of a weight has one scale, max|w| / 127. On x86 CPUs the inputs are rounded to 8 bits, too,
       one scale per token; elsewhere weights are widened for every product, which saves memory but no time.

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ..compat import WHOLE_OUTPUTS, CacheSnapshot, ForwardInputs, cache_of
+from ..core.texts import RowShift
 from ..errors import LossyUnsupportedError
 from .runner import DynamicCacheRunner, ModelRunner
-
-if TYPE_CHECKING:
-    from ..core.texts import RowShift
 
 LONGEST_REPLAY = 32
 """The most committed tokens that a forward reads again; it takes about as long as a forward over one."""
@@ -63,7 +61,7 @@ class RecurrentRunner(DynamicCacheRunner):
 
     def catch_up(self, text: Tensor, keep: int) -> None:
         committed = text.shape[1] - keep
-        # A caller who wants every token's states gets those of the prompt from one forward.
+        # If a caller wants every token's states, one forward returns the whole prompt's.
         at_once = self._at_first and any(self.carried.get(name) for name in WHOLE_OUTPUTS)
         if committed > self.seen and not at_once and (self._at_first or committed - self.seen > LONGEST_REPLAY):
             self._send(text[:, :committed], self.seen, committed, 1)

@@ -19,19 +19,11 @@ from .cache_rows import keep_path, move_cache
 
 
 class ModelRunner(ABC):
-    """Runs a model over the end of a text whose beginning its cache holds.
-
-    Attributes
-    ----------
-    seen
-        How many tokens of the text the cache holds.
-    sent
-        How many tokens the last forward was over, all rows together.
-    """
+    """Runs a model over the end of a text whose beginning its cache holds."""
 
     model: PreTrainedModel
-    seen: int
-    sent: int
+    seen: int  # how many tokens of the text the cache holds
+    sent: int  # how many tokens the last forward was over, all rows together
 
     def catch_up(self, text: Tensor, keep: int) -> None:
         """Prefill whatever :meth:`run` of the same arguments will not cover."""
@@ -80,9 +72,9 @@ class ModelRunner(ABC):
         return LossyUnsupportedError(f"{name} can't keep one path of a tree; draft chains, or use a dynamic cache")
 
     def rehearse(self, text: Tensor, mark: Callable[[], Any]) -> tuple[Any, Any] | None:
-        """Run and forget the forward over the last token of ``text``; return marks before and after it, None without.
+        """Run the forward over the last token of ``text``, and forget it; return marks before and after it.
 
-        It is not run where it would leave a trace.
+        Where the forward would leave a trace, it is not run, and the result is None.
         """
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,9 +76,6 @@ class Target:
 
     def idle(self, ids: Tensor) -> None:
         idle_forward(self.model, ids, self.carried)
-
-    def in_use(self) -> AbstractContextManager[None]:
-        return self.runner.in_use()
 
 
 class StepTarget(Target):

@@ -34,19 +34,11 @@ def test_rounds_of_a_text_are_what_concatenation_gives(rows):
 def test_a_buffer_is_no_part_of_what_it_was_made_of():
     ids = torch.tensor([[1, 2]])
     text = TokenBuffer(ids)
-    text.append(torch.tensor([[3]]))
-    text.reset(torch.tensor([[9, 9, 9, 4]]), known=3)
-    assert text.ids.tolist() == [[1, 2, 3, 4]]
-    assert ids.tolist() == [[1, 2]]
-
-
-def test_another_rectangle_is_taken_in_whole():
-    text = TokenBuffer(torch.zeros(3, 4, dtype=torch.long))
-    fewer, longer = torch.full((2, 4), 7), torch.full((2, 5 * ROOM), 8)
-    text.reset(fewer, known=4)
-    assert torch.equal(text.ids, fewer)
-    text.reset(longer, known=4)
-    assert torch.equal(text.ids, longer)
+    text.with_draft(torch.tensor([[3]]))
+    text.advance(1)
+    assert text.ids.tolist() == [[1, 2, 3]]
+    ids.fill_(9)
+    assert text.ids.tolist() == [[1, 2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +60,7 @@ def test_what_goes_on(values, go_on, expected):
 
 def test_ids_of_any_integer_type_become_the_usual_one():
     text = TokenBuffer(torch.tensor([[1, 2]], dtype=torch.int32))
-    text.append(torch.tensor([[3]]))
-    assert text.ids.dtype == torch.int64
+    assert text.with_draft(torch.tensor([[3]])).dtype == text.ids.dtype == torch.int64
 
 
 def test_the_next_token_stands_where_each_row_has_kept_to():
@@ -82,34 +73,23 @@ def test_the_next_token_stands_where_each_row_has_kept_to():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_drafted_text_is_what_was_begun_with_and_drafted(seed: int):
-    """Whatever is read of it, and whenever, in rounds that keep some of a draft, and for a prefix, and another text."""
+def test_a_drafted_text_is_its_beginning_and_what_was_drafted(seed: int):
+    """Whatever is read of it, and whenever."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows = rng.choice([1, 3])
 
     def tokens(count: int) -> torch.Tensor:
         return torch.randint(1000, (rows, count), generator=generator)
 
-    drafted, text = DraftedText(), tokens(rng.randint(1, 5))
-    for _ in range(12):
-        drafted.begin(text.clone())
-        whole = text
-        for _ in range(rng.randint(0, 4)):
-            whole = torch.cat([whole, tokens(1)], dim=-1)
-            drafted.append(whole[:, -1:])
-            if rng.random() < 0.5:
-                start = rng.randint(0, whole.shape[1])
-                assert torch.equal(drafted.since(start), whole[:, start:])
-            if rng.random() < 0.3:
-                assert torch.equal(drafted.ids, whole)
-        assert drafted.length == whole.shape[1]
-        if whole.shape[1] > text.shape[1]:
-            assert torch.equal(drafted.drafted, whole[:, text.shape[1] :])
-        following = rng.random()
-        if following < 0.7:
-            text = torch.cat([whole[:, : rng.randint(text.shape[1], whole.shape[1])], tokens(1)], dim=-1)
-        elif following < 0.85:
-            text = text[:, : rng.randint(1, text.shape[1])]
-        else:
-            drafted.forget()
-            text = tokens(rng.randint(1, 9))
+    text = whole = tokens(rng.randint(1, 5))
+    drafted = DraftedText(text)
+    for _ in range(rng.randint(0, 4)):
+        assert torch.equal(drafted.ids, whole)
+        assert torch.equal(drafted.newest, whole[:, -1:])
+        whole = torch.cat([whole, tokens(1)], dim=-1)
+        drafted.append(whole[:, -1:])
+        for start in range(whole.shape[1] + 1):
+            assert torch.equal(drafted.since(start), whole[:, start:])
+    assert drafted.length == whole.shape[1]
+    if whole.shape[1] > text.shape[1]:
+        assert torch.equal(drafted.drafted, whole[:, text.shape[1] :])

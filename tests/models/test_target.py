@@ -109,7 +109,7 @@ def test_it_keeps_what_was_committed(rows: int):
     texts = [random_tokens(4, generator) for _ in range(rows)]
     target = target_for(model, texts, Lossless())
     layout, ids = BatchLayout.of(rectangle(texts), PAD), rectangle(texts)
-    with target.in_use():
+    with target.runner.in_use():
         for drafted in (3, 5, 0, 4):
             new = random_round(len(texts), drafted, generator, ends=0)
             draft = Draft(torch.tensor([tokens[:-1] for tokens in new.tokens], dtype=torch.long))
@@ -129,7 +129,7 @@ def test_it_keeps_what_was_committed(rows: int):
 def test_a_round_without_it_changes_nothing():
     model, texts = tiny(), [[5, 6, 7]]
     target, layout = target_for(model, texts, Lossless()), BatchLayout.of(rectangle(texts), PAD)
-    with target.in_use():
+    with target.runner.in_use():
         target.verify(rectangle(texts), Draft.empty(rectangle(texts)))
         before = target.runner.seen
         target.keep(commit_of(layout, rectangle(texts), [[8, 9]], [2], [False], None))

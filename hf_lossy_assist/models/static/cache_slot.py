@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from ...compat import REWINDING_LAYERS
-
-if TYPE_CHECKING:
-    from ...core.texts import RowShift
+from ...core.texts import RowShift
 
 _MOST_IDLE = 2
 _ROOMIEST = 4
@@ -61,12 +58,12 @@ class StaticCacheSlot:
 
 
 def rewinds(cache: Cache) -> bool:
-    """Tell whether ``cache`` can be rolled back by position; sliding windows have dropped what they would need."""
+    """Tell whether ``cache`` can be rolled back by position; sliding windows can't, as they drop older tokens."""
     return all(type(layer) in REWINDING_LAYERS for layer in cache.layers)
 
 
 def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
-    """Return a cache of ``length`` slots in every layer; masks see to sliding windows."""
+    """Return a cache of ``length`` slots in every layer; masks apply sliding windows."""
     cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
     cache.layers = [
         StaticLayer(max_cache_len=length) if type(layer) is StaticSlidingWindowLayer else layer
@@ -89,42 +86,37 @@ def roomy(length: int) -> int:
     return -(-length // step) * step
 
 
-class StaticCachePool:
-    """Keeps the caches of earlier calls by model, because compiled forwards know them by address."""
+# The caches of earlier calls by model, because compiled forwards know them by address.
+_idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, StaticCacheSlot]]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
-    def __init__(self) -> None:
-        self._idle: weakref.WeakKeyDictionary[PreTrainedModel, list[tuple[Hashable, StaticCacheSlot]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._lock = threading.Lock()
 
-    def take(self, model: PreTrainedModel, length: int, rows: int = 1) -> StaticCacheSlot:
-        """Return an empty cache for ``length`` tokens of each row.
+def take_slot(model: PreTrainedModel, length: int, rows: int = 1) -> StaticCacheSlot:
+    """Return an empty cache for ``length`` tokens of each row.
 
-        A cache up to four times as long will do: its forwards are compiled already.
-        """
-        length = roomy(length)
-        wanted = _kind(model, rows)
-        with self._lock:
-            idle = self._idle.setdefault(model, [])
-            fits = [x for x in idle if x[0] == wanted and length <= x[1].capacity <= _ROOMIEST * length]
-            if fits:
-                best = min(fits, key=lambda entry: entry[1].capacity)
-                idle.remove(best)
-                best[1].clear()
-                return best[1]
-        return StaticCacheSlot(new_static_cache(model, length), rows=rows)
+    A cache up to four times as long will do: its forwards are compiled already.
+    """
+    length = roomy(length)
+    wanted = _kind(model, rows)
+    with _lock:
+        idle = _idle.setdefault(model, [])
+        fits = [x for x in idle if x[0] == wanted and length <= x[1].capacity <= _ROOMIEST * length]
+        if fits:
+            best = min(fits, key=lambda entry: entry[1].capacity)
+            idle.remove(best)
+            best[1].clear()
+            return best[1]
+    return StaticCacheSlot(new_static_cache(model, length), rows=rows)
 
-    def give_back(self, model: PreTrainedModel, slots: StaticCacheSlot) -> None:
-        with self._lock:
-            idle = self._idle.setdefault(model, [])
-            idle.append((_kind(model, slots.rows), slots))
-            del idle[:-_MOST_IDLE]
+
+def give_back(model: PreTrainedModel, slot: StaticCacheSlot) -> None:
+    """Keep a cache for later calls."""
+    with _lock:
+        idle = _idle.setdefault(model, [])
+        idle.append((_kind(model, slot.rows), slot))
+        del idle[:-_MOST_IDLE]
 
 
 def _kind(model: PreTrainedModel, rows: int) -> Hashable:
     # Tensors made in inference mode can't be written to outside of it.
     return rows, model.dtype, model.device, torch.is_inference_mode_enabled()
-
-
-POOL = StaticCachePool()

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
 
-from ...core.texts import GrowingTensor, counting, ones
+from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
-from .cache_slot import POOL, StaticCacheSlot
+from .cache_slot import StaticCacheSlot, give_back
 from .compiled_forward import CompiledForward, compiled_forward
 from .decoder_forward import eager_forward
-
-if TYPE_CHECKING:
-    from ...core.texts import RowShift
 
 _TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
 
@@ -30,13 +27,6 @@ class StaticCacheRunner(ModelRunner):
     A batch keeps its first cache: rows that go on move to the front, and forwards keep their number of rows.
     ``carried`` holds the prompt's mask and positions, where ``generate()`` has prepared them. Positions beyond
     ``last_position``, which only padding of shorter rows has, are clamped to it.
-
-    Attributes
-    ----------
-    compiled
-        Compiled forwards by width; empty where nothing is compiled.
-    keeps_cache
-        Whether the caller gets the cache in the end; otherwise other calls reuse it.
     """
 
     def __init__(
@@ -53,8 +43,8 @@ class StaticCacheRunner(ModelRunner):
         self.sent = 0
         self.last_position = last_position
         self.carried = {**carried, "past_key_values": slot.cache}
-        self.compiled: dict[int, CompiledForward] = {}
-        self.keeps_cache = False
+        self.compiled: dict[int, CompiledForward] = {}  # by width
+        self.keeps_cache = False  # whether the caller gets the cache in the end; otherwise other calls reuse it
         self.device = device = model.device  # read once: models search all of their weights for it
         self._eager = model if slot.rows == 1 else eager_forward(model, slot.rows)
         mask, positions = carried.get("attention_mask"), carried.get("position_ids")
@@ -117,7 +107,7 @@ class StaticCacheRunner(ModelRunner):
             yield
         finally:
             if not self.keeps_cache:
-                POOL.give_back(self.model, self.slot)
+                give_back(self.model, self.slot)
 
     def _inputs(self, tokens: Tensor, start: int, count: int, keep: int) -> dict[str, Any]:
         width = tokens.shape[1]

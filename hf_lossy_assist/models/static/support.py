@@ -29,10 +29,10 @@ def obstacle_to_static(model: PreTrainedModel) -> str | None:
 
 
 def obstacle_to_inputs(call: Prepared) -> str | None:
-    """Say which wish of a call the static path can't fulfil; None where it can fulfil all."""
+    """Say which option or input of a call static caches do not support; None if they support all."""
     for name in compat.WHOLE_OUTPUTS:
         if getattr(call.config, name, False):
-            return f"`{name}` is wanted"
+            return f"`{name}` is set"
     for name, value in call.inputs.items():
         if name not in compat.TEXT_INPUTS and value is not None and value is not False:
             return f"the model has the input `{name}`"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, StaticCache
 
-from hf_lossy_assist.models.static.cache_slot import POOL, StaticCacheSlot, new_static_cache, rewinds
+from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache, rewinds, take_slot
 from tests.tiny_models import prompt, tiny
 
 
@@ -35,19 +35,19 @@ def test_a_slot_seeks_and_says_what_fits(target):
 
 
 def test_caches_are_lent_once(target):
-    first = POOL.take(target, 60)
-    assert POOL.take(target, 60) is not first
-    POOL.give_back(target, first)
-    assert POOL.take(target, 500) is not first
-    assert POOL.take(target, 33, rows=2) is not first
-    assert POOL.take(target, 33) is first
+    first = take_slot(target, 60)
+    assert take_slot(target, 60) is not first
+    give_back(target, first)
+    assert take_slot(target, 500) is not first
+    assert take_slot(target, 33, rows=2) is not first
+    assert take_slot(target, 33) is first
 
 
 def test_a_longer_cache_is_lent_again_but_not_a_much_longer_one(target):
-    long, short = POOL.take(target, 400), POOL.take(target, 200)
-    POOL.give_back(target, long)
-    POOL.give_back(target, short)
-    assert POOL.take(target, 190) is short
-    assert POOL.take(target, 60) is not long
-    assert POOL.take(target, 150) is long
-    assert POOL.take(target, 150).capacity < 200
+    long, short = take_slot(target, 400), take_slot(target, 200)
+    give_back(target, long)
+    give_back(target, short)
+    assert take_slot(target, 190) is short
+    assert take_slot(target, 60) is not long
+    assert take_slot(target, 150) is long
+    assert take_slot(target, 150).capacity < 200

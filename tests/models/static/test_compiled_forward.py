@@ -15,7 +15,7 @@ from hf_lossy_assist import LossyVerification, errors
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.models.static import compiled_forward as programs
-from hf_lossy_assist.models.static.cache_slot import POOL, StaticCacheSlot, new_static_cache
+from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache
 from hf_lossy_assist.models.static.decoder_forward import with_decoder_forward
 from hf_lossy_assist.models.static.support import obstacle_to_static
 from tests.tiny_models import noisy_copy, prompt, tiny
@@ -89,7 +89,7 @@ def test_nothing_is_written_to_the_models(pair, backend):
 def test_programs_and_caches_go_with_the_model(backend):
     target = tiny("llama")
     programs.compiled_forward(target, CompileConfig(backend=backend), 3)
-    POOL.give_back(target, StaticCacheSlot(new_static_cache(target, 64)))
+    give_back(target, StaticCacheSlot(new_static_cache(target, 64)))
     gone = weakref.ref(target)
     del target
     gc.collect()

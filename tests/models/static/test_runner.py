@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
-from hf_lossy_assist.models.static.cache_slot import POOL, StaticCacheSlot, new_static_cache
+from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache, take_slot
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 from tests.decoding.fixtures import PAD, between, random_round, random_tokens
 from tests.models.references import assert_last_logits, follow_rows, inputs_of, prompts
@@ -73,11 +73,11 @@ def test_compiled_programs_of_fixed_widths(padding: int):
 def test_a_cache_goes_back_to_the_pool_unless_it_is_the_caller_s():
     model = tiny()
     for keeps in (False, True):
-        forwards = StaticCacheRunner(model, POOL.take(model, CAPACITY), {})
+        forwards = StaticCacheRunner(model, take_slot(model, CAPACITY), {})
         forwards.keeps_cache = keeps
         with forwards.in_use():
             pass
-        assert (POOL.take(model, CAPACITY) is forwards.slot) != keeps
+        assert (take_slot(model, CAPACITY) is forwards.slot) != keeps
 
 
 @pytest.mark.parametrize(
