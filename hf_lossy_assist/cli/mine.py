@@ -43,6 +43,7 @@ from .options import (
     PairInstead,
     TargetSource,
     TaskData,
+    TaskName,
     TaskOptions,
     Threads,
     Where,
@@ -60,9 +61,7 @@ class MiningOptions:
         Path | None, typer.Option(help="Folder for the data; the same one continues an interrupted run.")
     ] = None
     pair: PairInstead = None
-    task: Annotated[
-        str | None, typer.Option(help="arithmetic, gsm8k, code, preference, ifeval, or your own package.module:Name.")
-    ] = None
+    task: TaskName = None
     task_data: TaskData = None
     task_option: TaskOptions = None
     unsafe_no_isolation: Annotated[
