@@ -10,7 +10,7 @@ print(question.prompt)
 
 hf_lossy_assist.enable(pair.target)
 for mode in (None, "lossless", "dropmatch"):
-    # With a seed, nothing depends on the clock: the figures are the same every time.
+    # With a seed, the figures are the same every time.
     assisted = {"assistant_model": pair.draft, "num_assistant_tokens": 16, "lossy_config": {"seed": 0}} if mode else {}
     output = pair.target.generate(
         **inputs,

@@ -15,7 +15,7 @@ def command(*arguments):
 
 folder = Path(tempfile.mkdtemp())
 data, head = folder / "mined", folder / "judge"
-# Enough to see how it goes; a head that is to be used wants thousands of problems.
+# Few problems, to be quick; a useful head needs thousands.
 command("mine", "--pair", "arithmetic", "--num-prompts", 14, "--out", data)
 command("train", "judge", "--data", data, "--pair", "arithmetic", "--validation", 0.3, "--out", head)
 command("publish", head, "your-org/your-judge", "--dry-run")  # without --dry-run once you are logged in

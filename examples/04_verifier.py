@@ -17,7 +17,7 @@ def command(*arguments):
 
 folder = Path(tempfile.mkdtemp())
 data, head = folder / "mined", folder / "verifier"
-# Enough to see how it goes; a head that is to be used wants thousands of problems.
+# Few problems, to be quick; a useful head needs thousands.
 command("mine", "--labels", "ratio", "--pair", "arithmetic", "--num-prompts", 16, "--out", data)
 command("train", "verifier", "--data", data, "--pair", "arithmetic", "--validation", 0.3, "--out", head)
 
@@ -40,5 +40,5 @@ with hf_lossy_assist.enabled(pair.target):
         stats = output.lossy_stats
         text = pair.tokenizer.decode(output.sequences[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
         print(f"\nthreshold {threshold}:{text}")
-        print(f"  the target was asked {stats.target_calls} times for {len(stats.trace)} tokens,")
-        print(f"  runs of {stats.mean_run:.1f} tokens between")
+        print(f"  {stats.target_calls} calls of the target for {len(stats.trace)} tokens;")
+        print(f"  before each, the draft committed {stats.mean_run:.1f} tokens alone")

@@ -1,4 +1,4 @@
-"""A rule of your own: words may differ from what the target would say, numbers may not."""
+"""A rule of your own: words may differ from those of the target, numbers may not."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Words(Acceptor):
     Parameters
     ----------
     share
-        The smallest probability of a token that is let through.
+        The smallest probability of a token that is kept although the lossless rule would not keep it.
     strict
         The ids of tokens that only the lossless rule keeps.
     """
@@ -52,6 +52,6 @@ with hf_lossy_assist.enabled(pair.target):
     )
 answer = output.sequences[0, inputs.input_ids.shape[1] :].tolist()
 marks = zip(answer, output.lossy_stats.trace, strict=True)
-let_through = [pair.tokenizer.decode([token]) for token, what in marks if what == "accepted_lossy"]
+lossy = [pair.tokenizer.decode([token]) for token, what in marks if what == "accepted_lossy"]
 print(pair.tokenizer.decode(output.sequences[0], skip_special_tokens=True))
-print(f"  {output.lossy_stats.mean_accepted:.1f} drafted tokens kept a round; let through: {let_through}")
+print(f"  {output.lossy_stats.mean_accepted:.1f} drafted tokens kept a round; only by this rule: {lossy}")

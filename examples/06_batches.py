@@ -1,4 +1,4 @@
-"""Several prompts in one call, and several answers to each: every row keeps what the rule allows it."""
+"""Several prompts in one call, and several answers to each; every row keeps as many tokens as the rule allows it."""
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs

@@ -1,4 +1,4 @@
-"""A target that does not fit: layers on disk, read again for every forward pass, so that each pass saved counts."""
+"""A target that does not fit into memory: layers on disk are read again in every forward pass, so fewer passes pay."""
 
 import tempfile
 from collections import Counter
@@ -9,7 +9,7 @@ import hf_lossy_assist
 from hf_lossy_assist import pairs
 
 pair = pairs.load("arithmetic")
-# "auto" fills GPUs first, then the memory, then the disk. Here the last layers go to disk whatever there is room for.
+# device_map="auto" fills GPUs first, then memory, then the disk. Here the last layers always go to the disk.
 layers = len(pair.target.model.layers)
 device_map = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cpu")
 device_map |= {f"model.layers.{i}": "cpu" if i == 0 else "disk" for i in range(layers)}

@@ -1,4 +1,4 @@
-"""Many continuations in one forward of the target: a tree keeps more than a chain of its depth."""
+"""Many continuations in one forward pass of the target: a tree keeps more than a chain of the same depth."""
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs

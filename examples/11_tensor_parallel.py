@@ -1,4 +1,4 @@
-"""One target on two processes, each of which has a part of its weights.
+"""One target on two processes, each with a part of the weights.
 
 torchrun --nproc-per-node 2 examples/11_tensor_parallel.py
 """
@@ -18,7 +18,7 @@ sharded = {"distributed_config": DistributedConfig(tp_size=processes)} if proces
 target = AutoModelForCausalLM.from_pretrained(pair.target.name_or_path, **sharded).eval()
 inputs = pair.tokenizer(pair.task.examples("test", 2)[1].prompt, return_tensors="pt")
 
-# The draft is small: every process has it whole. No seed is needed, for rank 0 draws one for all.
+# The draft is small: every process has it whole. No seed is needed: rank 0 draws one for all.
 with hf_lossy_assist.enabled(target, assistant_model=pair.draft, lossy_mode="typical"):
     ids = target.generate(**inputs, do_sample=True, temperature=0.7, max_new_tokens=60)
     stats = hf_lossy_assist.last_stats(target)

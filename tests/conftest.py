@@ -56,7 +56,7 @@ def qwen_coder_pair() -> pairs.Pair:
 
 @pytest.fixture
 def gguf_read_once(monkeypatch: pytest.MonkeyPatch):
-    """What loads configuration, weights and tokenizer of a GGUF file parses its 50,000 words once, not each time."""
+    """Configuration, weights and tokenizer of a GGUF file are read with one parsing of its 50,000 words, not three."""
     if find_spec("gguf") is not None:
         import gguf
 

@@ -1,4 +1,4 @@
-"""What it means that two greedy texts are the same."""
+"""Assertions that two greedy texts are the same, but for ties."""
 
 from __future__ import annotations
 

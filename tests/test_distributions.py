@@ -1,4 +1,4 @@
-"""What the package index gets, used as if it had come from there."""
+"""The files for the package index, installed and used."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ SAYS = {
     "01_generate": "kept only by the lossy rule",
     "02_pipeline": "drafted tokens kept",
     "03_train_judge": "judge: ",
-    "04_verifier": "runs of ",
-    "05_own_rule": "let through: [' ",
+    "04_verifier": "before each, the draft committed ",
+    "05_own_rule": "only by this rule: [' ",
     "06_batches": "for all 6 answers",
     "07_device_map_and_offload": "typical: ",
     "08_stock_loop": "drafted tokens kept",
@@ -48,6 +48,6 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
             del REGISTRY[rule]
     said = capsys.readouterr().out
     assert SAYS[example.stem] in said
-    asked = re.findall(r"asked (\d+) times for (\d+) tokens", said)
+    asked = re.findall(r"(\d+) calls of the target for (\d+) tokens;", said)
     assert len(asked) == 2 * (example.stem == "04_verifier")
     assert all(int(times) < int(tokens) for times, tokens in asked), "drafted, however busy the machine is"

@@ -1,4 +1,4 @@
-"""What the tree promises to those who look for something in it."""
+"""The layout of the tests: where to look for a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the documentation's pages: those of this folder and of the repository, and those that follow from the code."""
+"""Makes the site's pages, from those of this folder and of the repository, and from the code."""
 
 MODULES = ("acceptors", "calibration", "pairs", "tasks", "theory", "core.messages", "core.verification")
 """The modules that have a page of reference, beside the package itself."""

@@ -1,4 +1,4 @@
-"""Staging: every page of the site in one folder, with links that hold there."""
+"""Copies every page of the site into one folder, with links that work there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tables import with_part
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SOURCE = "https://github.com/hf-lossy-assist/hf-lossy-assist"
-"""Where files of the repository that are no pages are shown."""
+"""Where links to files that are not pages lead."""
 
 TITLED = {
     "README.md": "index.md",
@@ -33,8 +33,7 @@ TITLED = {
     "benchmarks/smollm2/spec-bench.png": "results/spec-bench.png",
     "benchmarks/smollm2/ifeval.png": "results/ifeval.png",
 }
-"""Pages and pictures that lie elsewhere in the repository, by their path there."""
-
+"""The places on the site of pages and pictures outside `docs/`, by their paths in the repository."""
 
 _PICTURES = {".png", ".svg"}
 _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -72,7 +71,7 @@ def sources() -> Iterator[tuple[Path, str]]:
 
 
 def relinked(text: str, path: Path, place: Path) -> str:
-    """Return a page's text with the links from where it lies in the repository made into links of the site.
+    """Return the text of the page at ``path`` for ``place`` on the site: its links lead to places on the site.
 
     Raises
     ------
@@ -101,7 +100,7 @@ def relinked(text: str, path: Path, place: Path) -> str:
 
 
 def reference() -> Iterator[tuple[str, str]]:
-    """Yield the pages of what is public, by name: the package's own, and one of each module that it shows."""
+    """Yield the pages of reference, by name: the package's own, and one of each public module."""
     modules = {name: import_module(f"hf_lossy_assist.{name}") for name in MODULES}
     yield "package", _entries("hf_lossy_assist", [name for name in hf_lossy_assist.__all__ if name not in modules])
     for name, module in modules.items():
@@ -109,7 +108,7 @@ def reference() -> Iterator[tuple[str, str]]:
 
 
 def _public(module: ModuleType) -> list[str]:
-    """Return the functions and classes that a module shows, but for rules, which have a page of their own."""
+    """Return the names of a module's functions and classes, without rules, which have a page of their own."""
     found = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     ours = [name for name, value in found.items() if getattr(value, "__module__", "").startswith("hf_lossy_assist")]
     return [name for name in ours if found[name] not in REGISTRY.values()]

@@ -1,4 +1,4 @@
-"""What rules do to a law of three tokens: the pictures of the page of rules, drawn from the rules themselves."""
+"""The pictures of the page of rules: how often each rule keeps a token of three, computed by its own code."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def draw(name: str, path: Path) -> None:
 
 
 def kept(name: str, formula: Formula, settings: Mapping[str, Any]) -> Tensor:
-    """Return how often a rule keeps x at every p(x) of the grid: a mean over u, or 0 and 1 of a greedy rule."""
+    """Return how often a rule keeps x at every p(x) of the grid: a mean over u, or 0 or 1 for a greedy rule."""
     rule = acceptors.REGISTRY[name](**settings)
     return rule.keep(_verification(_DRAWS if formula.do_sample else 1, formula.do_sample)).float().mean(-1)
 
 
 def _verification(positions: int, do_sample: bool, **more: Any) -> Verification:
     """Return ``positions`` scores of the same token x, 0, in one row per p(x)."""
-    logits = _law(GRID).log()[:, None].expand(-1, positions + 1, -1)
+    logits = _distribution(GRID).log()[:, None].expand(-1, positions + 1, -1)
     tokens = torch.zeros(len(GRID), positions, dtype=torch.long)
     q = _Q.log().expand(len(GRID), positions, -1)
     return Verification(tokens, logits, q, do_sample, Quantiles(), **more)
 
 
-def _law(p_x: Tensor) -> Tensor:
+def _distribution(p_x: Tensor) -> Tensor:
     return torch.stack([p_x, 0.7 * (1 - p_x), 0.3 * (1 - p_x)], dim=-1)
 
 
@@ -73,12 +73,12 @@ def _under_dropout(name: str, formula: Formula, settings: Mapping[str, Any], wid
     """Return how often DropMatch keeps x, over draws of the masks, with a head whose clean logits are log p."""
     rule = acceptors.REGISTRY[name](**settings)
     randomness = Randomness(seed=0)
-    # Any head will do that says log p of the state 1: its rows differ in how they spread that over the units.
+    # A head whose clean logits are log p: its rows differ in how they spread them over the units.
     rows = torch.randn(3, width, generator=randomness.generator(torch.device("cpu")))
     rows = rows - rows.mean(-1, keepdim=True)
     masks = randomness.keep_mask((rule.num_paths, _DRAWS, width), rule.dropout, rows)
     noise = (masks @ rows.T) / width**0.5
-    clean = _law(GRID).log()[:, None, None] * masks.mean(-1)[None, :, :, None]
+    clean = _distribution(GRID).log()[:, None, None] * masks.mean(-1)[None, :, :, None]
     dropped = clean + noise[None]
     v = _verification(_DRAWS, False, dropped_logits=dropped, centroid_logits=dropped.mean(1))
     return rule.keep(v).float().mean(-1)
@@ -89,27 +89,27 @@ def _before_matches(name: str, formula: Formula, settings: Mapping[str, Any]) ->
     rule = acceptors.REGISTRY[name](**settings)
     v = _verification(rule.window, formula.do_sample)
     logits = v.logits.clone()
-    logits[:, 1:] = _law(torch.tensor(0.99)).log()
+    logits[:, 1:] = _distribution(torch.tensor(0.99)).log()
     return rule.keep(Verification(v.tokens, logits)).float()[:, 0]
 
 
 def _by_a_head(name: str, formula: Formula, settings: Mapping[str, Any]) -> Tensor:
-    """Return how often the judge keeps a token with p(x) = 0.2, by what the bundled head says of its state."""
+    """Return how often the judge keeps a token with p(x) = 0.2, by the bundled head's probability."""
     head = JudgeHead.from_pretrained(bundled_folder("arithmetic") / "judge")
     states = (GRID.logit() - head.bias)[:, None] * head.weight / head.weight.square().sum()
-    law = _law(torch.tensor(0.2)).log().expand(len(GRID), _DRAWS + 1, -1)
+    p = _distribution(torch.tensor(0.2)).log().expand(len(GRID), _DRAWS + 1, -1)
     v = _verification(_DRAWS, True, hidden=states[:, None].expand(-1, _DRAWS + 1, -1))
     rule = acceptors.REGISTRY[name](head, **settings)
-    return rule.keep(Verification(v.tokens, law, v.draft_logits, True, Quantiles(), hidden=v.hidden)).float().mean(-1)
+    return rule.keep(Verification(v.tokens, p, v.draft_logits, True, Quantiles(), hidden=v.hidden)).float().mean(-1)
 
 
 def _run_lengths(name: str, formula: Formula, settings: Mapping[str, Any]) -> Tensor:
-    """Return how many tokens SPRINTER commits in a run of which the first eight are acceptable."""
+    """Return how many tokens SPRINTER commits in a run whose first eight are acceptable."""
     return theory.sprinter_expected_run_length(GRID, settings["false_positive_rate"], r=8, max_draft=64)
 
 
 def _by_score(name: str, formula: Formula, settings: Mapping[str, Any]) -> Tensor:
-    """Return whether a step is kept whose score is a share of 9."""
+    """Return whether a step is kept, by its score as a share of 9."""
     v = _verification(1, formula.do_sample, step_score=9 * GRID)
     return acceptors.REGISTRY[name](**settings).keep(v).float()[:, 0]
 
@@ -126,4 +126,4 @@ _SPECIAL: Mapping[str, tuple[Curve, str]] = {
     "sprinter": (_run_lengths, "the head's true-positive rate, where the first 8 drafted tokens are acceptable"),
     "steps": (_by_score, "the target's score of the step, as a share of 9"),
 }
-"""Rules that read more than p, q and x: what is drawn of them, and against what."""
+"""The curves of rules that read more than p, q and x, each with the label of its x axis."""

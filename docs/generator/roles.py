@@ -1,4 +1,4 @@
-"""Docstrings are written with Sphinx's roles; the site shows them as code that links to what it names."""
+"""Turns the Sphinx roles of docstrings into code, since the site's generator does not know them."""
 
 from __future__ import annotations
 

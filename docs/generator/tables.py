@@ -1,4 +1,4 @@
-"""What README and the page of rules say about each rule, made from the rules' classes.
+"""Writes README's table of rules and the formulas of the page of rules from the rules' classes.
 
 ``python -m docs.generator.tables`` writes both between their markers.
 """
@@ -38,11 +38,11 @@ def _block(latex: str) -> str:
 
 
 MADE = {("README.md", "rules"): table, ("docs/rules.md", "formulas"): formulas}
-"""What is made, by the file and the name of its markers there."""
+"""The parts that are made, by the page and the name of their markers in it."""
 
 
 def with_part(text: str, name: str, part: str) -> str:
-    """Return a page's text with a part between the markers of a name.
+    """Return a page's text with ``part`` between the markers of ``name``.
 
     Examples
     --------

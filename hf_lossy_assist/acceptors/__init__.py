@@ -19,6 +19,7 @@ from .registry import place_rule_head as place_rule_head
 from .registry import register as register
 from .registry import setting as setting
 from .registry import settings_of as settings_of
+from .registry import summary_of as summary_of
 
 # isort: off
 # The order of the registry and of README's table; other rules follow.

@@ -20,14 +20,15 @@ class Lossless(Acceptor):
 
     Leviathan et al. 2023 (section 2.3) and Chen et al. 2023. A drafter without a distribution counts as certain of its
     token. If every position is kept with probability α, a round yields ``(1 - α^(γ+1)) / (1 - α)`` tokens.
+    :class:`~hf_lossy_assist.acceptors.block.BlockLossless` decides drafts as wholes, and
+    :class:`~hf_lossy_assist.acceptors.traversal.TraversalLossless` drawn trees, from the leaves to the root.
 
     Parameters
     ----------
     verification
-        How drawn drafts are decided: token by token, or as wholes, which keeps more of them at no loss
-        (:class:`~hf_lossy_assist.acceptors.block.BlockLossless`). ``"block"`` needs the draft's distribution, and rules
-        of a list can't be decided so. Greedily both are the same. Drawn trees are decided from the leaves to the root
-        (:class:`~hf_lossy_assist.acceptors.traversal.TraversalLossless`).
+        How drawn drafts are decided: token by token, or as wholes (``"block"``), which on average keeps at least as
+        many tokens. ``"block"`` needs the draft's distribution, and can't stand in a list of rules. Greedily both are
+        the same.
 
     Examples
     --------

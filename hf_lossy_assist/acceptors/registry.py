@@ -160,15 +160,23 @@ def settings_of(rule: type[Acceptor]) -> tuple[Setting, ...]:
 
 def describe(rule: type[Acceptor]) -> str:
     """Return a rule's name, source, summary and settings as lines of text, for ``--help``."""
-    summary = (inspect.getdoc(rule) or "").partition("\n\n")[0]
-    return "\n  ".join([f"{rule.name} ({rule.paper}): {' '.join(summary.split())}", *map(str, settings_of(rule))])
+    return "\n  ".join([f"{rule.name} ({rule.paper}): {summary_of(rule)}", *map(str, settings_of(rule))])
+
+
+def summary_of(rule: type[Acceptor]) -> str:
+    """Return the first paragraph of a rule's docstring as one line, without markup."""
+    return _line((inspect.getdoc(rule) or "").partition("\n\n")[0])
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("``", "")
 
 
 def _parameters(rule: type[Acceptor]) -> Mapping[str, str]:
     """Return the text about each name in the section "Parameters" of a rule's docstring."""
     _, _, section = (inspect.getdoc(rule) or "").partition("\nParameters\n----------\n")
     entries = re.findall(r"^(\S.*)\n((?: +.*(?:\n|$))+)", re.split(r"\n\w+\n---", section)[0], re.MULTILINE)
-    return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}
+    return {name: _line(text) for names, text in entries for name in names.split(", ")}
 
 
 def check_number(

@@ -74,7 +74,7 @@ class AssistedOptions(ModelOptions):
     ] = None
     num_assistant_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Drafted tokens per round; by default until one of them is likely to be refused."),
+        typer.Option(min=1, help="Drafted tokens per round; by default while the draft is sure of itself."),
     ] = None
     sample: Sample = False
     temperature: Annotated[float | None, typer.Option(help="Temperature; needs --sample.")] = None

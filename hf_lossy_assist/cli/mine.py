@@ -38,7 +38,7 @@ from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions
-from .options import TaskData, TaskOptions, Threads, parse_task_options
+from .options import TaskData, TaskName, TaskOptions, Threads, parse_task_options
 
 Labels = Literal["judge", "self", "ratio"]
 
@@ -50,9 +50,7 @@ class MiningOptions(ModelOptions):
     out: Annotated[
         Path | None, typer.Option(help="Folder for the data; the same one continues an interrupted run.")
     ] = None
-    task: Annotated[
-        str | None, typer.Option(help="arithmetic, gsm8k, code, preference, ifeval, or your own package.module:Name.")
-    ] = None
+    task: TaskName = None
     task_data: TaskData = None
     task_option: TaskOptions = None
     unsafe_no_isolation: Annotated[

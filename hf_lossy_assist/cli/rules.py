@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from ..acceptors import REGISTRY, Acceptor, Setting, head_type, settings_of
+from ..acceptors import REGISTRY, Acceptor, Setting, head_type, settings_of, summary_of
 from ..call.config import nearest
 from ..errors import LossyValueError
 
@@ -46,7 +45,7 @@ def rules(
 def rule_facts(rule: type[Acceptor]) -> dict[str, Any]:
     return {
         "name": rule.name,
-        "law": law_of(rule),
+        "law": summary_of(rule),
         "paper": rule.paper,
         "reads": reads_of(rule),
         "settings": [
@@ -63,11 +62,6 @@ def rule_facts(rule: type[Acceptor]) -> dict[str, Any]:
         "lossless_at": dict(rule.lossless_at),
         "lossless_when_sampling": rule.lossless_when_sampling,
     }
-
-
-def law_of(rule: type[Acceptor]) -> str:
-    """Return the first paragraph of a rule's docstring as one line."""
-    return " ".join((inspect.getdoc(rule) or "").partition("\n\n")[0].split()).replace("``", "")
 
 
 def reads_of(rule: type[Acceptor]) -> list[str]:
@@ -96,11 +90,11 @@ def rule_page(rule: type[Acceptor]) -> Group:
         settings.add_column(heading, overflow="fold")
     for each in settings_of(rule):
         null = f" or null ({each.none_in_words})" if each.may_be_none and each.default is not None else ""
-        settings.add_row(*map(Text, (each.name, _default(each), _bounds(each) + null, each.help.replace("``", ""))))
+        settings.add_row(*map(Text, (each.name, _default(each), _bounds(each) + null, each.help)))
     at = ", ".join(f"{key}={value:g}" for key, value in rule.lossless_at.items()) or "always"
     strict = "" if rule.lossless_when_sampling else ", greedy"
     return Group(
-        Text.assemble((rule.name, "bold"), f": {law_of(rule)}"),
+        Text.assemble((rule.name, "bold"), f": {summary_of(rule)}"),
         Text(f"Source: {rule.paper}"),
         Text(f"Reads besides the target's logits: {', '.join(reads_of(rule)) or 'nothing'}"),
         Text(f"Lossless at: {at}{strict}"),

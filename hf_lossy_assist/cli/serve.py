@@ -74,6 +74,7 @@ def _run(settings: Any, server: Any, /, **values: Any) -> None:
 
 
 _LIMITS = {x.name: x.default for x in fields(RequestLimits)}
+_DEFAULTS = ", ".join(f"{name}={most}" for name, most in _LIMITS.items())
 
 
 def _limits(items: Sequence[str]) -> RequestLimits:
@@ -97,7 +98,7 @@ def _settings(
     ] = False,
     limit: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=N", help=f"The most that a request may ask for. Repeatable. Else {_LIMITS}."),
+        typer.Option(metavar="NAME=N", help=f"The most that a request may ask for. Repeatable. Default: {_DEFAULTS}."),
     ] = None,
 ) -> Settings:
     allowed = {

@@ -217,7 +217,7 @@ def test_a_cache_of_the_caller_s_survives():
 
 
 def test_generating_inside_a_streamer_and_disabling_there():
-    """What runs inside a call is a call of its own, and who disables does not take the loop away."""
+    """Calls inside a call are calls of their own, and disabling during a call does not end it."""
     from hf_lossy_assist import disable, enable
 
     target = tiny("llama")

@@ -1,4 +1,4 @@
-"""What is shown to the caller's own code stays as it was shown, and ids may be of any integer type."""
+"""Tensors given to the caller's own code do not change afterwards, and ids may be of any integer type."""
 
 from __future__ import annotations
 

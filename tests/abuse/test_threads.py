@@ -183,12 +183,19 @@ class _Model(GenerationMixin, torch.nn.Module):
 
 
 def test_new_models_are_enabled_while_others_are_disabled():
-    kept: list[_Model] = []
+    disable()  # the fixture's
+    try:
+        plain = GenerationMixin.generate
+        kept: list[_Model] = []
 
-    def job() -> None:
-        for _ in range(300):
-            kept.append(_Model())
-            with enabled(kept[-1]):
-                pass
+        def job() -> None:
+            for _ in range(300):
+                model = _Model()
+                kept.append(model)
+                with enabled(model):
+                    assert GenerationMixin.generate is not plain, "a block of another model ended, and not this one"
 
-    at_once([job] * 4)
+        at_once([job] * 4)
+        assert GenerationMixin.generate is plain
+    finally:
+        enable()

@@ -102,7 +102,7 @@ THRESHOLDS = {"token": token_thresholds, "block": block_thresholds}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rule makes of all drafts: the law of γ + 1 tokens, and the mean number of drafted tokens kept."""
+    """A rule's output over all drafts: the distribution of γ + 1 tokens, and the mean number of drafted tokens kept."""
 
     law: np.ndarray
     kept: float

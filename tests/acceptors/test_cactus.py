@@ -18,7 +18,7 @@ ROUNDS = 60_000
 @pytest.mark.parametrize("delta", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("x", [0, 1, 4])
 def test_measured_divergence(x: int, delta: float):
-    """Of what comes out where x is drafted with certainty; a fixed seed, 4.5 standard errors."""
+    """The output where x is drafted with certainty; a fixed seed, 4.5 standard errors."""
     logits = torch.tensor(P).log().float().expand(ROUNDS, 2, -1)
     verification = Verification(
         torch.full((ROUNDS, 1), x), logits, draft_logits=None, do_sample=True, randomness=Randomness(11)

@@ -1,4 +1,4 @@
-"""What a rule declares about its settings is what is checked, described, documented and fuzzed."""
+"""Settings are checked, described, documented and fuzzed as their rule declares them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_rule_is_one_file(bold: type[Acceptor]):
         with pytest.raises(LossyValueError, match=r"'shares'.*did you mean 'share'"):
             TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"shares": 0.1})
     law, *lines = describe(bold).splitlines()
-    assert law.startswith("bold (A paper, section 2): Keep x iff ``p(x) >= share``, and at most")
+    assert law.startswith("bold (A paper, section 2): Keep x iff p(x) >= share, and at most")
     assert lines == [
         "  share, a number >= 0 and <= 0.5 (default: 0.25). The smallest probability of a kept token.",
         "  most, an int >= 1 (default: 3). How many, and of what.",

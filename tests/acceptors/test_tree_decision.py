@@ -1,4 +1,4 @@
-"""Of a tree stays what walking through it would keep; a tree that is a chain is decided as one.
+"""A tree keeps what walking through it node by node keeps, and a tree that is a chain is decided as a chain.
 
 Statistical tests use fixed seeds and a chi-square p-value of 1e-5 on 40,000 rows: an output law that is off by 0.015
 in any token is found.

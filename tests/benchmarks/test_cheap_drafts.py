@@ -1,4 +1,4 @@
-"""What cheap drafts cost and keep."""
+"""The study of cheap drafts: their cost, and how many tokens are kept."""
 
 from __future__ import annotations
 

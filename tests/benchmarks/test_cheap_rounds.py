@@ -1,4 +1,4 @@
-"""What prepacked targets and rounded drafts bring."""
+"""The study of prepacked targets and rounded drafts: their gain."""
 
 from __future__ import annotations
 

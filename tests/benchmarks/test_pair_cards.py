@@ -1,4 +1,4 @@
-"""What the model cards say, and that it was measured."""
+"""The model cards state what was measured."""
 
 from __future__ import annotations
 

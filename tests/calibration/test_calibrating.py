@@ -270,7 +270,7 @@ def run_card(folder: Path, source: str) -> list[list[int]]:
 
 @pytest.fixture
 def judged_by_hand() -> list[list[int]]:
-    """What the certified run of ``judged`` gives."""
+    """The output of the certified run of ``judged``."""
     with enabled(TARGET):
         output = TARGET.generate(
             prompt(), assistant_model=DRAFT, lossy_mode="judge", lossy_config={"threshold": 0.5}, lossy_head=HEAD,

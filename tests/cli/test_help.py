@@ -54,7 +54,7 @@ def test_every_command_is_named_with_its_summary_and_there():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_keeps_its_brackets(name: str):
-    """What is written as ``[@GAMMA]`` is no markup."""
+    """Brackets as in ``[@GAMMA]`` are not read as markup."""
     shown = joined(CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).output)
     for option in LazyCommand(name).load().params:
         assert joined((getattr(option, "help", None) or "").replace("\\[", "[")) in shown.replace("│", "")

@@ -1,4 +1,4 @@
-"""What goes into a target's forward is what transformers itself would send."""
+"""A target's forward gets the inputs that transformers itself would send."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_quantised_weights():
 
 
 def test_two_processes_keep_in_step(tmp_path):
-    """Whose texts have different lengths, run as many forwards of the target."""
+    """Processes with texts of different lengths run equally many forwards of the target."""
     fork_module("tests.compat.two_processes", folder=tmp_path)
 
 

@@ -126,7 +126,7 @@ def test_only_statistics_add_up(other):
 
 
 def test_calls_inside_a_block_are_collected():
-    """Of one model or of all, from any thread, over batches; and no others."""
+    """Calls of one model or of all, from any thread, over batches; and no others."""
     target, ids = tiny(), prompt()
     draft = noisy_copy(target)
     other = copy.deepcopy(target)

@@ -1,4 +1,4 @@
-"""What is known of a tree is what walking from node to node finds."""
+"""A tree's properties are those that walking from node to node finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of a token is what the models say about it, and what a rule compares is what it decides by."""
+"""Records hold the models' own scores of a token, and the quantities by which the rule decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``generate()`` returns token by token is sliced out of the rounds' forwards as one would by hand.
+"""Outputs per token are sliced from the rounds' forwards as one would by hand.
 
 Every value of a forward that no token of the output belongs to is NaN, so that a wrong slice can't be equal.
 """

@@ -28,7 +28,7 @@ from tests.tiny_models import noisy_copy, prompt, tiny
 def simulate_trees(
     nodes: DraftLength, gain: float, t_draft: float, t_target: tuple[float, float], tokens: int, seed: int = 0
 ) -> float:
-    """The same with trees of depth 6, which keep tokens as the logarithm of their nodes."""
+    """Trees of depth 6 keep as many tokens as the logarithm of their nodes."""
     rng, seconds, made = random.Random(seed), 0.0, 0
     while made < tokens:
         n = nodes.size

@@ -57,7 +57,7 @@ def unrolled(head: Eagle3) -> torch.Tensor:
 
 @torch.no_grad()
 def oracle(folder) -> torch.Tensor:
-    """The same, by the package speculators, of a checkpoint in its format."""
+    """The scores that the package speculators computes from a checkpoint in its format."""
     from speculators.models.eagle3 import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
 

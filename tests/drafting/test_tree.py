@@ -1,4 +1,4 @@
-"""What is drafted is the tree that EAGLE-2's algorithm finds, walking from text to text without any cache."""
+"""Drafted trees are those of EAGLE-2's algorithm, run from text to text without any cache."""
 
 from __future__ import annotations
 

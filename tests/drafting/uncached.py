@@ -1,4 +1,4 @@
-"""What EAGLE-3 heads say, without any cache that is kept."""
+"""The scores of EAGLE-3 heads, computed without a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every mode tells ``generate()``, and which modes there are."""
+"""The modes, and the arguments that each passes to ``generate()``."""
 
 from __future__ import annotations
 

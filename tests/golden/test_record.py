@@ -1,4 +1,4 @@
-"""What decoding decided where the decision was clear, it decides still."""
+"""Decoding still decides as recorded, wherever the decision was clear."""
 
 from __future__ import annotations
 

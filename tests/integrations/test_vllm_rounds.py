@@ -1,4 +1,4 @@
-"""What vLLM hands over becomes a verification, and the decision becomes what vLLM expects: no vLLM is needed."""
+"""vLLM's tensors become a verification, and the decision becomes vLLM's output; vLLM itself is not needed."""
 
 from __future__ import annotations
 

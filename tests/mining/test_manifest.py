@@ -1,4 +1,4 @@
-"""What may be added to a folder, and what may not."""
+"""Which runs may add to a folder, and which may not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the search reuses: the same labels, from fewer tokens that the target has to read."""
+"""Reuse in the search: equal labels from fewer tokens that the target reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model says of a text that it reads alone, at once, and without padding."""
+"""References: a model's output for a text that it reads alone, at once, and without padding."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_however_long_a_replay_may_be(monkeypatch, hybrid, longest):
 )
 @pytest.mark.parametrize("lengths", [(40,), (3, 9)], ids=["one", "batch"])
 def test_rules_that_read_what_enters_the_head(hybrid, mode, config, lengths):
-    """Of the verified tokens' forward, not of one before it; both settings are lossless or nearly so."""
+    """They read the forward of the verified tokens, not an earlier one; both settings are lossless or nearly so."""
     draft = noisy_copy(hybrid, 0.01)
     head = {"lossy_head": judge_head(hybrid, draft)} if mode == "judge" else {}
     plain = hybrid.generate(**padded(lengths), max_new_tokens=12, **GREEDY)

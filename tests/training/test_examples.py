@@ -1,4 +1,4 @@
-"""What no head can be learnt from."""
+"""Data from which no head can be trained are refused."""
 
 from __future__ import annotations
 

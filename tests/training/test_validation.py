@@ -73,7 +73,7 @@ def test_the_interval_is_that_of_areas_over_drawn_prompts():
 
 
 def test_the_interval_covers_the_area_nineteen_times_in_twenty():
-    """Of two normal laws a distance of sqrt(2) apart the area is Phi(1) = 0.8413."""
+    """For two normal distributions a distance of sqrt(2) apart, the area is Phi(1) = 0.8413."""
     rng = np.random.default_rng(0)
     covered = []
     for _ in range(60):

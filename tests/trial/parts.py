@@ -48,7 +48,7 @@ def calls(seed: int, count: int) -> Iterator[Case]:
 
 
 def interruptions(seed: int, count: int) -> Iterator[Case]:
-    """Ctrl-C at a random moment of a call: nothing is left that acts, and the next call is as if nothing had been."""
+    """Ctrl-C at a random moment of a call: nothing is left behind that acts, and the next call gives its usual text."""
     target = tiny()
     draft = noisy_copy(target)
     wholes: dict[str, tuple[Any, int]] = {}

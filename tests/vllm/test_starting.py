@@ -1,4 +1,4 @@
-"""What an engine refuses when it starts: bad settings, and models that a certificate is not of."""
+"""An engine refuses to start with bad settings, and with models other than a certificate's."""
 
 from __future__ import annotations
 

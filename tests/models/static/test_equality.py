@@ -1,4 +1,4 @@
-"""What comes out of compiled forwards on static caches is what comes out of the eager loop."""
+"""Compiled forwards on static caches give the texts of the eager loop."""
 
 from __future__ import annotations
 

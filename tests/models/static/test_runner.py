@@ -1,4 +1,4 @@
-"""ModelRunner on a static cache say what one forward over the whole text says, whatever was run and rewound."""
+"""A runner on a static cache gives the logits of one forward over the whole text, whatever was run and rewound."""
 
 from __future__ import annotations
 
