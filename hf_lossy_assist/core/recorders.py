@@ -62,7 +62,7 @@ class RowRecorder:
         scores = decision.scores[:committed] or (None,) * committed
         tokens = zip(decision.tokens[:committed], ["unverified"] * unverified + decided, rules, scores, strict=True)
         number = len(self._rounds)
-        self.records += [TokenRecord(token, fate, number, rule, said) for token, fate, rule, said in tokens]
+        self.records += [TokenRecord(token, status, number, rule, said) for token, status, rule, said in tokens]
         self._rounds.append((start, start + unverified, kept, undecided))
         self._drafts_unverified = self._drafts_unverified or unverified_by is not None
 
