@@ -1,0 +1,59 @@
+"""``python -m benchmarks.kept_answers FOLDER OUT``: what ``evaluate`` wrote, with checksums in place of texts.
+
+Answers may quote their data set, which is not kept here. ``evaluate … --out COPY`` goes on with a copy of the folder.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_lossy_assist.evaluation.answers import RESULTS, Answer, load_answers
+from hf_lossy_assist.evaluation.quality import mode_scores
+from hf_lossy_assist.store.folder import MANIFEST, append_lines, write_json
+
+from . import command
+
+_SUM = re.compile("crc32:[0-9a-f]{8}")
+
+
+def without_text(answer: Answer) -> Answer:
+    """Replace an answer's text by its checksum; equal texts have equal ones.
+
+    Examples
+    --------
+    >>> kept = without_text(Answer("plain", 0, 1.0, 2, 2, 0, 0.1, "Hello!"))
+    >>> kept.text, without_text(kept) == kept
+    ('crc32:9d2acc56', True)
+    """
+    if _SUM.fullmatch(answer.text):
+        return answer
+    return replace(answer, text=f"crc32:{zlib.crc32(answer.text.encode()):08x}")
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="What `evaluate` has written.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; its answers are replaced.")],
+) -> None:
+    """Keep the answers of an evaluation without their texts, and sum them up."""
+    plan, answers = load_answers(folder)
+    order = {label: number for number, label in enumerate(plan["modes"])}
+    kept = sorted(map(without_text, answers), key=lambda answer: (order[answer.mode], answer.id))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RESULTS).unlink(missing_ok=True)
+    append_lines(out / RESULTS, map(asdict, kept))
+    write_json(out / MANIFEST, plan)
+    scores = {row.label: row for row in mode_scores(kept, plan["reference"])}
+    write_json(
+        out / "summary.json", {k: {n: v for n, v in asdict(s).items() if n != "label"} for k, s in scores.items()}
+    )
+
+
+app = command(main)
+if __name__ == "__main__":
+    app()
