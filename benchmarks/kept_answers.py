@@ -43,6 +43,8 @@ def main(
     """Keep the answers of an evaluation without their texts, and sum them up."""
     plan, answers = load_answers(folder)
     order = {label: number for number, label in enumerate(plan["modes"])}
+    for run in plan["runs"]:  # a machine's folders are nobody else's
+        run["argv"] = [Path(word).name if Path(word).is_absolute() else word for word in run.get("argv", ())]
     kept = sorted(map(without_text, answers), key=lambda answer: (order[answer.mode], answer.id))
     out.mkdir(parents=True, exist_ok=True)
     (out / RESULTS).unlink(missing_ok=True)
