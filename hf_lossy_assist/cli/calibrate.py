@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +62,8 @@ def calibrate(
         if shared.reference is None and reference_of(listed) == listed[0].label and listed[0].gamma is not None:
             listed = [*shared.modes("plain"), *listed]
         evaluation = shared.evaluation(listed, limit, assisted=True)
-        certificate = _answered(evaluation, (max_loss, confidence, max_longer), out, screen)
+        with shared.vllm or nullcontext():
+            certificate = _answered(evaluation, (max_loss, confidence, max_longer), out, screen)
         heads = evaluation.models.heads
     certificate.save(out, heads)
     write_card(certificate, out)

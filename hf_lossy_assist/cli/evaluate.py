@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -129,7 +130,8 @@ def evaluate(
     listed = shared.modes(modes or ",".join(usual))
     evaluation = shared.evaluation(listed, limit, batch_size=batch_size, measure=measure)
     screen = Console()
-    result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)
+    with shared.vllm or nullcontext():
+        result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)
     if out is None or len(result.answers) == len(listed) * len(evaluation.examples):
         screen.print(score_table(result.modes.values(), evaluation.reference))
         screen.print(length_table(result.modes.values(), evaluation.reference))

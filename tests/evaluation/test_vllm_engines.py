@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from hf_lossy_assist import LossyError, LossyValueError, pairs
+from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.comparison import run_comparison
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
@@ -80,6 +82,19 @@ def test_a_comparison_of_both_engines(models):
     assert rows["vLLM: target alone"].mean_accepted is None
     assert rows["target alone"].per_round is not None
     assert len(records) == 2 * 3 + 2, "the metered repeat is this process's"
+
+
+@pytest.mark.usefixtures("_stand_in")
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_commands_end_their_engines(command, tmp_path, monkeypatch):
+    started, start = [], Engine.__init__
+    monkeypatch.setattr(Engine, "__init__", lambda self, *given: (started.append(self), start(self, *given))[1])
+    arguments = ["--pair", "arithmetic", "--modes", "plain,topk@4", "--limit", "2", "--max-new-tokens", "5"]
+    arguments += ["--engine", "vllm", "--vllm-python", str(PYTHON), "--out", str(tmp_path / "out")]
+    limits = ["--max-loss", "50"] if command == "calibrate" else []
+    result = CliRunner().invoke(app, [command, *arguments, *limits])
+    assert result.exit_code == (command == "calibrate"), result.output  # two problems certify nothing
+    assert [engine._process.poll() for engine in started] == [0, 0]
 
 
 def test_settings_and_requests(models):
