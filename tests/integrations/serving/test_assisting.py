@@ -300,4 +300,4 @@ def test_a_certified_setting_is_watched(tmp_path: Path, monkeypatch: pytest.Monk
     for seed in range(40):
         target.generate(prompt(seed=seed), **PLAIN)
     (record,) = (record for record in caplog.records if record.levelname == "WARNING")
-    assert "unlike that of the calibration" in record.getMessage()
+    assert "differs from the calibration's" in record.getMessage()
