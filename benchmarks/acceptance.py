@@ -58,12 +58,12 @@ def acceptance(
     pair: PairInstead = None,
     prompts: PromptFile = None,
     verifier_head: Annotated[
-        str | None, typer.Option(help="A verifier head, a folder or a Hub id: SPRINTER at several thresholds too.")
+        str | None, typer.Option(help="A verifier head, a folder or a Hub id: adds SPRINTER at several thresholds.")
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="How many prompts at most.")] = 20,
     gamma: Gamma = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each response.")] = 100,
-    temperature: Annotated[float, typer.Option(help="Of the sampled runs, beside the greedy ones; 0 for none.")] = 0.9,
+    temperature: Annotated[float, typer.Option(help="Temperature of the sampled runs; 0 for greedy ones only.")] = 0.9,
     seed: FirstSeed = 0,
     threads: Threads = None,
     device: Device = "cpu",
@@ -134,18 +134,18 @@ class Acceptance:
     mode: Any
     config: Mapping[str, Any]
     temperature: float | None  # None for greedy decoding
-    # How many responses, and how many tokens in all of them.
+    # Number of responses, and of tokens in all of them.
     prompts: int
     tokens: int
-    # Drafted tokens kept, and tokens emitted, per round; None for plain generation, as the next two.
+    # Drafted tokens kept, and tokens emitted, per round. These and the next two are None for plain generation.
     mean_accepted: float | None
     tokens_per_round: float | None
     acceptance_rate: float | None  # share of the drafted tokens that were kept
     accepted_lossy: float | None  # share of the kept tokens that the lossless rule would have rejected
     log_likelihood: float  # mean log p per generated token, in nats, under the target without any warper
     likeliest: float  # share of the generated tokens that are the target's likeliest one after the text before them
-    # How far the response runs along with the target's own greedy one before the first difference, as a share of the
-    # latter's length; mean over the prompts.
+    # Tokens before the first difference from the target's own greedy response, as a share of the
+    # latter; mean over the prompts.
     greedy_prefix: float
     # ROUGE-L (F) of the response against the target's own greedy one, mean over the prompts; None without a tokenizer.
     rouge: float | None

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.block_verification``: how much more of drawn drafts stays where they are decided as wholes."""
+"""``python -m benchmarks.block_verification``: how much more of a drawn draft stays if it is decided as a whole."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hf_lossy_assist.evaluation.tables import number, percent, table
 
 @dataclass(frozen=True)
 class Gain:
-    """Drafted tokens kept per round at one temperature and γ: means over texts, of which each is one observation.
+    """Drafted tokens kept per round at one temperature and γ: means over texts, one observation each.
 
     Attributes
     ----------
@@ -115,10 +115,10 @@ def main(
     pair: PairName = "arithmetic",
     assistant: DraftSource = None,
     prompt_file: PromptFile = None,
-    temperatures: Annotated[str, typer.Option(help="Of the draws, with commas between.")] = "0.8,1.0",
-    gammas: Annotated[str, typer.Option(help="Drafted tokens per round, with commas between.")] = "5,8",
-    prompts: Annotated[int, typer.Option(min=2, help="How many texts.")] = 100,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest text.")] = 100,
+    temperatures: Annotated[str, typer.Option(help="Temperatures of the draws, separated by commas.")] = "0.8,1.0",
+    gammas: Annotated[str, typer.Option(help="Drafted tokens per round, separated by commas.")] = "5,8",
+    prompts: Annotated[int, typer.Option(min=2, help="Number of texts.")] = 100,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a text.")] = 100,
     threads: Threads = None,
     out: RowsFile = None,
 ) -> None:

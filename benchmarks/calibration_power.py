@@ -89,20 +89,20 @@ _AT_ONCE = 2000
 
 
 def hoeffding_needed(mean: float) -> int:
-    """Return how many problems Hoeffding's bound needs, if all goes as on average."""
+    """Return how many problems Hoeffding's bound needs for an average sample."""
     return math.ceil(2 * math.log(20) / (LIMIT - mean) ** 2)
 
 
 def bernstein_needed(mean: float, differ: float) -> int:
-    """Return it for the empirical Bernstein bound (Maurer & Pontil 2009) of so many problems, fixed before."""
+    """Return the same number for the empirical Bernstein bound (Maurer & Pontil 2009)."""
     variance, log = differ - mean**2, math.log(2 * 20)
-    # The positive root of gap·x² - sqrt(2·variance·log)·x - 14/3·log, where x² is n; n - 1 is taken for n.
+    # The positive root of gap·x² - sqrt(2·variance·log)·x - 14/3·log, where x² is n, and n stands for n - 1.
     gap, root = LIMIT - mean, math.sqrt(2 * variance * log)
     return math.ceil(((root + math.sqrt(root**2 + 4 * gap * 14 / 3 * log)) / (2 * gap)) ** 2) + 1
 
 
 def certified_shares(losses: np.ndarray, limit: float, problems: int, repeats: int, seed: int = 0) -> np.ndarray:
-    """Return in what shares of calibrations each of some settings is certified, and then any that must not be.
+    """Return the share of calibrations that certify each setting, and then the share that certify any setting wrongly.
 
     Each is tested alone; the last is of tests in the order of the columns. ``losses`` ``(n, m)`` are the truth, of
     which every calibration draws as many ``problems``.
@@ -119,13 +119,13 @@ def certified_shares(losses: np.ndarray, limit: float, problems: int, repeats: i
 
 
 def _certified(logs: np.ndarray) -> bool:
-    """Say of all bettors' wealth ``(n, bettors)`` what `select` says; their mixture is looked at where it counts."""
+    """Return `select`'s verdict on all bettors' wealth ``(n, bettors)``; their mixture is looked at where it counts."""
     richest, needed = logs.max(), math.log(20)
     return richest >= needed and (richest >= needed + math.log(len(SHARES)) or mixed(logs).max() >= needed)
 
 
 def matrix_table(source: Path, problems: int, repeats: int) -> Table:
-    """Lay out how often settings are certified whose true losses are those on all problems of a file or folder."""
+    """Lay out how often settings are certified, where all problems of a file or folder give the true losses."""
     _, scores = outcomes(source)
     reference, *labels = scores
     table = Table(title=f"{source.stem}: certified in % of {repeats} calibrations on {problems} problems each")
@@ -151,8 +151,8 @@ LIMITS = (1, 2, 5)
 
 
 def main(
-    repeats: Annotated[int, typer.Option(min=10, help="Simulated calibrations of each law.")] = 1000,
-    problems: Annotated[int, typer.Option(min=10, help="Problems of each, for validity.")] = 3000,
+    repeats: Annotated[int, typer.Option(min=10, help="Simulated calibrations of each distribution of losses.")] = 1000,
+    problems: Annotated[int, typer.Option(min=10, help="Problems of each simulated calibration.")] = 3000,
     answers: Annotated[
         list[Path] | None,
         typer.Option(help="Resample the answers in this folder of `evaluate`, or file of outcome_matrix. Repeatable."),
@@ -160,7 +160,7 @@ def main(
 ) -> None:
     """Tabulate wrong certificates over simulated repeats, and the problems needed beside other bounds.
 
-    With --answers, only the answers there are resampled: what is true of all of them is the truth.
+    With --answers, only those answers are resampled, and their mean loss is the true loss.
     """
     screen = Console()
     most = 0.05 + 3 * math.sqrt(0.05 * 0.95 / repeats)

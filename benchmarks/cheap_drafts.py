@@ -36,11 +36,11 @@ COLUMNS = {
 def main(
     prompt_file: Annotated[Path, typer.Option(help="One prompt a line: the target answers them.")],
     corpus: Annotated[
-        Path, typer.Option(help="JSON lines with a `text` each, other ones than the prompts: tokens are counted here.")
+        Path, typer.Option(help="JSON lines with a `text` each, not the prompts: gives the frequencies of tokens.")
     ],
     pair: PairName = "qwen-coder",
     counts: Annotated[str, typer.Option(help="Sizes of trimmed vocabularies.")] = "4096,8192,16384,32768",
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 96,
     threads: Threads = None,
 ) -> None:
     """Read the target's own greedy answers with every draft; print its time for a token, and how well it agrees."""
@@ -70,7 +70,7 @@ def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[st
     drafts |= {dtype: quantize_draft(draft, dtype) for dtype in ("int8", "int4")}
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
     counted = frequent_tokens(tokenizer(texts).input_ids, len(tokenizer), always=[tokenizer.eos_token_id])
-    # A corpus may have fewer tokens than asked for. Those that a tokenizer of byte pairs merged first are frequent too.
+    # A corpus may have fewer tokens than asked for. The tokens that byte-pair encoding merged first are frequent too.
     ranked = list(dict.fromkeys([*counted, *range(draft.config.vocab_size)]))
     for size in sizes:
         drafts[f"int8, {size:,} tokens"] = quantize_draft(trim_draft_vocabulary(draft, ranked[:size]), "int8")
@@ -109,7 +109,7 @@ def answers_of(loaded: LoadedModels, length: int) -> Iterator[tuple[Tensor, int]
 def agreement(
     target: PreTrainedModel, drafts: dict[str, PreTrainedModel], ids: Tensor, start: int
 ) -> tuple[int, dict[str, tuple[float, float]]]:
-    """Count the tokens after ``start``; and for each draft, those whose likeliest is the target's, and Σ min(p, q)."""
+    """Count the tokens after ``start``, and each draft's likeliest tokens that are the target's; sum min(p, q)."""
 
     def laws(model: PreTrainedModel) -> Tensor:
         return model(ids[:, :-1], logits_to_keep=ids.shape[1] - start).logits[0].softmax(-1, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.cheap_rounds``: what prepacked targets and rounded drafts bring, all ways side by side."""
+"""``python -m benchmarks.cheap_rounds``: how fast prepacked targets and rounded drafts are, all ways side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hf_lossy_assist.evaluation.tables import table
 
 
 class Way(NamedTuple):
-    """One way to decode: which target and which draft, and by which rule; no rule is transformers' own decoding."""
+    """One way to decode: target, draft and rule; without a rule, transformers' own decoding."""
 
     target: str
     draft: str
@@ -51,9 +51,9 @@ COLUMNS = {
 def main(
     prompt_file: Annotated[Path, typer.Option(help="One prompt a line.")],
     pair: PairName = "qwen-coder",
-    max_new_tokens: Annotated[int, typer.Option(min=4, help="Length of every answer.")] = 48,
+    max_new_tokens: Annotated[int, typer.Option(min=4, help="Tokens per answer.")] = 48,
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="Add every answer to this file, and go on where it ends.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Append answers to this file, and continue from its end.")] = None,
 ) -> None:
     """Answer each prompt in every way before the next prompt; print tokens per second and target calls."""
     limit_threads(threads)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.draft_ends``: where each rule should end its drafts, and what its best length brings.
+"""``python -m benchmarks.draft_ends``: where each rule should end its drafts, and how fast its best length is.
 
 The draft continues the target's own greedy answers at many places, the target reads each draft once, and every rule
 says how many of its tokens it keeps. The tokens and the time of rounds with shorter drafts follow from these. Rules are
@@ -53,11 +53,11 @@ COLUMNS = {
 
 def main(
     prompt_file: Annotated[Path, typer.Option(help="One prompt a line: the target answers them.")],
-    out: Annotated[Path, typer.Option(help="Write each place here, and the forwards' times; print it if it is there.")],
+    out: Annotated[Path, typer.Option(help="Write places and forwards' times here. If it exists, print its table.")],
     pair: PairName = "qwen-coder",
     rules: Annotated[str, typer.Option(help="Rules that decide greedily, with settings as in `--modes`.")] = RULES,
-    prompts: Annotated[str, typer.Option(help="Count these prompts alone, such as 1-8; all by default.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
+    prompts: Annotated[str, typer.Option(help="Count only these prompts, such as 1-8; all by default.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 96,
     threads: Threads = None,
 ) -> None:
     """Print each rule's best draft length, its best bound on Π q, and their tokens and speed beside lossless's best.
@@ -129,7 +129,7 @@ def _draft(draft: PreTrainedModel, last: Tensor, cache: DynamicCache, seconds: l
 def _verifications(
     target: PreTrainedModel, read: Tensor, q: Tensor, cache: DynamicCache, acceptors: Mapping[str, Acceptor]
 ) -> list[tuple[str, Verification]]:
-    """Return the target's answer for each rule; rules of dropped heads need a forward of their own."""
+    """Return the target's answer for each rule; rules with dropped heads need a forward of their own."""
     found, tokens, known = [], read[:, 1:], cache.get_seq_length()
     logits = target(read, past_key_values=cache).logits.float()
     plain = Verification(tokens, logits, draft_logits=q, randomness=Randomness(0))
@@ -166,7 +166,7 @@ def _target_times(target: PreTrainedModel, ids: Tensor, repeats: int = 5) -> dic
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a round with γ drafted tokens, between measured lengths by straight lines."""
+    """Seconds of a round with γ drafted tokens, interpolated linearly between measured lengths."""
 
     draft: float
     target: Mapping[int, float]
@@ -191,7 +191,7 @@ def summary(costs: Costs, places: list[dict[str, Any]]) -> list[list[str]]:
         return max(((choice, *result(rule, drafted)) for choice, drafted in choices.items()), key=itemgetter(2))
 
     fixed = {gamma: np.minimum(gamma, longest) for gamma in range(1, LENGTH + 1)}
-    # The token that takes the product below the bound is still verified.
+    # The target still verifies the token that takes the product below the bound.
     ends: dict[float, np.ndarray] = {end: np.minimum((product >= end).sum(1) + 1, longest) for end in ENDS}
     at_half: Callable[[str], float] = lambda rule: result(rule, np.minimum(ends[0.5], 15))[1]  # noqa: E731
     lossless = {by: best("lossless", choices)[2] for by, choices in (("fixed", fixed), ("ends", ends))}

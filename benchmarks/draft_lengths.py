@@ -1,4 +1,4 @@
-"""``python -m benchmarks.draft_lengths``: what each γ costs, and the automatic one."""
+"""``python -m benchmarks.draft_lengths``: the cost of each γ, and of the automatic one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hf_lossy_assist.evaluation.tables import number, table
 def windows(
     pair: PairName = "arithmetic",
     assistant: DraftSource = None,
-    gammas: Annotated[str, typer.Option(help="Values of γ, with commas between.")] = "1,2,3,4,5,6,8,10,12,16,20,24",
+    gammas: Annotated[str, typer.Option(help="Values of γ, separated by commas.")] = "1,2,3,4,5,6,8,10,12,16,20,24",
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 40,
     mode: Annotated[str, typer.Option(help="The rule.")] = "lossless",
     threads: Threads = None,

@@ -1,9 +1,9 @@
 """``python -m benchmarks.dropmatch_candidates``: how often DropMatch over candidates decides otherwise.
 
 Texts are read, not written: at each of their last positions the draft names a token, its likeliest or a drawn one, and
-the rule decides it over all tokens and over candidates, with the same dropped heads. The heads' tokens are drawn from
-all tokens in either case, and those that are no outcome of their own count as the rest: that is the law of a draw over
-candidates, and decisions differ by the rule alone. ``generate`` draws over candidates, which takes no distribution over
+the rule decides it over all tokens and over candidates, with the same dropped heads. Either way the heads' tokens are
+drawn from all tokens, and tokens outside the candidates count as the rest. This has the distribution of a draw over
+candidates, so decisions differ by the rule alone. ``generate`` draws over candidates, which needs no distribution over
 all tokens.
 """
 
@@ -51,7 +51,7 @@ class SameDraws(DropMatch):
 
 def main(
     texts: Annotated[Path, typer.Option(help="JSON lines with a `text` each.")],
-    out: Annotated[Path, typer.Option(help="Add each text's counts to this file, and go on where it ends.")],
+    out: Annotated[Path, typer.Option(help="Append each text's counts to this file, and continue from its end.")],
     pair: PairName = "qwen-coder",
     assistant: DraftSource = None,
     candidates: Annotated[str, typer.Option(help="Numbers, separated by commas.")] = "256,1024,4096",

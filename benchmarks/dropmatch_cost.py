@@ -1,9 +1,8 @@
-"""What DropMatch adds to a verify forward of a large target: computed from bytes and operations, or from timed parts.
+"""The time that DropMatch adds to a large target's verify forward: from bytes and operations, or from timed parts.
 
     python -m benchmarks.dropmatch_cost --device cuda
 
-No large weights are needed: a forward over a few tokens is products with matrices, and a slice of one is as good as
-another.
+It needs no large weights. A forward over a few tokens consists of matrix products, so timing one slice is enough.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ TARGETS: dict[str, tuple[LlamaConfig, float]] = {
 H200 = Rates(bandwidth=4.8e12, flops=7.9e14)
 """Memory bandwidth by its data sheet, and dense bfloat16 products as they come out in practice."""
 
-# How often an entry of the K dropped laws is read or written: as logits by their mean and a conversion; in float32 by
-# that, argmax, softmax (3 times), for the terms of an entropy and their sum (3 times), for the sum of two laws (twice),
-# for its entropy.
+# Reads and writes of an entry of the K dropped distributions. As logits: their mean and a conversion. In float32: the
+# conversion, argmax, softmax (3), the terms of an entropy and their sum (3), the sum of two distributions (2), and its
+# entropy.
 _AS_LOGITS, _IN_FLOAT32 = 2, 1 + 1 + 3 + 3 + 2 + 3
-# The same of an entry of the draft's distribution and of the centroid, all in float32.
+# Reads and writes of an entry of the draft's distribution and of the centroid, all in float32.
 _BESIDE_PATHS = 3 + 3 + 3 + 3 + 3 + 3
-# Kernels on a GPU, greedily, most of them over a few numbers only; and those that drop the inputs.
+# Kernels on a GPU, greedily, most of them over few numbers; and the kernels that drop the inputs.
 _KERNELS, _MASK_KERNELS = 42, 4
 
 
@@ -106,9 +105,9 @@ class DropMatchCost:
     Attributes
     ----------
     forward
-        The forward, over one token more than are drafted.
+        The forward, over γ + 1 tokens.
     head
-        Dropped rows in the call of the head that takes place anyway.
+        Dropped rows in the head's usual call.
     masks
         Dropping the head's inputs.
     divergence
@@ -122,7 +121,7 @@ class DropMatchCost:
 
     @property
     def share(self) -> float:
-        """What DropMatch adds, as a share of the forward."""
+        """DropMatch's share of the forward."""
         return (self.head + self.masks + self.divergence) / self.forward
 
 
@@ -142,7 +141,7 @@ def computed(round: Round, rates: Rates, launch: float = 2e-6) -> DropMatchCost:
     rates
         What the machine can do.
     launch
-        Seconds that every kernel of the rule takes besides: they are small and many.
+        Launch time of every kernel of the rule, in seconds; there are many small ones.
 
     Examples
     --------
@@ -236,9 +235,9 @@ def main(
     paths: Annotated[int, typer.Option(min=1, help="Dropped heads.")] = 5,
     device: Annotated[str, typer.Option(help="Where the parts are timed.")] = "cpu",
     threads: Threads = None,
-    bandwidth: Annotated[float, typer.Option(min=1, help="Bytes per second of the machine to compute for.")] = 4.8e12,
-    flops: Annotated[float, typer.Option(min=1, help="Operations per second of its bfloat16 products.")] = 7.9e14,
-    launch: Annotated[float, typer.Option(min=0, help="Seconds that each kernel of the rule takes besides.")] = 2e-6,
+    bandwidth: Annotated[float, typer.Option(min=1, help="Bytes per second of the machine.")] = 4.8e12,
+    flops: Annotated[float, typer.Option(min=1, help="Bfloat16 operations per second of the machine.")] = 7.9e14,
+    launch: Annotated[float, typer.Option(min=0, help="Launch time of each kernel of the rule, in seconds.")] = 2e-6,
     seconds: Annotated[float, typer.Option(min=0.001, help="How long each part is timed.")] = 0.3,
 ) -> None:
     """Tabulate DropMatch's share of a verify forward, by the geometry of the target: computed, and timed in parts."""

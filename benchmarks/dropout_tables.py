@@ -1,4 +1,4 @@
-"""What DropMatch's dropped heads say on a bundled pair: ``python -m benchmarks.dropout_tables``."""
+"""The choices of DropMatch's dropped heads on a bundled pair: ``python -m benchmarks.dropout_tables``."""
 
 from __future__ import annotations
 

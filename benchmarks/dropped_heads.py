@@ -1,4 +1,4 @@
-"""What the dropped heads of DropMatch say: tables 1 to 3 of its section 3, for a target of one's own."""
+"""Tables 1 to 3 of the DropMatch paper's section 3, for any target: the choices of its dropped heads."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def own_texts(pair: Pair, problems: int, *, split: str = "test", batch_size: int
 def verify_along(
     target: PreTrainedModel, text: Text, rule: DropMatch, randomness: Randomness, draft: PreTrainedModel | None = None
 ) -> Verification:
-    """Return what the target says at every position of a response, from one parallel forward.
+    """Return the target's verification of every position of a response, from one parallel forward.
 
     Parameters
     ----------

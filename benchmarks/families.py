@@ -38,7 +38,7 @@ class FamilyRow:
     equal
         Whether greedy texts of a padded batch are those of plain ``generate()``, token for token.
     tokens_per_round, accepted
-        Of a draft that is the target with noise on its weights.
+        With a draft that is the target with noise on its weights.
     """
 
     family: str
@@ -51,7 +51,7 @@ class FamilyRow:
 
 
 def row_of(name: str, gamma: int, length: int) -> FamilyRow:
-    """Decode a padded batch with a tiny random model of a family, by itself and with a noisy copy that drafts."""
+    """Decode a padded batch with a tiny random model of a family, alone and with a noisy copy as draft."""
     model = family(name)
     enable(model)
     refusals = [obstacle_to_rollback(model, several=several) for several in (True, False)]
@@ -80,7 +80,7 @@ def _decoded(model: PreTrainedModel, gamma: int, length: int) -> tuple[str, str,
 def main(
     gamma: Gamma = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each text.")] = 24,
-    only: Annotated[str | None, typer.Option(help="Families, with commas between; all by default.")] = None,
+    only: Annotated[str | None, typer.Option(help="Families, separated by commas; all by default.")] = None,
     threads: Threads = None,
     out: Annotated[Path | None, typer.Option(help="Write the table to this file, as Markdown.")] = None,
 ) -> None:

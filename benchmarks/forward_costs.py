@@ -1,9 +1,9 @@
-"""What forwards over some tokens cost in a geometry, and what speculation would gain there by that.
+"""The cost of forwards over some tokens in a geometry, and the gain of speculation there.
 
     python -m benchmarks.forward_costs --geometry llama-1b,vocab=49152 --threads 1
 
-No trained weights are needed: what a forward costs depends on the sizes of a model alone. Tokens per round, and what a
-round costs besides the forwards, are those that were measured of a small pair with the same vocabulary.
+It needs no trained weights, because the cost of a forward depends on the model's sizes alone. Tokens per round, and the
+time of a round outside the forwards, come from measurements of a small pair with the same vocabulary.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def costs(
 
 
 def estimates(rows: list[ForwardCost], measured: Path) -> Iterator[Estimate]:
-    """Put these costs in the place of those in a ``bench`` with an EAGLE-3 head, in modes of chains and trees."""
+    """Estimate modes of a ``bench`` with an EAGLE-3 head at these costs, for chains and trees."""
     modes = [row for line in measured.open(encoding="utf-8") if (row := json.loads(line))["table"] == "ModeSummary"]
     target = {row.tokens: row.seconds for row in rows if row.what == "target"}
     head = {row.tokens: row.seconds for row in rows if row.what == "head"}
@@ -120,7 +120,7 @@ def estimates(rows: list[ForwardCost], measured: Path) -> Iterator[Estimate]:
         tree = settings.get("tree")
         verify = 1 + (tree["nodes"] if tree else gamma or 0)
         width = tree["top_k"] if tree else 1
-        # DropMatch's heads are forwards that are not timed here.
+        # DropMatch's dropped heads need forwards that are not timed here.
         if gamma is None or verify not in target or width not in head or "dropmatch" in mode["label"]:
             continue
         drafting, deciding = mode["draft_calls_per_round"] * head[width], mode["per_round"]["rest"]
@@ -133,14 +133,14 @@ def estimates(rows: list[ForwardCost], measured: Path) -> Iterator[Estimate]:
 
 
 def main(
-    geometry: Annotated[str, typer.Option(help="Of the target: a preset or sizes.")] = "llama-1b,vocab=49152",
-    tokens: Annotated[str, typer.Option(help="How many tokens a forward of the target is over.")] = "1,3,5,9,25",
+    geometry: Annotated[str, typer.Option(help="The target's sizes, or a preset.")] = "llama-1b,vocab=49152",
+    tokens: Annotated[str, typer.Option(help="Numbers of tokens in a forward of the target.")] = "1,3,5,9,25",
     head_tokens: Annotated[
-        str, typer.Option(help="The same of the EAGLE-3 head: 1 in a chain, top_k in a tree.")
+        str, typer.Option(help="Numbers of tokens in a forward of the EAGLE-3 head: 1 in a chain, top_k in a tree.")
     ] = "1,6",
     context: Annotated[int, typer.Option(min=1, help="Tokens that come before.")] = 96,
     draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that the head can draft.")] = 6144,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each is timed, after one that does not count.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed forwards of each kind, after a warm-up.")] = 5,
     measured: Annotated[
         Path | None, typer.Option(help="A bench.jsonl of an EAGLE-3 head with this vocabulary.")
     ] = None,
@@ -179,7 +179,7 @@ def main(
 
 
 def _filled(kind: type[LlamaForCausalLM], config: LlamaConfig) -> LlamaForCausalLM:
-    """Return a model whose weights are all the same: drawing a billion takes longer than all that is timed."""
+    """Return a model with equal weights: drawing a billion random ones takes longer than the measurement."""
     with torch.device("meta"):
         model = kind(config).to(torch.bfloat16)
     model = model.to_empty(device="cpu").eval()

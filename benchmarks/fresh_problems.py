@@ -1,4 +1,4 @@
-"""What is certified on half of some problems, and lost on the others: ``python -m benchmarks.fresh_problems FILE``."""
+"""Settings certified on half the problems, and their loss on the rest: ``python -m benchmarks.fresh_problems FILE``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .outcome_matrix import by_rule, outcomes
 
 
 def fresh_table(source: Path) -> Table:
-    """Lay out each rule's boldest certified setting for each limit; a rule's settings are from cautious to bold."""
+    """Lay out each rule's boldest certified setting for each limit; a rule's settings go from cautious to bold."""
     ids, scores = outcomes(source)
     reference, *labels = scores
     half, rules = len(ids) // 2, by_rule(labels)
@@ -47,7 +47,7 @@ def fresh_table(source: Path) -> Table:
 def main(
     answers: Annotated[list[Path], typer.Argument(help="Files of outcome_matrix, or folders of `evaluate`.")],
 ) -> None:
-    """Certify on the first half of some answers, and look at the second, which nobody has looked at."""
+    """Certify on the first half of some answers, and show the loss on the second, which calibration has not seen."""
     for source in answers:
         Console().print(fresh_table(source))
 

@@ -1,7 +1,7 @@
 """Models of a large geometry that compute what a small one computes, to the last choice of a token.
 
-What a forward costs depends on the sizes of a model alone, and what a rule keeps on what the models say. So a small
-trained model that is padded to the sizes of a large one shows the speed of the large one with real decisions.
+The cost of a forward depends on the model's sizes alone, and a rule's decisions on its distributions alone. So a small
+trained model that is padded to the sizes of a large one shows the large one's speed with real decisions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAMILY = ("llama", "mistral")
 MIN_RESERVED = 64
 """Fewest added hidden dimensions that can keep padded tokens out; DropMatch drops some of them."""
 
-# Padded tokens stay out while the root mean square of what enters the final norm is below this.
+# Padded tokens are never chosen while the root mean square of the final norm's input is below this.
 _LARGEST_RMS = 1e3
 _PADDING_STD = 0.02
 _NOISE = 2**24
@@ -40,7 +40,7 @@ class Placement:
 
     @classmethod
     def first(cls, size: int) -> Placement:
-        """Entries keep their index, and what is added follows them."""
+        """Entries keep their index, and added entries follow them."""
         return cls(torch.arange(size), torch.arange(size))
 
 
@@ -95,7 +95,7 @@ def grow(
     geometry
         The wanted sizes, none of them smaller than the model's.
     dtype, device
-        Of the grown model; the model's own by default.
+        Of the grown model; by default those of the model.
     seed
         Seed of the padding.
 
@@ -156,7 +156,7 @@ class HeadPlacement:
 
     @property
     def theta_power(self) -> float:
-        """To which power θ has to be raised for the wider head to have the small one's frequencies."""
+        """Power of θ that gives the wider head the small one's frequencies."""
         return 1.0 if self.stretches else self.new.head_dim / self.old.head_dim
 
     def queries(self) -> Placement:
@@ -208,7 +208,7 @@ def _empty(
     fields = model.config.to_dict() | new.config_fields() | {"rms_norm_eps": reserve.eps}
     rope = dict(fields["rope_parameters"])
     fields["rope_parameters"] = rope | {"rope_theta": rope["rope_theta"] ** heads.theta_power}
-    # The embedding holds constants, and the head what answers to them.
+    # The embedding holds constants, and the head the weights that read them.
     fields["tie_word_embeddings"] = model.config.tie_word_embeddings and reserve.dims == 0
     config = type(model.config).from_dict(fields, attn_implementation=attention_of(model))
     config.dtype = dtype
@@ -217,7 +217,7 @@ def _empty(
     _check_memory(grown, torch.device(device))
     grown = grown.to_empty(device=device)
     grown.tie_weights()
-    # Its frequencies are no parameters: emptying the model has lost them.
+    # Frequencies are not parameters, so emptying the model has lost them.
     grown.model.rotary_emb = type(grown.model.rotary_emb)(config).to(device)
     return grown
 

@@ -1,6 +1,6 @@
 """Any command on models padded to the sizes of large ones: ``python -m benchmarks.grown_models --grow … bench``.
 
-The target computes what it computed before: the cost is a large model's, and every decision a real one.
+The grown target computes the same function: the cost is a large model's, and every decision a real one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def grown_models(
     ] = None,
     grow_draft: Annotated[str | None, typer.Option(help="The same for the draft.")] = None,
 ) -> None:
-    """Run a command on models that are padded to the sizes of large ones, and compute what they computed before.
+    """Run a command on models that are padded to larger sizes, where they compute the same function.
 
-    With `--accuracy-problems`, `bench` judges the answers of the models before they were grown: the same text, sooner.
+    With `--accuracy-problems`, `bench` scores answers of the models before they were grown: equal text, faster.
     """
     target, draft = (
         Geometry() if text is None else parse_geometry(text, option)
@@ -74,7 +74,7 @@ def _room_for(vocab: int, wanted: Geometry, draft: PreTrainedModel) -> Geometry:
 
 
 def grow_head(head: H, target: PreTrainedModel, draft: PreTrainedModel) -> H:
-    """Return a head that says of grown models what ``head`` says of the models they were grown from.
+    """Return a head whose scores of grown models are those of ``head`` for the models before they grew.
 
     A grown model's hidden state begins with the small model's own, so the weight is extended by zeros.
 

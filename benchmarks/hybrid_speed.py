@@ -30,7 +30,7 @@ VOCAB, PROMPT = 32784, 32
 
 @dataclass(frozen=True)
 class Repeat:
-    """Both decoded the same text, one after the other: what each took, in seconds of one thread."""
+    """Seconds of one thread that each way took for an equal text, one after the other."""
 
     plain: float
     lossless: float
@@ -40,7 +40,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one forward or one move of the state takes, in seconds, and beside a forward over one token."""
+    """Time of one forward or one move of the state, in seconds, and beside a forward over one token."""
 
     what: str
     seconds: float
@@ -48,7 +48,7 @@ class Cost:
 
 
 class Dictated(LogitsProcessor):
-    """Lets a known text be the greedy one, whatever a model of random weights says."""
+    """Makes a known text the greedy one, whatever a model of random weights computes."""
 
     def __init__(self, text: Tensor) -> None:
         self.text = text
@@ -60,7 +60,7 @@ class Dictated(LogitsProcessor):
 
 
 class AgreeingDraft(CandidateGenerator):
-    """Drafts the known text for nothing, each token of it with a given probability, and another one else."""
+    """Drafts at no cost: each token is the known text's with a given probability, otherwise another one."""
 
     def __init__(self, text: Tensor, gamma: int, agreement: float, seed: int) -> None:
         self.text, self.gamma, self.agreement = text, gamma, agreement
@@ -93,14 +93,14 @@ def main(
     agreement: Annotated[float, typer.Option(min=0, max=1, help="How often a drafted token is the target's.")] = 0.7,
     gamma: Gamma = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each response.")] = 64,
-    layers: Annotated[int, typer.Option(min=1, help="Of the 36 that Falcon-H1 0.5B has.")] = 22,
+    layers: Annotated[int, typer.Option(min=1, help="Number of layers; Falcon-H1 0.5B has 36.")] = 22,
     chunk: Annotated[int, typer.Option(min=1, help="Chunk of the state-space scan in tokens.")] = 16,
-    repeats: Annotated[int, typer.Option(min=1, help="How often both decode, one after the other.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats; both ways decode in each, one after the other.")] = 3,
     threads: Threads = None,
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
 ) -> None:
-    """Time a hybrid with and without a draft that costs nothing, interleaved, and what saving and replaying cost."""
+    """Time a hybrid with and without a draft that costs nothing, interleaved, and saving and replaying of its state."""
     limit_threads(threads)
     transformers.logging.set_verbosity_error()
     model, screen = hybrid(layers, chunk, device), Console()
@@ -176,7 +176,7 @@ def _costs(model: PreTrainedModel, text: Tensor, gamma: int, repeats: int) -> It
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    """Return the seconds that this process computes in one thread: others may have the machine besides."""
+    """Return this process's computing time in one thread, in seconds: the machine may be busy."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time

@@ -1,6 +1,6 @@
-"""``python -m benchmarks.kept_answers FOLDER OUT``: what ``evaluate`` wrote, with checksums in place of texts.
+"""``python -m benchmarks.kept_answers FOLDER OUT``: a folder of ``evaluate`` with checksums in place of texts.
 
-Answers may quote their data set, which is not kept here. ``evaluate … --out COPY`` goes on with a copy of the folder.
+Answers may quote their data set, which is not kept here. ``evaluate … --out COPY`` continues a copy of the folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(
     """Keep the answers of an evaluation without their texts, and sum them up."""
     plan, answers = load_answers(folder)
     order = {label: number for number, label in enumerate(plan["modes"])}
-    for run in plan["runs"]:  # a machine's folders are nobody else's
+    for run in plan["runs"]:  # other machines lack these folders
         run["argv"] = [Path(word).name if Path(word).is_absolute() else word for word in run.get("argv", ())]
     kept = sorted(map(without_text, answers), key=lambda answer: (order[answer.mode], answer.id))
     out.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ def round_weights(model: PreTrainedModel, bits: int) -> PreTrainedModel:
     """Return a draft whose linear weights are rounded to ``bits`` bits, per output channel and symmetrically.
 
     Every weight becomes ``s·round(w / s)`` with ``s = max|w| / (2^(bits-1) - 1)`` over its channel, stored in the
-    model's own precision: what is measured is the loss of information, not the speed of a quantised kernel.
+    model's own precision, so it shows the loss of information, not the speed of a quantised kernel.
     Embeddings, norms and the output head stay as they are, and are shared with ``model``.
 
     Parameters
@@ -122,9 +122,9 @@ def _find_layers(model: PreTrainedModel, total: int) -> tuple[nn.Module, str]:
 def main(
     out: Annotated[Path, typer.Option(help="The draft's folder, for --assistant of any command.")],
     model: Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")] = None,
-    pair: Annotated[str | None, typer.Option(help="A bundled pair, whose target is meant.")] = None,
+    pair: Annotated[str | None, typer.Option(help="A bundled pair, to use its target.")] = None,
     draft_layers: Annotated[str | None, typer.Option(help="Keep these layers of the target, e.g. 0,2,4.")] = None,
-    draft_bits: Annotated[int | None, typer.Option(help="Round its linear weights to so many bits.")] = None,
+    draft_bits: Annotated[int | None, typer.Option(help="Round its linear weights to this number of bits.")] = None,
 ) -> None:
     """Make a draft of some of a target's layers, of its rounded weights, or of both, and save it in float32."""
     if (model is None) == (pair is None):

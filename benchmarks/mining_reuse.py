@@ -1,4 +1,4 @@
-"""What mining saves by reusing what the target has read: the same labels, found with and without it.
+"""The time that mining saves by reusing the target's caches: equal labels, with and without reuse.
 
 ``python -m benchmarks.mining_reuse --prompts 8``, in the repository's root.
 """
@@ -23,7 +23,7 @@ from tests.mining.parts import Parts
 
 @dataclass
 class Cost:
-    """What a search has cost: the tokens that the target has read, and seconds."""
+    """Cost of a search: tokens that the target has read, and seconds."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -31,7 +31,7 @@ class Cost:
 
 @contextmanager
 def measured(model: PreTrainedModel, cost: Cost) -> Iterator[None]:
-    """Add what happens inside the block to a cost."""
+    """Add the time and tokens of the block to a cost."""
 
     def count(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         cost.tokens += (args[0] if args else kwargs["input_ids"]).numel()
@@ -52,11 +52,11 @@ class Comparison:
     Attributes
     ----------
     mismatches
-        How many labels came out.
+        Number of labels.
     different
-        Prompts of which the labels are not the same. In float32 there should be none.
+        Prompts whose labels differ. In float32 there should be none.
     naive, reusing
-        What every continuation from scratch costs, and what mining costs.
+        Costs of continuing from scratch every time, and of mining.
     """
 
     mismatches: int

@@ -45,7 +45,7 @@ def by_rule(labels: Iterable[str]) -> dict[str, list[str]]:
 def main(
     folder: Annotated[Path, typer.Argument(help="What `evaluate` has written.")],
     file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
-    rule: Annotated[list[str] | None, typer.Option(help="Only settings of this one. Repeatable.")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help="Keep only settings of this rule. Repeatable.")] = None,
 ) -> None:
     """Write the scores of the problems that all modes have answered."""
     ids, scores = outcomes(folder)

@@ -21,7 +21,7 @@ class Cycle:
 
     Positions inside or right before a number count ``number_weight`` times in the loss. That depends on the token
     before a position only, so the distribution to be learned stays the same. ``harder`` trains on what is harder than
-    the task, as the pair's recipe says.
+    the task, by the pair's recipe.
     """
 
     steps: int
@@ -60,15 +60,15 @@ class ModelRecipe:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelRecipe:
-        """Return the recipe of which ``values`` came from ``dataclasses.asdict``."""
+        """Return the recipe from ``values`` of ``dataclasses.asdict``."""
         return cls(**values | {"cycles": tuple(Cycle(**cycle) for cycle in values["cycles"])})
 
 
 @dataclass(frozen=True)
 class PairRecipe:
-    """What both models of a pair have in common, and the recipe of each.
+    """The common settings of a pair's models, and the recipe of each.
 
-    ``problems`` says what they were trained on, and ``harder`` what was harder in cycles that say so; ``task`` draws
+    ``problems`` names their training data, and ``harder`` the changes in cycles of harder problems; ``task`` draws
     it.
     """
 

@@ -32,28 +32,28 @@ CLOSED_FORMS: Mapping[str, Callable[..., Tensor]] = {
     "ears": lambda p, q, beta=0.1, **settings: ears_acceptance(p, q, beta),
     "cactus": lambda p, q, delta=0.1, **settings: acceptance("cactus", p, q, delta),
 }
-"""The probability that a rule keeps a drafted token, of the laws p and q at its position."""
+"""The probability that a rule keeps a drafted token, from p and q at its position."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One rule over all positions at which it had a drafted token to judge.
+    """One rule over all positions at which it decided a drafted token.
 
     Attributes
     ----------
     label
         The mode.
     positions
-        How many they are.
+        Their number.
     measured, predicted
         Share of the drafted tokens that were kept, and the mean of its closed form over the same positions.
     margin
         1.96 standard deviations of the measured share about the predicted one.
     gain, bound
-        By how much the closed form is above that of the lossless rule at the same positions, and for EARS the bound on
-        it, the mean of ``β·(1 - max p)·Q(p < q)``; 0 for others.
+        The closed form minus the lossless rule's at the same positions, and for EARS the bound on this difference,
+        the mean of ``β·(1 - max p)·Q(p < q)``; 0 for others.
     divergence, largest
-        For Cactus, mean and largest ``KL(h ‖ p)`` of the laws that drafted tokens were verified against; 0 for others.
+        For Cactus, mean and largest ``KL(h ‖ p)`` of the distributions h that verified drafted tokens; 0 for others.
     """
 
     label: str
@@ -70,7 +70,7 @@ class Prediction:
 def predict(
     models: Models, mode: DecodingMode, prompts: Sequence[PromptBatch], max_new_tokens: int = 100
 ) -> Prediction:
-    """Let a rule with a closed form sample, and compare what it keeps with what it should.
+    """Let a rule with a closed form sample, and compare the tokens that it keeps with the closed form.
 
     The text before a position decides p and q there, so what the rule keeps is a draw with the closed form's
     probability at every position that it judged: all but those of bonus tokens.
@@ -135,16 +135,16 @@ def main(
     modes: Annotated[
         str, typer.Option(help="Rules with a closed form: lossless, ears[:beta=B], cactus[:delta=D].")
     ] = "lossless,ears",
-    temperature: Annotated[float, typer.Option(help="Of the draws.")] = 0.9,
+    temperature: Annotated[float, typer.Option(help="Temperature of the draws.")] = 0.9,
     gamma: Gamma = 5,
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")] = 0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a response.")] = 160,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; each prompt's seed is one more.")] = 0,
     threads: Threads = None,
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
 ) -> None:
-    """Tabulate how many drafted tokens rules keep, and what their closed forms say of the same positions."""
+    """Tabulate how many drafted tokens rules keep, beside their closed forms at the same positions."""
     limit_threads(threads)
     wanted = parse_modes(modes, gamma, temperature)
     if unknown := [mode.label for mode in wanted if mode.rule not in [*CLOSED_FORMS]]:

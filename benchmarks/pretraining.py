@@ -72,7 +72,7 @@ def train_model(
     on_step: Callable[[int, float], None] = lambda step, loss: None,
     checkpoint_every: int = 100,
 ):
-    """Train one model of a pair, with weights in float32; continue from ``checkpoint`` where it holds the same recipe.
+    """Train one model of a pair, with weights in float32; continue from a ``checkpoint`` of an equal recipe.
 
     Every step's batch follows from the recipe's seed and the step alone. The checkpoint is a safetensors file with
     weights and optimizer state. ``on_step`` is called with the number of finished steps and the last loss.
@@ -111,7 +111,7 @@ def save_model(model, tokenizer, folder: Path) -> None:
     generation_config = model.generation_config
     generation_config.max_length = None
     model.to(torch.bfloat16).save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)  # safetensors keeps it from everyone else
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes it readable for the owner alone
     tokenizer.save_pretrained(folder)
 
 

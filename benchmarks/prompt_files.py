@@ -21,12 +21,12 @@ GROUPS = ("chat", "translation", "qa", "math_reasoning")
 
 
 def short(rows: Iterable[Row], characters: int = 300) -> list[Row]:
-    """Return those whose first turn is no longer than that."""
+    """Return the questions whose first turn has at most that many characters."""
     return [row for row in rows if len(prompt_of(row)) <= characters]
 
 
 def spec_bench_prompts(rows: list[Row], each: int = 15) -> list[Row]:
-    """Return the first short ones of each group."""
+    """Return the first short questions of each group."""
     by_group: dict[str, list[Row]] = {group: [] for group in (*GROUPS, *LONG)}
     for row in rows:
         by_group.get(row["category"], by_group["chat"]).append(row)
@@ -34,12 +34,12 @@ def spec_bench_prompts(rows: list[Row], each: int = 15) -> list[Row]:
 
 
 def summaries(rows: list[Row]) -> list[Row]:
-    """Return the texts to sum up, the shortest first."""
+    """Return the texts to summarise, the shortest first."""
     return sorted((row for row in rows if row["category"] == "summarization"), key=lambda row: len(prompt_of(row)))
 
 
 def not_evaluated(path: Path, evaluated: int = 200) -> list[Row]:
-    """Return the rows of IFEval's file after those that the tables score, but for what needs nltk's data."""
+    """Return IFEval's rows after those that the tables score, without those that need nltk's data."""
     rows = read_jsonl(path, ())
     examples = load("ifeval", str(path), sentences=False).examples("test", len(rows))
     wanted = {example.prompt for example in examples[evaluated:]}

@@ -33,7 +33,7 @@ from hf_lossy_assist.theory import DenseDecoder
 
 from . import command
 
-# On the CPU, and on anything faster: there a small working set would show how long a kernel takes to start.
+# On the CPU, and on faster devices, where a small working set would show a kernel's launch time instead.
 _SMALLEST, _LARGEST, _SQUARE = (1, 2**30), (2**30, 2**33), (1024, 8192)
 _MOST_REPEATS = 200
 _SECONDS = 0.4
@@ -43,7 +43,7 @@ _SECONDS = 0.4
 class Rates:
     """The rates at which a machine can read and compute for one model."""
 
-    bandwidth: float  # bytes per second, of a working set as large as the model, so that caches count as they do for it
+    bandwidth: float  # bytes per second of a working set as large as the model, so that caches count equally
     flops: float  # operations per second of a large matrix product in the model's precision
 
 
@@ -51,7 +51,7 @@ class Rates:
 class Cost:
     """The bytes that a forward moves, and the operations that it computes."""
 
-    weight_bytes: int  # weights that every forward reads; of an embedding that is no LM head it reads a few rows only
+    weight_bytes: int  # weights that every forward reads; it reads few rows of an embedding that is no LM head
     cache_bytes: int  # keys and values of one cached token
     decoder: DenseDecoder  # the model's shape, which counts its operations
 
@@ -89,7 +89,7 @@ class Roofline:
     batch: int = 1
 
     def tokens_per_second(self, tokens_per_round: float, drafted: float) -> float:
-        """Return the best speed of rounds that yield so many tokens per row.
+        """Return the best speed of rounds with this number of tokens per row.
 
         ``drafted`` counts the draft's forwards per round; the target reads one token more. With 0 it decodes alone.
         """
@@ -113,7 +113,7 @@ class ModeLimit:
 
 
 def mode_limits(limit: Roofline, modes: Sequence[Mapping[str, Any]]) -> Iterator[ModeLimit]:
-    """Yield the limit of every ``ModeSummary`` of a ``bench`` that says how many tokens a round yields."""
+    """Yield the limit of every ``ModeSummary`` of a ``bench`` that has tokens per round."""
     for mode in modes:
         if mode["tokens_per_round"] is not None:
             best = limit.tokens_per_second(mode["tokens_per_round"], mode["draft_calls_per_round"])
@@ -122,7 +122,7 @@ def mode_limits(limit: Roofline, modes: Sequence[Mapping[str, Any]]) -> Iterator
 
 
 def measure_rates(model: PreTrainedModel, clock: Clock = time.perf_counter) -> Rates:
-    """Measure what this machine, with as many threads as torch uses now, can do for a model; about two seconds."""
+    """Measure this machine's rates for a model, with torch's current number of threads; takes about two seconds."""
     return Rates(
         bandwidth=measure_bandwidth(Cost.of(model).weight_bytes, model.dtype, model.device, clock),
         flops=measure_flops(model.dtype, model.device, clock),
@@ -132,7 +132,7 @@ def measure_rates(model: PreTrainedModel, clock: Clock = time.perf_counter) -> R
 def measure_bandwidth(size: int, dtype: torch.dtype, device: torch.device, clock: Clock = time.perf_counter) -> float:
     """Return bytes per second of the fastest way to go through ``size`` bytes, again and again.
 
-    The sum of a vector, a copy (which reads and writes), and a product of a matrix and a vector are tried: which one is
+    It tries the sum of a vector, a copy (which reads and writes), and a product of a matrix and a vector: which one is
     fastest depends on the machine and the precision.
     """
     itemsize = torch.empty((), dtype=dtype).element_size()
@@ -183,7 +183,7 @@ def main(
     threads: Threads = None,
     out: RowsFile = None,
 ) -> None:
-    """Measure this machine, and compare measured modes with the best that it could do."""
+    """Measure this machine's rates, and compare measured modes with its best."""
     limit_threads(threads)
     if not measured.is_file():
         raise LossyValueError(f"`MEASURED` has to be a bench.jsonl that is there, but is {str(measured)!r}")

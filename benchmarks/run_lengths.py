@@ -1,4 +1,4 @@
-"""How well SPRINTER's theory predicts the runs that come out: ``python -m benchmarks.run_lengths``."""
+"""How well SPRINTER's theory predicts its run lengths: ``python -m benchmarks.run_lengths``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunPrediction:
         Theorem 2's expectation of the run length, bounded by ``max_draft - 1``, over r acceptable tokens first, where
         ``P(r) = s^r (1 - s)`` with s the share of acceptable tokens.
     threshold, measured_run
-        Of the head, and the run length that came out.
+        The head's threshold, and the measured run length.
     """
 
     tpr: float
@@ -73,9 +73,9 @@ def predict_run_length(
     target, draft, head
         The models and the verifier head.
     threshold, max_draft
-        Of SPRINTER.
+        Settings of SPRINTER.
     texts
-        What SPRINTER wrote.
+        Texts that SPRINTER wrote.
     """
     scored = [_score(target, draft, head, text) for text in texts]
     passes = torch.cat([score for score, _ in scored]) > threshold
@@ -117,16 +117,16 @@ def main(
     assistant: DraftSource = None,
     pair: PairInstead = None,
     verifier_head: Annotated[str | None, typer.Option(help="A folder or a Hub id; the pair's own by default.")] = None,
-    thresholds: Annotated[str, typer.Option(help="Of the head, with commas between.")] = "0.3,0.35,0.4,0.5,0.6,0.7,0.9",
+    thresholds: Annotated[str, typer.Option(help="The head's thresholds.")] = "0.3,0.35,0.4,0.5,0.6,0.7,0.9",
     count: Annotated[int, typer.Option(min=1, help="How many prompts.")] = 20,
     gamma: Gamma = 5,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each response.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; the next has the next one.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first prompt; each prompt's seed is one more.")] = 0,
     threads: Threads = None,
     device: Device = "cpu",
     out: Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")] = None,
 ) -> None:
-    """Tabulate the tokens that SPRINTER commits per run, greedily, beside what its theorem 2 says of them."""
+    """Tabulate the tokens that SPRINTER commits per run, greedily, beside its theorem 2."""
     limit_threads(threads)
     wanted = numbers("--thresholds", thresholds, float)
     named = ModelOptions(pair, model, assistant, "float32", device)

@@ -1,6 +1,6 @@
-"""How well the target's likelihood tells the mismatches that change the answer: ``python -m benchmarks.self_labels``.
+"""How well the target's likelihood tells which mismatches change the answer: ``python -m benchmarks.self_labels``.
 
-Takes labels of ``mine --labels judge``, and for those in the target's own text, what ``mine --labels self`` goes by.
+Compares labels of ``mine --labels judge`` in the target's own text with the likelihoods that ``--labels self`` uses.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(
 
 
 def in_own_text(mined: Mined) -> Iterator[tuple[Ids, Ids, Places]]:
-    """Yield prompts and the target's responses with the mismatches before which no token has been changed."""
+    """Yield prompts and the target's responses, with the mismatches that come before any changed token."""
     found: dict[int, Places] = {}
     for row in mined.tokens.select_columns(["prompt_id", "index", "draft_token", "important"]):
         found.setdefault(row["prompt_id"], {})[row["index"]] = row["draft_token"], row["important"]

@@ -1,4 +1,4 @@
-"""What a judge has to beat: lists that say by tokens alone, without their context, which mismatches matter."""
+"""Baselines for a judge: lists that say by tokens alone, without their context, which mismatches matter."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def _matching(tokenizer: PreTrainedTokenizerBase, matters: Any) -> tuple[int, ..
 
 @dataclass(frozen=True, eq=False)
 class MismatchRates:
-    """How often mismatches mattered in mined data: of each token on either side, and of each pair of tokens.
+    """How often mismatches of each token, and of each pair of tokens, mattered in mined data.
 
-    Counts are smoothed by one mismatch that mattered and one that did not, so what never turned up has 0.5.
+    Counts are smoothed by one mismatch that mattered and one that did not, so an unseen token has 0.5.
 
     Attributes
     ----------
     tokens
-        ``(V,)``, of a token as the target's or the draft's.
+        ``(V,)``, for a token as the target's or the draft's.
     pairs
-        Of the target's and the draft's token, where they turned up.
+        For seen pairs of the target's and the draft's token.
     """
 
     tokens: np.ndarray
@@ -82,7 +82,7 @@ class MismatchRates:
 
     @classmethod
     def mined(cls, folder: str | Path, size: int) -> MismatchRates:
-        """Count what ``lossy-assist mine`` found."""
+        """Count the mismatches that ``lossy-assist mine`` found."""
         from hf_lossy_assist.mining.manifest import load_mined
 
         mined = load_mined(folder)

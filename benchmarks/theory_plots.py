@@ -33,8 +33,8 @@ def main(
     max_draft: Annotated[int | None, typer.Option(min=1, help="Bound on a SPRINTER run; none by default.")] = None,
     alpha: Annotated[str, typer.Option(help="Probabilities that a drafted token is kept.")] = "0.5,0.7,0.8,0.9",
     t_draft: Annotated[float, typer.Option(help="Time of a draft forward; any unit, the same for all times.")] = 0.05,
-    t_target: Annotated[float, typer.Option(help="Time of a target forward, without what its tokens add.")] = 1.0,
-    t_token: Annotated[float, typer.Option(help="Time that every token adds to a target forward.")] = 0.0,
+    t_target: Annotated[float, typer.Option(help="Time of a target forward, without the time per token.")] = 1.0,
+    t_token: Annotated[float, typer.Option(help="Time per token of a target forward.")] = 0.0,
     t_head: Annotated[float, typer.Option(help="Time that the rule adds to a round.")] = 0.0,
     max_gamma: Annotated[int, typer.Option(min=1, help="The largest number of drafted tokens per round.")] = 16,
 ) -> None:
@@ -109,7 +109,7 @@ def speedup_figure(alphas: Sequence[float], times: Times, max_gamma: int) -> Fig
 
 
 def _figure(x: str, y: str) -> tuple[Figure, Axes]:
-    # No pyplot: it would choose a backend for the whole process.
+    # pyplot would choose a backend for the whole process.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), dpi=150, layout="constrained")

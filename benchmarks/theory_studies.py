@@ -1,4 +1,4 @@
-"""Closed forms that only studies use: acceptance and output laws of rules at one position, and FLOPs of rounds.
+"""Closed forms for studies: acceptance and output distributions of rules at one position, and FLOPs of rounds.
 
 ``p`` is the target's distribution, ``q`` the draft's, both tensors of the shape ``(..., V)``. SPRINTER's theorems 1 and
 7, for a verifier with false-positive rate b, are the forms of ``ensemble`` with w = 1 - b.
@@ -100,7 +100,7 @@ def sprinter_run_length_law(tpr: float, fpr: float, r: int, longest: int) -> Ten
 
 
 class RoundFlops(NamedTuple):
-    """Operations of one round: by SPRINTER's equations 5 and 6, and those that are computed."""
+    """Operations of one round: by SPRINTER's equations 5 and 6, and as computed."""
 
     published: float
     actual: float
@@ -109,7 +109,7 @@ class RoundFlops(NamedTuple):
 def lossless_round_flops(gamma: int, draft: float, target: float) -> RoundFlops:
     """Return the operations of a round of γ drafted tokens, from those of one draft and one target forward.
 
-    The target reads γ + 1 tokens, where the paper counts γ: the last token that it chose itself has no keys and values.
+    The paper counts γ tokens for the target. The target reads γ + 1, because its last token has no keys and values.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def lossless_round_flops(gamma: int, draft: float, target: float) -> RoundFlops:
 def sprinter_round_flops(gamma: int, draft: float, verifier: float, target: float) -> RoundFlops:
     """Return the operations of a run of SPRINTER in which the target decides the last of γ drafted tokens.
 
-    The paper counts one token of the target, which has to read all γ that it has not seen. SPRINTER saves calls of the
+    The paper counts one token of the target, but the target has to read all γ tokens. SPRINTER saves calls of the
     target, and so reads of its weights, but hardly operations.
 
     Examples

@@ -31,7 +31,7 @@ from hf_lossy_assist.evaluation.tables import score_table
 
 
 def trade_off(
-    sweep: Annotated[str, typer.Argument(help="What is compared: judge or sprinter.")] = "judge",
+    sweep: Annotated[str, typer.Argument(help="The rule: judge or sprinter.")] = "judge",
     pair: PairName = "arithmetic",
     assistant: DraftSource = None,
     task: TaskName = None,
@@ -41,15 +41,15 @@ def trade_off(
     ] = None,
     head: Annotated[str | None, typer.Option(help="Another head than the pair's: a folder or a Hub id.")] = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems of the split.")] = 500,
-    split: Annotated[str, typer.Option(help="Which problems.")] = "test",
+    split: Annotated[str, typer.Option(help="The split of the task.")] = "test",
     gamma: Gamma = 32,
-    batch_size: Annotated[int, typer.Option(min=1, help="Problems at a time; speeds are a user's own at 1 only.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, help="Problems at a time; 1 to measure speeds.")] = 1,
     threads: Threads = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for a folder of results, and the plot.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results and the plot.")] = None,
 ) -> None:
-    """Answer a task's problems at many settings of a rule and of those it competes with, greedily.
+    """Answer a task's problems greedily, at many settings of a rule and of its competitors.
 
-    OUT gets a folder trade-off-SWEEP as `evaluate` writes it, which an interrupted run goes on with, and a plot.
+    OUT gets a plot, and a folder trade-off-SWEEP as `evaluate` writes it. An interrupted run continues from it.
     """
     if sweep not in SWEEPS:
         raise LossyValueError(f"`SWEEP` has to be one of {list(SWEEPS)}, but is {sweep!r}{nearest(sweep, SWEEPS)}")
@@ -87,7 +87,7 @@ Families = Mapping[str, list[DecodingMode]]
 
 
 def with_gamma(modes: list[DecodingMode], gamma: int) -> list[DecodingMode]:
-    """Return modes that draft so many tokens."""
+    """Return modes that draft this number of tokens."""
     return [DecodingMode(mode.label, mode.rule, mode.settings, gamma) for mode in modes]
 
 
@@ -103,7 +103,7 @@ LISTS: Mapping[str, Mapping[str, Callable[[PreTrainedTokenizerBase], tuple[int, 
 
 @dataclass(frozen=True)
 class StaticList:
-    """A rule that goes by tokens alone, and the family it belongs to."""
+    """A rule that decides by tokens alone, and its family."""
 
     family: str
     rule: str
@@ -115,7 +115,7 @@ def static_lists(
     known: Mapping[str, Callable[[PreTrainedTokenizerBase], tuple[int, ...]]],
     labels: Path | None = None,
 ) -> Lists:
-    """Return lists of kinds of tokens, and those that follow from mined labels."""
+    """Return lists of kinds of tokens, and lists made from mined labels."""
     lists = {name: StaticList(name, "listed", {"important": find(tokenizer)}) for name, find in known.items()}
     if labels is not None:
         rates = MismatchRates.mined(labels, len(tokenizer))

@@ -1,4 +1,4 @@
-"""How a bundled pair is made again from its seed, and measured."""
+"""Make a bundled pair again from its seed, and measure it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.pairs import ROLES
 from hf_lossy_assist.pairs.pair import bundled_folder
 
-# Enough to see every stage work; such a model answers nothing.
+# Enough to run every stage; such a model answers nothing.
 _QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "batch": 4, "cycles": (Cycle(15), Cycle(5))}
 
 
@@ -58,7 +58,7 @@ def _train(role: str, recipe: ModelRecipe, tokenizer: PreTrainedTokenizerBase, o
 
         def on_step(step: int, loss: float) -> None:
             if not bar.tasks[task].started:
-                # The first call tells where the run begins; a resumed one must not count old steps as fast ones.
+                # The first call tells where the run begins: a resumed run must not count old steps as fast ones.
                 bar.reset(task, completed=step)
                 if step:
                     screen.print(f"{role}: continuing after step {step} of {recipe.steps}")
@@ -99,7 +99,7 @@ def recipes_of(pair: str) -> Mapping[str, ModelRecipe]:
 
 
 def _roles_of(role: str) -> tuple[str, ...]:
-    """Return the roles that an option's value stands for."""
+    """Return the roles of an option's value."""
     return ROLES if role == "both" else (role,)
 
 
