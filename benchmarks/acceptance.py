@@ -144,8 +144,8 @@ class Acceptance:
     accepted_lossy: float | None  # share of the kept tokens that the lossless rule would have rejected
     log_likelihood: float  # mean log p per generated token, in nats, under the target without any warper
     likeliest: float  # share of the generated tokens that are the target's likeliest one after the text before them
-    # Tokens before the first difference from the target's own greedy response, as a share of the
-    # latter; mean over the prompts.
+    # Tokens before the first difference from the target's own greedy response, as a share of
+    # its length; mean over the prompts.
     greedy_prefix: float
     # ROUGE-L (F) of the response against the target's own greedy one, mean over the prompts; None without a tokenizer.
     rouge: float | None
