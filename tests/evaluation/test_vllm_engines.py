@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_comparison_of_both_engines(models):
         with pytest.raises(LossyValueError, match="no `fly` here"):
             refused.engine.respond(models, refused, batches[0], 5)
         processes = [engine._process for engine in engines._started.values()]
-    assert [process.poll() for process in processes] == [0, 0, 0]
+    assert [process.poll() for process in processes] == [0, 0]  # rules share the engine of their draft length
     assert both.work == [(2, 3, 1)] * 2
     assert [answer[0].work for answer in responses.values()] == [[(5, 0, 0)], [(5, 0, 0)], [(2, 3, 0)]]
     rows = {row.label: row for row in summarise([*parse_modes("plain", 5), *of_vllm], records)}
@@ -103,7 +104,9 @@ def test_settings_and_requests(models):
         "method": "draft_model", "model": models.draft.name_or_path, "num_speculative_tokens": 4,
         "draft_sample_method": "probabilistic",
     }  # fmt: skip
-    assert "additional_config" not in engine_settings(models, stock)
+    assert engine_settings(models, stock)["additional_config"] == {"lossy": {}}
+    assert "extra_args" not in request_of(models, stock, batches_of([[5]])[0], 7)["parameters"]
+    assert "additional_config" not in engine_settings(models, replace(stock, gamma=None))
     assert engine_settings(models, stock)["max_model_len"] == 512  # as many positions as the bundled target has
     assert engine_settings(models, rule)["additional_config"] == {"lossy": {}}
     [batch] = batches_of([[5, 6, 7], [5]], 2, seed=9)
