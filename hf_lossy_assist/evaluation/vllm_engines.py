@@ -189,10 +189,8 @@ class VllmEngines:
         """Answer a batch in a mode of :meth:`modes`."""
         reply = self.of(models, mode).ask(request_of(models, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
-        drafted, accepted = reply["drafted"], reply["accepted"]
-        # Each call of the target adds a token of its own to one row.
-        work = [(len(row) - kept, kept, lossy) for row, (kept, lossy) in zip(rows, reply["kept"], strict=True)]
-        calls = sum(map(len, rows)) - accepted
+        drafted, work = reply["drafted"], [tuple(row) for row in reply["work"]]
+        calls, accepted = (sum(row[i] for row in work) for i in (0, 1))
         counts = RunCounts(calls, drafted, accepted, drafted, calls, (accepted / drafted,) if drafted else ())
         return Response(rows, reply["seconds"], None, counted=counts, counted_work=work)
 

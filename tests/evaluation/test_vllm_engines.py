@@ -18,8 +18,8 @@ from hf_lossy_assist.evaluation.summary import summarise
 from hf_lossy_assist.evaluation.vllm_engines import Engine, VllmEngines, engine_settings, request_of
 
 PYTHON = Path(sys.executable)
-# Each token is the number of the prompt's tokens; of five new tokens, three were drafted, one of which a rule in
-# `extra_args` alone kept.
+# Each token is the number of the prompt's tokens. Of five, the prompt's round gives the first, and a draft that is kept
+# whole the others. A rule in `extra_args` alone kept one of these.
 STAND_IN = """
 from types import SimpleNamespace as Is
 __version__ = "0.0"
@@ -27,17 +27,17 @@ print("a line of vLLM's own")
 class SamplingParams:
     def __init__(self, **given): self.given = given
 class LLM:
-    def __init__(self, **given): self.given, self.metrics = given, [0, 0]
+    def __init__(self, **given): self.given, self.drafted = given, 0
     def get_metrics(self):
-        names = "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens", "vllm:other"
-        return [Is(name=name, value=value) for name, value in zip(names, [*self.metrics, 99])]
+        names = "vllm:spec_decode_num_draft_tokens", "vllm:other"
+        return [Is(name=name, value=value) for name, value in zip(names, [self.drafted, 99])]
     def generate(self, prompts, parameters, use_tqdm):
         print("another")
         if parameters.given.get("extra_args", {}).get("lossy_mode") == "fly":
             raise ValueError("no `fly` here")
         if "speculative_config" in self.given:
-            self.metrics[0] += 4; self.metrics[1] += 3
-        metrics, rule = Is(histogram=[1, 0, 0, 1]), "extra_args" in parameters.given
+            self.drafted += 4
+        metrics, rule = Is(histogram=[0, 0, 0, 0, 1]), "extra_args" in parameters.given
         if rule:
             metrics.lossy = {"accepted": 3, "accepted_lossy": 1}
         metrics = metrics if "speculative_config" in self.given else None
@@ -72,12 +72,12 @@ def test_a_comparison_of_both_engines(models):
             refused.engine.respond(models, refused, batches[0], 5)
         processes = [engine._process for engine in engines._started.values()]
     assert [process.poll() for process in processes] == [0, 0]  # rules share the engine of their draft length
-    assert both.work == [(2, 3, 1)] * 2
-    assert [answer[0].work for answer in responses.values()] == [[(5, 0, 0)], [(5, 0, 0)], [(2, 3, 0)]]
+    assert both.work == [(2, 4, 1)] * 2
+    assert [answer[0].work for answer in responses.values()] == [[(5, 0, 0)], [(5, 0, 0)], [(2, 4, 0)]]
     rows = {row.label: row for row in summarise([*parse_modes("plain", 5), *of_vllm], records)}
     assert list(rows) == ["target alone", "vLLM: target alone", "vLLM: its own lossless@4"]
     drafted = rows["vLLM: its own lossless@4"]
-    assert (drafted.tokens, drafted.mean_accepted, drafted.tokens_per_round) == (10, 1.5, 2.5)
+    assert (drafted.tokens, drafted.mean_accepted, drafted.tokens_per_round) == (10, 2.0, 2.5)
     assert drafted.config == {"engine": "vllm", "num_assistant_tokens": 4}
     assert [row.tolist() for answer in responses[drafted.label] for row in answer.rows] == [[3] * 5, [2] * 5]
     assert rows["vLLM: target alone"].mean_accepted is None

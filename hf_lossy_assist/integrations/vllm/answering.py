@@ -1,8 +1,8 @@
 """Answers requests with one engine of vLLM, a JSON line for each.
 
 ``python -m hf_lossy_assist.integrations.vllm.answering`` reads its standard input. The first line has the arguments of
-``vllm.LLM``. Each further line is a request. Its answer has each prompt's new tokens and how many of them were drafted,
-and how many only a lossy rule kept; and of all prompts together the seconds, and the tokens drafted and accepted.
+``vllm.LLM``. Each further line is a request. Its answer has each prompt's new tokens and work, the seconds of all, and
+how many tokens were drafted.
 """
 
 from __future__ import annotations
@@ -13,45 +13,39 @@ import sys
 import time
 from typing import Any
 
-COUNTERS = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_num_accepted_tokens": "accepted"}
+DRAFTED = "vllm:spec_decode_num_draft_tokens"
 
 
-def counted(metrics: Any) -> dict[str, int]:
-    """Return the drafted and the accepted tokens so far."""
-    found = dict.fromkeys(COUNTERS.values(), 0)
-    for metric in metrics:
-        if metric.name in COUNTERS:
-            found[COUNTERS[metric.name]] += metric.value
-    return found
+def drafted(metrics: Any) -> int:
+    """Return how many tokens were drafted so far."""
+    return sum(metric.value for metric in metrics if metric.name == DRAFTED)
 
 
-def kept(output: Any) -> tuple[int, int]:
-    """Return how many of a text's tokens were drafted, and how many of these only a lossy rule kept."""
-    metrics = getattr(output, "spec_decode_metrics", None)
+def work(output: Any) -> tuple[int, int, int]:
+    """Return a text's rounds, its drafted tokens, and how many of these only a lossy rule kept.
+
+    A round without a draft reads the prompt. Drafted tokens beyond a text's end do not count.
+    """
+    count, metrics = len(output.token_ids), getattr(output, "spec_decode_metrics", None)
     if metrics is None:
-        return 0, 0
-    accepted = sum(count * rounds for count, rounds in enumerate(metrics.histogram))
-    # A stop may cut the last round short, which only the rule's own counts know.
-    lossy = getattr(metrics, "lossy", {})
-    return lossy.get("accepted", accepted), lossy.get("accepted_lossy", 0)
+        return count, 0, 0
+    rounds = 1 + sum(metrics.histogram)
+    accepted = sum(kept * rounds for kept, rounds in enumerate(metrics.histogram))
+    # The last round may end in a drafted token; the others each have one of the target's own.
+    return rounds, min(accepted, count - rounds + 1), getattr(metrics, "lossy", {}).get("accepted_lossy", 0)
 
 
 def answer(engine: Any, parameters: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Answer the prompts of a request together."""
     prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
-    before = counted(engine.get_metrics())
+    before = drafted(engine.get_metrics())
     started = time.perf_counter()
     outputs = engine.generate(prompts, parameters(**request["parameters"]), use_tqdm=False)
     seconds = time.perf_counter() - started
-    after = counted(engine.get_metrics())
+    after = drafted(engine.get_metrics())
     texts = [output.outputs[0] for output in outputs]
     tokens = [list(text.token_ids) for text in texts]
-    return {
-        "tokens": tokens,
-        "kept": [*map(kept, texts)],
-        "seconds": seconds,
-        **{name: after[name] - before[name] for name in after},
-    }
+    return {"tokens": tokens, "work": [*map(work, texts)], "seconds": seconds, "drafted": after - before}
 
 
 def main() -> None:
