@@ -10,7 +10,7 @@ import pytest
 from benchmarks.draw import app
 from tests.benchmarks.running import README, run
 
-SUMMARIES = [path for path in README.parent.rglob("*.json") if path.name != "summary.json"]
+SUMMARIES = [path for path in README.parent.rglob("*.json") if path.name not in ("summary.json", "manifest.json")]
 ROWS = sorted([*README.parent.rglob("bench.jsonl"), *SUMMARIES])
 
 
