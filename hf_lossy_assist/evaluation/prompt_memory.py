@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from ..compat import forward_accepts
 from ..mining.reading import CachedText, fill, only_last_logits, read
+from .meters import synchronizer
 from .modes import DecodingMode, Models
 from .requests import PromptBatch
 
@@ -29,11 +30,14 @@ class ReadPrompts:
     def __init__(self, model: PreTrainedModel, batch: PromptBatch) -> None:
         self.model = model
         self.prompts = batch.ids
+        synchronize = synchronizer(model.device)
+        synchronize()
         started = time.perf_counter()
         self.texts = [
             read(model, [ids[mask.bool()].tolist()[:-1]], [(CachedText(), 0)], **only_last_logits(model)).memories[0]
             for ids, mask in zip(batch.ids, batch.mask, strict=True)
         ]
+        synchronize()
         self.seconds = time.perf_counter() - started
 
     @staticmethod
