@@ -50,10 +50,7 @@ def main(
     (out / RESULTS).unlink(missing_ok=True)
     append_lines(out / RESULTS, map(asdict, kept))
     write_json(out / MANIFEST, plan)
-    scores = {row.label: row for row in mode_scores(kept, plan["reference"])}
-    write_json(
-        out / "summary.json", {k: {n: v for n, v in asdict(s).items() if n != "label"} for k, s in scores.items()}
-    )
+    write_json(out / "summary.json", {row.label: row.entry for row in mode_scores(kept, plan["reference"])})
 
 
 app = command(main)

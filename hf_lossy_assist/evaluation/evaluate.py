@@ -237,8 +237,7 @@ class EvaluationResult:
 
     def save(self, store: AnswerStore) -> None:
         """Write ``summary.json`` with an entry per mode, and ``plot.png`` of speed against score."""
-        entries = {label: {k: v for k, v in asdict(row).items() if k != "label"} for label, row in self.modes.items()}
-        store.write("summary.json", entries)
+        store.write("summary.json", {label: row.entry for label, row in self.modes.items()})
         plot(
             {label: [score_point(row, row.tokens_per_second)] for label, row in self.modes.items()},
             "tokens per second", "score (%; bars: 95 % interval of the difference)", store.folder / "plot.png",

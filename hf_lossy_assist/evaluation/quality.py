@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..errors import LossyValueError
 from .answers import Answer, by_mode
@@ -75,6 +76,11 @@ class ModeScore:
     tokens_per_answer: Mean | None = None
     seconds_per_answer: Mean | None = None
     cut_off: float | None = None  # the share of answers that ended at the limit of their length
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The mode's entry in ``summary.json``."""
+        return {name: value for name, value in asdict(self).items() if name != "label"}
 
 
 def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:

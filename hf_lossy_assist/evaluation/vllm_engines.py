@@ -189,8 +189,8 @@ class VllmEngines:
         """Answer a batch in a mode of :meth:`modes`."""
         reply = self.of(models, mode).ask(request_of(models, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
-        drafted, work = reply["drafted"], [tuple(row) for row in reply["work"]]
-        calls, accepted = (sum(row[i] for row in work) for i in (0, 1))
+        calls, accepted, _, drafted = map(sum, zip(*reply["work"], strict=True))
+        work = [(rounds, kept, lossy) for rounds, kept, lossy, _ in reply["work"]]
         counts = RunCounts(calls, drafted, accepted, drafted, calls, (accepted / drafted,) if drafted else ())
         return Response(rows, reply["seconds"], None, counted=counts, counted_work=work)
 

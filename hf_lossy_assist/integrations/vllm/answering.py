@@ -1,8 +1,8 @@
 """Answers requests with one engine of vLLM, a JSON line for each.
 
 ``python -m hf_lossy_assist.integrations.vllm.answering`` reads its standard input. The first line has the arguments of
-``vllm.LLM``. Each further line is a request. Its answer has each prompt's new tokens and work, the seconds of all, and
-how many tokens were drafted.
+``vllm.LLM``. Each further line is a request, whose answer has each prompt's new tokens and work, and the seconds of
+all.
 """
 
 from __future__ import annotations
@@ -13,39 +13,31 @@ import sys
 import time
 from typing import Any
 
-DRAFTED = "vllm:spec_decode_num_draft_tokens"
 
+def work(output: Any) -> tuple[int, int, int, int]:
+    """Return a text's rounds, its tokens that were drafted, how many of these only a lossy rule kept, and all drafted.
 
-def drafted(metrics: Any) -> int:
-    """Return how many tokens were drafted so far."""
-    return sum(metric.value for metric in metrics if metric.name == DRAFTED)
-
-
-def work(output: Any) -> tuple[int, int, int]:
-    """Return a text's rounds, its drafted tokens, and how many of these only a lossy rule kept.
-
-    A round without a draft reads the prompt. Drafted tokens beyond a text's end do not count.
+    The first round reads the prompt, without a draft. Drafted tokens beyond a text's end are not the text's.
     """
     count, metrics = len(output.token_ids), getattr(output, "spec_decode_metrics", None)
     if metrics is None:
-        return count, 0, 0
+        return count, 0, 0, 0
     rounds = 1 + sum(metrics.histogram)
-    accepted = sum(kept * rounds for kept, rounds in enumerate(metrics.histogram))
+    accepted = sum(kept * times for kept, times in enumerate(metrics.histogram))
     # The last round may end in a drafted token; the others each have one of the target's own.
-    return rounds, min(accepted, count - rounds + 1), getattr(metrics, "lossy", {}).get("accepted_lossy", 0)
+    accepted = min(accepted, count - rounds + 1)
+    return rounds, accepted, getattr(metrics, "lossy", {}).get("accepted_lossy", 0), metrics.num_draft_tokens
 
 
 def answer(engine: Any, parameters: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Answer the prompts of a request together."""
     prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
-    before = drafted(engine.get_metrics())
     started = time.perf_counter()
     outputs = engine.generate(prompts, parameters(**request["parameters"]), use_tqdm=False)
     seconds = time.perf_counter() - started
-    after = drafted(engine.get_metrics())
     texts = [output.outputs[0] for output in outputs]
     tokens = [list(text.token_ids) for text in texts]
-    return {"tokens": tokens, "work": [*map(work, texts)], "seconds": seconds, "drafted": after - before}
+    return {"tokens": tokens, "work": [*map(work, texts)], "seconds": seconds}
 
 
 def main() -> None:
