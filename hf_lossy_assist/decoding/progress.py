@@ -84,6 +84,13 @@ class Stopping:
         """Return how many more tokens fit into a row's text."""
         return self.max_length - self.prompt - self.generated[row]
 
+    def fork(self, row: int) -> int:
+        """Add a copy of a row, for criteria that are not asked in order; return its number."""
+        for values in (self.generated, self.ended):
+            values.append(values[row])
+        self._texts = torch.cat([self._texts, self._texts[row : row + 1]])
+        return len(self.generated) - 1
+
     def commit(self, rows: Sequence[int], tokens: Sequence[list[int]], scores: Scores = _no_scores) -> list[int]:
         """Let rows grow by tokens up to where they end; return by how many each has grown."""
         before = [self.generated[row] for row in rows]

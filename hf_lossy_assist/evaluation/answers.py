@@ -36,7 +36,8 @@ class Answer:
     # Rounds of the text, and drafted tokens kept in all of them; for the target alone a token is a round.
     rounds: int
     accepted: int
-    seconds: float  # of the call of ``generate()``, shared equally by its rows
+    # Of the call of ``generate()``, shared equally by its rows; None where several modes answered together.
+    seconds: float | None
     text: str
     lossy: int = 0  # drafted tokens that only the rule kept, not the lossless one
     cut: bool = False  # whether it ended at the limit of its length

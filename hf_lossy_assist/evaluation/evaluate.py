@@ -31,6 +31,7 @@ from .prompt_memory import PromptMemory
 from .quality import ModeScore, mode_scores
 from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
+from .shared_rounds import run_together, together
 from .tables import as_text, length_table, score_table
 
 _WARM_UP_TOKENS = 4
@@ -56,6 +57,7 @@ class Evaluation:
     seed: int = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
     measure: str = "task"  # one of :data:`~hf_lossy_assist.evaluation.measures.MEASURES`
+    share_rows: bool = False  # whether modes answer together where they can, which times none of them
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size"):
@@ -133,19 +135,26 @@ class Evaluation:
             warm |= {mode.label for mode in cold}
             here = [mode for mode in turns if mode.engine is None]
             memory = PromptMemory(self.models, batch) if len(here) > 1 else None
-            for mode in turns:
-                response = self._respond(mode, batch, memory)
-                answers = self.scored(mode, ids, response, store)
-                store.add([answer for answer in answers if answer.id in missing[mode.label]])
+            for group in together(self.models, turns) if self.share_rows else [[mode] for mode in turns]:
+                responses = self._respond(group, batch, memory)
+                for mode in group:
+                    answers = self.scored(mode, ids, responses[mode.label], store)
+                    store.add([answer for answer in answers if answer.id in missing[mode.label]])
             for i in ids:
                 yield {label: store.known[label, i] for label in labels}
 
-    def _respond(self, mode: DecodingMode, batch: PromptBatch, memory: PromptMemory | None) -> Response:
+    def _respond(
+        self, group: Sequence[DecodingMode], batch: PromptBatch, memory: PromptMemory | None
+    ) -> dict[str, Response]:
+        """Return the responses of modes that answer together, or of one mode, by label."""
+        mode = group[0]
         if memory is None or mode.engine is not None:
-            return run_request(self.models, mode, batch, self.length)
+            return {mode.label: run_request(self.models, mode, batch, self.length)}
         with memory.in_use():
+            if len(group) > 1:
+                return run_together(self.models, group, batch, self.length)
             response = run_request(self.models, mode, batch, self.length)
-        return replace(response, seconds=response.seconds + memory.seconds(mode))
+        return {mode.label: replace(response, seconds=response.seconds + memory.seconds(mode))}
 
     def take(self, responses: Mapping[str, Sequence[Response]], store: AnswerStore) -> None:
         """Score responses made elsewhere into a store: each mode's responses to the batches, by label."""
@@ -164,7 +173,7 @@ class Evaluation:
             score = MEASURES[self.measure](
                 Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
             )
-            seconds = response.seconds / len(ids)
+            seconds = None if response.seconds is None else response.seconds / len(ids)
             cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
             answers.append(Answer(mode.label, i, score, len(tokens), rounds, accepted, seconds, text, lossy, cut))
         return answers
@@ -238,9 +247,11 @@ class EvaluationResult:
     def save(self, store: AnswerStore) -> None:
         """Write ``summary.json`` with an entry per mode, and ``plot.png`` of speed against score."""
         store.write("summary.json", {label: row.entry for label, row in self.modes.items()})
+        timed = all(row.tokens_per_second is not None for row in self.modes.values())
+        speed = "tokens_per_second" if timed else "tokens_per_round"
         plot(
-            {label: [score_point(row, row.tokens_per_second)] for label, row in self.modes.items()},
-            "tokens per second", "score (%; bars: 95 % interval of the difference)", store.folder / "plot.png",
+            {label: [score_point(row, getattr(row, speed))] for label, row in self.modes.items()},
+            speed.replace("_", " "), "score (%; bars: 95 % interval of the difference)", store.folder / "plot.png",
         )  # fmt: skip
 
 

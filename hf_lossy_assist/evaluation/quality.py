@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -69,7 +69,7 @@ class ModeScore:
     high: float
     mean_accepted: float  # drafted tokens kept per round; 0 without rounds, like those of the draft alone
     tokens_per_round: float
-    tokens_per_second: float
+    tokens_per_second: float | None  # None, like the seconds, if some answers were not timed
     # Older files do not have these.
     target_calls_per_100_tokens: float | None = None  # a round is one call
     same_texts: int | None = None  # texts equal to the reference's
@@ -91,23 +91,26 @@ def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
     for label, own in modes.items():
         both = [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
         compared = [] if label == reference else both
-        tokens, rounds, accepted, seconds, score, cut = (
+        tokens, rounds, accepted, score, cut = (
             sum(getattr(answer, name) for answer in own.values())
-            for name in ("tokens", "rounds", "accepted", "seconds", "score", "cut")
+            for name in ("tokens", "rounds", "accepted", "score", "cut")
         )
         apart = (0.0, 0.0, 0.0)
         if compared:
             apart = paired_interval([a.score for a, _ in compared], [b.score for _, b in compared])
-        lengths, times = (
-            Mean.of(
-                [getattr(answer, name) for answer in own.values()],
-                [(getattr(a, name), getattr(b, name)) for a, b in compared],
-            )
-            for name in ("tokens", "seconds")
-        )
+        lengths = _mean("tokens", own.values(), compared)
+        timed = [pair for pair in compared if None not in (pair[0].seconds, pair[1].seconds)]
+        untimed = any(answer.seconds is None for answer in own.values())
+        times = None if untimed else _mean("seconds", own.values(), timed)
         kept = (accepted / rounds, tokens / rounds) if rounds else (0.0, 0.0)
         calls = 100 * rounds / tokens if tokens else 0.0
         same = sum(a.text == b.text for a, b in both)
-        n, speed = len(own), tokens / seconds
+        n, speed = len(own), None if times is None else tokens / (len(own) * times.mean)
         rows.append(ModeScore(label, score / n, n, *apart, *kept, speed, calls, same, lengths, times, cut / n))
     return rows
+
+
+def _mean(name: str, own: Collection[Answer], compared: Sequence[tuple[Answer, Answer]]) -> Mean:
+    return Mean.of(
+        [getattr(answer, name) for answer in own], [(getattr(a, name), getattr(b, name)) for a, b in compared]
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
 
 from ..compat import ending_tokens
 from ..core.statistics import LossyStats
@@ -31,6 +31,11 @@ class Ending:
     def keywords(self) -> dict[str, Any]:
         """Arguments of ``generate()``."""
         return {"stop_strings": list(self.strings), "tokenizer": self.tokenizer}
+
+    @property
+    def criteria(self) -> StoppingCriteriaList:
+        """The same as :attr:`keywords`, for a callable ``custom_generate``, which gets no tokenizer."""
+        return StoppingCriteriaList([StopStringCriteria(self.tokenizer, list(self.strings))])
 
     def cut(self, tokens: Tensor) -> Tensor:
         """Return the tokens up to the first with which their text has one of the strings."""
@@ -130,11 +135,11 @@ class Response:
     """The answers of one call of ``generate()``, and its measurements."""
 
     rows: Sequence[Tensor]  # generated tokens of every prompt ``(n,)``, EOS included
-    seconds: float
+    seconds: float | None  # None where several modes answered together
     stats: LossyStats | None  # the run's statistics over all rows, where it has any
     target_calls: int = 0  # counted only without a rule
     joules: float | None = None  # energy of the GPU, where it is counted
-    counted: RunCounts | None = None  # by another engine, like `counted_work`
+    counted: RunCounts | None = None  # where there are no statistics, like `counted_work`
     counted_work: Sequence[tuple[int, int, int]] | None = None
     # Metered calls only.
     forwards: Mapping[str, ForwardTimes] | None = None  # of ``"target"`` and ``"draft"``

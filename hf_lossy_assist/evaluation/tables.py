@@ -81,7 +81,7 @@ def score_table(rows: Iterable[ModeScore], reference: str) -> Table:
         "mean\nkept": lambda row: number(row.mean_accepted),
         "tokens/\nround": lambda row: number(row.tokens_per_round),
         "calls/\n100": lambda row: f"{row.target_calls_per_100_tokens:.1f}",
-        "tokens\n/s": lambda row: figure(row.tokens_per_second),
+        "tokens\n/s": lambda row: "" if row.tokens_per_second is None else figure(row.tokens_per_second),
     }
     return table(rows, columns, "Scores; mean kept: drafted tokens per round; calls of the target per 100 tokens")
 
@@ -98,7 +98,7 @@ def length_table(rows: Iterable[ModeScore], reference: str) -> Table:
         "tokens/\nanswer": lambda row: f"{row.tokens_per_answer.mean:.1f}",
         f"against\n{reference} (95 %)": lambda row: apart(row.tokens_per_answer, 1),
         "cut off\n(%)": lambda row: percent(row.cut_off, 1),
-        "seconds/\nanswer": lambda row: figure(row.seconds_per_answer.mean),
-        "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2),
+        "seconds/\nanswer": lambda row: figure(row.seconds_per_answer.mean) if row.seconds_per_answer else "",
+        "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2) if row.seconds_per_answer else "",
     }
     return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")

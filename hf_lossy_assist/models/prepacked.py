@@ -13,7 +13,9 @@ from .quantised import dtype_of
 from .replacing import PackedModule, with_replaced
 
 _ROWS = 6
-"""Rows for which the order is chosen: a round's tokens. Fewer rows take longer, so zeros fill them up."""
+"""Rows for which the order is chosen: a round's tokens."""
+_FILLED = {torch.bfloat16: _ROWS, torch.float32: 1}
+"""By type, up to how many rows zeros fill up an input: in bfloat16, fewer than six rows take longer than six."""
 
 
 class PrepackedLinear(PackedModule):
@@ -25,13 +27,14 @@ class PrepackedLinear(PackedModule):
         self.bias = linear.bias
         if weight is not None:
             self.weight = weight
+        self._filled = _FILLED[linear.weight.dtype]
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.shape[:-1].numel()
-        if rows >= _ROWS:
+        if rows >= self._filled:
             return self._product(x)
-        filled = nn.functional.pad(x.reshape(rows, -1), (0, 0, 0, _ROWS - rows))
+        filled = nn.functional.pad(x.reshape(rows, -1), (0, 0, 0, self._filled - rows))
         return self._product(filled)[:rows].view(*x.shape[:-1], self.out_features)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -42,10 +45,11 @@ class PrepackedLinear(PackedModule):
 
 
 def prepack(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model like ``model`` whose linear layers read their bfloat16 weights in the order of the CPU's kernels.
+    """Return a model like ``model`` whose linear layers read their weights in the order of the CPU's kernels.
 
-    PyTorch brings the weights of a linear layer into this order again in every forward pass over a few tokens, which
-    costs as much as reading them. Sums run in another order, so logits differ by rounding.
+    In bfloat16, PyTorch brings the weights of a linear layer into this order again in every forward pass over a few
+    tokens, which costs as much as reading them. In float32 it multiplies by another library, which is slower for two
+    and more tokens on some CPUs. Sums run in another order, so logits differ by rounding.
 
     The given model is unchanged. The new one shares its embeddings, norms and LM head's weight; drop the given model to
     free the other weights. The new one can't be saved or trained.
@@ -53,14 +57,14 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
     Parameters
     ----------
     model
-        A target or a draft on a CPU, in bfloat16.
+        A target or a draft on a CPU, in bfloat16, or in float32 for CPUs without bfloat16 kernels.
 
     Raises
     ------
     LossyValueError
-        When ``model`` is no model of transformers, or not in bfloat16.
+        When ``model`` is no model of transformers, or neither in bfloat16 nor in float32.
     LossyUnsupportedError
-        When it is not on a CPU or quantised, or the CPU has no bfloat16 kernels.
+        When it is not on a CPU or quantised, or in bfloat16 on a CPU that has no kernels for it.
 
     Examples
     --------
@@ -82,10 +86,15 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
         raise LossyUnsupportedError(f"`model` ({type(model).__name__}) has no linear layer to prepack")
     if places := {layer.weight.device.type for layer in layers} - {"cpu"}:
         raise LossyUnsupportedError(f"`model` has to be on a CPU, but weights are on {sorted(places)}; use it as it is")
-    if dtypes := {layer.weight.dtype for layer in layers} - {torch.bfloat16}:
-        raise LossyValueError(f"`model` has to be in bfloat16, but has {sorted(map(str, dtypes))}; load it in bfloat16")
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        raise LossyUnsupportedError("this CPU, or this build of PyTorch, has no bfloat16 kernels; use `model` as it is")
+    dtypes = {layer.weight.dtype for layer in layers}
+    if unknown := dtypes - _FILLED.keys():
+        raise LossyValueError(
+            f"`model` has to be in bfloat16 or float32, but has {sorted(map(str, unknown))}; load it in either"
+        )
+    if torch.bfloat16 in dtypes and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise LossyUnsupportedError(
+            "this CPU, or this build of PyTorch, has no bfloat16 kernels; load `model` in float32"
+        )
     head = getattr(model.get_output_embeddings(), "weight", None)
 
     def replacement(module: nn.Module) -> nn.Module | None:
