@@ -18,7 +18,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from .call.config import FIELDS, nearest, parse
 from .call.drafter_choice import DRAFTERS, DRAFTING
 from .call.lossy_call import LossyCall
-from .compat import DECODING_METHODS, device_of, mark_user_cache, unwrap
+from .compat import DECODING_METHODS, cache_of, device_of, mark_user_cache, unwrap
 from .core.statistics import CollectedStats, LossyStats
 from .errors import LossyValueError
 
@@ -263,7 +263,7 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments.pop("self")
         arguments |= arguments.pop("kwargs", {})
         call = LossyCall.take(self, arguments, _add_defaults(self, arguments))
-        mark_user_cache(arguments.get("past_key_values"))
+        mark_user_cache(cache_of(arguments))
         outer = _pending.get()
         try:
             # None for an ordinary call, which a streamer may make while a lossy call is being prepared.

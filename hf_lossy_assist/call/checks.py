@@ -127,7 +127,7 @@ def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call
 
 def check_together(mode: str, call: Prepared) -> None:
     """Refuse rows whose caches can't be decoded together."""
-    cache = call.inputs["past_key_values"]
+    cache = compat.cache_of(call.inputs)
     if not (isinstance(cache, StaticCache) or movable(cache)):
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} has to move the rows of the cache where {_rows(call)}, but can't move the layers "

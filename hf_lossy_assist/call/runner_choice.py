@@ -119,7 +119,7 @@ def _verified_widths(choice: DrafterChoice) -> tuple[int, ...]:
 
 def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticCacheRunner:
     """Return the target's runner, on the caller's static cache or on one of the pool's."""
-    cache = call.inputs["past_key_values"]
+    cache = compat.cache_of(call.inputs)
     if belongs_to_user(cache):
         slot = StaticCacheSlot(cache, int(cache.get_seq_length()))
     else:

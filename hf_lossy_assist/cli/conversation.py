@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import enabled
-from ..compat import has_recurrent_state, new_cache, rollback, tokens_in
+from ..compat import CACHE, has_recurrent_state, new_cache, rollback, tokens_in
 from ..core.statistics import LossyStats
 from ..core.texts import common_prefix
 from ..errors import LossyValueError
@@ -65,22 +65,22 @@ class Conversation:
                 output = self._target.generate(
                     input_ids=inputs,
                     attention_mask=torch.ones_like(inputs),
-                    past_key_values=cache,
                     streamer=streamer,
                     max_new_tokens=min(max_new_tokens, room),
                     return_dict_in_generate=True,
+                    **{CACHE: cache},
                     **keywords,
                 )
         except KeyboardInterrupt:
             streamer.end()
         else:
-            self._cache, self._read, stats = output.past_key_values, output.sequences[0].tolist(), output.lossy_stats
+            self._cache, self._read, stats = getattr(output, CACHE), output.sequences[0].tolist(), output.lossy_stats
         self.messages = [*asked, {"role": "assistant", "content": streamer.text}]
         return stats
 
     def _kept(self, ids: list[int]) -> Any:
         """Return the cache cut to the tokens in common with the last text, or a new cache."""
-        seen = tokens_in({"past_key_values": self._cache})
+        seen = tokens_in({CACHE: self._cache})
         common = min(common_prefix(self._read, ids), len(ids) - 1)
         if not seen or (common < seen and has_recurrent_state(self._target)):
             return new_cache(self._target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .caches import (
+    CACHE,
     CACHE_NAMES,
     EMPTY_LAYERS,
     REWINDING_LAYERS,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers import cache_utils as _caches
 from transformers.cache_utils import (
     Cache,
@@ -23,8 +24,14 @@ from transformers.cache_utils import (
 
 from .models import forward_accepts, has_recurrent_state, layer_kinds
 
-CACHE_NAMES = ("past_key_values", "cache_params")
-"""The names of a cache among a model's inputs."""
+CACHE = next(
+    name
+    for name in ("cache", "past_key_values")
+    if name in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+)
+"""The name of a cache among the inputs and outputs of ``generate()``; older versions have the second one."""
+CACHE_NAMES = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params")))
+"""The names that a cache may have among a model's inputs."""
 
 # Layers that share other layers' keys; older versions have none.
 EMPTY_LAYERS = tuple(getattr(_caches, name) for name in ("DummyLayer",) if hasattr(_caches, name))
@@ -85,7 +92,8 @@ def cache_of(inputs: Mapping[str, Any]) -> Any:
 
 
 def cache_name(model: PreTrainedModel) -> str:
-    return next((name for name in CACHE_NAMES if forward_accepts(model, name)), CACHE_NAMES[0])
+    """Return the name of a cache among the inputs of a model's forward."""
+    return next((name for name in CACHE_NAMES if forward_accepts(model, name)), CACHE)
 
 
 def tokens_in(inputs: Mapping[str, Any]) -> int:

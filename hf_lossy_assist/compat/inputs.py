@@ -11,10 +11,10 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation import candidate_generator as _candidates
 
 from ..core.texts import GrowingTensor, RowShift, counting, ones
-from .caches import tokens_in
+from .caches import CACHE, tokens_in
 from .models import device_of, forward_accepts
 
-TEXT_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+TEXT_INPUTS = frozenset({"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"})
 """The inputs of a text-only model besides the tokens."""
 
 WHOLE_OUTPUTS = ("output_hidden_states", "output_attentions")
@@ -165,7 +165,7 @@ class PlainForwardInputs(ForwardInputs):
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
         self._carry(model_kwargs, self._longer(model_kwargs, committed))
         if outputs is not None:
-            model_kwargs["past_key_values"] = outputs.past_key_values
+            model_kwargs[CACHE] = getattr(outputs, CACHE)
         return model_kwargs
 
     def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:

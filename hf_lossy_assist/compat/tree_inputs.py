@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from .caches import cache_of
 from .inputs import TEXT_INPUTS, WHOLE_OUTPUTS
 from .models import FULL, MASKED_ATTENTION, SLIDING, attention_of, forward_accepts, has_recurrent_state, layer_kinds
 
@@ -49,7 +50,7 @@ class TreeInputs:
             sees[..., : there.shape[1]] &= there[:, None]
         queries = torch.cat([keys[:, width - unread : width], keys[:, keys.shape[1] - nodes :]], dim=1)
         return {
-            "attention_mask": self._masks(sees, queries, keys, carried["past_key_values"]),
+            "attention_mask": self._masks(sees, queries, keys, cache_of(carried)),
             "position_ids": self._positions(carried, width, unread, depths[:, slots - nodes :]),
         }
 

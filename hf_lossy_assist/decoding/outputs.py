@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from typing_extensions import Self
 
-from ..compat import cache_of
+from ..compat import CACHE, cache_of
 from ..core.messages import Verification
 from ..core.statistics import LossyStats
 
@@ -25,7 +25,7 @@ OUTPUTS = ("scores", "logits", "hidden_states", "attentions")
 class GenerateLossyOutput(GenerateDecoderOnlyOutput):
     """``GenerateDecoderOnlyOutput`` with the run's statistics.
 
-    For a batch ``past_key_values`` is None, and scores, logits, states and attentions are zero after a row's end.
+    For a batch the cache is None, and scores, logits, states and attentions are zero after a row's end.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class OutputRecorder:
         """
         scores, logits, states, weights = (self._given(name) if name in self.wanted else None for name in OUTPUTS)
         encoder = carried.get("encoder_outputs")
-        both = {"sequences": sequences, "scores": scores, "logits": logits, "past_key_values": cache_of(carried)}
+        both = {"sequences": sequences, "scores": scores, "logits": logits, CACHE: cache_of(carried)}
         if encoder is None:
             return GenerateLossyOutput(**both, hidden_states=states, attentions=weights, lossy_stats=stats)
         return GenerateLossyEncoderDecoderOutput(

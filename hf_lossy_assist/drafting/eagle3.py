@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from typing_extensions import Self
 
+from ..compat import CACHE
 from ..errors import LossyValueError
 from ..heads.repository import CARD, CONFIG, WEIGHTS, local_files, read_config
 from .eagle3_config import Eagle3Config
@@ -159,7 +160,7 @@ class Eagle3(nn.Module):
             ``(B, L, d)`` the input of :meth:`logits`, and of the next drafted token in place of g.
         """
         rotary = self.rotary_emb(states, positions)
-        kwargs = {"attention_mask": mask, "past_key_values": cache, "position_embeddings": rotary}
+        kwargs = {"attention_mask": mask, CACHE: cache, "position_embeddings": rotary}
         first, *later = self.layers
         states = first(embeds.to(states), states, **kwargs)
         for layer in later:

@@ -8,7 +8,15 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..compat import DraftForwardInputs, ForwardInputs, device_of, encode, forward_accepts, generation_accepts
+from ..compat import (
+    DraftForwardInputs,
+    ForwardInputs,
+    cache_name,
+    device_of,
+    encode,
+    forward_accepts,
+    generation_accepts,
+)
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.prepared import Prepared
 from ..models.runner import DynamicCacheRunner, ModelRunner
@@ -55,7 +63,7 @@ class EncoderDecoderDrafter(ModelDrafter):
 
     def _default_runner(self) -> ModelRunner:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        carried = {"past_key_values": cache, "use_cache": True, **self._encoded}
+        carried = {cache_name(self.model): cache, "use_cache": True, **self._encoded}
         direct = forward_accepts(self.model, "encoder_outputs")  # else the model's own preparation does
         inputs = DraftForwardInputs(self.model) if direct else ForwardInputs(self.model)
         return DynamicCacheRunner(inputs, carried, self._length)

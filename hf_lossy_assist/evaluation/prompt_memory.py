@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from ..compat import forward_accepts
+from ..compat import cache_of, forward_accepts
 from ..mining.reading import CachedText, fill, only_last_logits, read
 from .meters import synchronizer
 from .modes import DecodingMode, Models
@@ -52,7 +52,7 @@ class ReadPrompts:
 
     def __call__(self, module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Fill the empty cache of a forward that begins with the prompts, and leave the tokens in it out."""
-        ids, cache = inputs.get("input_ids"), inputs.get("past_key_values")
+        ids, cache = inputs.get("input_ids"), cache_of(inputs)
         if not isinstance(ids, Tensor) or not self._begins(ids, cache):
             return None
         width = min(self.prompts.shape[1] - 1, ids.shape[1] - max(1, inputs.get("logits_to_keep") or 1))

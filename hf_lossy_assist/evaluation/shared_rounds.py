@@ -34,22 +34,15 @@ Decisions = dict[int, RowDecision]  # by mode
 def together(models: Models, modes: Sequence[DecodingMode]) -> list[list[DecodingMode]]:
     """Return groups of modes that can share rows; every other mode is a group of its own.
 
-    Such modes are greedy, draft chains of one length with a draft model, and ask for the same dropped heads, if any.
+    Such modes are greedy, and draft chains of one length with a draft model. They ask for the same dropped heads, which
+    cost all rows of a group.
     """
-    groups: list[list[DecodingMode]] = []
-    kinds: list[tuple[Any, set[Any]]] = []  # per group: γ, or None for a mode that can't share, and its dropped heads
+    groups: dict[Any, list[DecodingMode]] = {}
     for mode in modes:
         config = _config(models, mode)
-        heads = set() if config is None else {config.acceptor.dropped_heads} - {None}
-        for group, (gamma, known) in zip(groups, kinds, strict=True):
-            if config is not None and gamma == mode.gamma and len(known | heads) < 2:
-                group.append(mode)
-                known |= heads
-                break
-        else:
-            groups.append([mode])
-            kinds.append((None if config is None else mode.gamma, heads))
-    return groups
+        kind = mode.label if config is None else (mode.gamma, config.acceptor.dropped_heads)
+        groups.setdefault(kind, []).append(mode)
+    return list(groups.values())
 
 
 def _config(models: Models, mode: DecodingMode) -> RunConfig | None:

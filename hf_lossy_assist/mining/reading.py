@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from ..compat import forward_accepts, has_recurrent_state, new_cache, obstacle_in_cache
+from ..compat import cache_name, forward_accepts, has_recurrent_state, new_cache, obstacle_in_cache
 from ..core.texts import common_prefix
 from ..errors import LossyUnsupportedError
 
@@ -53,8 +53,8 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, cache: DynamicCac
     if forward_accepts(model, "position_ids"):
         kwargs["position_ids"] = (mask.cumsum(-1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
     return model(
-        input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=cache is not None, return_dict=True,
-        **kwargs,
+        input_ids=ids, attention_mask=mask, use_cache=cache is not None, return_dict=True,
+        **{cache_name(model): cache}, **kwargs,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import ForwardInputs, TreeInputs, forgettable, is_compiled, recording, rollback
+from ..compat import ForwardInputs, TreeInputs, cache_of, forgettable, is_compiled, recording, rollback
 from ..core.texts import RowShift
 from ..errors import LossyUnsupportedError
 from .cache_rows import keep_path, move_cache
@@ -124,7 +124,7 @@ class DynamicCacheRunner(ModelRunner):
 
     @property
     def cache(self) -> Any:
-        return self.carried["past_key_values"]
+        return cache_of(self.carried)
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         longer = text.shape[1] - self._covered

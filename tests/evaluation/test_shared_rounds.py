@@ -16,7 +16,7 @@ from hf_lossy_assist.evaluation.shared_rounds import run_together, together
 RULES = (
     "lossless,everything,topk:k=3,typical:epsilon=0.02,relaxed:top_n=4:delta=0.6,ensemble:weight=0.4,near_top:alpha=0.7,"
     "lenience:factor=0.1,fsd:threshold=0.3,fly:window=2:theta=0.1,margin:theta=0.5,regret:local_regret=2,min_p:tau=0.1,"
-    "judge:threshold=0.5,dropmatch:dropout=0,topk+typical,topk:k=4:strict_first_n=6,topk:k=4:budget=0.1"
+    "judge:threshold=0.5,dropmatch:dropout=0,dropmatch:dropout=0:criterion=naive,topk+typical,topk:k=4:strict_first_n=6,topk:k=4:budget=0.1"
 )
 
 
@@ -45,11 +45,11 @@ def alone(models, mode, batch):
 @pytest.mark.parametrize("gamma", [3, 8])
 def test_every_mode_has_the_tokens_and_rounds_that_it_has_alone(models, batch, gamma):
     modes = named_modes(RULES, gamma)
-    [group] = together(models, modes)
-    assert group == modes
-    forwards = []
-    with models.target.register_forward_pre_hook(lambda module, args: forwards.append(None)):
-        responses = run_together(models, modes, batch, 60)
+    groups, forwards, responses = together(models, modes), [], {}
+    assert [len(group) for group in groups] == [len(modes) - 2, 2]
+    for group in groups:
+        with models.target.register_forward_pre_hook(lambda module, args: forwards.append(None)):
+            responses |= run_together(models, group, batch, 60)
     texts = set()
     for mode in modes:
         tokens, work = alone(models, mode, batch)
@@ -57,8 +57,8 @@ def test_every_mode_has_the_tokens_and_rounds_that_it_has_alone(models, batch, g
         assert responses[mode.label].work == work, mode.label
         texts |= {(i, tuple(row)) for i, row in enumerate(tokens)}
     assert len(texts) > 2 * len(batch)  # the rules differ, or this would show nothing
-    longest = max(rounds for label in responses for rounds, *_ in responses[label].work)
-    assert len(forwards) == longest
+    longest = [max(rounds for mode in group for rounds, *_ in responses[mode.label].work) for group in groups]
+    assert len(forwards) == sum(longest)
 
 
 def test_texts_end_at_a_string(models, batch, loaded):
@@ -76,10 +76,11 @@ def test_modes_that_cannot_share_are_groups_of_their_own(models):
     modes = named_modes("plain,lossless,draft,topk,topk@7,sprinter,lossless:verification=block,dropmatch,topk@auto", 5)
     drawn = named_modes("ears", 5, temperature=0.9)
     stopping = [replace(modes[1], label="stop", settings={"stop_drafting": {"by": "acceptance"}})]
-    other = [replace(modes[7], label="other", settings={"dropout": 0.3})]
-    groups = [[mode.label for mode in group] for group in together(models, [*modes, *drawn, *stopping, *other])]
+    naive, other = (replace(modes[7], label=f"{x}", settings=x) for x in ({"criterion": "naive"}, {"dropout": 0.3}))
+    every = [*modes, replace(naive, label="naive"), *drawn, *stopping, replace(other, label="other")]
+    groups = [[mode.label for mode in group] for group in together(models, every)]
     assert groups == [
-        ["plain"], ["lossless", "topk", "dropmatch"], ["draft"], ["topk@7"], ["sprinter"],
-        ["lossless:verification=block"], ["topk@auto"], ["ears"], ["stop"], ["other"],
+        ["plain"], ["lossless", "topk"], ["draft"], ["topk@7"], ["sprinter"], ["lossless:verification=block"],
+        ["dropmatch", "naive"], ["topk@auto"], ["ears"], ["stop"], ["other"],
     ]  # fmt: skip
-    assert together(replace(models, lookup=True), modes[1:2] * 2) == [modes[1:2], modes[1:2]]
+    assert len(together(replace(models, lookup=True), [modes[1], modes[3]])) == 2

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from ...compat import CACHE, cache_of
 from ...errors import LossyUnsupportedError
 
 
@@ -65,13 +66,13 @@ class DecoderForward:
         self.run = run
         self.rows = rows
 
-    def __call__(self, *args: Any, past_key_values: Any = None, **inputs: Any) -> DecoderOutput:
+    def __call__(self, *args: Any, **inputs: Any) -> DecoderOutput:
         rows = next(len(x) for x in (*args, *inputs.values()) if isinstance(x, Tensor) and x.dim() > 1)
         if rows < self.rows:
             args = tuple(self._filled_up(x, rows) for x in args)
             inputs = {name: self._filled_up(x, rows) for name, x in inputs.items()}
-        states = self.run(*args, past_key_values=past_key_values, **inputs)[:rows].clone()
-        return DecoderOutput(last_hidden_state=states, past_key_values=past_key_values)
+        states = self.run(*args, **inputs)[:rows].clone()
+        return DecoderOutput(last_hidden_state=states, **{CACHE: cache_of(inputs)})
 
     def _filled_up(self, value: Any, rows: int) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != rows:

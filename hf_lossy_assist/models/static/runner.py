@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
 
+from ...compat import cache_name
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
@@ -42,7 +43,8 @@ class StaticCacheRunner(ModelRunner):
         self.seen = seen
         self.sent = 0
         self.last_position = last_position
-        self.carried = {**carried, "past_key_values": slot.cache}
+        self._cache_name = cache_name(model)
+        self.carried = {**carried, self._cache_name: slot.cache}
         self.compiled: dict[int, CompiledForward] = {}  # by width
         self.keeps_cache = False  # whether the caller gets the cache in the end; otherwise other calls reuse it
         self.device = device = model.device  # read once: models search all of their weights for it
@@ -118,7 +120,7 @@ class StaticCacheRunner(ModelRunner):
             "input_ids": tokens.clone(memory_format=torch.contiguous_format),
             "position_ids": positions.clone(memory_format=torch.contiguous_format),
             "attention_mask": self._padding,
-            "past_key_values": self.slot.cache,
+            self._cache_name: self.slot.cache,
             "use_cache": True,
             "logits_to_keep": keep if width == count else self._last_of(count, keep),
         }
