@@ -68,9 +68,8 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
 
     Examples
     --------
-    >>> import torch
     >>> from hf_lossy_assist import pairs, prepack
-    >>> pair = pairs.load("arithmetic", dtype=torch.bfloat16)
+    >>> pair = pairs.load("arithmetic")
     >>> target = prepack(pair.target)
     >>> type(target.lm_head).__name__, type(pair.target.lm_head).__name__
     ('PrepackedLinear', 'Linear')

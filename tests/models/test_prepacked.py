@@ -10,26 +10,29 @@ from hf_lossy_assist import LossyUnsupportedError, LossyValueError, enable, last
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.models.prepacked import PrepackedLinear
 
-pytestmark = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bfloat16 kernels"
+_KERNELS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+_BFLOAT16 = pytest.param(
+    torch.bfloat16, marks=pytest.mark.skipif(not _KERNELS, reason="this CPU has no bfloat16 kernels")
 )
 
 
-@pytest.fixture(scope="module")
-def pair() -> pairs.Pair:
-    return pairs.load(dtype=torch.bfloat16)
+@pytest.fixture(scope="module", params=[torch.float32, _BFLOAT16], ids=str)
+def pair(request: pytest.FixtureRequest) -> pairs.Pair:
+    return pairs.load(dtype=request.param)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, _BFLOAT16], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 6, 50])
-def test_products_are_those_of_the_layer(bias: bool, rows: int):
+def test_products_are_those_of_the_layer(bias: bool, rows: int, dtype: torch.dtype):
     torch.manual_seed(rows)
-    linear = nn.Linear(96, 40, bias=bias).bfloat16()
-    x = torch.randn(2, rows, 96).bfloat16()
+    linear = nn.Linear(96, 40, bias=bias).to(dtype)
+    x = torch.randn(2, rows, 96).to(dtype)
     exact = nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
     got = PrepackedLinear(linear)(x)
-    assert got.dtype == torch.bfloat16
-    assert torch.allclose(got.double(), exact, rtol=2**-8, atol=2**-7)
+    assert got.dtype == dtype
+    step = torch.finfo(dtype).eps
+    assert torch.allclose(got.double(), exact, rtol=step, atol=8 * step)
 
 
 @pytest.mark.parametrize("mode", ["lossless", "typical", "dropmatch", "judge"])
@@ -49,8 +52,8 @@ def test_rules_run_on_a_prepacked_target(pair: pairs.Pair, mode: str):
 
 
 def test_what_cannot_be_prepacked_is_refused(pair: pairs.Pair, tmp_path):
-    with pytest.raises(LossyValueError, match="`model` has to be in bfloat16, but has"):
-        prepack(pairs.load().draft)
+    with pytest.raises(LossyValueError, match=r"has to be in bfloat16 or float32, but has \['torch.float16'\]"):
+        prepack(pairs.load(dtype=torch.float16).draft)
     with pytest.raises(LossyUnsupportedError, match="quantised, and its weights are packed already"):
         prepack(quantize_draft(pair.draft))
     with pytest.raises(LossyValueError, match="transformers model, but is Linear"):
@@ -62,6 +65,12 @@ def test_what_cannot_be_prepacked_is_refused(pair: pairs.Pair, tmp_path):
     with pytest.raises(LossyUnsupportedError, match="prepacked already"):
         prepack(prepack(pair.draft))
     with torch.device("meta"):
-        elsewhere = type(pair.draft)(pair.draft.config).bfloat16()
+        elsewhere = type(pair.draft)(pair.draft.config).to(pair.draft.dtype)
     with pytest.raises(LossyUnsupportedError, match=r"weights are on \['meta'\]"):
         prepack(elsewhere)
+
+
+@pytest.mark.skipif(_KERNELS, reason="this CPU has bfloat16 kernels")
+def test_bfloat16_is_refused_without_kernels():
+    with pytest.raises(LossyUnsupportedError, match="no bfloat16 kernels; load `model` in float32"):
+        prepack(pairs.load(dtype=torch.bfloat16).draft)
