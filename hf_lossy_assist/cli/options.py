@@ -60,7 +60,9 @@ DraftDtype = Annotated[
     Literal["int8", "int4"] | None,
     typer.Option(help="Round the draft's weights to int8 or int4; as --dtype by default."),
 ]
-Prepack = Annotated[bool, typer.Option("--prepack", help="Order bfloat16 or float32 weights for this CPU's kernels, once.")]
+Prepack = Annotated[
+    bool, typer.Option("--prepack", help="Order bfloat16 or float32 weights for this CPU's kernels, once.")
+]
 Where = Annotated[str | None, typer.Option("--device", help="cpu, cuda:0, …, or auto to spread the models.")]
 RuleSettings = Annotated[
     list[str] | None,

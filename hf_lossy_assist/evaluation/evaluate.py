@@ -298,6 +298,7 @@ def evaluate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     measure: str = "task",
+    share_rows: bool = False,
     out: str | Path | None = None,
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores problem by problem.
@@ -329,6 +330,9 @@ def evaluate(
     measure
         ``"task"``: the task's score. For open-ended prompts ``"rouge"``, ROUGE-L against the reference's text, or
         ``"likelihood"``, the geometric mean of the tokens' p.
+    share_rows
+        Whether greedy modes with one number of drafted tokens share each forward while their texts agree. This takes a
+        fraction of the work; no answer then has a time.
     out
         A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
 
@@ -363,7 +367,7 @@ def evaluate(
     evaluation = Evaluation(
         models, tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
-        measure,
+        measure, share_rows,
     )  # fmt: skip
     store = AnswerStore() if out is None else AnswerStore(Path(out), evaluation.plan())
     total = sum(map(len, evaluation.own_batches.values()))
