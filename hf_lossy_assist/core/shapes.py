@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -145,6 +145,10 @@ class Chain(Shape):
     @cached_property
     def drafted(self) -> Tensor | None:
         return None if self.lengths is None else torch.arange(self.size, device=self.device) < self._ends[:, None]
+
+    def of_rows(self, rows: Tensor) -> Chain:
+        """Return the shape of some rows ``(B',)``."""
+        return self if self.lengths is None else replace(self, lengths=self._ends[rows])
 
     @property
     def depths(self) -> Tensor:

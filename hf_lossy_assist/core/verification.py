@@ -229,6 +229,12 @@ class Verification:
         """Pick one token per row of a distribution ``(..., V)``: a draw when sampling, else the maximum."""
         return self.randomness.categorical(distribution) if self.do_sample else distribution.argmax(-1)
 
+    def of_rows(self, rows: Tensor) -> Verification:
+        """Return the answer about some rows ``(B',)`` of chains, without the forward's output."""
+        per_row = ("tokens", "logits", "draft_logits", "hidden", "dropped_logits", "centroid_logits", "draft_hidden")
+        picked = {name: values[rows] for name in per_row if (values := getattr(self, name)) is not None}
+        return replace(self, **picked, shape=self.shape.of_rows(rows), charged=(), outputs=None, raw_logits=None)
+
     def at(self, positions: Tensor) -> Verification:
         """Return the answer about one drafted position ``(B,)`` of a chain, and about the one after it."""
         rows = torch.arange(len(positions), device=positions.device)[:, None]

@@ -164,16 +164,22 @@ class _SharedRounds:
         """Return for each text, by the tokens that stay, the decisions of the modes that keep these."""
         kept: list[dict[tuple[int, ...], Decisions]] = [{} for _ in self.rows]
         for mode, (rule, limits) in enumerate(zip(self.rules, self.limits, strict=True)):
-            records = [self.records[mode][row.prompt] for row in self.rows]
-            charged = [record.charged for record in records]
-            own = replace(v, charged=charged) if any(charged) else v
+            own = [i for i, row in enumerate(self.rows) if mode in row.modes]
+            if not own:
+                continue
+            records, at = (
+                [self.records[mode][self.rows[i].prompt] for i in own],
+                torch.tensor(own, device=v.tokens.device),
+            )
+            answer = replace(v.of_rows(at), charged=[record.charged for record in records])
             positions = None
             if limits is not None:
                 counts = [x.generated for x in records], [x.lossy for x in records]
-                positions = limits.lossless_positions(candidate, draft.shape, *counts)
-            for i, decision in enumerate(decide(rule, own, positions).to_host(draft)):
-                if mode in self.rows[i].modes:
-                    kept[i].setdefault(tuple(decision.tokens), {})[mode] = decision
+                positions = limits.lossless_positions(candidate[at], answer.shape, *counts)
+            lengths = None if draft.lengths is None else tuple(draft.lengths[i] for i in own)
+            drafted = Draft(answer.tokens, lengths=lengths)
+            for i, decision in zip(own, decide(rule, answer, positions).to_host(drafted), strict=True):
+                kept[i].setdefault(tuple(decision.tokens), {})[mode] = decision
         return kept
 
     def grow(self, i: int, kept: dict[tuple[int, ...], Decisions], draft: Draft) -> Iterator[_Row]:
