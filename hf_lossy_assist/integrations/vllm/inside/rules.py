@@ -53,18 +53,19 @@ class Rules:
         return counts
 
     def dropped(
-        self, rows: Tensor, process: Callable[[Tensor], Tensor], forbidden: Tensor
+        self, rows: Tensor, process: Callable[[Tensor], Tensor], clean: Callable[[], Tensor]
     ) -> Callable[[DroppedHeads, KeyedRandomness], tuple[Tensor, Tensor]]:
         """Return what runs the dropped heads at ``rows`` of the LM head's inputs, and processes logits as the target's.
 
-        A grammar has forbidden tokens before the samplers see the logits.
+        ``clean`` returns the clean head's processed logits there: a grammar has forbidden tokens before the samplers
+        see them.
         """
 
         def run(heads: DroppedHeads, randomness: KeyedRandomness) -> tuple[Tensor, Tensor]:
             states = self.states[rows]
             mask = randomness.keep_mask((len(states), heads.num_paths, states.shape[-1]), heads.dropout, states)
             paths = self.head((states[:, None] * mask).flatten(0, 1)).float().unflatten(0, (len(states), -1))
-            every = [*paths.unbind(1), paths.mean(1)]
+            every, forbidden = [*paths.unbind(1), paths.mean(1)], clean() == -torch.inf
             every = [process(x.contiguous()).masked_fill(forbidden, -torch.inf) for x in every]
             return torch.stack(every[:-1], dim=1), every[-1]
 

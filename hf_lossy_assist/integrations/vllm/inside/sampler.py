@@ -58,16 +58,16 @@ class LossyRejectionSampler(RejectionSampler):
             logprobs_mode_override="processed_logits" if self.is_processed_logprobs_mode else "raw_logits",
         )
         raw = logits[metadata.target_logits_indices].to(torch.float32)
-        processed = self._processed(
-            raw if self.is_processed_logprobs_mode else raw.clone(), metadata, sampling_metadata
-        )
+        asked = sampling_metadata.max_num_logprobs is not None  # for log-probabilities, some of them of raw logits
+        own = raw.clone() if asked and not self.is_processed_logprobs_mode else raw
+        processed = self._processed(own, metadata, sampling_metadata)
         step = self._step(metadata, draft_probs, processed, bonus.sampled_token_ids, sampling_metadata)
         output = torch.full((len(ids), metadata.max_spec_len + 1), NOTHING, dtype=torch.int32, device=processed.device)
         self.rules.decide(groups, step, ids, output)
         if others:
             self._decide_others(others, output, step, sampling_metadata)
         logprobs = None
-        if sampling_metadata.max_num_logprobs is not None:
+        if asked:
             logprobs = self._get_logprobs_tensors(
                 sampling_metadata.max_num_logprobs,
                 metadata,
@@ -111,7 +111,7 @@ class LossyRejectionSampler(RejectionSampler):
             bonus[:, 0],
             draft_probs,
             self.rules.states,
-            self.rules.dropped(metadata.target_logits_indices, process, processed == -torch.inf),
+            self.rules.dropped(metadata.target_logits_indices, process, lambda: processed),
             self._texts,
         )
 

@@ -133,7 +133,7 @@ class LossyRejectionSampler(RejectionSampler):
             q,
             states=self.rules.states[first : first + len(logits)],
             dropped=self.rules.dropped(
-                drafted + first, lambda logits: process(logits, drafted), processed[drafted] == -torch.inf
+                drafted + first, lambda logits: process(logits, drafted), lambda: processed[drafted]
             ),
         )
         for group, kept in zip(groups, self.rules.decide(groups, step, ids, sampled), strict=True):
