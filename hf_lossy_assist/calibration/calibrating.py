@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,12 @@ def certificate_of(
     modes = by_mode(answers)
     tested = _tested(plan, modes, max_loss, confidence, max_longer)
     certified = [each for each in tested if each.outcome == "certified"]
-    best = max(certified, key=lambda each: each.tokens_per_second, default=None)
+    timed = all(each.tokens_per_second is not None for each in certified)
+    best = max(
+        certified,
+        key=lambda each: each.tokens_per_second if timed else _tokens_per_round(modes[each.mode].values()),
+        default=None,
+    )
     rule, sums, usual = None, {}, {}
     if best is not None:
         described = plan["modes"][best.mode]
@@ -232,8 +237,13 @@ def _tested(
 
 
 def _speed(answers: Mapping[int, Answer]) -> float | None:
-    seconds = sum(answer.seconds for answer in answers.values())
-    return sum(answer.tokens for answer in answers.values()) / seconds if seconds else None
+    """Return tokens per second; None without answers, or where modes answered together."""
+    seconds = [answer.seconds for answer in answers.values()]
+    return None if None in seconds or not sum(seconds) else sum(x.tokens for x in answers.values()) / sum(seconds)
+
+
+def _tokens_per_round(answers: Collection[Answer]) -> float:
+    return sum(answer.tokens for answer in answers) / max(1, sum(answer.rounds for answer in answers))
 
 
 def _longer(max_longer: float | None) -> float | None:

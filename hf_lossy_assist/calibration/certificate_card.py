@@ -47,9 +47,10 @@ def write_card(certificate: Certificate, folder: Path) -> None:
         setting = certificate.setting
         brings = "brings its head and " if certificate.heads else ""
         use = _USE.format(id=PLACEHOLDER_ID, brings=brings)
+        best = "is the fastest" if setting.tokens_per_second is not None else "keeps the most tokens per round"
         statement = (
             f"`{setting.mode}` loses at most **{limit}** on average ({setting.loss:.2f} measured on {setting.n:,} "
-            f"problems, at most {setting.bound:.2f}), with {certificate.confidence:g} % confidence. It is the fastest "
+            f"problems, at most {setting.bound:.2f}), with {certificate.confidence:g} % confidence. It {best} "
             "of the settings that were certified."
         )
         if certificate.max_longer is not None:
@@ -82,20 +83,30 @@ def _draw(certificate: Certificate, path: Path) -> None:
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    shown = [x for x in certificate.tested if x.bound is not None and x.tokens_per_second is not None]
+    timed = any(x.tokens_per_second is not None for x in certificate.tested)
+    shown = [x for x in certificate.tested if x.bound is not None and (x.tokens_per_second is not None or not timed)]
+    across = {x.mode: x.tokens_per_second if timed else number for number, x in enumerate(shown, 1)}
     for outcome, colour in (("certified", "C2"), ("not certified", "C3")):
         part = [x for x in shown if x.outcome == outcome]
         if part:
             losses, bounds = [x.loss for x in part], [x.bound for x in part]
             above = [max(0.0, b - a) for a, b in zip(losses, bounds, strict=True)]
-            speeds = [x.tokens_per_second for x in part]
             axes.errorbar(
-                speeds, losses, yerr=[[0.0] * len(part), above], fmt="o", capsize=3, color=colour, label=outcome
+                [across[x.mode] for x in part],
+                losses,
+                yerr=[[0.0] * len(part), above],
+                fmt="o",
+                capsize=3,
+                color=colour,
+                label=outcome,
             )
         for x in part:
-            axes.annotate(x.mode, (x.tokens_per_second, x.loss), (4, -10), textcoords="offset points", fontsize=7)
+            axes.annotate(x.mode, (across[x.mode], x.loss), (4, -10), textcoords="offset points", fontsize=7)
     axes.axhline(certificate.max_loss, color="black", linewidth=0.8, linestyle="--", label="limit")
-    axes.set(xlabel="tokens per second", ylabel="loss of the score (points; bars up to the bound)")
+    axes.set(
+        xlabel="tokens per second" if timed else "number of the setting",
+        ylabel="loss of the score (points; bars up to the bound)",
+    )
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=130)

@@ -126,6 +126,21 @@ def test_lengths_are_watched_while_answers_are_made():
     assert {x.outcome for x in calibrate(evaluation(20), max_loss=50).tested} >= {"certified"}
 
 
+def test_of_untimed_settings_the_one_with_the_most_tokens_per_round_is_chosen(tmp_path: Path):
+    store = AnswerStore(tmp_path / "answers", evaluation(400).plan())
+    for mode, rounds in (("plain", 8), ("topk:k=2", 3), ("topk:k=3", 4), ("near_top:alpha=0.1", 5)):
+        store.add([Answer(mode, i, 1.0, 8, rounds, 8 - rounds, None, "", 2) for i in range(400)])
+    certificate = calibrate_from(tmp_path / "answers", max_loss=3)
+    assert {x.outcome for x in certificate.tested} == {"certified"}
+    assert certificate.chosen == "topk:k=2"
+    assert certificate.setting.tokens_per_second is None
+    certificate.save(tmp_path)
+    assert Certificate.load(tmp_path) == certificate
+    write_card(certificate, tmp_path)
+    assert "It keeps the most tokens per round of the settings" in (tmp_path / "README.md").read_text()
+    assert "topk:k=2" in as_text(outcome_table(certificate))
+
+
 def test_the_fastest_certified_setting_is_chosen(answered: Path):
     certificate = calibrate_from(answered, max_loss=3)
     assert {x.mode: x.outcome for x in certificate.tested} == {
