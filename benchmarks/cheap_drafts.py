@@ -23,6 +23,7 @@ from hf_lossy_assist import frequent_tokens, prepack, quantize_draft, trim_draft
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import PairName, Threads, numbers
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.evaluation import records
 from hf_lossy_assist.evaluation.tables import table
 
@@ -131,10 +132,10 @@ def forward_times(drafts: dict[str, PreTrainedModel]) -> dict[str, float]:
 
     def step(draft: PreTrainedModel) -> Callable[[], None]:
         cache, text = DynamicCache(config=draft.config), torch.randint(0, draft.config.vocab_size, (1, CONTEXT))
-        draft(text, past_key_values=cache)
+        draft(text, **{CACHE: cache})
 
         def once() -> None:
-            draft(text[:, :1], past_key_values=cache, logits_to_keep=1)
+            draft(text[:, :1], **{CACHE: cache}, logits_to_keep=1)
             cache.crop(-1)
 
         return once

@@ -30,6 +30,7 @@ from hf_lossy_assist.call.config import parse
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import PairName, Threads
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.modes import parse_modes
@@ -97,7 +98,7 @@ def places_of(
     ends = torch.tensor(target.generation_config.eos_token_id).flatten()
     caches = [DynamicCache(config=model.config) for model in (target, draft)]
     for model, cache in zip((target, draft), caches, strict=True):
-        model(ids, past_key_values=cache, logits_to_keep=1)
+        model(ids, **{CACHE: cache}, logits_to_keep=1)
     rows = []
     for place in reversed(range(start + FIRST, ids.shape[1], EVERY)):  # caches are cut from their ends
         for cache in caches:
@@ -118,7 +119,7 @@ def _draft(draft: PreTrainedModel, last: Tensor, cache: DynamicCache, seconds: l
     tokens, laws = [], []
     for _ in range(LENGTH):
         begin = time.perf_counter()
-        logits = draft(last, past_key_values=cache, logits_to_keep=1).logits[:, -1:].float()
+        logits = draft(last, **{CACHE: cache}, logits_to_keep=1).logits[:, -1:].float()
         last = logits.argmax(-1)
         seconds.append(time.perf_counter() - begin)
         tokens.append(last)
@@ -131,7 +132,7 @@ def _verifications(
 ) -> list[tuple[str, Verification]]:
     """Return the target's answer for each rule; rules with dropped heads need a forward of their own."""
     found, tokens, known = [], read[:, 1:], cache.get_seq_length()
-    logits = target(read, past_key_values=cache).logits.float()
+    logits = target(read, **{CACHE: cache}).logits.float()
     plain = Verification(tokens, logits, draft_logits=q, randomness=Randomness(0))
     for label, acceptor in acceptors.items():
         if acceptor.dropped_heads is None:
@@ -140,7 +141,7 @@ def _verifications(
         cache.crop(known - cache.get_seq_length())
         hook = lm_head_hook(target, Randomness(0), acceptor.dropped_heads)
         with hook.over(LENGTH):
-            both = target(read, past_key_values=cache).logits
+            both = target(read, **{CACHE: cache}).logits
         clean, dropped = hook.split(both, LENGTH)
         v = Verification(
             tokens, clean.float(), draft_logits=q, randomness=Randomness(0), dropped_logits=dropped,
@@ -153,11 +154,11 @@ def _verifications(
 def _target_times(target: PreTrainedModel, ids: Tensor, repeats: int = 5) -> dict[str, float]:
     """Return the median seconds of a target's forward over γ + 1 tokens, all γ in turn."""
     cache, seconds = DynamicCache(config=target.config), {gamma: [] for gamma in TIMED}
-    target(ids, past_key_values=cache, logits_to_keep=1)
+    target(ids, **{CACHE: cache}, logits_to_keep=1)
     for repeat in range(repeats + 1):
         for gamma, values in seconds.items():
             begin = time.perf_counter()
-            target(ids[:, : gamma + 1], past_key_values=cache)
+            target(ids[:, : gamma + 1], **{CACHE: cache})
             if repeat:  # the first one warms up
                 values.append(time.perf_counter() - begin)
             cache.crop(-(gamma + 1))

@@ -24,6 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist.cli.console import limit_threads
 from hf_lossy_assist.cli.options import RowsFile, Threads, numbers
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.eagle3 import Eagle3
 from hf_lossy_assist.drafting.eagle3_config import Eagle3Config
 from hf_lossy_assist.errors import LossyValueError
@@ -77,11 +78,11 @@ def costs(
     target = _filled(LlamaForCausalLM, config)
     target.model.rotary_emb = type(target.model.rotary_emb)(config)
     ids = torch.arange(context + max(tokens))[None] % geometry.vocab
-    cache = target(ids[:, :context], use_cache=True).past_key_values
+    cache = getattr(target(ids[:, :context], use_cache=True), CACHE)
 
     def forward(n: int) -> Callable[[], None]:
         def run() -> None:
-            target(ids[:, context : context + n], past_key_values=cache, use_cache=True)
+            target(ids[:, context : context + n], **{CACHE: cache}, use_cache=True)
             cache.crop(-n)
 
         return run

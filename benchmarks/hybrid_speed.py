@@ -20,7 +20,7 @@ from transformers import FalconH1Config, FalconH1ForCausalLM, LogitsProcessor, L
 from hf_lossy_assist import enable
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.options import Device, Gamma, Threads
-from hf_lossy_assist.compat import CacheSnapshot, CandidateGenerator, new_cache
+from hf_lossy_assist.compat import CACHE, CacheSnapshot, CandidateGenerator, new_cache
 from hf_lossy_assist.evaluation import records
 
 from . import command
@@ -154,11 +154,11 @@ def _speeds(done: list[Repeat], tokens: int, title: str) -> Table:
 def _costs(model: PreTrainedModel, text: Tensor, gamma: int, repeats: int) -> Iterator[Cost]:
     """Time forwards over some numbers of tokens, and saving a state and bringing it back."""
     cache = new_cache(model)
-    model(input_ids=text[:, :PROMPT], past_key_values=cache, use_cache=True)
+    model(input_ids=text[:, :PROMPT], **{CACHE: cache}, use_cache=True)
     snapshot = CacheSnapshot(cache)
 
     def forward(tokens: int) -> Callable[[], object]:
-        return lambda: model(input_ids=text[:, :tokens], past_key_values=cache, use_cache=True)
+        return lambda: model(input_ids=text[:, :tokens], **{CACHE: cache}, use_cache=True)
 
     def timed(action: Callable[[], object]) -> float:
         seconds = []

@@ -13,6 +13,7 @@ from transformers import (
 )
 
 import hf_lossy_assist
+from hf_lossy_assist.compat import CACHE
 from tests.parity import assert_same_text
 from tests.tiny_models import ARCHITECTURES, VOCAB, WINDOWS_ROLL_BACK, noisy_copy, prompt, tiny
 
@@ -169,15 +170,15 @@ def test_a_cache_can_be_passed_in_returned_and_used_on(architecture):
     text, cache = ids, DynamicCache(config=target.config)
     if architecture != "llama" and not WINDOWS_ROLL_BACK:
         with pytest.raises(hf_lossy_assist.LossyError, match=r"sliding window; upgrade to 5\.17"):
-            target.generate(input_ids=ids, past_key_values=cache, **kwargs, **lossy)
+            target.generate(input_ids=ids, **{CACHE: cache}, **kwargs, **lossy)
         return
     for extra in (lossy, {}, lossy):  # ours, plain, ours again, all on one cache
         mask = torch.ones_like(text)  # a random model may well generate the padding token
-        out = target.generate(input_ids=text, attention_mask=mask, past_key_values=cache, **kwargs, **extra)
-        text, cache = out.sequences, out.past_key_values
+        out = target.generate(input_ids=text, attention_mask=mask, **{CACHE: cache}, **kwargs, **extra)
+        text, cache = out.sequences, getattr(out, CACHE)
         assert cache.get_seq_length() == text.shape[1] - 1
     assert text.tolist() == plain.sequences.tolist()
-    plain_layers = plain.past_key_values.layers
+    plain_layers = getattr(plain, CACHE).layers
     for ours_layer, plain_layer in zip(cache.layers, plain_layers, strict=True):
         assert ours_layer.keys.shape == plain_layer.keys.shape, "no rejected or out-of-window states stay behind"
 

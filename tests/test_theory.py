@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BartConfig, GPT2Config, GPTNeoConfig, GPTNeoForCausalLM, MixtralConfig, Qwen3NextConfig
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, theory
+from hf_lossy_assist.compat import CACHE
 from tests.samples import assert_mean, random_distributions
 from tests.tiny_models import ARCHITECTURES, tiny
 
@@ -241,9 +242,9 @@ def counted(model, tokens: int, context: int) -> int:
     ids = torch.randint(3, 60, (1, context + tokens), generator=torch.Generator().manual_seed(0))
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        cache = model(ids[:, :context]).past_key_values if context else None
+        cache = getattr(model(ids[:, :context]), CACHE) if context else None
         with FlopCounterMode(display=False) as counter:
-            model(ids[:, context:], past_key_values=cache)
+            model(ids[:, context:], **{CACHE: cache})
     return counter.get_total_flops()
 
 

@@ -26,6 +26,8 @@ from transformers import (
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from hf_lossy_assist.compat import CACHE
+
 VOCAB = 64
 WINDOWS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
 """Whether a cache layer that keeps only a sliding window can be rolled back; in transformers 5.14 it can't."""
@@ -140,13 +142,13 @@ class ConstantLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.embed
 
-    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **kwargs):
+    def forward(self, input_ids=None, logits_to_keep=0, **kwargs):
         batch, length = input_ids.shape
-        if past_key_values is not None:
+        if (cache := kwargs.get(CACHE)) is not None:
             zeros = torch.zeros(batch, 1, length, 1)
-            past_key_values.update(zeros, zeros, 0)
+            cache.update(zeros, zeros, 0)
         hidden = self.h.expand(batch, length, -1)[:, -logits_to_keep:]
-        return CausalLMOutputWithPast(logits=self.lm_head(hidden), past_key_values=past_key_values)
+        return CausalLMOutputWithPast(logits=self.lm_head(hidden), **{CACHE: cache})
 
 
 def constant(probabilities: list[float], width: int = 16, seed: int = 0) -> ConstantLM:

@@ -140,7 +140,7 @@ def check_own_cache(mode: str, call: Prepared) -> None:
     cache = compat.cache_of(call.inputs)
     if compat.belongs_to_user(cache) or compat.tokens_in(call.inputs):
         raise LossyUnsupportedError(
-            f"`past_key_values` can't be passed in with `lossy_mode` {mode!r} where {_rows(call)}, because rows that "
+            f"`{compat.CACHE}` can't be passed in with `lossy_mode` {mode!r} where {_rows(call)}, because rows that "
             "end leave the cache; leave it out, and pass the prompts whole"
         )
 

@@ -74,7 +74,7 @@ def _static(
     if (obstacle := _obstacle(model, acceptor, choice, call)) is not None:
         if given and belongs_to_user(cache):
             raise LossyUnsupportedError(
-                f"`past_key_values` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
+                f"`{compat.CACHE}` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
             )
         call.inputs[compat.cache_name(model)] = compat.new_cache(model, like=cache) if given else cache
         _say(given, obstacle)
@@ -104,7 +104,7 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
     if not (choice.drafts_with_model or choice.translation is not None or set(choice.options) == _LOOKUP):
         return "its drafter may want to see the target's inputs and outputs"
     if belongs_to_user(cache) and not isinstance(cache, StaticCache):
-        return f"`past_key_values` is a {type(cache).__name__}"
+        return f"`{compat.CACHE}` is a {type(cache).__name__}"
     if belongs_to_user(cache) and not rewinds(cache):
         return "its sliding windows can't be rolled back by position"
     if call.batch > 1 and path_to_decoder(model) is None:
@@ -151,7 +151,7 @@ def _compile(runner: StaticCacheRunner, widths: tuple[int, ...], call: Prepared)
     if (obstacle := obstacle_to_compiling(runner.model)) is not None:
         return obstacle
     if runner.slot.filled:
-        return "`past_key_values` holds tokens already, which compiling would overwrite"
+        return f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
     try:
         runner.compile(call.config.compile_config, widths)
     except Exception as error:  # whatever a compiler, a backend or a model's code may raise

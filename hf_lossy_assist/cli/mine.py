@@ -38,7 +38,7 @@ from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions
-from .options import TaskData, TaskName, TaskOptions, Threads, parse_task_options
+from .options import Prepack, TaskData, TaskName, TaskOptions, Threads, parse_task_options
 
 Labels = Literal["judge", "self", "ratio"]
 
@@ -95,6 +95,7 @@ class MiningOptions(ModelOptions):
     ] = None
     target_api_model: Annotated[str | None, typer.Option(help="The target's name there.")] = None
     target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0
+    prepack: Prepack = False
     threads: Threads = None
 
     def refuse_conflicts(self) -> None:

@@ -8,6 +8,7 @@ from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyError, last_stats
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
+from hf_lossy_assist.compat import CACHE
 from tests.abuse.calls import (
     ABUSE,
     DRAFT,
@@ -110,7 +111,7 @@ def test_a_field_of_any_value_works_or_is_refused_before_any_forward(name, value
     fields=lossy_fields(("lossless", "topk", "dropmatch", "judge")),
     name=st.sampled_from([*GENERATION, "max_new_tokens", "max_length", "num_beams", "num_return_sequences", "do_sample",
                           "use_cache", "guidance_scale", "stop_strings", "attention_mask", "streamer",
-                          "stopping_criteria", "logits_processor", "cache_implementation", "past_key_values",
+                          "stopping_criteria", "logits_processor", "cache_implementation", CACHE,
                           "generation_config", "no_such_argument", "prompt_lookup_num_tokens"]),
     value=JUNK,
     do_sample=st.booleans(),

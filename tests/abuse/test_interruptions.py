@@ -14,6 +14,7 @@ from transformers import GenerationMixin, LogitsProcessorList, StoppingCriteriaL
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from hf_lossy_assist import LossyVerification, enabling, last_stats
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.model import ModelDrafter
 from tests.abuse.broken_off import Interruption, state_of
 from tests.acceptors.fixtures import verifier_head as head_for
@@ -212,7 +213,7 @@ def test_a_cache_of_the_caller_s_survives():
     cache = DynamicCache(config=target.config)
     fuse = Fuse(Boom, 3)
     with during_forward(target, fuse), pytest.raises(Boom):
-        target.generate(prompt(), assistant_model=draft, past_key_values=cache, **fields_of("lossless", target, draft))
+        target.generate(prompt(), assistant_model=draft, **{CACHE: cache}, **fields_of("lossless", target, draft))
     assert not any(getattr(layer, "record_past", False) for layer in cache.layers)
 
 

@@ -72,11 +72,11 @@ def chi_square_p(counts: np.ndarray, law: np.ndarray) -> float:
 class TellingLM(ConstantLM):
     """A constant model whose state also says which token it has just read, in the last V units."""
 
-    def forward(self, input_ids=None, past_key_values=None, logits_to_keep=0, **kwargs):
+    def forward(self, input_ids=None, logits_to_keep=0, **kwargs):
         self.read = torch.nn.functional.one_hot(input_ids, self.config.vocab_size).float()
         handle = self.lm_head.register_forward_pre_hook(self._tell, prepend=True)
         try:
-            return super().forward(input_ids, past_key_values, logits_to_keep, **kwargs)
+            return super().forward(input_ids, logits_to_keep, **kwargs)
         finally:
             handle.remove()
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from benchmarks.geometry import PRESETS, Geometry, parse_geometry
 from benchmarks.growing import grow
 from hf_lossy_assist import pairs
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from tests.tiny_models import VOCAB, prompt, tiny
 
@@ -71,8 +72,8 @@ def step_by_step(model, ids):
     """Logits of every position, one token at a time through the cache."""
     cache, said = None, []
     for i in range(ids.shape[1]):
-        out = model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
+        out = model(input_ids=ids[:, i : i + 1], **{CACHE: cache}, use_cache=True)
+        cache = getattr(out, CACHE)
         said.append(out.logits)
     return torch.cat(said, dim=1)
 

@@ -22,6 +22,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_lossy_assist
 from hf_lossy_assist import errors
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.heads import JudgeHead
 from tests.acceptors.fixtures import verifier_head
@@ -136,12 +137,12 @@ CASES = {
     "DoLa": ({"dola_layers": "high"}, ["dola_layers", "DoLa"]),
     "no cache": ({"use_cache": False}, ["use_cache", "False"]),
     "static cache with windows": (
-        {"past_key_values": StaticCache(config=MistralConfig(sliding_window=8), max_cache_len=64)},
-        ["past_key_values", "sliding windows", "DynamicCache"],
+        {CACHE: StaticCache(config=MistralConfig(sliding_window=8), max_cache_len=64)},
+        [f"`{CACHE}`", "sliding windows", "DynamicCache"],
     ),
     "static cache and a rule that can't": (
-        {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64), "output_attentions": True},
-        ["past_key_values", "static", "output_attentions"],
+        {CACHE: StaticCache(config=TARGET.config, max_cache_len=64), "output_attentions": True},
+        [f"`{CACHE}`", "static", "output_attentions"],
     ),
     "a tree and a rule of two distributions": (
         {"lossy_mode": "fsd", "lossy_config": {"tree": {}}},
@@ -169,7 +170,7 @@ CASES = {
     ),
     "a tree, compiled": ({"lossy_config": {"tree": {}, "compile": True}}, ["`tree`", "static cache"]),
     "a tree on a static cache": (
-        {"past_key_values": StaticCache(config=TARGET.config, max_cache_len=64), "lossy_config": {"tree": {}}},
+        {CACHE: StaticCache(config=TARGET.config, max_cache_len=64), "lossy_config": {"tree": {}}},
         ["`tree`", "static cache"],
     ),
     "a tree in static decoding": (
@@ -208,7 +209,7 @@ def test_a_quantised_cache_of_unknown_layers_is_refused():
             self.layers = [DynamicLayer()]
 
     with pytest.raises(LossyError, match=r"Quantised.*DynamicLayer.*dynamic"):
-        TARGET.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", past_key_values=Quantised())
+        TARGET.generate(input_ids=prompt(), assistant_model=DRAFT, lossy_mode="lossless", **{CACHE: Quantised()})
 
 
 def test_a_model_that_cannot_roll_back_is_refused():

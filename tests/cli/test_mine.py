@@ -9,9 +9,10 @@ import sys
 from collections import Counter
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from hf_lossy_assist import pairs
+from hf_lossy_assist import pairs, prepack
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.store.shards import ShardStore
@@ -71,6 +72,19 @@ def test_judge_labels(options, tmp_path):
     }  # fmt: skip
     (origin,) = manifest["runs"]
     assert {"torch", "transformers", "hf_lossy_assist", "date", "argv", "num_prompts", "batch_size"} <= origin.keys()
+
+
+def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
+    packed = []
+    monkeypatch.setattr("hf_lossy_assist.cli.models.prepack", lambda model: packed.append(model) or prepack(model))
+    ok(*options)
+    before = load_mined(tmp_path / "data").tokens
+    ok(*options[:-6], "--out", tmp_path / "packed", *options[-4:], "--prepack")
+    after = load_mined(tmp_path / "packed").tokens
+    assert len(packed) == 2
+    for name in ("index", "target_token", "draft_token", "important"):
+        assert after[name][:] == before[name][:]
+    assert torch.allclose(torch.tensor(after["target_draft"][:]), torch.tensor(before["target_draft"][:]), atol=1e-4)
 
 
 def test_a_repeated_command_goes_on(options, tmp_path):

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from transformers.generation import candidate_generator as stock
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from hf_lossy_assist.compat import ForwardInputs, forward_inputs
+from hf_lossy_assist.compat import CACHE, ForwardInputs, forward_inputs
 from hf_lossy_assist.compat.inputs import PlainForwardInputs
 from tests.tiny_models import prompt, tiny
 
@@ -21,7 +21,7 @@ def carried(mask=None, **more):
     return {
         "attention_mask": mask,
         "position_ids": torch.arange(7)[None] if mask is None else (mask.cumsum(-1) - 1).clamp(min=0),
-        "past_key_values": DynamicCache(),
+        CACHE: DynamicCache(),
         "use_cache": True,
         "logits_to_keep": 1,
         **more,
@@ -55,7 +55,7 @@ def test_rounds_are_those_of_stock(kind, mask):
     kwargs = carried(MASKS[mask], output_hidden_states=True)
     reference = dict(kwargs)
     inputs, ids, new = kind(model), prompt(7), None
-    outputs = CausalLMOutputWithPast(past_key_values=kwargs["past_key_values"])
+    outputs = CausalLMOutputWithPast(**{CACHE: kwargs[CACHE]})
     for drafted, committed in ((3, 2), (4, 5), (0, 1), (300, 301), (2, 1)):
         candidate = torch.cat([ids, prompt(drafted, seed=drafted)], dim=1)
         sent = None if new is None else new + drafted
@@ -71,7 +71,7 @@ def test_rounds_are_those_of_stock(kind, mask):
 def test_what_somebody_else_changes_is_read_again():
     """As a batch does when its rows move."""
     inputs, kwargs = PlainForwardInputs(tiny()), carried(MASKS["padded"])
-    outputs = CausalLMOutputWithPast(past_key_values=kwargs["past_key_values"])
+    outputs = CausalLMOutputWithPast(**{CACHE: kwargs[CACHE]})
     kwargs = inputs.after(outputs, kwargs, 2)
     kwargs["attention_mask"] = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1]])
     ours = inputs.of_text(prompt(11), kwargs, 8, 2, 3, first=False)
@@ -97,7 +97,7 @@ def test_what_is_carried_on_stays_one_dictionary():
     """A drafter may have kept it, and stock's loop changes it in place too."""
     for kind in KINDS:
         kwargs = carried(MASKS["padded"])
-        outputs = CausalLMOutputWithPast(past_key_values=kwargs["past_key_values"])
+        outputs = CausalLMOutputWithPast(**{CACHE: kwargs[CACHE]})
         assert kind(tiny()).after(outputs, kwargs, 2) is kwargs
         assert kwargs["attention_mask"].shape == kwargs["position_ids"].shape == (1, 9)
 

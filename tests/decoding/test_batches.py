@@ -15,6 +15,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.compat import CACHE
 from tests.acceptors.fixtures import P, Q, chi_square_p
 from tests.acceptors.table import ROWS, row_id
 from tests.parity import assert_same_rows
@@ -154,7 +155,7 @@ def test_recorded_outputs_are_those_of_plain_generation(architecture: str):
                     at = real[:, None, :, None] if a.dim() == 4 else real[:, :, None]
                     a, b = a.where(at, torch.zeros(())), b.where(at, torch.zeros(()))
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4, msg=f"{name} of step {step}")
-    assert ours.past_key_values is None
+    assert getattr(ours, CACHE) is None
 
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
@@ -285,7 +286,7 @@ def test_caches_stay_as_narrow_as_the_texts():
     def forward(*args, **kwargs):
         out = original(*args, **kwargs)
         widest.append(
-            (kwargs["attention_mask"].shape[1], [layer.keys.shape[-2] for layer in out.past_key_values.layers])
+            (kwargs["attention_mask"].shape[1], [layer.keys.shape[-2] for layer in getattr(out, CACHE).layers])
         )
         return out
 
@@ -327,7 +328,7 @@ class Silent:
 
 CASES = {
     "streamer": ({"streamer": Silent()}, ["`streamer`", "4 rows"]),
-    "a cache passed in": ({"past_key_values": DynamicCache()}, ["`past_key_values`", "4 rows"]),
+    "a cache passed in": ({CACHE: DynamicCache()}, [f"`{CACHE}`", "4 rows"]),
     "one drafter": ({"assistant_model": None, "candidate_generator": "drafter"}, ["`candidate_generator`", "4 rows"]),
 }  # fmt: skip
 

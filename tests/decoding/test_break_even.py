@@ -12,6 +12,7 @@ import torch
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.decoding import break_even, loop
 from hf_lossy_assist.decoding.break_even import BreakEven, Experience, Plan
 from hf_lossy_assist.drafting.draft_length import Stopwatch
@@ -292,10 +293,10 @@ def test_the_forward_that_measures_leaves_no_trace(world, architecture: str):
     for on in (True, False):
         out = w.call(**LONG, **wanted, lossy_config={"break_even": on})
         assert beyond(w, out)[0] == on
-        cache, more = out.past_key_values, out.sequences
+        cache, more = getattr(out, CACHE), out.sequences
         held = [x for layer in cache.layers for x in (layer.keys, layer.values)]
         found.append((torch.rand(3), out.scores, out.hidden_states, held))
-        going_on = w.call(input_ids=more, past_key_values=cache, max_new_tokens=20, lossy_config={"break_even": False})
+        going_on = w.call(input_ids=more, **{CACHE: cache}, max_new_tokens=20, lossy_config={"break_even": False})
         texts.append((shown(out), shown(going_on)))
     assert texts[0] == texts[1]
     torch.testing.assert_close(*found, rtol=0, atol=0)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.decoding.outputs import (
@@ -136,9 +137,9 @@ def test_nothing_is_kept_that_nobody_asked_for():
     recorder = OutputRecorder(asked("logits"), 1, PROMPT)
     recorder.record([0], verification, [3], 2)
     recorder.cut(0, 2)
-    out = recorder.finish(torch.zeros(1, 1), STATS, {"past_key_values": "cache"})
+    out = recorder.finish(torch.zeros(1, 1), STATS, {CACHE: "cache"})
     assert torch.cat(out.logits).equal(text.logits[:2])
-    assert (out.scores, out.hidden_states, out.attentions, out.past_key_values) == (None, None, None, "cache")
+    assert (out.scores, out.hidden_states, out.attentions, getattr(out, CACHE)) == (None, None, None, "cache")
     assert recorder.scores_upto(2) is None
     no_dict = OutputRecorder(GenerationConfig(output_scores=True))
     assert not no_dict.as_dict

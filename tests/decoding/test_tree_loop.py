@@ -11,6 +11,7 @@ from scipy import stats
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
 
 from hf_lossy_assist import LossyUnsupportedError
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.tree import TreeDrafter
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.acceptors.table import ROWS, Row, row_id
@@ -283,11 +284,11 @@ def test_a_cache_can_be_passed_in_and_used_on(architecture: str):
     plain = target.generate(input_ids=text, **(kwargs | {"max_new_tokens": 30}))
     for ours in (True, False, True):  # all on one cache
         way = functools.partial(trees, target, draft) if ours else target.generate
-        out = way(input_ids=text, attention_mask=torch.ones_like(text), past_key_values=cache, **kwargs)
-        text, cache = out.sequences, out.past_key_values
+        out = way(input_ids=text, attention_mask=torch.ones_like(text), **{CACHE: cache}, **kwargs)
+        text, cache = out.sequences, getattr(out, CACHE)
         assert cache.get_seq_length() == text.shape[1] - 1
     assert text.tolist() == plain.sequences.tolist()
-    for ours_layer, plain_layer in zip(cache.layers, plain.past_key_values.layers, strict=True):
+    for ours_layer, plain_layer in zip(cache.layers, getattr(plain, CACHE).layers, strict=True):
         assert ours_layer.keys.shape == plain_layer.keys.shape
         torch.testing.assert_close(ours_layer.keys, plain_layer.keys, atol=1e-4, rtol=1e-4)
 

@@ -12,6 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, T5Config, 
 import hf_lossy_assist
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.acceptors import REGISTRY, head_type
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter, LayerStates
 from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import layer, random_head, trained_head, trained_pair
@@ -230,9 +231,9 @@ def test_a_cache_of_the_caller_s_is_gone_on_from():
     plain = target.generate(ids, **GREEDY, eos_token_id=None)
     cache = DynamicCache(config=target.config)
     with torch.no_grad():
-        target(ids[:, :4], past_key_values=cache)
+        target(ids[:, :4], **{CACHE: cache})
     ours = target.generate(
-        ids, past_key_values=cache, assistant_model=head, lossy_mode="lossless", **GREEDY, eos_token_id=None
+        ids, **{CACHE: cache}, assistant_model=head, lossy_mode="lossless", **GREEDY, eos_token_id=None
     )
     assert_same_text(ours.sequences, plain)
     assert ours.lossy_stats.drafted > 0

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from hf_lossy_assist import LossyError, last_stats
+from hf_lossy_assist.compat import CACHE
 from tests.acceptors.table import ROWS, row_id
 from tests.encoder_decoders import ARCHITECTURES, bart, made, t5
 from tests.parity import assert_same_rows
@@ -40,8 +41,8 @@ def drafts(target, noise: float = 0.01):
 class BartReader(BartForCausalLM):
     """A decoder to which the encoder's outputs come where its inputs are prepared, and whose forward wants a mask."""
 
-    def forward(self, input_ids, attention_mask, past_key_values, **kwargs):
-        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **kwargs)
+    def forward(self, input_ids, attention_mask, **kwargs):
+        return super().forward(input_ids, attention_mask, **kwargs)
 
     def prepare_inputs_for_generation(self, *args, encoder_outputs=None, **kwargs):
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
@@ -135,7 +136,7 @@ def test_a_static_cache_gives_way_to_a_dynamic_one(row):
     for cache in ("dynamic", "static"):
         torch.manual_seed(0)
         out = target.generate(**kwargs, **row.keywords(target, draft, seed=0), cache_implementation=cache)
-        texts.append((out.sequences.tolist(), out.lossy_stats.trace, type(out.past_key_values.self_attention_cache)))
+        texts.append((out.sequences.tolist(), out.lossy_stats.trace, type(getattr(out, CACHE).self_attention_cache)))
     assert texts[0] == texts[1]
 
 
@@ -156,9 +157,9 @@ def test_every_drafter_writes_plain_texts_in_spite_of_a_static_cache(name: str, 
 def test_a_static_cache_of_the_user_s_is_refused():
     target = made("bart")
     cache = EncoderDecoderCache(StaticCache(target.config, max_cache_len=64), DynamicCache())
-    with pytest.raises(LossyError, match=r"`past_key_values` is a static cache, but Bart.* has an encoder"):
+    with pytest.raises(LossyError, match=rf"`{CACHE}` is a static cache, but Bart.* has an encoder"):
         target.generate(
-            **seen("bart"), **GREEDY, past_key_values=cache, assistant_model=drafts(target), lossy_mode="lossless"
+            **seen("bart"), **GREEDY, **{CACHE: cache}, assistant_model=drafts(target), lossy_mode="lossless"
         )
     assert not cache.get_seq_length()
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import CompileConfig, DynamicCache, GenerationConfig, StaticCache
 
-from .worlds import VOCAB, Listener, World, judge, verifier, world
+from .worlds import CACHE, VOCAB, Listener, World, judge, verifier, world
 
 ALL_OUTPUTS = {f"output_{name}": True for name in ("scores", "logits", "hidden_states", "attentions")}
 
@@ -206,13 +206,13 @@ def _compiled() -> Iterator[Case]:
     yield Case("compiled/falls back: states", options=options | {"output_hidden_states": True}, **compile)
     yield Case("compiled/padded", options=lambda w: _second(w) | options, **compile)
     yield Case("compiled/falls back: cache", **compile, options=lambda w: options | {
-        "past_key_values": DynamicCache(config=w.target.config)})  # fmt: skip
+        CACHE: DynamicCache(config=w.target.config)})  # fmt: skip
     yield Case("compiled/falls back: backend", "mistral", options={"compile_config": CompileConfig(_broken)}, **compile)
     yield Case("compiled/twice", options=options, call="twice", **compile)
     yield Case("static", options={"cache_implementation": "static"})
-    yield Case("static/own", options=lambda w: {"past_key_values": StaticCache(w.target.config, max_cache_len=39)})
+    yield Case("static/own", options=lambda w: {CACHE: StaticCache(w.target.config, max_cache_len=39)})
     yield Case("static/own, sliding", "mistral",
-               options=lambda w: {"past_key_values": StaticCache(w.target.config, max_cache_len=39)})  # fmt: skip
+               options=lambda w: {CACHE: StaticCache(w.target.config, max_cache_len=39)})  # fmt: skip
     yield Case("static/rows", rows=3, options={"cache_implementation": "static"})
 
 
@@ -341,7 +341,7 @@ def _refused() -> Iterator[Case]:
         "no cache": {"options": {"use_cache": False}},
         "lossy": {"rule": "topk", "config": {"require_lossless": True}},
         "outputs": {"rule": "sprinter", "options": {"output_scores": True}},
-        "cache of rows": {"rows": 3, "options": lambda w: {"past_key_values": DynamicCache(config=w.target.config)}},
+        "cache of rows": {"rows": 3, "options": lambda w: {CACHE: DynamicCache(config=w.target.config)}},
         "key": {"config": {"kk": 3}},
         "value": {"rule": "topk", "config": {"k": 0}},
         "embeddings": {"options": lambda w: {"inputs_embeds": torch.zeros(1, 3, 32)}},

@@ -22,7 +22,7 @@ import hf_lossy_assist
 from hf_lossy_assist import LossyVerification
 
 from .cases import Case, all_cases
-from .worlds import DRAFTERS, Listener, World, world
+from .worlds import CACHE, DRAFTERS, Listener, World, world
 
 SECONDS_PER_CASE = 60
 SEPARATE = ("seconds", "records")
@@ -58,7 +58,7 @@ def continued(case: Case) -> dict[str, Any]:
     torch.manual_seed(11)
     first = made.target.generate(**kwargs)
     text = {"input_ids": first.sequences, "attention_mask": torch.ones_like(first.sequences)}
-    more = {"past_key_values": first.past_key_values}
+    more = {CACHE: getattr(first, CACHE)}
     second = made.target.generate(**(kwargs | text | more))
     return {"first": record(first, made, kwargs), "second": record(second, made, kwargs)}
 
@@ -99,7 +99,7 @@ def record(out: Any, made: World, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     stats = getattr(out, "lossy_stats", None)
     values = {"type": type(out).__name__, "sequences": out.sequences.tolist(), "stats": plain(stats)}
     values |= {name: summary(value) for name in OUTPUTS if (value := getattr(out, name, None)) is not None}
-    if (cache := getattr(out, "past_key_values", None)) is not None:
+    if (cache := getattr(out, CACHE, None)) is not None:
         values["cache"] = {"type": type(cache).__name__, "length": int(cache.get_seq_length())}
     if isinstance(listener := kwargs.get("streamer"), Listener):
         tokens = list(itertools.chain(*listener.portions))

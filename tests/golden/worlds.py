@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -30,11 +30,15 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.generation.streamers import BaseStreamer
 
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
 
+# An older tree of the package does not know it.
+CACHE = next(x.name for x in fields(GenerateDecoderOnlyOutput) if x.name in ("cache", "past_key_values"))
+"""The name of a cache in the installed transformers."""
 VOCAB = 64
 LENGTHS = (7, 3, 11)
 _IDS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.2}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.core.texts import BatchLayout, RowShift
 from hf_lossy_assist.models.runner import ModelRunner
 from tests.decoding.fixtures import PAD, random_round, random_tokens, rectangle
@@ -25,7 +26,7 @@ def logits_of(model: PreTrainedModel, text: list[int]) -> Tensor:
 def states_of(model: PreTrainedModel, text: list[int]) -> list[tuple[Tensor, Tensor]]:
     """Return for every layer the keys and the values ``(H, L, D)`` of a text."""
     cache = DynamicCache()  # without a configuration no layer forgets what leaves its window
-    model(torch.tensor([_tokens(text)]), past_key_values=cache)
+    model(torch.tensor([_tokens(text)]), **{CACHE: cache})
     return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, DynamicLayer, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from hf_lossy_assist.compat import ready_for_rollback, recording
+from hf_lossy_assist.compat import CACHE, ready_for_rollback, recording
 from hf_lossy_assist.core.texts import BatchLayout
 from hf_lossy_assist.models.cache_rows import movable, move_cache
 from tests.decoding.fixtures import PAD, random_round, random_tokens, rectangle
@@ -37,7 +37,7 @@ def test_keys_values_and_the_next_forward_s_logits(architecture: str, seed: int)
         for _ in range(5):
             new = random_round(len(texts), 5, generator)
             candidate = [text + tokens[:-1] for text, tokens in zip(texts, new.tokens, strict=True)]
-            inputs = inputs_of(candidate) | {"past_key_values": cache}
+            inputs = inputs_of(candidate) | {CACHE: cache}
             inputs["position_ids"] = inputs["position_ids"][:, seen:]
             logits = model(rectangle(candidate)[:, seen:], **inputs).logits
             assert_last_logits(model, logits[:, -6:], candidate)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyError
-from hf_lossy_assist.compat import PlainForwardInputs, new_cache
+from hf_lossy_assist.compat import CACHE, PlainForwardInputs, new_cache
 from hf_lossy_assist.core.messages import Commit
 from hf_lossy_assist.core.texts import RowShift
 from hf_lossy_assist.models.runner import DynamicCacheRunner
@@ -44,7 +44,7 @@ def setting(rows: int):
     text = torch.randint(3, VOCAB, (rows, WIDTH), generator=generator)
     nodes = torch.randint(3, VOCAB, (rows, len(PARENTS)), generator=generator)
     carried = {
-        "past_key_values": new_cache(model), "use_cache": True, "logits_to_keep": 1,
+        CACHE: new_cache(model), "use_cache": True, "logits_to_keep": 1,
         "attention_mask": torch.ones_like(text), "position_ids": torch.arange(WIDTH).expand(rows, -1),
     }  # fmt: skip
     return model, text, nodes, DynamicCacheRunner(PlainForwardInputs(model), carried, WIDTH)

@@ -7,7 +7,14 @@ import torch
 from transformers import DynamicCache
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.compat import CacheSnapshot, continuation_of, has_recurrent_state, new_cache, obstacle_to_rollback
+from hf_lossy_assist.compat import (
+    CACHE,
+    CacheSnapshot,
+    continuation_of,
+    has_recurrent_state,
+    new_cache,
+    obstacle_to_rollback,
+)
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.models import recurrent as replaying
 from tests.acceptors.table import judge_head
@@ -123,10 +130,10 @@ def test_a_cache_is_handed_on_from_turn_to_turn(hybrid):
     lossy = {"assistant_model": noisy_copy(hybrid, 0.01), "lossy_mode": "lossless"}
     for extra in (lossy, lossy, {}):  # ours twice, then plain, all on one cache
         out = hybrid.generate(
-            text, attention_mask=torch.ones_like(text), past_key_values=cache, max_new_tokens=8, **GREEDY, **extra
+            text, attention_mask=torch.ones_like(text), **{CACHE: cache}, max_new_tokens=8, **GREEDY, **extra
         )
         text = out.sequences
-        assert out.past_key_values is cache
+        assert getattr(out, CACHE) is cache
         assert cache.get_seq_length() == text.shape[1] - 1
     assert text.equal(plain.sequences)
 
@@ -160,10 +167,10 @@ def test_a_cache_is_brought_back_any_number_of_times(hybrid):
     cache, ids = new_cache(hybrid), prompt(8)
 
     def logits():
-        return hybrid(input_ids=ids[:, 5:], past_key_values=cache, use_cache=True).logits
+        return hybrid(input_ids=ids[:, 5:], **{CACHE: cache}, use_cache=True).logits
 
     with torch.no_grad():
-        hybrid(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+        hybrid(input_ids=ids[:, :5], **{CACHE: cache}, use_cache=True)
         snapshot = CacheSnapshot(cache)
         first = logits()
         assert not logits().equal(first)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from hf_lossy_assist.compat import ForwardInputs, PlainForwardInputs, forward_inputs, ready_for_rollback
+from hf_lossy_assist.compat import CACHE, ForwardInputs, PlainForwardInputs, forward_inputs, ready_for_rollback
 from hf_lossy_assist.core.texts import BatchLayout
 from hf_lossy_assist.models.runner import DynamicCacheRunner
 from tests.decoding.fixtures import PAD, between, random_round, random_tokens, rectangle
@@ -22,7 +22,7 @@ INPUTS = pytest.mark.parametrize("kind", [PlainForwardInputs, ForwardInputs], id
 def growing(model: PreTrainedModel, texts: list[list[int]], kind: type[ForwardInputs]) -> DynamicCacheRunner:
     cache = DynamicCache(config=model.config)
     ready_for_rollback(cache)
-    carried: dict[str, Any] = {**inputs_of(texts), "past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    carried: dict[str, Any] = {**inputs_of(texts), CACHE: cache, "use_cache": True, "logits_to_keep": 1}
     assert type(forward_inputs(model, rectangle(texts), carried)) is PlainForwardInputs
     return DynamicCacheRunner(kind(model), carried, len(texts[0]))
 
@@ -69,7 +69,7 @@ def test_a_batch_without_a_mask_gets_one_when_its_rows_part():
     model, generator = tiny(), torch.Generator().manual_seed(3)
     texts = [random_tokens(5, generator) for _ in range(3)]
     cache = DynamicCache(config=model.config)
-    forwards = DynamicCacheRunner(PlainForwardInputs(model), {"past_key_values": cache, "use_cache": True}, 5)
+    forwards = DynamicCacheRunner(PlainForwardInputs(model), {CACHE: cache, "use_cache": True}, 5)
     layout, ids = BatchLayout.of(rectangle(texts), PAD), rectangle(texts)
     with forwards.in_use():
         for counts in ([3, 1, 2], [1, 1, 1], [2, 3, 1]):
@@ -86,7 +86,7 @@ def test_a_batch_without_a_mask_gets_one_when_its_rows_part():
 @torch.no_grad()
 def test_positions_that_only_fill_up_stay_inside_the_model():
     model, text = tiny("gpt2"), random_tokens(5, torch.Generator().manual_seed(0))
-    carried = {**inputs_of([text] * 2), "past_key_values": DynamicCache(), "use_cache": True, "logits_to_keep": 1}
+    carried = {**inputs_of([text] * 2), CACHE: DynamicCache(), "use_cache": True, "logits_to_keep": 1}
     forwards = DynamicCacheRunner(PlainForwardInputs(model), carried, 5, last_position=5)
     seen = []
     model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["position_ids"]), with_kwargs=True)
@@ -98,7 +98,7 @@ def test_positions_that_only_fill_up_stay_inside_the_model():
 @torch.no_grad()
 def test_inputs_may_be_overridden():
     model, text = tiny(), torch.tensor([random_tokens(5, torch.Generator().manual_seed(0))])
-    carried = {"past_key_values": DynamicCache(), "use_cache": True}
+    carried = {CACHE: DynamicCache(), "use_cache": True}
     forwards = DynamicCacheRunner(PlainForwardInputs(model), carried, 5)
     with forwards.in_use():
         assert forwards.run(text, 1, {"output_hidden_states": True}).hidden_states is not None

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessorList, NoRepeatNGramLogitsProcessor, PreTrainedModel
 
 from hf_lossy_assist.acceptors import Acceptor, Judge, Lossless
-from hf_lossy_assist.compat import PlainForwardInputs
+from hf_lossy_assist.compat import CACHE, PlainForwardInputs
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Commit, Draft, Verification
 from hf_lossy_assist.core.texts import BatchLayout
@@ -24,7 +24,7 @@ N = 5
 
 
 def target_for(model: PreTrainedModel, texts: list[list[int]], acceptor: Acceptor, processors=()) -> Target:
-    carried = {**inputs_of(texts), "past_key_values": DynamicCache(), "use_cache": True, "logits_to_keep": 1}
+    carried = {**inputs_of(texts), CACHE: DynamicCache(), "use_cache": True, "logits_to_keep": 1}
     forwards = DynamicCacheRunner(PlainForwardInputs(model), carried, len(texts[0]))
     return Target(forwards, TargetReader(model, LogitsProcessorList(processors), acceptor, False, Randomness(0)))
 

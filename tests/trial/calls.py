@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
 
 from hf_lossy_assist import LossyError, enabled
-from hf_lossy_assist.compat import obstacle_to_rollback
+from hf_lossy_assist.compat import CACHE, obstacle_to_rollback
 from tests.acceptors.fixtures import HEADS
 from tests.golden.cases import RULES
 from tests.parity import assert_same_rows
@@ -111,14 +111,14 @@ class Call:
         torch.manual_seed(0)
         kwargs = {"pad_token_id": 0, "return_dict_in_generate": True} | dict(self.kwargs) | more
         if self.cache in ("own", "continued"):
-            kwargs["past_key_values"] = DynamicCache(config=self.target.config)
+            kwargs[CACHE] = DynamicCache(config=self.target.config)
         elif self.cache:
             kwargs["cache_implementation"] = self.cache
             kwargs["cache_config"] = {"backend": "fp8"} if self.cache == "quantized" else None
         out = self.target.generate(**self.prompts, **kwargs)
         if self.cache != "continued":
             return out
-        kwargs["past_key_values"] = out.past_key_values
+        kwargs[CACHE] = getattr(out, CACHE)
         ids = torch.cat([out.sequences, out.sequences[:, :1] * 0 + 7], dim=1)
         return self.target.generate(ids, attention_mask=torch.ones_like(ids), **kwargs)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, StaticCache
 
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache, rewinds, take_slot
 from tests.tiny_models import prompt, tiny
 
@@ -24,11 +25,11 @@ def test_windows_become_masks():
 def test_a_slot_seeks_and_says_what_fits(target):
     slot = StaticCacheSlot(new_static_cache(target, 16))
     slot.seek(0)
-    target(prompt(7), past_key_values=slot.cache)
+    target(prompt(7), **{CACHE: slot.cache})
     slot.filled += 7
     slot.seek(4)
     assert [int(layer.cumulative_length) for layer in slot.cache.layers] == [4, 4]
-    again = target(prompt(7)[:, 4:], past_key_values=slot.cache).logits
+    again = target(prompt(7)[:, 4:], **{CACHE: slot.cache}).logits
     torch.testing.assert_close(again, target(prompt(7)).logits[:, 4:])
     assert slot.fits(10, 6)
     assert not slot.fits(11, 6)

@@ -12,6 +12,7 @@ import torch
 from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausalLM, StaticCache
 
 from hf_lossy_assist import LossyVerification, errors
+from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.models.static import compiled_forward as programs
@@ -133,20 +134,20 @@ def test_a_static_cache_of_the_user(pair, backend):
     target = pair[0]
     plain = generate(pair, backend, compile=None)
     cache = StaticCache(config=target.config, max_cache_len=7 + 20)
-    first = generate(pair, backend, compile=None, new=10, past_key_values=cache)
+    first = generate(pair, backend, compile=None, new=10, **{CACHE: cache})
     assert torch.equal(first, plain[:, :17])
     assert int(cache.get_seq_length()) == 16
     rest = target.generate(
         first,
         assistant_model=pair[1],
         lossy_mode="lossless",
-        past_key_values=cache,
+        **{CACHE: cache},
         max_new_tokens=10,
         do_sample=False,
         eos_token_id=None,
     )
     assert torch.equal(rest, plain)
-    assert torch.equal(generate(pair, backend, past_key_values=StaticCache(target.config, max_cache_len=26)), plain)
+    assert torch.equal(generate(pair, backend, **{CACHE: StaticCache(target.config, max_cache_len=26)}), plain)
 
 
 def broken(graph, inputs, **options):
@@ -158,7 +159,7 @@ def broken(graph, inputs, **options):
     [
         ({"backend": broken}, "can't be compiled .*no compiler here"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
-        ({"past_key_values": "dynamic"}, "DynamicCache"),
+        ({CACHE: "dynamic"}, "DynamicCache"),
         ({"candidate_generator": "own"}, "drafter"),
     ],
 )
@@ -171,7 +172,7 @@ def test_falls_back_with_one_message(pair, case, needle):
     assert len([x for x in caught if "`compile` in `lossy_config` has no effect" in str(x.message)]) == 1
     with warnings.catch_warnings(record=True) as again:
         warnings.simplefilter("always")
-        if "past_key_values" not in case:  # it is full now
+        if CACHE not in case:  # it is full now
             generate((target, pair[1]), **{"backend": "eager"} | case)
     assert not any("has no effect" in str(x.message) for x in again)
 

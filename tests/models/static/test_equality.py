@@ -9,6 +9,7 @@ import torch
 from transformers import CompileConfig, StaticCache
 
 from hf_lossy_assist import last_stats
+from hf_lossy_assist.compat import CACHE
 from tests.acceptors.table import judge_head
 from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
@@ -109,12 +110,12 @@ def test_the_returned_cache_goes_on(llamas):
     """The cache belongs to the caller then, and holds what the sequence's last token has not been read into."""
     target = llamas[0]
     eager, compiled = both(*llamas, return_dict_in_generate=True)
-    assert int(compiled.past_key_values.get_seq_length()) == eager.past_key_values.get_seq_length()
+    assert int(getattr(compiled, CACHE).get_seq_length()) == getattr(eager, CACHE).get_seq_length()
     _, again = both(*llamas)
     assert torch.equal(again, compiled.sequences)  # a later call has not written to it, and the next shows that
     with torch.no_grad():
-        cached = compiled.past_key_values.layers[0].keys[:, :, : eager.past_key_values.get_seq_length()]
-    torch.testing.assert_close(cached, eager.past_key_values.layers[0].keys)
+        cached = getattr(compiled, CACHE).layers[0].keys[:, :, : getattr(eager, CACHE).get_seq_length()]
+    torch.testing.assert_close(cached, getattr(eager, CACHE).layers[0].keys)
     assert target.generation_config.cache_implementation is None
 
 
@@ -130,7 +131,7 @@ def test_rows_of_a_batch_end_apart(llamas, more, eos):
             compile_config=CompileConfig(backend="eager"), **more,
         )  # fmt: skip
     assert_same_rows(ours.sequences, plain)
-    assert ours.past_key_values is None
+    assert getattr(ours, CACHE) is None
     for a, b in zip(ours.logits, plain.logits, strict=True):
         for row in range(len(a)):
             if eos is None:
@@ -144,9 +145,9 @@ def test_what_a_cache_of_the_caller_holds_is_not_compiled_over(compiling: bool):
     plain = target.generate(ids, **greedy)
     cache = StaticCache(config=target.config, max_cache_len=64)
     with torch.no_grad():
-        target(input_ids=ids[:, :5], past_key_values=cache, use_cache=True)
+        target(input_ids=ids[:, :5], **{CACHE: cache}, use_cache=True)
     ours = target.generate(
-        ids, **greedy, past_key_values=cache, assistant_model=noisy_copy(target, 0.02), lossy_mode="lossless",
+        ids, **greedy, **{CACHE: cache}, assistant_model=noisy_copy(target, 0.02), lossy_mode="lossless",
         lossy_config={"compile": compiling}, compile_config=CompileConfig(backend="eager"),
     )  # fmt: skip
     assert torch.equal(ours, plain)
