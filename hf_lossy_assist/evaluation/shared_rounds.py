@@ -49,7 +49,8 @@ def _config(models: Models, mode: DecodingMode) -> RunConfig | None:
     """Return the configuration of a mode that can share rows; None for any other mode."""
     if mode.rule is None or mode.engine is not None or mode.temperature is not None or not isinstance(mode.gamma, int):
         return None
-    if models.lookup or not (ReadPrompts.suit(models.target) and ReadPrompts.suit(models.draft)):
+    plain = ReadPrompts.suit(models.target) and ReadPrompts.suit(models.draft)
+    if models.lookup or not plain or models.target.generation_config.cache_implementation is not None:
         return None
     call = _call(models, mode, 0)
     config, rule = call.config, call.config.acceptor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -84,3 +85,7 @@ def test_modes_that_cannot_share_are_groups_of_their_own(models):
         ["dropmatch", "naive"], ["topk@auto"], ["ears"], ["stop"], ["other"],
     ]  # fmt: skip
     assert len(together(replace(models, lookup=True), [modes[1], modes[3]])) == 2
+    static = copy.copy(models.target)
+    static.generation_config = copy.copy(static.generation_config)
+    static.generation_config.cache_implementation = "static"
+    assert len(together(replace(models, target=static), [modes[1], modes[3]])) == 2
