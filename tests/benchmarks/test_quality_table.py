@@ -1,0 +1,49 @@
+"""Tables of quality for a page."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import quality_table
+from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rule = {"num_assistant_tokens": 5}
+    modes = {"draft": {}, "topk": rule | {"lossy_mode": "topk"}, "lossless": rule | {"lossy_mode": "lossless"}}
+    plan = {"modes": modes, "problems": [1, 2, 3], "runs": [], "reference": "lossless"}
+    store = AnswerStore(tmp_path / "answers", plan)
+    store.add([Answer("lossless", i, 1.0, 60, 20, 40, None, "", cut=not i) for i in range(3)])
+    store.add([Answer("topk", i, float(i > 0), 66, 12, 54, None, "") for i in range(3)])
+    store.add([Answer("draft", i, 0.0, 50, 0, 50, None, "") for i in range(3)])
+    return tmp_path / "answers"
+
+
+def rows(*arguments):
+    result = CliRunner().invoke(quality_table.app, [str(x) for x in arguments])
+    assert result.exit_code == 0, result.output
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in result.stdout.splitlines()]
+
+
+def test_scores_and_lengths(folder):
+    (count,), _, heads, _, lossless, draft, topk = rows(folder)
+    assert count == "3 problems"
+    assert heads[3] == "kept of 5"
+    assert lossless == ["`lossless`", "100.0", "", "2.00", "33.3", "60", "33.3"]
+    assert draft[:2] + draft[3:5] == ["draft alone", "0.0", "", ""]
+    assert topk[2].startswith("-33.3 (")
+    assert topk[3:5] == ["4.50", "18.2"]
+    assert topk[5].startswith("66 (+6, +6")
+    assert rows(folder, "--first", 2)[0] == ["2 problems"]
+
+
+def test_seconds_are_rounds_times_what_a_round_took(folder, tmp_path):
+    bench = tmp_path / "bench.jsonl"
+    summary = {"table": "ModeSummary", "label": "topk", "tokens_per_round": 4.0, "tokens_per_second": {"median": 8.0}}
+    bench.write_text(json.dumps({"table": "provenance"}) + "\n" + json.dumps(summary))
+    found = {row[0]: row[-1] for row in rows(folder, "--bench", bench)[4:]}
+    assert found == {"`lossless`": "", "draft alone": "", "`topk`": "6.0"}  # 12 rounds of 0.5 s
