@@ -27,7 +27,7 @@ from ..drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens
 from ..drafting.draft_stop import LONGEST, fresh
 from ..drafting.model import ModelDrafter, check_draft_model, mask_of
 from ..drafting.per_row import GeneratorDrafter, drafter_of
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.target import TargetReader
 
 _UNKNOWN_DISTRIBUTION = (
@@ -35,7 +35,7 @@ _UNKNOWN_DISTRIBUTION = (
     "distribution than it reports; pass `assistant_model` to LossyVerification too"
 )
 _UNSUPPORTED = {
-    "compile": "can't decode on a static cache",
+    "compile": "can't compile a forward that a rule reads",
     "tree": "verifies only chains",
     "stop_drafting": "ends drafts by itself, by `assistant_confidence_threshold`",
     "certificate": "decides about drafts and draws by itself",
@@ -169,6 +169,13 @@ class LossyVerification(LogitsProcessor):
                 "generate() was called inside a LossyVerification block without it; pass `logits_processor=[hook]`"
             )
         check_processors("LossyVerification", others)
+        if compat.compiles_by_itself(self.target, model_kwargs, generation_config):
+            # The rule reads the forward through hooks, which a compiled one passes over.
+            warn_once(
+                "compiling on a static cache has no effect inside a LossyVerification. Decoding goes on without it; "
+                "use enable() and `compile` in `lossy_config` to compile."
+            )
+            generation_config.disable_compile = True
         longest = None if self.assistant_model is None else self.num_assistant_tokens
         check_mode(self.config, generation_config.do_sample, longest)
         randomness = Randomness(compat.shared_seed(self.target, self.config.seed))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
+from transformers.cache_utils import StaticLayer
 from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
@@ -20,6 +22,8 @@ from tests.tiny_models import ARCHITECTURES, constant, noisy_copy, prompt, tiny
 
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
 GREEDY = {"max_new_tokens": 30, "eos_token_id": None, "do_sample": False}
+DRAFTS_ON_STATIC_CACHES = hasattr(StaticLayer, "crop")
+"""Whether stock's assisted generation takes static caches, too."""
 COUNTS = ("rounds", "drafted", "accepted", "accepted_lossy", "corrected", "bonus", "accepted_histogram", "trace")
 
 
@@ -291,6 +295,28 @@ def test_misuse_is_reported():
     )
     with pytest.raises(LossyError, match="SynthID"), hook:
         target.generate(prompt(), assistant_model=draft, logits_processor=[synth_id, hook], **GREEDY)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize("row", [row for row in ROWS if row.mode in ("topk", "dropmatch", "judge")], ids=row_id)
+def test_static_caches_where_stock_drafts_on_them(row: Row, compiling: bool):
+    target = tiny()
+    draft = noisy_copy(target)
+    kwargs = GREEDY | {"cache_implementation": "static"}
+    if compiling:
+        kwargs["compile_config"] = CompileConfig(backend="eager", mode=None)
+        kwargs["compile_config"]._compile_all_devices = True
+    hook = row.hook(target, draft, num_assistant_tokens=5, seed=1)
+    if not DRAFTS_ON_STATIC_CACHES:
+        with pytest.raises(ValueError, match="Static cache"):
+            stock(hook, draft, **kwargs)
+        return
+    mine = ours(target, draft, row, 5, **GREEDY)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert stock(hook, draft, **kwargs).tolist() == mine.sequences.tolist()
+    assert counts(hook.stats) == counts(mine.lossy_stats)
+    assert any("compiling on a static cache has no effect" in str(x.message) for x in caught) == compiling
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
