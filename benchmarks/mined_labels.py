@@ -1,0 +1,112 @@
+"""``python -m benchmarks.mined_labels``: labels of ``mine`` without the states, which are too large to keep here.
+
+``keep`` writes the labels of a folder to a file. ``restore`` reads the states again, in one forward pass of each model for
+each prompt, into a folder with which ``mine`` goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hf_lossy_assist.cli.console import CleanCommand
+from hf_lossy_assist.cli.mine import MiningOptions, mine
+from hf_lossy_assist.cli.models import LoadedModels
+from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
+from hf_lossy_assist.mining.search import Found, Mismatch
+from hf_lossy_assist.mining.searches import Searched
+from hf_lossy_assist.mining.writing import ResponseCost
+from hf_lossy_assist.store.folder import append_lines
+
+Known = Mapping[int, tuple[ResponseCost, Found]]
+
+
+@dataclass(frozen=True)
+class KnownLabels:
+    """Stands in for a search: yields the labels that are known, and leaves the other prompts out."""
+
+    known: Known
+
+    def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
+        for prompt in prompts:
+            if prompt.id in self.known:
+                yield Searched(prompt, *self.known[prompt.id])
+
+
+@dataclass(frozen=True)
+class RestoringOptions(MiningOptions):
+    """The options of ``mine``, with labels that are known."""
+
+    known: Known = field(default_factory=dict)
+
+    def miner(self, loaded: LoadedModels) -> Miner:
+        return replace(super().miner(loaded), searches=KnownLabels(self.known))
+
+
+def read(path: Path) -> Known:
+    known = {}
+    for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        mismatches = tuple(Mismatch(*values) for values in record["mismatches"])
+        first, last = tuple(record["first_response"]), tuple(record["last_response"])
+        found = Found(first, last, record["answer"], mismatches)
+        known[record["prompt_id"]] = ResponseCost(record["target_tokens"]), found
+    return known
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(cls=CleanCommand)
+def keep(
+    folder: Annotated[Path, typer.Argument(help="What `mine` has written.")],
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+) -> None:
+    """Write the labels of a folder, a line for each prompt, without texts and states."""
+    mined = load_mined(folder)
+    if mined.manifest["kind"] != "judge":
+        raise LossyValueError(f"`folder` has to have labels of mismatches, but has {mined.manifest['kind']!r}")
+    names = ("index", "target_token", "draft_token", "important")
+    labels: dict[int, list[list[Any]]] = {}
+    for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
+        labels.setdefault(prompt, []).append(values)
+    columns = ("prompt_id", "answer", "first_response", "last_response", "target_tokens")
+    rows = sorted((row for row in mined.prompts if row["status"] == MINED), key=lambda row: row["prompt_id"])
+    kept = [{name: row[name] for name in columns} | {"mismatches": labels.get(row["prompt_id"], [])} for row in rows]
+    out.unlink(missing_ok=True)
+    append_lines(out, kept)
+    typer.echo(f"{len(kept)} prompts, {sum(len(record['mismatches']) for record in kept)} mismatches")
+
+
+@app.command(cls=CleanCommand)
+def restore(
+    labels: Annotated[Path, typer.Argument(help="What `keep` has written.")],
+    out: Annotated[Path, typer.Option(help="The folder of mined data to write, or to add to.")],
+    task: Annotated[str, typer.Option(help="The task that was mined.")],
+    task_data: Annotated[Path | None, typer.Option(help="Its data.")] = None,
+    pair: Annotated[str | None, typer.Option(help="The pair.")] = None,
+    model: Annotated[str | None, typer.Option(help="The target instead.")] = None,
+    assistant: Annotated[str | None, typer.Option(help="The draft instead.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="As it was mined.")] = 160,
+    dtype: Annotated[str, typer.Option(help="As it was mined.")] = "float32",
+    prepack: Annotated[bool, typer.Option("--prepack", help="Order the weights for this CPU's kernels.")] = False,
+    threads: Annotated[int | None, typer.Option(help="Threads to compute with.")] = None,
+) -> None:
+    """Read the states of known labels anew; `mine` with the same options and folder goes on with other prompts."""
+    known = read(labels)
+    mine(
+        RestoringOptions(
+            pair, model, assistant, dtype, out=out, task=task, task_data=task_data and str(task_data),
+            num_prompts=max(known) + 1, max_new_tokens=max_new_tokens, prepack=prepack, threads=threads, known=known,
+        )
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    app()

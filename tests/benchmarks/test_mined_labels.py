@@ -1,0 +1,48 @@
+"""Labels of mining without the states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks import mined_labels
+from hf_lossy_assist.cli import app
+from hf_lossy_assist.mining.manifest import load_mined
+from tests.tiny_pair import tiny_pair_folder  # noqa: F401
+
+
+def run(application, *arguments):
+    result = CliRunner().invoke(application, [str(x) for x in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def options(tiny_pair_folder):  # noqa: F811
+    target, draft = (tiny_pair_folder / role for role in ("target", "draft"))
+    task = ["--task", "tests.mining.parts:Letters", "--max-new-tokens", 8]
+    return [*task, "--model", target, "--assistant", draft, "--dtype", "float32"]
+
+
+def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
+    run(app, "mine", *options, "--num-prompts", 4, "--out", tmp_path / "data")
+    printed = run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "labels.jsonl")
+    mined = load_mined(tmp_path / "data")
+    assert printed == f"4 prompts, {len(mined.tokens)} mismatches\n"
+    kept = (tmp_path / "labels.jsonl").read_text().splitlines()
+    (tmp_path / "labels.jsonl").write_text("\n".join(kept[1:]) + "\n")  # as of a run that was killed
+    run(mined_labels.app, "restore", tmp_path / "labels.jsonl", *options, "--out", tmp_path / "again")
+    again = load_mined(tmp_path / "again")
+    assert sorted(again.prompts["prompt_id"]) == [1, 2, 3]
+    rows = [[row for row in data.tokens if row["prompt_id"]] for data in (mined, again)]
+    assert len(rows[1]) > 1
+    for before, after in zip(*(sorted(x, key=lambda row: (row["prompt_id"], row["index"])) for x in rows), strict=True):
+        states = [name for name in before if name.startswith(("target_", "draft_")) and not name.endswith("token")]
+        assert {k: v for k, v in before.items() if k not in states} == {
+            k: v for k, v in after.items() if k not in states
+        }
+        for name in states:
+            torch.testing.assert_close(torch.tensor(after[name]), torch.tensor(before[name]))
+    run(app, "mine", *options, "--num-prompts", 5, "--out", tmp_path / "again")
+    assert sorted(load_mined(tmp_path / "again").prompts["prompt_id"]) == [0, 1, 2, 3, 4]
