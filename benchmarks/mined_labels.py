@@ -1,7 +1,7 @@
 """``python -m benchmarks.mined_labels``: labels of ``mine`` without the states, which are too large to keep here.
 
-``keep`` writes the labels of a folder to a file. ``restore`` reads the states again, in one forward pass of each model for
-each prompt, into a folder with which ``mine`` goes on.
+``keep`` writes the labels of a folder to a file. ``restore`` reads the states again, in one forward pass of each model
+for each prompt, into a folder with which ``mine`` goes on.
 """
 
 from __future__ import annotations
