@@ -6,10 +6,10 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
@@ -37,11 +37,15 @@ class Way(NamedTuple):
         return f"{self.rule}, {self.target} target" + (f", {self.draft} draft" if self.draft else "")
 
 
-WAYS = (
-    Way("plain", "", "alone"), Way("plain", "bfloat16", "stock"), Way("plain", "bfloat16", "lossless"),
-    Way("prepacked", "", "alone"), Way("prepacked", "prepacked", "lossless"), Way("prepacked", "int8", "lossless"),
-    Way("prepacked", "int4", "lossless"), Way("prepacked", "int8", "typical"), Way("prepacked", "int8", "dropmatch"),
-)  # fmt: skip
+def ways(dtype: str) -> tuple[Way, ...]:
+    """Return all ways for models of a type; the first is the target alone."""
+    return (
+        Way("plain", "", "alone"), Way("plain", dtype, "stock"), Way("plain", dtype, "lossless"),
+        Way("prepacked", "", "alone"), Way("prepacked", "prepacked", "lossless"),
+        *(Way("prepacked", draft, "lossless") for draft in ("int8", "int4")),
+        *(Way("prepacked", "int8", rule) for rule in ("typical", "dropmatch")),
+    )  # fmt: skip
+
 
 COLUMNS = {
     name: itemgetter(i) for i, name in enumerate(("way", "tokens/s", "against alone", "target calls per 100 tokens"))
@@ -51,6 +55,7 @@ COLUMNS = {
 def main(
     prompt_file: Annotated[Path, typer.Option(help="One prompt a line.")],
     pair: PairName = "qwen-coder",
+    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="The weights' type.")] = "bfloat16",
     max_new_tokens: Annotated[int, typer.Option(min=4, help="Tokens per answer.")] = 48,
     threads: Threads = None,
     out: Annotated[Path | None, typer.Option(help="Append answers to this file, and continue from its end.")] = None,
@@ -59,16 +64,16 @@ def main(
     limit_threads(threads)
     rows = [] if out is None or not out.exists() else [json.loads(line) for line in out.read_text().splitlines()]
     done = {(row["way"], row["prompt"]) for row in rows}
-    loaded = ModelOptions(pair, dtype="bfloat16").load().asked("--prompt-file", prompt_file)
+    loaded = ModelOptions(pair, dtype=dtype).load().asked("--prompt-file", prompt_file)
     target, draft = loaded.target, loaded.draft
     targets = {"plain": target, "prepacked": prepack(target)}
-    drafts = {"": None, "bfloat16": draft, "prepacked": prepack(draft), "int8": quantize_draft(draft, "int8")}
+    drafts = {"": None, dtype: draft, "prepacked": prepack(draft), "int8": quantize_draft(draft, "int8")}
     drafts["int4"] = quantize_draft(draft, "int4")
     for model in targets.values():
         enable(model)
         model.generation_config.pad_token_id = loaded.tokenizer.pad_token_id
     prompts = loaded.encode(loaded.examples(len(loaded.texts)))
-    missing = [(i, way) for i in range(len(prompts)) for way in WAYS if (way.label, i) not in done]
+    missing = [(i, way) for i in range(len(prompts)) for way in ways(dtype) if (way.label, i) not in done]
     screen = Console(soft_wrap=True)
     with progress(screen) as bar:
         for i, way in bar.track(missing, description="answering"):
@@ -76,7 +81,9 @@ def main(
             if out is not None:
                 with out.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
-    screen.print(table(list(_summary(rows)), COLUMNS, f"{pair}, {len(prompts)} prompts of {max_new_tokens} tokens"))
+    screen.print(
+        table(list(_summary(rows, ways(dtype))), COLUMNS, f"{pair}, {len(prompts)} prompts of {max_new_tokens} tokens")
+    )
     screen.print(records.provenance(target.device, threads=torch.get_num_threads()))
 
 
@@ -99,11 +106,11 @@ def _answer(
     return {"tokens": answer.shape[1] - len(prompt), "seconds": seconds, "calls": calls}
 
 
-def _summary(rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+def _summary(rows: list[dict[str, Any]], every: Sequence[Way]) -> Iterator[list[str]]:
     """Return geometric means over prompts, way by way."""
-    speeds = {way.label: [r["tokens"] / r["seconds"] for r in rows if r["way"] == way.label] for way in WAYS}
-    alone = statistics.geometric_mean(speeds[WAYS[0].label])
-    for way in WAYS:
+    speeds = {way.label: [r["tokens"] / r["seconds"] for r in rows if r["way"] == way.label] for way in every}
+    alone = statistics.geometric_mean(speeds[every[0].label])
+    for way in every:
         mine, speed = [r for r in rows if r["way"] == way.label], statistics.geometric_mean(speeds[way.label])
         calls = [100 * r["calls"] / r["tokens"] if r["calls"] else math.nan for r in mine]
         shown = "" if any(map(math.isnan, calls)) else f"{statistics.mean(calls):.0f}"

@@ -116,9 +116,10 @@ def test_rounded_drafts_and_prepacked_models_say_what_the_target_says(bundled, m
     refused = run("--pair", "arithmetic", "--prompt-lookup", "3", "--draft-dtype", "int8", PROMPT)
     assert refused.exit_code == 2
     assert "`--draft-dtype` int8 needs a draft model" in refused.output
-    refused = run("--pair", "arithmetic", "--prepack", PROMPT)  # in float32
+    assert run_pair("--prepack") == run_pair()
+    refused = run("--pair", "arithmetic", "--prepack", "--dtype", "float16", PROMPT)
     assert refused.exit_code == 2
-    assert "in bfloat16" in refused.output
+    assert "in bfloat16 or float32" in refused.output
 
 
 def test_prompt_lookup_drafts_without_an_assistant(bundled, models):
