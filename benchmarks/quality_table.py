@@ -65,7 +65,7 @@ def main(
     bench: Annotated[Path | None, typer.Option(help="bench.jsonl of the same modes, for seconds.")] = None,
     first: Annotated[int | None, typer.Option(help="Count only so many problems.")] = None,
 ) -> None:
-    """Print a table of scores, tokens kept, lengths, and seconds."""
+    """Print a table of scores, tokens kept, lengths, and seconds, of the modes that answered all problems."""
     plan, answers = load_answers(folder)
     reference = plan["reference"]
     rows = mode_scores([answer for answer in answers if first is None or answer.id < first], reference)
@@ -74,9 +74,11 @@ def main(
     kept = f"kept of {gammas.pop()}" if len(gammas) == 1 else "kept per round"
     heads = ["rule", "solved, %", f"points against `{reference}`", kept, "target calls per 100 tokens"]
     heads += ["tokens per answer", "cut off, %", *(["seconds per answer"] if seconds else [])]
-    typer.echo(f"{max(row.n for row in rows)} problems\n")
+    problems = max(row.n for row in rows)
+    typer.echo(f"{problems} problems\n")
     typer.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    for row in sorted(rows, key=lambda row: (row.label != reference, row.mean_accepted)):
+    whole = [row for row in rows if row.n == problems]
+    for row in sorted(whole, key=lambda row: (row.label != reference, row.mean_accepted)):
         typer.echo(line(row, reference, seconds))
 
 

@@ -14,12 +14,18 @@ from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 @pytest.fixture
 def folder(tmp_path):
     rule = {"num_assistant_tokens": 5}
-    modes = {"draft": {}, "topk": rule | {"lossy_mode": "topk"}, "lossless": rule | {"lossy_mode": "lossless"}}
+    modes = {
+        "typical": {},
+        "draft": {},
+        "topk": rule | {"lossy_mode": "topk"},
+        "lossless": rule | {"lossy_mode": "lossless"},
+    }
     plan = {"modes": modes, "problems": [1, 2, 3], "runs": [], "reference": "lossless"}
     store = AnswerStore(tmp_path / "answers", plan)
     store.add([Answer("lossless", i, 1.0, 60, 20, 40, None, "", cut=not i) for i in range(3)])
     store.add([Answer("topk", i, float(i > 0), 66, 12, 54, None, "") for i in range(3)])
     store.add([Answer("draft", i, 0.0, 50, 0, 50, None, "") for i in range(3)])
+    store.add([Answer("typical", i, 0.0, 50, 0, 50, None, "") for i in range(2)])  # not all problems
     return tmp_path / "answers"
 
 
@@ -38,7 +44,9 @@ def test_scores_and_lengths(folder):
     assert topk[2].startswith("-33.3 (")
     assert topk[3:5] == ["4.50", "18.2"]
     assert topk[5].startswith("66 (+6, +6")
-    assert rows(folder, "--first", 2)[0] == ["2 problems"]
+    fewer = rows(folder, "--first", 2)
+    assert fewer[0] == ["2 problems"]
+    assert "`typical`" in {row[0] for row in fewer}
 
 
 def test_seconds_are_rounds_times_what_a_round_took(folder, tmp_path):
