@@ -40,7 +40,7 @@ def line(row: ModeScore, reference: str, seconds: Mapping[str, float]) -> str:
     >>> answers = [Answer(mode, i, 1.0, 60, 10, 50, None, "", cut=not i) for mode in modes for i in range(2)]
     >>> _, row = mode_scores(answers, "lossless")
     >>> line(row, "lossless", {})
-    '| `topk` | 100.0 | +0.0 (-72.1 … +72.1) | 5.00 | 16.7 | 60 (+0, +0 … +0) | 50.0 |'
+    '| `topk` | 100.0 | +0.0 (-100.0 … +100.0) | 5.00 | 16.7 | 60 (+0, +0 … +0) | 50.0 |'
     """
     own = row.label == reference
     difference = [100 * value for value in (row.difference, row.low, row.high)]
