@@ -297,6 +297,7 @@ def test_misuse_is_reported():
         target.generate(prompt(), assistant_model=draft, logits_processor=[synth_id, hook], **GREEDY)
 
 
+@pytest.mark.skipif(not DRAFTS_ON_STATIC_CACHES, reason="older versions of transformers don't draft on static caches")
 @pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("row", [row for row in ROWS if row.mode in ("topk", "dropmatch", "judge")], ids=row_id)
 def test_static_caches_where_stock_drafts_on_them(row: Row, compiling: bool):
@@ -307,10 +308,6 @@ def test_static_caches_where_stock_drafts_on_them(row: Row, compiling: bool):
         kwargs["compile_config"] = CompileConfig(backend="eager", mode=None)
         kwargs["compile_config"]._compile_all_devices = True
     hook = row.hook(target, draft, num_assistant_tokens=5, seed=1)
-    if not DRAFTS_ON_STATIC_CACHES:
-        with pytest.raises(ValueError, match="Static cache"):
-            stock(hook, draft, **kwargs)
-        return
     mine = ours(target, draft, row, 5, **GREEDY)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
