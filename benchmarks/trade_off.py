@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,36 +15,34 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks import command
 from benchmarks.plot_labels import write_labels
 from benchmarks.static_lists import MismatchRates, maths_tokens, python_tokens, registered
-from hf_lossy_assist import tasks
 from hf_lossy_assist.call.config import nearest
-from hf_lossy_assist.cli.console import limit_threads
-from hf_lossy_assist.cli.evaluate import answer_all
-from hf_lossy_assist.cli.models import ModelOptions
-from hf_lossy_assist.cli.options import DraftSource, Gamma, PairName, TaskData, TaskName, Threads
+from hf_lossy_assist.cli.console import flattened
+from hf_lossy_assist.cli.evaluate import EvaluationOptions, answer_all
+from hf_lossy_assist.cli.options import numbers
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import AnswerStore
-from hf_lossy_assist.evaluation.evaluate import Evaluation, score_point
-from hf_lossy_assist.evaluation.modes import DecodingMode
+from hf_lossy_assist.evaluation.evaluate import score_point
+from hf_lossy_assist.evaluation.modes import DecodingMode, parse_gamma
 from hf_lossy_assist.evaluation.plots import PlotPoint, plot
 from hf_lossy_assist.evaluation.quality import ModeScore
 from hf_lossy_assist.evaluation.tables import score_table
 
 
+@flattened
 def trade_off(
-    sweep: Annotated[str, typer.Argument(help="The rule: judge or sprinter.")] = "judge",
-    pair: PairName = "arithmetic",
-    assistant: DraftSource = None,
-    task: TaskName = None,
-    data: TaskData = None,
+    sweep: Annotated[str, typer.Argument(help="The rule: judge or sprinter.")],
+    shared: EvaluationOptions,
+    families: Annotated[str | None, typer.Option(help="Only these families of settings, and lossless.")] = None,
+    thresholds: Annotated[str | None, typer.Option(help="The head's thresholds, e.g. 0.1,0.2.")] = None,
+    modes: Annotated[str | None, typer.Option(help="More modes, as `evaluate` takes them.")] = None,
     labels: Annotated[
         Path | None, typer.Option(help="Labels of `mine`, to list tokens by how often their mismatches mattered.")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="Another head than the pair's: a folder or a Hub id.")] = None,
-    problems: Annotated[int, typer.Option(min=1, help="Problems of the split.")] = 500,
-    split: Annotated[str, typer.Option(help="The split of the task.")] = "test",
-    gamma: Gamma = 32,
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 500,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems at a time; 1 to measure speeds.")] = 1,
-    threads: Threads = None,
+    share_rows: Annotated[
+        bool, typer.Option("--share-rows", help="Run each forward once for all modes with the same text; no speeds.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results and the plot.")] = None,
 ) -> None:
     """Answer a task's problems greedily, at many settings of a rule and of its competitors.
@@ -53,32 +51,29 @@ def trade_off(
     """
     if sweep not in SWEEPS:
         raise LossyValueError(f"`SWEEP` has to be one of {list(SWEEPS)}, but is {sweep!r}{nearest(sweep, SWEEPS)}")
-    limit_threads(threads)
     disable_progress_bar()
-    chosen = None if task is None else tasks.load(task, data)
-    own = [] if head is None else [f"{sweep}={head}"]
-    loaded = ModelOptions(pair, assistant=assistant, device="cpu").load_for_task(chosen, own, assisted=True)
-    if sweep not in loaded.heads:
-        raise LossyValueError(f"`--head` has to be given: the pair {pair!r} has none for {sweep!r}")
-    lists = static_lists(loaded.tokenizer, LISTS.get(loaded.task.name, LISTS["arithmetic"]), labels)
-    families, screen = SWEEPS[sweep](lists), Console()
-    modes = [mode for points in families.values() for mode in with_gamma(points, gamma)]
+    wanted = SWEEPS[sweep].thresholds if thresholds is None else numbers("--thresholds", thresholds, float)
+    more = {} if modes is None else {mode.label: [mode] for mode in shared.modes(modes)}
+    shared, screen = replace(shared, reference="lossless"), Console()
+    alone = shared.modes("lossless")
+    evaluation = shared.evaluation(alone, limit, assisted=True, batch_size=batch_size, share_rows=share_rows)
+    if sweep not in evaluation.models.heads:
+        raise LossyValueError(f"`--head` has to be given: the pair {shared.pair!r} has none for {sweep!r}")
+    lists = static_lists(evaluation.tokenizer, LISTS.get(evaluation.task.name, LISTS["arithmetic"]), labels)
+    compared = chosen(SWEEPS[sweep].families(lists, wanted), families) | more
+    gamma = parse_gamma("--gamma", shared.gamma)
+    listed = [replace(mode, gamma=mode.gamma or gamma) for points in compared.values() for mode in points]
     folder = None if out is None else out / f"trade-off-{sweep}"
     with registered():
-        evaluation = Evaluation(
-            loaded.models, loaded.tokenizer, loaded.task, modes, "lossless", problems,
-            split, batch_size,
-        )  # fmt: skip
+        evaluation = replace(evaluation, modes=listed)
         store = AnswerStore() if folder is None else AnswerStore(folder, evaluation.plan())
         scores = answer_all(evaluation, store, screen).modes
     screen.print(score_table(scores.values(), "lossless"))
     if out is not None:
-        plot_families(families, scores, out / f"trade-off-{sweep}.png")
+        plot_families(compared, scores, out / f"trade-off-{sweep}.png")
 
 
-JUDGE_THRESHOLDS = (0.01, 0.02, 0.05, 0.2, 0.75, 0.95, 0.98)
 CUTS = (0.05, 0.1, 0.2, 0.35)
-VERIFIER_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 TOP_K = (2, 4, 8, 16)
 
 
@@ -86,9 +81,12 @@ Families = Mapping[str, list[DecodingMode]]
 """The settings of families of rules; those of one family are joined in a plot."""
 
 
-def with_gamma(modes: list[DecodingMode], gamma: int) -> list[DecodingMode]:
-    """Return modes that draft this number of tokens."""
-    return [DecodingMode(mode.label, mode.rule, mode.settings, gamma) for mode in modes]
+def chosen(families: Families, names: str | None) -> dict[str, list[DecodingMode]]:
+    """Return the families of an option ``--families``, and lossless."""
+    wanted = list(families) if names is None else [name.strip() for name in names.split(",")]
+    if unknown := [name for name in wanted if name not in families]:
+        raise LossyValueError(f"`families` has to name some of {list(families)}, but has {unknown}")
+    return {name: modes for name, modes in families.items() if name in ("lossless", *wanted)}
 
 
 Lists = Mapping[str, "StaticList"]
@@ -126,14 +124,14 @@ def static_lists(
     return lists
 
 
-def judge_families(lists: Lists) -> Families:
+def judge_families(lists: Lists, thresholds: Sequence[float]) -> Families:
     """Return the judge, alone and above DropMatch, beside top-K, static lists and lossless."""
     both = ["judge", "dropmatch"]
     families = {
         "lossless": [DecodingMode("lossless", "lossless")],
-        "judge": [DecodingMode(f"judge τ={t}", "judge", {"threshold": t}) for t in JUDGE_THRESHOLDS],
+        "judge": [DecodingMode(f"judge τ={t}", "judge", {"threshold": t}) for t in thresholds],
         "judge + dropmatch": [
-            DecodingMode(f"judge + dropmatch τ={t}", both, {"judge": {"threshold": t}}) for t in JUDGE_THRESHOLDS
+            DecodingMode(f"judge + dropmatch τ={t}", both, {"judge": {"threshold": t}}) for t in thresholds
         ],
         "dropmatch": [DecodingMode("dropmatch", "dropmatch")],
         "top-K": [DecodingMode(f"top-K K={k}", "topk", {"k": k}) for k in TOP_K],
@@ -150,16 +148,27 @@ def judge_families(lists: Lists) -> Families:
     return families
 
 
-def sprinter_families(lists: Lists) -> Families:
+def sprinter_families(lists: Lists, thresholds: Sequence[float]) -> Families:
     """Return SPRINTER at several thresholds, beside lossless."""
     return {
         "lossless": [DecodingMode("lossless", "lossless")],
-        "sprinter": [DecodingMode(f"sprinter {t}", "sprinter", {"threshold": t}) for t in VERIFIER_THRESHOLDS],
+        "sprinter": [DecodingMode(f"sprinter {t}", "sprinter", {"threshold": t}) for t in thresholds],
     }
 
 
-SWEEPS: Mapping[str, Callable[[Lists], Families]] = {"judge": judge_families, "sprinter": sprinter_families}
-"""Named sets of settings, by the rule whose head they need; they are given static lists of tokens."""
+@dataclass(frozen=True)
+class Sweep:
+    """The settings of a rule and its competitors, given static lists of tokens and the thresholds of its head."""
+
+    families: Callable[[Lists, Sequence[float]], Families]
+    thresholds: Sequence[float]  # by default
+
+
+SWEEPS: Mapping[str, Sweep] = {
+    "judge": Sweep(judge_families, (0.01, 0.02, 0.05, 0.2, 0.75, 0.95, 0.98)),
+    "sprinter": Sweep(sprinter_families, (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)),
+}
+"""Sweeps, by the rule whose head they need."""
 
 
 def plot_families(families: Families, scores: Mapping[str, ModeScore], path: Path) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks import trade_off as command
 from benchmarks.static_lists import MismatchRates
-from benchmarks.trade_off import LISTS, SWEEPS, StaticList, static_lists, trade_off
+from benchmarks.trade_off import LISTS, SWEEPS, StaticList, Sweep, chosen, static_lists
 from hf_lossy_assist import JudgeHead, LossyValueError, pairs
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.evaluation.modes import DecodingMode
@@ -19,10 +19,20 @@ from hf_lossy_assist.heads import JudgeConfig, ModelIdentity
 
 
 def test_the_command_refuses_an_unknown_sweep_and_a_missing_head(tmp_path):
-    with pytest.raises(LossyValueError, match="did you mean 'judge'"):
-        trade_off("juge")
-    with pytest.raises(LossyValueError, match="nowhere"):
-        trade_off("judge", head=str(tmp_path / "nowhere"), problems=1)
+    def error(*arguments):
+        result = CliRunner().invoke(command.app, [*arguments, "--pair", "arithmetic", "--limit", "1"])
+        assert result.exit_code == 2
+        return result.output
+
+    assert "did you mean 'judge'" in error("juge")
+    assert "nowhere" in error("judge", "--head", f"judge={tmp_path / 'nowhere'}")
+    assert "'no such'" in error("judge", "--families", "judge,no such")
+
+
+def test_families_are_chosen_by_name():
+    families = {name: [DecodingMode(name)] for name in ("lossless", "judge", "dropmatch")}
+    assert chosen(families, None) == families
+    assert list(chosen(families, "dropmatch")) == ["lossless", "dropmatch"]
 
 
 def test_settings_of_families_are_compared(bundled, tmp_path, monkeypatch):
@@ -31,23 +41,26 @@ def test_settings_of_families_are_compared(bundled, tmp_path, monkeypatch):
     config = JudgeConfig(**identities, task="arithmetic", threshold=0.5)
     JudgeHead(config, torch.zeros(config.width), -1.0).save_pretrained(tmp_path / "lenient")
 
-    def families(lists):
+    def families(lists, thresholds):
         known = lists["maths"].settings
         narrow = {"listed": known, "topk": {"k": 2}}
         return {
             "lossless": [DecodingMode("lossless", "lossless")],
             "maths": [DecodingMode("maths", "listed", known)],
             "narrow": [DecodingMode("narrow K=2", {"all_of": ["listed", "topk"]}, narrow)],
-            "judge": [DecodingMode("judge τ=0.5", "judge", {"threshold": 0.5})],
+            "judge": [DecodingMode(f"judge τ={t}", "judge", {"threshold": t}) for t in thresholds],
+            "dropmatch": [DecodingMode("dropmatch", "dropmatch")],
         }
 
-    monkeypatch.setitem(command.SWEEPS, "judge", families)
-    arguments = ["--head", str(tmp_path / "lenient"), "--problems", "2", "--batch-size", "2", "--gamma", "8"]
+    monkeypatch.setitem(command.SWEEPS, "judge", Sweep(families, (0.1, 0.9)))
+    arguments = ["judge", "--pair", "arithmetic", "--head", f"judge={tmp_path / 'lenient'}", "--limit", "2"]
+    arguments += ["--batch-size", "2", "--gamma", "8", "--thresholds", "0.5", "--families", "maths,narrow,judge"]
+    arguments += ["--modes", "topk@4", "--share-rows"]
     for _ in range(2):  # the second time nothing is left to do
         result = CliRunner().invoke(command.app, [*arguments, "--out", str(tmp_path)], env={"COLUMNS": "160"})
         assert result.exit_code == 0, result.output
         summary = json.loads((tmp_path / "trade-off-judge" / "summary.json").read_text())
-        assert list(summary) == ["lossless", "maths", "narrow K=2", "judge τ=0.5"]
+        assert list(summary) == ["lossless", "maths", "narrow K=2", "judge τ=0.5", "topk@4"]
         assert all(entry["n"] == 2 for entry in summary.values())
         # Everything is kept, in rounds of eight drafted tokens and one of the target's.
         judge = summary["judge τ=0.5"]
@@ -56,12 +69,13 @@ def test_settings_of_families_are_compared(bundled, tmp_path, monkeypatch):
     assert "judge τ=0.5" in result.stdout
     assert (tmp_path / "trade-off-judge.png").read_bytes().startswith(b"\x89PNG")
     lines = (tmp_path / "trade-off-judge" / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 10
     assert "listed" not in REGISTRY
 
 
 def test_sweeps_hold_what_is_compared():
-    families = SWEEPS["judge"]({"maths": StaticList("maths", "listed")})
+    sweep = SWEEPS["judge"]
+    families = sweep.families({"maths": StaticList("maths", "listed")}, sweep.thresholds)
     assert list(families) == [
         "lossless",
         "judge",
@@ -72,7 +86,7 @@ def test_sweeps_hold_what_is_compared():
         "maths and top-K",
     ]
     assert len(families["judge"]) >= 6
-    assert len(SWEEPS["sprinter"]({})["sprinter"]) >= 5
+    assert len(SWEEPS["sprinter"].thresholds) >= 5
 
 
 def test_lists_are_a_task_s_own_and_those_of_mined_labels(monkeypatch):
@@ -83,7 +97,7 @@ def test_lists_are_a_task_s_own_and_those_of_mined_labels(monkeypatch):
     assert list(static_lists(tokenizer, LISTS["code"])) == ["maths", "python"]
     assert {entry.family for entry in lists.values()} == {"maths", "python", "mined tokens", "mined pairs"}
     assert lists["mined pairs 0.35"].settings == {"free": ((3, 4),)}
-    families = SWEEPS["judge"](lists)
+    families = SWEEPS["judge"].families(lists, (0.5,))
     assert len(families["mined pairs"]) == len(families["mined tokens"]) >= 4
     assert "python and top-K" in families
     assert "maths and top-K" not in families
