@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from benchmarks import trade_off as command
 from benchmarks.static_lists import MismatchRates
 from benchmarks.trade_off import LISTS, SWEEPS, StaticList, Sweep, chosen, static_lists
-from hf_lossy_assist import JudgeHead, LossyValueError, pairs
+from hf_lossy_assist import JudgeHead, pairs
 from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity
