@@ -128,14 +128,15 @@ class Evaluation:
             missing = {label: [i for i in ids if (label, i) not in store.known] for label in labels}
             turns = [modes[0], *(rotated(modes[1:], b) if modes[1:] else [])]
             turns = [mode for mode in turns if missing.get(mode.label)]
-            # A mode that can't run fails before others spend time on answers.
-            cold = [mode for mode in turns if mode.label not in warm]
+            groups = together(self.models, turns) if self.share_rows else [[mode] for mode in turns]
+            # A mode that can't run fails before others spend time on answers; one of a group shows that all can.
+            cold = [group[0] for group in groups if group[0].label not in warm]
             few = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
             warm_up(self.models, cold, few, min(_WARM_UP_TOKENS, self.length), strict=True)
             warm |= {mode.label for mode in cold}
             here = [mode for mode in turns if mode.engine is None]
             memory = PromptMemory(self.models, batch) if len(here) > 1 else None
-            for group in together(self.models, turns) if self.share_rows else [[mode] for mode in turns]:
+            for group in groups:
                 responses = self._respond(group, batch, memory)
                 for mode in group:
                     answers = self.scored(mode, ids, responses[mode.label], store)

@@ -300,6 +300,10 @@ def test_modes_are_warmed_up_on_a_few_tokens(evaluation, monkeypatch):
     for _, batch, length in seen:
         assert batch.ids.shape == batch.mask.shape == (3, 4)
         assert length == 4
+    seen.clear()
+    shared = named_modes("lossless,topk,typical")
+    answered(replace(evaluation, modes=shared, reference="lossless", share_rows=True, limit=1))
+    assert [mode.label for mode, *_ in seen] == ["lossless"]
 
 
 def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluation, pair):
