@@ -39,14 +39,14 @@ NAMED: Mapping[str, Publication] = {
 
 
 def publish(
-    source: Annotated[
-        str,
+    what: Annotated[
+        list[str],
         typer.Argument(
-            metavar="WHAT", help="Folder of a head or a draft, `certificate FOLDER`, `custom-generate` or `space`."
+            metavar="WHAT ORG/NAME",
+            help="Folder of a head or a draft, `certificate FOLDER`, `custom-generate` or `space`; then the "
+            "repository, which is created if missing.",
         ),
     ],
-    repo_id: Annotated[str, typer.Argument(metavar="ORG/NAME", help="The repository, created if missing.")],
-    after: Annotated[str | None, typer.Argument(metavar="", hidden=True)] = None,
     private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the files.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the files to this folder instead of sending them.")] = None,
@@ -63,14 +63,16 @@ def publish(
     """
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise LossyValueError(f"`--out` has to be a new or an empty folder, but is {str(out)!r}")
-    if source == "certificate":
-        if after is None:
-            raise LossyValueError("`publish certificate` has to be followed by the certificate's folder and ORG/NAME")
-        files, repo_id = certificate_publication(Path(repo_id)), after
-    elif after is not None:
-        raise LossyValueError(f"`publish` takes WHAT and ORG/NAME, but got {after!r} too; leave it out")
-    else:
-        files = NAMED[source] if source in NAMED else _of_folder(Path(source))
+    match what:
+        case ["certificate", folder, repo_id]:
+            files = certificate_publication(Path(folder))
+        case [source, repo_id] if source != "certificate":
+            files = NAMED[source] if source in NAMED else _of_folder(Path(source))
+        case _:
+            raise LossyValueError(
+                f"`publish` takes a folder, `certificate FOLDER`, `custom-generate` or `space`, then ORG/NAME, but got "
+                f"{' '.join(what)!r}"
+            )
     screen = Console()
     screen.print(_listing(files, repo_id))
     if dry_run:

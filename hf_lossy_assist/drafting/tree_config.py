@@ -54,7 +54,7 @@ class DrawnTreeConfig:
         given = self.branches
         numbers = given.split("x") if isinstance(given, str) else given
         try:
-            branches = tuple(int(number) if isinstance(number, str) else operator.index(number) for number in numbers)
+            branches = tuple(int(str(number)) for number in numbers)  # not int(True) or int(1.5)
         except (TypeError, ValueError):
             branches = ()
         object.__setattr__(self, "branches", branches)

@@ -194,7 +194,7 @@ def test_children_are_found_by_their_place():
         assert list(tree.children(node, depth)) == children_of(plain, 0, node)
 
 
-@pytest.mark.parametrize("branches", ["", "2x", [0, 1], [], 3, [2.5], "40x40"])
+@pytest.mark.parametrize("branches", ["", "2x", [0, 1], [], 3, [2.5], [True], "40x40"])
 def test_branches_that_can_t_be(branches):
     with pytest.raises(LossyValueError, match="`branches` of `tree` in `lossy_config` has to be numbers of children"):
         DrawnTreeConfig(branches)
