@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,10 +22,11 @@ from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
 from hf_lossy_assist.mining.search import Found, Mismatch
 from hf_lossy_assist.mining.searches import Searched
+from hf_lossy_assist.mining.unfinished import Search, record_of, search_of
 from hf_lossy_assist.mining.writing import ResponseCost
 from hf_lossy_assist.store.folder import append_lines
 
-Known = Mapping[int, tuple[ResponseCost, Found]]
+Known = Mapping[int, Search]
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,7 @@ class RestoringOptions(MiningOptions):
 
 
 def read(path: Path) -> Known:
-    known = {}
-    for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        mismatches = tuple(Mismatch(*values) for values in record["mismatches"])
-        first, last = tuple(record["first_response"]), tuple(record["last_response"])
-        found = Found(first, last, record["answer"], mismatches)
-        known[record["prompt_id"]] = ResponseCost(record["target_tokens"]), found
-    return known
+    return dict(search_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines())
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -73,12 +68,15 @@ def keep(
     if mined.manifest["kind"] != "judge":
         raise LossyValueError(f"`folder` has to have labels of mismatches, but has {mined.manifest['kind']!r}")
     names = ("index", "target_token", "draft_token", "important")
-    labels: dict[int, list[list[Any]]] = {}
+    labels: dict[int, list[Mismatch]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
-        labels.setdefault(prompt, []).append(values)
-    columns = ("prompt_id", "answer", "first_response", "last_response", "target_tokens")
+        labels.setdefault(prompt, []).append(Mismatch(*values))
     rows = sorted((row for row in mined.prompts if row["status"] == MINED), key=lambda row: row["prompt_id"])
-    kept = [{name: row[name] for name in columns} | {"mismatches": labels.get(row["prompt_id"], [])} for row in rows]
+    kept = []
+    for row in rows:
+        own = tuple(labels.get(row["prompt_id"], ()))
+        found = Found(row["first_response"], row["last_response"], row["answer"], own)
+        kept.append(record_of(row["prompt_id"], ResponseCost(row["target_tokens"], row["retokenised"]), found))
     out.unlink(missing_ok=True)
     append_lines(out, kept)
     typer.echo(f"{len(kept)} prompts, {sum(len(record['mismatches']) for record in kept)} mismatches")

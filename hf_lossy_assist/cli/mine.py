@@ -33,6 +33,7 @@ from ..mining.ratio_labels import RatioMiner
 from ..mining.reading import check
 from ..mining.searches import Searches
 from ..mining.self_labels import SelfLabels
+from ..mining.unfinished import UnfinishedSearches
 from ..mining.writing import ResponseLimits, Writer
 from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
@@ -156,7 +157,8 @@ class MiningOptions(ModelOptions):
             model = ApiModel(self.target_api, self.target_api_model, timeout=self.target_api_timeout)
             writer = ApiWriter(model, loaded.task, tokenizer, limits, size)
         decode = partial(tokenizer.decode, skip_special_tokens=True)
-        return judged(Searches(writer, guesses, loaded.task, decode, size, self.task_workers))
+        unfinished = UnfinishedSearches(self.out, this_process().number)
+        return judged(Searches(writer, guesses, loaded.task, decode, size, self.task_workers, unfinished))
 
     def compared(self, loaded: LoadedModels) -> dict[str, Any]:
         """Return the settings that the data depend on, which a continued run has to keep."""

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..compat import ending_tokens
 from ..errors import LossyUnsupportedError, LossyValueError
+from ..models.quantised import dtype_of, save_int8_draft
 from .modes import STOCK, DecodingMode, Models
 from .requests import PromptBatch, Response, RunCounts
 
@@ -137,7 +139,7 @@ class VllmEngines:
     python: Path
     threads: int | None = None
     _started: dict[str, Engine] = field(default_factory=dict)
-    _heads: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
+    _files: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     def __post_init__(self) -> None:
         lacking = _lacking(self.python)
@@ -154,7 +156,7 @@ class VllmEngines:
         for engine in self._started.values():
             engine.close()
         self._started.clear()
-        self._heads.cleanup()
+        self._files.cleanup()
 
     def modes(self, modes: Iterable[DecodingMode]) -> list[DecodingMode]:
         """Return the modes of vLLM that correspond to modes of this process.
@@ -175,15 +177,26 @@ class VllmEngines:
 
     def of(self, models: Models, mode: DecodingMode) -> Engine:
         """Return the engine of a mode, started if it is not there yet."""
-        settings = engine_settings(models, mode)
+        settings, files = engine_settings(models, mode), Path(self._files.name)
+        if mode.gamma is not None and dtype_of(models.draft) is not None:
+            settings["speculative_config"]["model"] = self._rounded(models.draft)
         if heads := [rule for rule in mode.rules if rule in models.heads]:
             for rule in heads:
-                models.heads[rule].save_pretrained(Path(self._heads.name) / rule)
-            settings["additional_config"]["lossy"]["head"] = {rule: f"{self._heads.name}/{rule}" for rule in heads}
+                models.heads[rule].save_pretrained(files / rule)
+            settings["additional_config"]["lossy"]["head"] = {rule: str(files / rule) for rule in heads}
         key = json.dumps(settings, sort_keys=True)
         if key not in self._started:
             self._started[key] = Engine(self.python, settings, self.threads)
         return self._started[key]
+
+    def _rounded(self, draft: PreTrainedModel) -> str:
+        """Return a folder with the weights of a quantised draft, rounded for vLLM."""
+        if (dtype := dtype_of(draft)) != "int8":
+            raise LossyValueError(f"`draft_dtype` has to be int8 in vLLM, but is {dtype!r}; leave it out, or take int8")
+        folder = Path(self._files.name) / "draft"
+        if not folder.exists():
+            save_int8_draft(type(draft).from_pretrained(draft.name_or_path, dtype=draft.dtype), folder)
+        return str(folder)
 
     def respond(self, models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> Response:
         """Answer a batch in a mode of :meth:`modes`."""

@@ -76,11 +76,11 @@ class ApiWriter(Writer):
         self._open: dict[Future[tuple[str, bool] | None], tuple[int, Ids]] = {}
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="target-api")
 
-    def begin(self, slot: int, prompt: Prompt) -> None:
-        self._slots[slot] = PromptText.of(prompt, self.task, self.tokenizer), ResponseCost()
+    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
+        self._slots[slot] = PromptText.of(prompt, self.task, self.tokenizer), cost
 
-    def end(self, slot: int) -> ResponseCost:
-        return self._slots.pop(slot)[1]
+    def end(self, slot: int) -> None:
+        del self._slots[slot]
 
     def submit(self, slot: int, prefix: Ids) -> None:
         if self.limits.over(prefix):

@@ -19,7 +19,7 @@ class _Slot:
 
     number: int
     prompt: Ids
-    cost: ResponseCost = field(default_factory=ResponseCost)
+    cost: ResponseCost
     # The next text begins like the current response or like the latest attempt to change it.
     memories: list[CachedText] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -51,11 +51,11 @@ class LocalWriter(Writer):
         self._writing: list[_Slot] = []
         self._done: list[tuple[int, Ids]] = []
 
-    def begin(self, slot: int, prompt: Prompt) -> None:
-        self._slots[slot] = _Slot(slot, prompt.tokens)
+    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
+        self._slots[slot] = _Slot(slot, prompt.tokens, cost)
 
-    def end(self, slot: int) -> ResponseCost:
-        return self._slots.pop(slot).cost
+    def end(self, slot: int) -> None:
+        del self._slots[slot]
 
     def submit(self, slot: int, prefix: Ids) -> None:
         if self.limits.over(prefix):

@@ -1,13 +1,13 @@
 """AutoJudge's search for important tokens (Garipov et al. 2025, Algorithm 1), for one prompt.
 
 The search does not know models: it is a generator that yields requests (:class:`Continue`, :class:`Guess`,
-:class:`Ask`) and receives the replies, so its caller can serve many searches at once.
+:class:`Ask`, :class:`Learned`) and receives the replies, so its caller can serve many searches at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,9 +37,6 @@ class Ask:
     question: Callable[[], Any]
 
 
-Request = Continue | Guess | Ask
-
-
 @dataclass(frozen=True)
 class Mismatch:
     """A mismatch: the tokens of target and draft at position ``index`` of the response.
@@ -67,29 +64,45 @@ class Found:
     mismatches: tuple[Mismatch, ...] = ()
 
 
-def search(example: Example, task: Task, decode: Callable[[Sequence[int]], str]) -> Generator[Request, Any, Found]:
+@dataclass(frozen=True)
+class Learned:
+    """What the search has found so far, to be kept in case it is cut off; there is no reply."""
+
+    found: Found
+
+
+Request = Continue | Guess | Ask | Learned
+
+
+def search(
+    example: Example, task: Task, decode: Callable[[Sequence[int]], str], found: Found | None = None
+) -> Generator[Request, Any, Found]:
     """Label every mismatch of draft and target by whether the answer depends on it.
 
     At each mismatch from left to right, the draft's token replaces the target's, and the target completes the response.
-    If the answer stays, the search continues from the *new* response. An EOS is a token like any other.
+    If the answer stays, the search continues from the *new* response. An EOS is a token like any other. With what an
+    earlier search had ``found`` before it was cut off, this one goes on from there.
     """
-    first = response = yield Continue(())
-    text = decode(response)
-    answer = yield Ask(partial(task.answer, example, text))
-    if answer is None:
-        return Found(first, response, None)
-    guesses = yield Guess(response, 0)
-    mismatches = []
-    t = -1
-    while (t := next_mismatch(response, guesses, t + 1)) is not None:
-        new = yield Continue((*response[:t], guesses[t]))
+    if found is None:
+        first = yield Continue(())
+        answer = yield Ask(partial(task.answer, example, decode(first)))
+        found = Found(first, first, answer)
+        if answer is None:
+            return found
+    text = decode(found.last)
+    guesses = yield Guess(found.last, 0)
+    t = found.mismatches[-1].index if found.mismatches else -1
+    while (t := next_mismatch(found.last, guesses, t + 1)) is not None:
+        new = yield Continue((*found.last[:t], guesses[t]))
         new_text = decode(new)
         kept = yield Ask(partial(task.keeps_answer, example, text, new_text))
-        mismatches.append(Mismatch(t, response[t], guesses[t], important=not kept))
+        mismatch = Mismatch(t, found.last[t], guesses[t], important=not kept)
+        found = replace(found, mismatches=(*found.mismatches, mismatch))
         if kept:
-            response, text = new, new_text
-            guesses = (*guesses[: t + 1], *(yield Guess(response, t + 1)))
-    return Found(first, response, answer, tuple(mismatches))
+            found, text = replace(found, last=new), new_text
+            guesses = (*guesses[: t + 1], *(yield Guess(new, t + 1)))
+        yield Learned(found)
+    return found
 
 
 def next_mismatch(response: Sequence[int], guesses: Sequence[int], start: int) -> int | None:

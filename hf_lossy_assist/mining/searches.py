@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..tasks import Task
 from .draft_argmax import DraftArgmax, DraftQuery
 from .prompt_results import Prompt
-from .search import Ask, Continue, Found, Guess, Request, search
+from .search import Ask, Continue, Found, Guess, Learned, Request, search
+from .unfinished import Search, UnfinishedSearches
 from .writing import ResponseCost, Writer
 
 
@@ -69,6 +70,7 @@ class Searches:
 
     Every slot holds one prompt. All requested continuations are written in one batch, and all requested choices of the
     draft read in one batch. A free slot starts the next prompt at once. ``workers`` is that of :class:`TaskExecutor`.
+    Searches that an earlier run left ``unfinished`` go on.
     """
 
     writer: Writer
@@ -77,11 +79,21 @@ class Searches:
     decode: Callable[[Sequence[int]], str]
     slots: int
     workers: int = 0
+    unfinished: UnfinishedSearches = field(default_factory=UnfinishedSearches)
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         """Search every prompt, and yield each as soon as its search ends, in any order."""
         with closing(self.writer), closing(TaskExecutor(self.workers)) as executor:
             yield from _Run(self, executor, iter(prompts)).results()
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A prompt at work, its cost so far, and its search."""
+
+    prompt: Prompt
+    cost: ResponseCost
+    steps: Generator[Request, Any, Found]
 
 
 class _Run:
@@ -91,8 +103,9 @@ class _Run:
         self._plan = plan
         self._executor = executor
         self._source = source
-        self._running: dict[int, tuple[Prompt, Generator[Any, Any, Found]]] = {}
+        self._running: dict[int, _Running] = {}
         self._guesses: list[DraftQuery] = []
+        self._learned: dict[int, Search] = {}  # by prompt
         self._ended: list[Searched] = []
 
     def results(self) -> Iterator[Searched]:
@@ -105,14 +118,20 @@ class _Run:
             self._reply_all(self._executor.answers(wait_for_one=idle))
             guesses, self._guesses = self._guesses, []
             self._reply_all(plan.draft.guess(guesses))
+            learned, self._learned = self._learned, {}
+            plan.unfinished.keep(learned)
             ended, self._ended = self._ended, []
             yield from ended
+            plan.unfinished.forget(searched.prompt.id for searched in ended)  # whose results are stored by now
 
     def _begin(self, slot: int) -> None:
         """Give a slot the next prompt, if any."""
         if (prompt := next(self._source, None)) is not None:
-            self._plan.writer.begin(slot, prompt)
-            self._running[slot] = (prompt, search(prompt.example, self._plan.task, self._plan.decode))
+            plan = self._plan
+            cost, found = plan.unfinished.get(prompt.id)
+            plan.writer.begin(slot, prompt, cost)
+            steps = search(prompt.example, plan.task, plan.decode, found)
+            self._running[slot] = _Running(prompt, cost, steps)
             self._reply(slot, None)
 
     def _reply_all(self, replies: Iterable[tuple[int, Any]]) -> None:
@@ -120,7 +139,7 @@ class _Run:
             self._reply(slot, reply)
 
     def _reply(self, slot: int, reply: Any) -> None:
-        _, steps = self._running[slot]
+        steps = self._running[slot].steps
         try:
             request = steps.throw(reply) if isinstance(reply, Exception) else steps.send(reply)
             self._carry_out(slot, request)
@@ -130,9 +149,10 @@ class _Run:
             self._end(slot, None, error)
 
     def _end(self, slot: int, found: Found | None, error: Exception | None = None) -> None:
-        prompt, _ = self._running.pop(slot)
+        ended = self._running.pop(slot)
         self._plan.draft.forget(slot)
-        self._ended.append(Searched(prompt, self._plan.writer.end(slot), found, error))
+        self._plan.writer.end(slot)
+        self._ended.append(Searched(ended.prompt, ended.cost, found, error))
         self._begin(slot)
 
     def _carry_out(self, slot: int, request: Request) -> None:
@@ -140,6 +160,10 @@ class _Run:
             case Continue(prefix):
                 self._plan.writer.submit(slot, prefix)
             case Guess(response, start):
-                self._guesses.append(DraftQuery(slot, self._running[slot][0].tokens, response, start))
+                self._guesses.append(DraftQuery(slot, self._running[slot].prompt.tokens, response, start))
             case Ask(question):
                 self._executor.ask(slot, question)
+            case Learned(found):
+                running = self._running[slot]
+                self._learned[running.prompt.id] = running.cost, found
+                self._reply(slot, None)

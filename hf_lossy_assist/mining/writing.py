@@ -37,11 +37,11 @@ class ResponseCost:
 class Writer(Protocol):
     """Completes responses. Each prompt at work has a *slot*; several are served at once."""
 
-    def begin(self, slot: int, prompt: Prompt) -> None:
-        """Assign a free ``slot`` to a prompt."""
+    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
+        """Assign a free ``slot`` to a prompt, whose cost so far grows from now on."""
 
-    def end(self, slot: int) -> ResponseCost:
-        """Free ``slot``, and return the cost of its prompt."""
+    def end(self, slot: int) -> None:
+        """Free ``slot``."""
 
     def submit(self, slot: int, prefix: Ids) -> None:
         """Request the rest of a response that begins with ``prefix``."""

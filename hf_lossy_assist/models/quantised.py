@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import LossyUnsupportedError, LossyValueError
-from .replacing import PackedModule, with_replaced
+from .replacing import PackedModule, sharing_copy, with_replaced
 
 _LEVELS = 127
 _GROUP = 32
@@ -197,6 +198,65 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
         return None if weight is None else DTYPES[dtype](weight(module), module.bias)
 
     return with_replaced(draft, replacement)
+
+
+_COMPRESSED_TENSORS = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True,
+            },
+        }
+    },
+}  # fmt: skip
+"""What vLLM reads: one scale for each row of a weight, and one for each token of an input."""
+
+
+def save_int8_draft(draft: PreTrainedModel, folder: str | Path) -> None:
+    """Write a draft with rounded weights for vLLM, in the format of compressed-tensors.
+
+    Linear layers are rounded to int8 as by :func:`quantize_draft`; the LM head stays as it is.
+
+    Parameters
+    ----------
+    draft
+        A decoder with linear layers and an LM head, as loaded.
+    folder
+        Gets ``config.json`` and the weights. vLLM uses the target's tokenizer.
+
+    Raises
+    ------
+    LossyValueError
+        When ``draft`` is no model of transformers.
+    LossyUnsupportedError
+        When it is quantised or prepacked already, or an EAGLE-3 head.
+
+    Examples
+    --------
+    >>> import json, pathlib, tempfile
+    >>> from hf_lossy_assist import pairs, save_int8_draft
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> save_int8_draft(pairs.load("arithmetic").draft, folder)
+    >>> json.loads((folder / "config.json").read_text())["quantization_config"]["format"]
+    'int-quantized'
+    """
+    check_changeable(draft)
+    if dtype_of(draft) is not None or any(isinstance(module, PackedModule) for module in draft.modules()):
+        raise LossyUnsupportedError("`draft` has to be as loaded, but is quantised or prepacked already")
+    head, weights = draft.get_output_embeddings(), draft.state_dict()
+    for name, module in draft.named_modules():
+        if type(module) is nn.Linear and module is not head:
+            values, scale = rounded(module.weight.detach().float())
+            weights |= {f"{name}.weight": values, f"{name}.weight_scale": scale[:, None].to(module.weight.dtype)}
+    described = sharing_copy(draft)
+    described.config.quantization_config = _COMPRESSED_TENSORS
+    described.save_pretrained(folder, state_dict=weights)
 
 
 def check_changeable(draft: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hf_lossy_assist import LossyError, LossyValueError, pairs
+from hf_lossy_assist import LossyError, LossyValueError, pairs, quantize_draft
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.evaluation import vllm_engines
 from hf_lossy_assist.evaluation.comparison import run_comparison
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
@@ -109,6 +111,23 @@ def test_settings_and_requests(models):
     assert request["prompts"] == [[5, 6, 7], [5]]
     assert request["parameters"]["extra_args"] == {"lossy_mode": "topk", "lossy_config": {"k": 3, "seed": 9}}
     assert (request["parameters"]["max_tokens"], request["parameters"]["temperature"]) == (7, 0.5)
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_a_quantised_draft_is_rounded_for_vllm_too(models, monkeypatch):
+    seen = []
+    monkeypatch.setattr(vllm_engines, "Engine", lambda python, settings, threads: seen.append(settings))
+    [mode] = parse_modes("topk@4", 5)
+    with VllmEngines(PYTHON) as engines:
+        for gamma in (3, 4):
+            engines.of(replace(models, draft=quantize_draft(models.draft)), replace(mode, gamma=gamma))
+        folders = [Path(settings["speculative_config"]["model"]) for settings in seen]
+        assert folders[0] == folders[1]
+        assert "quantization_config" in json.loads((folders[0] / "config.json").read_text())
+        with pytest.raises(LossyValueError, match="has to be int8 in vLLM, but is 'int4'"):
+            engines.of(replace(models, draft=quantize_draft(models.draft, "int4")), mode)
+        engines._started.clear()
+    assert not folders[0].exists()
 
 
 @pytest.mark.parametrize(("mode", "label"), [("draft", "draft alone"), ("lossless@auto", "lossless@auto")])

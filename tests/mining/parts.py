@@ -18,6 +18,7 @@ from hf_lossy_assist.mining.mining_run import MiningWorkload, mine
 from hf_lossy_assist.mining.prompt_results import Prompt, PromptResult
 from hf_lossy_assist.mining.search import Found
 from hf_lossy_assist.mining.searches import Searches
+from hf_lossy_assist.mining.unfinished import UnfinishedSearches
 from hf_lossy_assist.mining.writing import ResponseLimits
 from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example, Task
@@ -107,9 +108,11 @@ class Parts:
     def limits(self) -> ResponseLimits:
         return ResponseLimits(ending_tokens(self.target.generation_config), self.max_new_tokens)
 
-    def searches(self, slots: int = 4, workers: int = 0, **choice) -> Searches:
+    def searches(self, slots: int = 4, workers: int = 0, unfinished=None, **choice) -> Searches:
         writer = LocalWriter(self.target, slots, self.limits(), **choice)
-        return Searches(writer, DraftArgmax(self.draft, **choice), self.task, self.decode, slots, workers)
+        unfinished = unfinished or UnfinishedSearches()
+        guesses = DraftArgmax(self.draft, **choice)
+        return Searches(writer, guesses, self.task, self.decode, slots, workers, unfinished)
 
 
 def tiny_parts(architecture: str = "llama", seed: int = 0, noise: float = 0.1, **more) -> Parts:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError, enable, last_stats, pairs, quantize_draft
+from hf_lossy_assist import (
+    LossyUnsupportedError,
+    LossyValueError,
+    enable,
+    last_stats,
+    pairs,
+    prepack,
+    quantize_draft,
+    save_int8_draft,
+)
 from hf_lossy_assist.models.quantised import DynamicInt8Linear, Int4Linear, WeightOnlyInt8Linear
 
 
@@ -93,3 +105,26 @@ def test_what_cannot_be_quantised_is_refused(pair: pairs.Pair, tmp_path):
         elsewhere = type(pair.draft)(pair.draft.config)
     with pytest.raises(LossyUnsupportedError, match="meta device"):
         quantize_draft(elsewhere)
+
+
+def test_a_saved_draft_has_every_weight_at_the_nearest_of_255_levels(pair: pairs.Pair, tmp_path):
+    save_int8_draft(pair.draft, tmp_path)
+    saved, own = load_file(tmp_path / "model.safetensors"), pair.draft.state_dict()
+    linear = {name for name in saved if saved[name].dtype is torch.int8}
+    assert linear == {name for name in own if name.endswith("_proj.weight")}
+    for name in linear:
+        scale = saved.pop(f"{name}_scale")
+        assert torch.allclose(scale[:, 0], own[name].abs().amax(1) / 127)
+        assert ((saved.pop(name) * scale - own[name]).abs() <= 0.501 * scale).all()
+    assert all(torch.equal(value, own[name]) for name, value in saved.items())
+    assert set(saved) == set(own) - linear - {"lm_head.weight"}  # which is the embeddings' matrix
+    described = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    assert (described["quant_method"], described["ignore"]) == ("compressed-tensors", ["lm_head"])
+    assert getattr(pair.draft.config, "quantization_config", None) is None
+
+
+@pytest.mark.parametrize("change", [quantize_draft, prepack])
+def test_a_packed_draft_can_not_be_saved(pair: pairs.Pair, change, tmp_path):
+    with pytest.raises(LossyUnsupportedError, match="`draft` has to be as loaded"):
+        save_int8_draft(change(pair.draft), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
