@@ -62,6 +62,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def keep(
     folder: Annotated[Path, typer.Argument(help="What `mine` has written.")],
     out: Annotated[Path, typer.Argument(help="The file to write.")],
+    longest: Annotated[
+        int | None, typer.Option(help="Leave out prompts with a longer response, whose continuations are cut off.")
+    ] = None,
 ) -> None:
     """Write the labels of a folder, a line for each prompt, without texts and states."""
     mined = load_mined(folder)
@@ -74,6 +77,8 @@ def keep(
     rows = sorted((row for row in mined.prompts if row["status"] == MINED), key=lambda row: row["prompt_id"])
     kept = []
     for row in rows:
+        if longest is not None and max(len(row["first_response"]), len(row["last_response"])) > longest:
+            continue
         own = tuple(labels.get(row["prompt_id"], ()))
         found = Found(row["first_response"], row["last_response"], row["answer"], own)
         kept.append(record_of(row["prompt_id"], ResponseCost(row["target_tokens"], row["retokenised"]), found))

@@ -30,6 +30,10 @@ def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
     printed = run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "labels.jsonl")
     mined = load_mined(tmp_path / "data")
     assert printed == f"4 prompts, {len(mined.tokens)} mismatches\n"
+    # Every response is cut off at 8 tokens.
+    whole = ["keep", tmp_path / "data", tmp_path / "short.jsonl", "--longest"]
+    assert run(mined_labels.app, *whole, 7) == "0 prompts, 0 mismatches\n"
+    assert run(mined_labels.app, *whole, 8) == printed
     kept = (tmp_path / "labels.jsonl").read_text().splitlines()
     (tmp_path / "labels.jsonl").write_text("\n".join(kept[1:]) + "\n")  # as of a run that was killed
     run(mined_labels.app, "restore", tmp_path / "labels.jsonl", *options, "--out", tmp_path / "again")

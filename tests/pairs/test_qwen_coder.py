@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.heads import Head
 from hf_lossy_assist.pairs import get_qwen_coder, qwen_coder
 from hf_lossy_assist.pairs.get_qwen_coder import Source, join
 from hf_lossy_assist.pairs.qwen_coder import cache_folder
@@ -281,3 +282,10 @@ def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
     assert lossy.lossy_stats.accepted > 0
     for output in (plain, lossy):
         assert "def " in pair.tokenizer.decode(output.sequences[0, inputs["input_ids"].shape[1] :])
+
+
+def test_the_published_judge_is_of_this_pair():
+    judge = Head.from_pretrained(Path(__file__).parents[2] / "hub_cards" / "qwen2.5-coder-judge-gsm8k")
+    assert {"target": judge.config.target.name, "draft": judge.config.draft.name} == qwen_coder.HUB_IDS
+    assert judge.config.task == "gsm8k"
+    assert judge.config.metrics["auc"] > 0.75

@@ -7,11 +7,12 @@ from importlib.util import find_spec
 import pytest
 from vllm.exceptions import VLLMValidationError
 
+from hf_lossy_assist import save_int8_draft
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.integrations.vllm.inside import rules
 from hf_lossy_assist.pairs.smollm2 import DRAFT, target_folder
 from tests.vllm.asking import answers, asking, prompts_of, texts
-from tests.vllm.conftest import GAMMA, start
+from tests.vllm.conftest import BY_MODEL, GAMMA, start
 
 EAGLE3 = {"method": "eagle3", "model": str(DRAFT.with_name("smollm2-135m-eagle3")), "num_speculative_tokens": 3}
 LOOKUP = {"method": "ngram", "num_speculative_tokens": GAMMA, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -48,3 +49,17 @@ def test_eagle3_drafts_are_decided_by_rules(drafted):
     assert all(output.spec_decode_metrics.lossy["accepted_lossy"] > 0 for output in outputs)
     if drafted == "probabilistic":
         assert texts(engine, prompts, asking("lenience", {"factor": 0.2})) != texts(engine, prompts, asking("lossless"))
+
+
+def test_a_rounded_draft_drafts_like_its_original(engine, pair, tmp_path):
+    save_int8_draft(pair.draft, tmp_path)
+    rounded = start({"lossy": {}}, speculative_config=BY_MODEL | {"model": str(tmp_path)})
+    prompts = prompts_of(pair)
+    assert texts(rounded, prompts, asking("lossless")) == texts(engine, prompts, asking("lossless"))
+
+    def kept(of) -> float:
+        counts = [x.outputs[0].spec_decode_metrics.lossy for x in answers(of, prompts, asking("lossless"))]
+        return sum(x["accepted"] for x in counts) / sum(x["drafted"] for x in counts)
+
+    # A draft whose scales were wrong would keep next to nothing.
+    assert kept(rounded) == pytest.approx(kept(engine), abs=0.05)
