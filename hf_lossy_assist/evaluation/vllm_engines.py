@@ -142,6 +142,8 @@ class VllmEngines:
     _files: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     def __post_init__(self) -> None:
+        if self.python.is_file():  # a name without a folder would be looked up in PATH
+            self.python = self.python.absolute()
         lacking = _lacking(self.python)
         if lacking is not None:
             raise LossyValueError(

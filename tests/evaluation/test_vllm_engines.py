@@ -140,11 +140,15 @@ def test_modes_that_vllm_lacks(mode: str, label: str):
         engines.modes(parse_modes(mode, 5))
 
 
-def test_environments_without_vllm(tmp_path):
+def test_environments_without_vllm(tmp_path, monkeypatch):
     with pytest.raises(LossyValueError, match=r"`--vllm-python` has to be .* lacks \['vllm'\]; install"):
         VllmEngines(PYTHON)
     with pytest.raises(LossyValueError, match=r"`--vllm-python` has to be .* does not run"):
         VllmEngines(tmp_path / "python")
+    (tmp_path / "here").symlink_to(PYTHON)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LossyValueError, match=r"but \S*/here lacks"):
+        VllmEngines(Path("here"))
 
 
 @pytest.mark.parametrize(
