@@ -129,8 +129,8 @@ class Evaluation:
             turns = [modes[0], *(rotated(modes[1:], b) if modes[1:] else [])]
             turns = [mode for mode in turns if missing.get(mode.label)]
             groups = together(self.models, turns) if self.share_rows else [[mode] for mode in turns]
-            # A mode that can't run fails before others spend time on answers; one of a group shows that all can.
-            cold = [group[0] for group in groups if group[0].label not in warm]
+            # A mode that can't run fails before others spend time on answers; grouping has read the settings of all.
+            cold = [group[0] for group in groups if warm.isdisjoint(mode.label for mode in group)]
             few = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
             warm_up(self.models, cold, few, min(_WARM_UP_TOKENS, self.length), strict=True)
             warm |= {mode.label for mode in cold}
