@@ -35,6 +35,7 @@ from ..mining.searches import Searches
 from ..mining.self_labels import SelfLabels
 from ..mining.unfinished import UnfinishedSearches
 from ..mining.writing import ResponseLimits, Writer
+from ..models.quantised import quantize_draft
 from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
 from .console import limit_threads, progress
@@ -96,6 +97,13 @@ class MiningOptions(ModelOptions):
     ] = None
     target_api_model: Annotated[str | None, typer.Option(help="The target's name there.")] = None
     target_api_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0
+    writer_dtype: Annotated[
+        Literal["int8", "int4"] | None,
+        typer.Option(
+            help="judge: let the target, rounded so on a CPU, write the responses, which is faster; states are the "
+            "unrounded target's."
+        ),
+    ] = None
     prepack: Prepack = False
     threads: Threads = None
 
@@ -120,6 +128,11 @@ class MiningOptions(ModelOptions):
         if self.target_api is not None and self.labels == "self":
             raise LossyValueError(
                 "`--labels self` needs the target's probabilities: give `--model` instead of `--target-api`"
+            )
+        if self.writer_dtype is not None and (self.labels != "judge" or self.target_api is not None or self.prepack):
+            raise LossyValueError(
+                f"`--writer-dtype {self.writer_dtype}` rounds the target that writes responses for `--labels judge`; "
+                "leave it out, or `--labels`, `--target-api` and `--prepack`"
             )
         self.check({"--task": self.task}, optional=() if self.target_api is None else ("--model",))
 
@@ -152,7 +165,10 @@ class MiningOptions(ModelOptions):
         if self.labels == "self":
             return judged(SelfLabels(loaded.target, guesses, limits, choice, size, self.horizon, self.most_lost))
         if self.target_api is None:
-            writer: Writer = LocalWriter(loaded.target, size, limits, choice)
+            author = loaded.target
+            if self.writer_dtype is not None:
+                author = quantize_draft(author, self.writer_dtype)
+            writer: Writer = LocalWriter(author, size, limits, choice)
         else:
             model = ApiModel(self.target_api, self.target_api_model, timeout=self.target_api_timeout)
             writer = ApiWriter(model, loaded.task, tokenizer, limits, size)
@@ -172,6 +188,7 @@ class MiningOptions(ModelOptions):
             "task_data": self.task_data,
             "task_options": list(self._settings),
             "target_api_model": self.target_api_model,
+            **({} if self.writer_dtype is None else {"writer_dtype": self.writer_dtype}),
             **({"rows_per_kind": self.rows_per_kind} if self.labels == "ratio" else {}),
             **({"features_target": self.features_target} if self.labels != "ratio" else {}),
             **({"horizon": self.horizon, "most_lost": self.most_lost} if self.labels == "self" else {}),

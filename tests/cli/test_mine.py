@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs, prepack
@@ -18,6 +19,7 @@ from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.store.shards import ShardStore
 from tests.forking import ended, fork
 from tests.mining.server import serving
+from tests.tiny_models import noisy_copy
 
 TASK = "tests.mining.parts:Letters"
 
@@ -85,6 +87,29 @@ def test_prepacked_models_find_the_same_labels(options, tmp_path, monkeypatch):
     for name in ("index", "target_token", "draft_token", "important"):
         assert after[name][:] == before[name][:]
     assert torch.allclose(torch.tensor(after["target_draft"][:]), torch.tensor(before["target_draft"][:]), atol=1e-4)
+
+
+def test_a_rounded_target_writes_and_the_target_itself_is_read(options, models, tmp_path, monkeypatch):
+    # Rounding changes no text of so small a target, so noise stands in for it.
+    monkeypatch.setattr("hf_lossy_assist.cli.mine.quantize_draft", lambda model, dtype: noisy_copy(model, 0.3))
+    ok(*options, "--num-prompts", 12)
+    ok(*options, "--num-prompts", 12, "--writer-dtype", "int4", "--out", tmp_path / "rounded")
+    plain, rounded = (load_mined(tmp_path / name) for name in ("data", "rounded"))
+    target = AutoModelForCausalLM.from_pretrained(models[1], dtype=torch.float32).eval()
+    author = noisy_copy(target, 0.3)
+    for mined, model in ((plain, target), (rounded, author)):
+        for row in mined.prompts:
+            prompt, response = row["prompt_tokens"], row["first_response"]
+            out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8, pad_token_id=0)
+            assert out[0, len(prompt) :].tolist() == response
+    assert plain.prompts["first_response"][:] != rounded.prompts["first_response"][:], "the test can fail"
+    assert rounded.manifest["settings"]["writer_dtype"] == "int4"
+    texts = {row["prompt_id"]: row["prompt_tokens"] + row["last_response"] for row in rounded.prompts}
+    starts = {row["prompt_id"]: len(row["prompt_tokens"]) for row in rounded.prompts}
+    for row in rounded.tokens:
+        read = torch.tensor([texts[row["prompt_id"]][: starts[row["prompt_id"]] + row["index"]]])
+        state = target(read, output_hidden_states=True).hidden_states[-1][0, -1]
+        assert torch.allclose(torch.tensor(row["target_previous"]), state, atol=1e-4)
 
 
 def test_a_repeated_command_goes_on(options, tmp_path):
@@ -228,6 +253,8 @@ NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
         ([*OUT_OF_PAIR, "--target-api", "x", "--target-api-model", "m"], r"`--target-api` has to be a URL .* is 'x'"),
         ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--sampling"], r"`--target-api` gives greedy text only"),
         ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--labels", "self"], r"`--labels self` needs .* `--model`"),
+        ([*OUT_OF_PAIR, "--writer-dtype", "int8", "--prepack"], r"`--writer-dtype int8` rounds .* `--prepack`"),
+        ([*OUT_OF_PAIR, "--writer-dtype", "int8", "--labels", "self"], r"`--writer-dtype int8` rounds .* `--labels`"),
         (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`--task` has to be one of"),
         (NOWHERE, r"`--model` has to be .*'/no'"),
         ([*NOWHERE, "--task-option", "m"], r"`--task-option` has to be KEY=VALUE"),
