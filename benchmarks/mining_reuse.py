@@ -5,20 +5,24 @@
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from transformers import PreTrainedModel
 
-from hf_lossy_assist import pairs
+from hf_lossy_assist import pairs, tasks
+from hf_lossy_assist.cli.console import limit_threads
+from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.mining.prompt_results import Prompt
 from tests.mining import reference
 from tests.mining.parts import Parts
+
+from . import command
 
 
 @dataclass
@@ -90,22 +94,29 @@ def _labels(parts: Parts, prompt: Prompt) -> list[tuple[int, int, int, bool]]:
     return [] if found is None else found[2]
 
 
-def main(show: Callable[[str], Any]) -> None:
-    """Compare on the bundled pair."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--batch-size", type=int, default=32)
-    options = parser.parse_args()
-    pair = pairs.load("arithmetic")
-    parts = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=160)
-    found = compare(parts, parts.prompts(options.prompts), options.batch_size)
-    show(f"{options.prompts} prompts, {found.mismatches} mismatches, prompts with other labels: {found.different}\n")
+def main(
+    pair: Annotated[str, typer.Option(help="The pair of models.")] = "arithmetic",
+    task: Annotated[str | None, typer.Option(help="A task; the pair's own by default.")] = None,
+    data: Annotated[str | None, typer.Option(help="A file for the task to read.")] = None,
+    split: Annotated[str, typer.Option(help="Which examples.")] = "train",
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once, where caches are reused.")] = 32,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 160,
+    threads: Threads = None,
+) -> None:
+    """Search the same prompts from scratch and with reuse."""
+    limit_threads(threads)
+    loaded = pairs.load(pair)
+    chosen = loaded.task if task is None else tasks.load(task, data)
+    parts = Parts(loaded.target, loaded.draft, loaded.tokenizer, chosen, max_new_tokens)
+    found = compare(parts, parts.prompts(prompts, split), batch_size)
+    typer.echo(f"{prompts} prompts, {found.mismatches} mismatches, prompts with other labels: {found.different}")
+    labels = max(found.mismatches, 1)
     for name, cost in (("naive", found.naive), ("mining", found.reusing)):
-        per = cost.tokens / max(found.mismatches, 1)
-        show(f"{name:7} {per:8.1f} target tokens per mismatch {cost.seconds:8.1f} s\n")
+        per = f"{cost.tokens / labels:8.1f} target tokens, {cost.seconds / labels:8.2f} s per mismatch"
+        typer.echo(f"{name:7} {per}, {cost.seconds:8.1f} s in all")
 
 
+app = command(main)
 if __name__ == "__main__":
-    import sys
-
-    main(sys.stdout.write)
+    app()
