@@ -45,12 +45,14 @@ def trade_off(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results and the plot.")] = None,
 ) -> None:
-    """Answer a task's problems greedily, at many settings of a rule and of its competitors.
+    """Answer a task's problems at many settings of a rule and of its competitors.
 
     OUT gets a plot, and a folder trade-off-SWEEP as `evaluate` writes it. An interrupted run continues from it.
     """
     if sweep not in SWEEPS:
         raise LossyValueError(f"`SWEEP` has to be one of {list(SWEEPS)}, but is {sweep!r}{nearest(sweep, SWEEPS)}")
+    if shared.engine != "hf":
+        raise LossyValueError(f"`--engine` has to be 'hf', which alone knows static lists, but is {shared.engine!r}")
     disable_progress_bar()
     wanted = SWEEPS[sweep].thresholds if thresholds is None else numbers("--thresholds", thresholds, float)
     more = {} if modes is None else {mode.label: [mode] for mode in shared.modes(modes)}
@@ -62,7 +64,12 @@ def trade_off(
     lists = static_lists(evaluation.tokenizer, LISTS.get(evaluation.task.name, LISTS["arithmetic"]), labels)
     compared = chosen(SWEEPS[sweep].families(lists, wanted), families) | more
     gamma = parse_gamma("--gamma", shared.gamma)
-    listed = [replace(mode, gamma=mode.gamma or gamma) for points in compared.values() for mode in points]
+    temperature = shared.temperature if shared.sample else None
+    listed = [
+        replace(mode, gamma=mode.gamma or gamma, temperature=temperature)
+        for points in compared.values()
+        for mode in points
+    ]
     folder = None if out is None else out / f"trade-off-{sweep}"
     with registered():
         evaluation = replace(evaluation, modes=listed)

@@ -73,6 +73,20 @@ def test_settings_of_families_are_compared(bundled, tmp_path, monkeypatch):
     assert "listed" not in REGISTRY
 
 
+def test_all_settings_are_drawn_alike_and_in_this_process(tmp_path):
+    arguments = ["sprinter", "--pair", "arithmetic", "--limit", "1", "--thresholds", "0.5", "--modes", "topk@4"]
+    arguments += ["--sample", "--temperature", "0.7", "--max-new-tokens", "8"]
+    result = CliRunner().invoke(command.app, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    modes = json.loads((tmp_path / "trade-off-sprinter" / "manifest.json").read_text())["modes"]
+    assert {label: mode["temperature"] for label, mode in modes.items()} == dict.fromkeys(
+        ("lossless", "sprinter 0.5", "topk@4"), 0.7
+    )
+    refused = CliRunner().invoke(command.app, [*arguments, "--engine", "vllm"])
+    assert refused.exit_code == 2
+    assert "`--engine` has to be 'hf'" in refused.stderr
+
+
 def test_sweeps_hold_what_is_compared():
     sweep = SWEEPS["judge"]
     families = sweep.families({"maths": StaticList("maths", "listed")}, sweep.thresholds)
