@@ -217,17 +217,16 @@ class DenseDecoder:
 
     @classmethod
     def of_model(cls, model: PreTrainedModel) -> DenseDecoder:
-        """Return the shape of a model. Quantised weights count as they are packed: use the config for them."""
+        """Return the shape of a model, whose linear layers may be rounded or packed."""
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if any(parameter.ndim > 2 for parameter in model.parameters()):
             raise LossyUnsupportedError(f"`config` has to be a dense decoder's; {type(model).__name__} has experts")
         blocks = (module for module in model.modules() if module is not head and not isinstance(module, nn.Embedding))
-        weights = (weight for module in blocks for weight in module.parameters(recurse=False))
-        matrices = sum(weight.numel() for weight in weights if weight.ndim == 2)
+        matrices = sum(map(_entries, blocks))
         config = model.config.get_text_config(decoder=True)
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         query_width = config.num_attention_heads * width
-        return cls(matrices, head.weight.numel(), embedding.weight.numel(), query_width, _windows(config))
+        return cls(matrices, _entries(head), embedding.weight.numel(), query_width, _windows(config))
 
     def forward(self, tokens: int = 1, context: int = 0) -> ForwardFlops:
         """Return the operations of a forward over ``tokens`` new tokens after ``context`` cached ones."""
@@ -237,6 +236,13 @@ class DenseDecoder:
         sizes = self.block_weights, self.head_weights, self.embedding_weights
         blocks, head, embedding = (2 * tokens * size for size in sizes)
         return ForwardFlops(blocks, 4 * self.query_width * pairs, head, embedding)
+
+
+def _entries(module: nn.Module) -> int:
+    """Return how many entries a module's own matrices have."""
+    if hasattr(module, "in_features"):
+        return module.in_features * module.out_features
+    return sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim == 2)
 
 
 def _round_time(t_draft: float, t_target: Seconds, t_head: float) -> Callable[[int], float]:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BartConfig, GPT2Config, GPTNeoConfig, GPTNeoForCausalLM, MixtralConfig, Qwen3NextConfig
 
-from hf_lossy_assist import LossyUnsupportedError, LossyValueError, theory
+from hf_lossy_assist import LossyUnsupportedError, LossyValueError, prepack, quantize_draft, theory
 from hf_lossy_assist.compat import CACHE
 from tests.samples import assert_mean, random_distributions
 from tests.tiny_models import ARCHITECTURES, tiny
@@ -267,6 +267,15 @@ def test_tokens_together_cost_what_they_cost_one_by_one(architecture: str):
     assert together.total == sum(flops.total for flops in single)
     pairs = sum(min(context + i + 1, w or 10**9) for w in decoder.windows for i in range(tokens))
     assert together.attention == pairs * 4 * decoder.query_width
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_rounded_and_packed_models_count_as_what_they_were_made_from(architecture: str):
+    model = tiny(architecture)
+    decoder = theory.DenseDecoder.of_model(model)
+    assert theory.DenseDecoder.of_model(quantize_draft(model, "int8")) == decoder
+    if architecture == "llama":  # `prepack` has no layers to pack in the other
+        assert theory.DenseDecoder.of_model(prepack(model)) == decoder
 
 
 def test_windows():
