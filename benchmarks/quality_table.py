@@ -17,6 +17,7 @@ from hf_lossy_assist.evaluation.quality import ModeScore, mode_scores
 
 from . import command
 
+_ALONE = ("plain", "draft")
 _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
 
 
@@ -30,8 +31,8 @@ def round_seconds(bench: Path) -> dict[str, float]:
     }
 
 
-def line(row: ModeScore, reference: str, seconds: Mapping[str, float]) -> str:
-    """Return the table's line of one mode.
+def line(row: ModeScore, reference: str, seconds: Mapping[str, float], count: bool = False) -> str:
+    """Return the table's line of one mode, with the ``count`` of its problems if wanted.
 
     Examples
     --------
@@ -46,14 +47,25 @@ def line(row: ModeScore, reference: str, seconds: Mapping[str, float]) -> str:
     difference = [100 * value for value in (row.difference, row.low, row.high)]
     points = "" if own else "{:+.1f} ({:+.1f} … {:+.1f})".format(*difference)
     kept, calls = f"{row.mean_accepted:.2f}", f"{row.target_calls_per_100_tokens:.1f}"
+    if row.label in _ALONE:
+        kept = ""
     if row.label == "draft":
-        kept = calls = ""
+        calls = ""
     length = row.tokens_per_answer
     tokens = f"{length.mean:.0f}"
     if not own and length.low is not None:
         tokens += f" ({length.difference:+.0f}, {length.low:+.0f} … {length.high:+.0f})"
     name = _NAMES.get(row.label, f"`{row.label}`")
-    cells = [name, f"{100 * row.score:.1f}", points, kept, calls, tokens, f"{100 * row.cut_off:.1f}"]
+    cells = [
+        name,
+        *([str(row.n)] if count else []),
+        f"{100 * row.score:.1f}",
+        points,
+        kept,
+        calls,
+        tokens,
+        f"{100 * row.cut_off:.1f}",
+    ]
     if seconds:
         rounds = length.mean / row.tokens_per_round if row.tokens_per_round else 0
         cells.append(f"{rounds * seconds[row.label]:.1f}" if row.label in seconds else "")
@@ -64,6 +76,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="What `evaluate` has written.")],
     bench: Annotated[Path | None, typer.Option(help="bench.jsonl of the same modes, for seconds.")] = None,
     first: Annotated[int | None, typer.Option(help="Count only so many problems.")] = None,
+    unequal: Annotated[bool, typer.Option("--unequal", help="Modes that answered fewer problems, too.")] = False,
 ) -> None:
     """Print a table of scores, tokens kept, lengths, and seconds, of the modes that answered all problems."""
     plan, answers = load_answers(folder)
@@ -72,14 +85,21 @@ def main(
     seconds = {} if bench is None else round_seconds(bench)
     gammas = {config.get("num_assistant_tokens") for config in plan["modes"].values()} - {None}
     kept = f"kept of {gammas.pop()}" if len(gammas) == 1 else "kept per round"
-    heads = ["rule", "solved, %", f"points against `{reference}`", kept, "target calls per 100 tokens"]
+    heads = [
+        "rule",
+        *(["problems"] if unequal else []),
+        "solved, %",
+        f"points against `{reference}`",
+        kept,
+        "target calls per 100 tokens",
+    ]
     heads += ["tokens per answer", "cut off, %", *(["seconds per answer"] if seconds else [])]
     problems = max(row.n for row in rows)
     typer.echo(f"{problems} problems\n")
     typer.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    whole = [row for row in rows if row.n == problems]
-    for row in sorted(whole, key=lambda row: (row.label != reference, row.mean_accepted)):
-        typer.echo(line(row, reference, seconds))
+    shown = [row for row in rows if unequal or row.n == problems]
+    for row in sorted(shown, key=lambda row: (row.label not in _ALONE, row.label != reference, row.mean_accepted)):
+        typer.echo(line(row, reference, seconds, unequal))
 
 
 app = command(main)

@@ -36,7 +36,7 @@ def rows(*arguments):
 
 
 def test_scores_and_lengths(folder):
-    (count,), _, heads, _, lossless, draft, topk = rows(folder)
+    (count,), _, heads, _, draft, lossless, topk = rows(folder)
     assert count == "3 problems"
     assert heads[3] == "kept of 5"
     assert lossless == ["`lossless`", "100.0", "", "2.00", "33.3", "60", "33.3"]
@@ -47,6 +47,14 @@ def test_scores_and_lengths(folder):
     fewer = rows(folder, "--first", 2)
     assert fewer[0] == ["2 problems"]
     assert "`typical`" in {row[0] for row in fewer}
+
+
+def test_modes_with_fewer_problems_are_compared_on_their_own(folder):
+    found = {row[0]: row[1:] for row in rows(folder, "--unequal")[4:]}
+    assert {name: row[0] for name, row in found.items()} == {
+        "draft alone": "3", "`lossless`": "3", "`topk`": "3", "`typical`": "2",
+    }  # fmt: skip
+    assert found["`typical`"][2].startswith("-100.0 (")
 
 
 def test_seconds_are_rounds_times_what_a_round_took(folder, tmp_path):
