@@ -200,28 +200,31 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
     return with_replaced(draft, replacement)
 
 
-_COMPRESSED_TENSORS = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
-            "input_activations": {
-                "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True,
-            },
-        }
-    },
-}  # fmt: skip
-"""What vLLM reads: one scale for each row of a weight, and one for each token of an input."""
+def _compressed_tensors(left: list[str]) -> dict[str, Any]:
+    """Return what vLLM reads: one scale for each row of a weight, and one for each token of an input.
+
+    Other readers count the LM head among the linear layers: ``left`` names it if it is not rounded.
+    """
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    group = {
+        "targets": ["Linear"] if left else ["Linear", "ParallelLMHead"],  # in vLLM, the head's class is the latter
+        "weights": weights,
+        "input_activations": {**weights, "strategy": "token", "dynamic": True},
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": left,
+        "config_groups": {"group_0": group},
+    }
 
 
-def save_int8_draft(draft: PreTrainedModel, folder: str | Path) -> None:
+def save_int8_draft(draft: PreTrainedModel, folder: str | Path, lm_head: bool = True) -> None:
     """Write a draft with rounded weights for vLLM, in the format of compressed-tensors.
 
-    Linear layers are rounded to int8 as by :func:`quantize_draft`; the LM head stays as it is.
+    Linear layers and the LM head are rounded to int8 as by :func:`quantize_draft`. An LM head that shares the
+    embeddings' matrix gets one of its own; the embeddings stay as they are.
 
     Parameters
     ----------
@@ -229,6 +232,8 @@ def save_int8_draft(draft: PreTrainedModel, folder: str | Path) -> None:
         A decoder with linear layers and an LM head, as loaded.
     folder
         Gets ``config.json`` and the weights. vLLM uses the target's tokenizer.
+    lm_head
+        Whether to round the LM head. vLLM reads no rounded one in some architectures, e.g. Gemma 2 and OPT.
 
     Raises
     ------
@@ -249,13 +254,18 @@ def save_int8_draft(draft: PreTrainedModel, folder: str | Path) -> None:
     check_changeable(draft)
     if dtype_of(draft) is not None or any(isinstance(module, PackedModule) for module in draft.modules()):
         raise LossyUnsupportedError("`draft` has to be as loaded, but is quantised or prepacked already")
-    head, weights = draft.get_output_embeddings(), draft.state_dict()
-    for name, module in draft.named_modules():
-        if type(module) is nn.Linear and module is not head:
-            values, scale = rounded(module.weight.detach().float())
-            weights |= {f"{name}.weight": values, f"{name}.weight_scale": scale[:, None].to(module.weight.dtype)}
+    head, weights, left = draft.get_output_embeddings(), draft.state_dict(), []
     described = sharing_copy(draft)
-    described.config.quantization_config = _COMPRESSED_TENSORS
+    for name, module in draft.named_modules():
+        if module is head and not (lm_head and type(head) is nn.Linear):
+            left.append(name)
+        elif type(module) is nn.Linear:
+            values, scale = rounded(module.weight.detach().float())
+            weights |= {f"{name}.weight": values, f"{name}.weight_scale": scale[:, None]}
+    if not left:
+        for config in (described.config, described.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
+    described.config.quantization_config = _compressed_tensors(left)
     described.save_pretrained(folder, state_dict=weights)
 
 

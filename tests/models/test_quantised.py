@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import BioGptConfig, BioGptForCausalLM
 
 from hf_lossy_assist import (
     LossyUnsupportedError,
@@ -78,7 +80,7 @@ def test_the_draft_is_not_changed_and_drafts_like_its_copy(pair: pairs.Pair):
     assert not torch.equal(p, q)
 
 
-@pytest.mark.parametrize("mode", ["lossless", "typical", "dropmatch", "cactus"])
+@pytest.mark.parametrize("mode", ["lossless", "typical", "dropmatch", "cactus", "sprinter"])
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_rules_run_on_it(pair: pairs.Pair, mode: str, dtype: str, do_sample: bool):
@@ -86,8 +88,11 @@ def test_rules_run_on_it(pair: pairs.Pair, mode: str, dtype: str, do_sample: boo
     enable(pair.target)
     draft = quantize_draft(pair.draft, dtype)
     arguments = problem | {"max_new_tokens": 24, "do_sample": do_sample}
+    settings = {"assistant_model": draft, "lossy_mode": mode, "num_assistant_tokens": 5}
+    if mode == "sprinter":
+        settings["lossy_head"] = pair.heads["verifier"]
     torch.manual_seed(0)
-    out = pair.target.generate(**arguments, assistant_model=draft, lossy_mode=mode, num_assistant_tokens=5)
+    out = pair.target.generate(**arguments, **settings)
     assert last_stats(pair.target).accepted > 0
     if mode == "lossless" and not do_sample:
         assert torch.equal(out, pair.target.generate(**arguments))
@@ -107,20 +112,69 @@ def test_what_cannot_be_quantised_is_refused(pair: pairs.Pair, tmp_path):
         quantize_draft(elsewhere)
 
 
-def test_a_saved_draft_has_every_weight_at_the_nearest_of_255_levels(pair: pairs.Pair, tmp_path):
-    save_int8_draft(pair.draft, tmp_path)
-    saved, own = load_file(tmp_path / "model.safetensors"), pair.draft.state_dict()
-    linear = {name for name in saved if saved[name].dtype is torch.int8}
-    assert linear == {name for name in own if name.endswith("_proj.weight")}
-    for name in linear:
-        scale = saved.pop(f"{name}_scale")
-        assert torch.allclose(scale[:, 0], own[name].abs().amax(1) / 127)
-        assert ((saved.pop(name) * scale - own[name]).abs() <= 0.501 * scale).all()
+def _saved(draft, folder, **settings) -> tuple[dict[str, torch.Tensor], dict]:
+    save_int8_draft(draft, folder, **settings)
+    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+def _check_rounding(saved: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> set[str]:
+    """Compare rounded weights with the nearest of 255 levels, all others with what they were; return the former."""
+    saved = dict(saved)
+    names = {name for name in saved if saved[name].dtype is torch.int8}
+    for name in names:
+        scale, exact = saved.pop(f"{name}_scale"), own[name].float()
+        assert scale.dtype == torch.float32
+        size = exact.abs().amax(1)
+        assert torch.allclose(scale[:, 0], torch.where(size > 0, size / 127, 1.0))
+        assert ((saved.pop(name) * scale - exact).abs() <= 0.501 * scale).all()
     assert all(torch.equal(value, own[name]) for name, value in saved.items())
-    assert set(saved) == set(own) - linear - {"lm_head.weight"}  # which is the embeddings' matrix
-    described = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
-    assert (described["quant_method"], described["ignore"]) == ("compressed-tensors", ["lm_head"])
-    assert getattr(pair.draft.config, "quantization_config", None) is None
+    return names
+
+
+def _untied(draft):
+    draft = copy.deepcopy(draft)
+    draft.lm_head.weight = nn.Parameter(draft.lm_head.weight * torch.linspace(0.5, 1.5, 128))
+    draft.config.tie_word_embeddings = False
+    return draft
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", [copy.deepcopy, _untied])
+def test_a_saved_draft_has_every_weight_at_the_nearest_of_255_levels(pair: pairs.Pair, change, dtype, tmp_path):
+    draft = change(pair.draft).to(dtype)
+    saved, described = _saved(draft, tmp_path)
+    own, tied = draft.state_dict(), draft.config.tie_word_embeddings
+    assert _check_rounding(saved, own) == {name for name in own if name.endswith(("_proj.weight", "lm_head.weight"))}
+    assert set(own) == {name for name in saved if not name.endswith("_scale")}
+    assert not described["tie_word_embeddings"]
+    assert (described["quantization_config"]["quant_method"], described["quantization_config"]["ignore"]) == (
+        "compressed-tensors",
+        [],
+    )
+    assert draft.config.tie_word_embeddings is tied
+    assert getattr(draft.config, "quantization_config", None) is None
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, _untied])
+def test_a_saved_draft_may_keep_its_head(pair: pairs.Pair, change, tmp_path):
+    draft = change(pair.draft)
+    saved, described = _saved(draft, tmp_path, lm_head=False)
+    own, tied = draft.state_dict(), draft.config.tie_word_embeddings
+    assert _check_rounding(saved, own) == {name for name in own if name.endswith("_proj.weight")}
+    assert ("lm_head.weight" in saved) is not tied
+    assert described["tie_word_embeddings"] is tied
+    assert described["quantization_config"]["ignore"] == ["lm_head"]
+    [group] = described["quantization_config"]["config_groups"].values()
+    assert group["targets"] == ["Linear"]
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_head_of_any_name_is_found(rounds: bool, tmp_path):
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    draft = BioGptForCausalLM(BioGptConfig(**sizes, num_attention_heads=2))
+    saved, described = _saved(draft, tmp_path, lm_head=rounds)
+    assert ("output_projection.weight" in _check_rounding(saved, draft.state_dict())) is rounds
+    assert described["quantization_config"]["ignore"] == ([] if rounds else ["output_projection"])
 
 
 @pytest.mark.parametrize("change", [quantize_draft, prepack])

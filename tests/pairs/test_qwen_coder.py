@@ -284,8 +284,9 @@ def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
         assert "def " in pair.tokenizer.decode(output.sequences[0, inputs["input_ids"].shape[1] :])
 
 
-def test_the_published_judge_is_of_this_pair():
-    judge = Head.from_pretrained(Path(__file__).parents[2] / "hub_cards" / "qwen2.5-coder-judge-gsm8k")
-    assert {"target": judge.config.target.name, "draft": judge.config.draft.name} == qwen_coder.HUB_IDS
-    assert judge.config.task == "gsm8k"
-    assert judge.config.metrics["auc"] > 0.75
+@pytest.mark.parametrize(("name", "task"), [("judge-gsm8k", "gsm8k"), ("judge-code", "code"), ("verifier", "prompts")])
+def test_the_published_heads_are_of_this_pair(name: str, task: str):
+    head = Head.from_pretrained(Path(__file__).parents[2] / "hub_cards" / f"qwen2.5-coder-{name}")
+    assert {"target": head.config.target.name, "draft": head.config.draft.name} == qwen_coder.HUB_IDS
+    assert head.config.task == task
+    assert head.config.metrics["auc"] > 0.6
