@@ -36,6 +36,18 @@ def without_text(answer: Answer) -> Answer:
     return replace(answer, text=f"crc32:{zlib.crc32(answer.text.encode()):08x}")
 
 
+def without_folder(word: str) -> str:
+    """Leave the folders out of an absolute path that a command line has, alone or after ``=``.
+
+    Examples
+    --------
+    >>> without_folder("/home/me/test.jsonl"), without_folder("judge=/home/me/head"), without_folder("topk:k=2")
+    ('test.jsonl', 'judge=head', 'topk:k=2')
+    """
+    name, equals, path = word.rpartition("=")
+    return f"{name}{equals}{Path(path).name}" if Path(path).is_absolute() else word
+
+
 def main(
     folder: Annotated[Path, typer.Argument(help="What `evaluate` has written.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; its answers are replaced.")],
@@ -44,7 +56,7 @@ def main(
     plan, answers = load_answers(folder)
     order = {label: number for number, label in enumerate(plan["modes"])}
     for run in plan["runs"]:  # other machines lack these folders
-        run["argv"] = [Path(word).name if Path(word).is_absolute() else word for word in run.get("argv", ())]
+        run["argv"] = [without_folder(word) for word in run.get("argv", ())]
     kept = sorted(map(without_text, answers), key=lambda answer: (order[answer.mode], answer.id))
     out.mkdir(parents=True, exist_ok=True)
     (out / RESULTS).unlink(missing_ok=True)
