@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import doctest
-import json
 from collections.abc import Iterable, Iterator
+from copy import copy
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from hf_lossy_assist.errors import LossyUnsupportedError
+from hf_lossy_assist.store.folder import append_lines
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.code import PASSED, Code
 from hf_lossy_assist.tasks.task_data import Row, read_jsonl
@@ -35,7 +36,7 @@ def tests_of(docstring: str) -> list[str]:
     statements = []
     for example in doctest.DocTestParser().get_examples(docstring):
         source, want = example.source.strip(), example.want.strip()
-        if not want and not source.startswith("import doctest"):
+        if not want:
             statements.append(source)
             continue
         try:
@@ -89,10 +90,9 @@ def _import_of(node: ast.Import | ast.ImportFrom, used: set[str]) -> str | None:
     names = [alias for alias in node.names if (alias.asname or alias.name).split(".")[0] in used]
     if not names or getattr(node, "level", 0):
         return None
-    node.names, kept = names, node.names
-    line = ast.unparse(node)
-    node.names = kept
-    return line
+    kept = copy(node)
+    kept.names = names
+    return ast.unparse(kept)
 
 
 def _without_annotations(parameters: ast.arguments) -> ast.arguments:
@@ -107,7 +107,7 @@ def solvable(problems: Iterable[Row]) -> list[Row]:
     problems = list({row["entry_point"]: row for row in problems}.values())
     with TemporaryDirectory() as folder:
         path = Path(folder) / "problems.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in problems), encoding="utf-8")
+        append_lines(path, problems)
         task = Code(data=str(path))
         solved = {x.prompt for x in task.examples("test", len(problems)) if _solves_itself(task, x)}
     return [row for row in problems if row["prompt"] in solved]
@@ -132,7 +132,8 @@ def main(
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         found += problems_of(path.read_text(encoding="utf-8"), path.stem)
     rows = solvable(row for row in found if row["entry_point"] not in known and len(row["prompt"]) <= longest)
-    out.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    out.unlink(missing_ok=True)
+    append_lines(out, rows)
     typer.echo(f"{len(rows)} problems of {len(found)} functions with examples")
 
 

@@ -37,15 +37,16 @@ def without_text(answer: Answer) -> Answer:
 
 
 def without_folder(word: str) -> str:
-    """Leave the folders out of an absolute path that a command line has, alone or after ``=``.
+    """Leave the folders out of a path to elsewhere that a command line has, alone or after ``=``.
 
     Examples
     --------
-    >>> without_folder("/home/me/test.jsonl"), without_folder("judge=/home/me/head"), without_folder("topk:k=2")
+    >>> without_folder("../test.jsonl"), without_folder("judge=/home/me/head"), without_folder("topk:k=2")
     ('test.jsonl', 'judge=head', 'topk:k=2')
     """
     name, equals, path = word.rpartition("=")
-    return f"{name}{equals}{Path(path).name}" if Path(path).is_absolute() else word
+    elsewhere = Path(path).is_absolute() or path.startswith("../")
+    return f"{name}{equals}{Path(path).name}" if elsewhere else word
 
 
 def main(

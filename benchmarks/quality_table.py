@@ -56,16 +56,9 @@ def line(row: ModeScore, reference: str, seconds: Mapping[str, float], count: bo
     if not own and length.low is not None:
         tokens += f" ({length.difference:+.0f}, {length.low:+.0f} … {length.high:+.0f})"
     name = _NAMES.get(row.label, f"`{row.label}`")
-    cells = [
-        name,
-        *([str(row.n)] if count else []),
-        f"{100 * row.score:.1f}",
-        points,
-        kept,
-        calls,
-        tokens,
-        f"{100 * row.cut_off:.1f}",
-    ]
+    cells = [name, f"{100 * row.score:.1f}", points, kept, calls, tokens, f"{100 * row.cut_off:.1f}"]
+    if count:
+        cells.insert(1, str(row.n))
     if seconds:
         rounds = length.mean / row.tokens_per_round if row.tokens_per_round else 0
         cells.append(f"{rounds * seconds[row.label]:.1f}" if row.label in seconds else "")
@@ -85,14 +78,9 @@ def main(
     seconds = {} if bench is None else round_seconds(bench)
     gammas = {config.get("num_assistant_tokens") for config in plan["modes"].values()} - {None}
     kept = f"kept of {gammas.pop()}" if len(gammas) == 1 else "kept per round"
-    heads = [
-        "rule",
-        *(["problems"] if unequal else []),
-        "solved, %",
-        f"points against `{reference}`",
-        kept,
-        "target calls per 100 tokens",
-    ]
+    heads = ["rule", "solved, %", f"points against `{reference}`", kept, "target calls per 100 tokens"]
+    if unequal:
+        heads.insert(1, "problems")
     heads += ["tokens per answer", "cut off, %", *(["seconds per answer"] if seconds else [])]
     problems = max(row.n for row in rows)
     typer.echo(f"{problems} problems\n")

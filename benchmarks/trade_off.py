@@ -64,9 +64,8 @@ def trade_off(
     lists = static_lists(evaluation.tokenizer, LISTS.get(evaluation.task.name, LISTS["arithmetic"]), labels)
     compared = chosen(SWEEPS[sweep].families(lists, wanted), families) | more
     gamma = parse_gamma("--gamma", shared.gamma)
-    temperature = shared.temperature if shared.sample else None
     listed = [
-        replace(mode, gamma=mode.gamma or gamma, temperature=temperature)
+        replace(mode, gamma=mode.gamma or gamma, temperature=alone[0].temperature)
         for points in compared.values()
         for mode in points
     ]

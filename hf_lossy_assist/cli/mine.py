@@ -100,8 +100,7 @@ class MiningOptions(ModelOptions):
     writer_dtype: Annotated[
         Literal["int8", "int4"] | None,
         typer.Option(
-            help="judge: let the target, rounded so on a CPU, write the responses, which is faster; states are the "
-            "unrounded target's."
+            help="judge: let a rounded copy of the target write the responses, on a CPU; states are the target's own."
         ),
     ] = None
     prepack: Prepack = False

@@ -284,9 +284,12 @@ def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
         assert "def " in pair.tokenizer.decode(output.sequences[0, inputs["input_ids"].shape[1] :])
 
 
-@pytest.mark.parametrize(("name", "task"), [("judge-gsm8k", "gsm8k"), ("judge-code", "code"), ("verifier", "prompts")])
-def test_the_published_heads_are_of_this_pair(name: str, task: str):
+@pytest.mark.parametrize(
+    ("name", "task", "least"),
+    [("judge-gsm8k", "gsm8k", 0.75), ("judge-code", "code", 0.6), ("verifier", "prompts", 0.65)],
+)
+def test_the_published_heads_are_of_this_pair(name: str, task: str, least: float):
     head = Head.from_pretrained(Path(__file__).parents[2] / "hub_cards" / f"qwen2.5-coder-{name}")
     assert {"target": head.config.target.name, "draft": head.config.draft.name} == qwen_coder.HUB_IDS
     assert head.config.task == task
-    assert head.config.metrics["auc"] > 0.6
+    assert head.config.metrics["auc"] > least
