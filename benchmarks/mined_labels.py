@@ -22,7 +22,7 @@ from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
 from hf_lossy_assist.mining.search import Found, Mismatch
 from hf_lossy_assist.mining.searches import Searched
-from hf_lossy_assist.mining.unfinished import Search, record_of, search_of
+from hf_lossy_assist.mining.unfinished import Search, UnfinishedSearches, record_of, search_of
 from hf_lossy_assist.mining.writing import ResponseCost
 from hf_lossy_assist.store.folder import append_lines
 
@@ -66,7 +66,7 @@ def keep(
         int | None, typer.Option(help="Leave out prompts with a longer response, whose continuations are cut off.")
     ] = None,
 ) -> None:
-    """Write the labels of a folder, a line for each prompt, without texts and states."""
+    """Write the labels of a folder, a line for each prompt, without texts and states; unfinished searches count."""
     mined = load_mined(folder)
     if mined.manifest["kind"] != "judge":
         raise LossyValueError(f"`folder` has to have labels of mismatches, but has {mined.manifest['kind']!r}")
@@ -74,14 +74,16 @@ def keep(
     labels: dict[int, list[Mismatch]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
         labels.setdefault(prompt, []).append(Mismatch(*values))
-    rows = sorted((row for row in mined.prompts if row["status"] == MINED), key=lambda row: row["prompt_id"])
+    searches = dict(UnfinishedSearches(folder).items())
+    for row in mined.prompts:
+        if row["status"] == MINED:
+            own = tuple(labels.get(row["prompt_id"], ()))
+            found = Found(tuple(row["first_response"]), tuple(row["last_response"]), row["answer"], own)
+            searches[row["prompt_id"]] = ResponseCost(row["target_tokens"], row["retokenised"]), found
     kept = []
-    for row in rows:
-        if longest is not None and max(len(row["first_response"]), len(row["last_response"])) > longest:
-            continue
-        own = tuple(labels.get(row["prompt_id"], ()))
-        found = Found(row["first_response"], row["last_response"], row["answer"], own)
-        kept.append(record_of(row["prompt_id"], ResponseCost(row["target_tokens"], row["retokenised"]), found))
+    for prompt, (cost, found) in sorted(searches.items()):
+        if longest is None or max(len(found.first), len(found.last)) <= longest:
+            kept.append(record_of(prompt, cost, found))
     out.unlink(missing_ok=True)
     append_lines(out, kept)
     typer.echo(f"{len(kept)} prompts, {sum(len(record['mismatches']) for record in kept)} mismatches")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .attention import fold_attention
 from .caches import (
     CACHE,
     CACHE_NAMES,

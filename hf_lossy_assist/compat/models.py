@@ -14,6 +14,7 @@ from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from ..errors import LossyValueError
+from .attention import FOLDED
 
 DECODING_METHODS = ("_sample", "_assisted_decoding")
 """The decoding loops of `GenerationMixin` for one sequence per prompt."""
@@ -21,7 +22,7 @@ DECODING_METHODS = ("_sample", "_assisted_decoding")
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers: attention to the whole text, and to its end."""
 
-MASKED_ATTENTION = ("sdpa", "eager")
+MASKED_ATTENTION = ("sdpa", "eager", FOLDED)
 """Implementations of attention that accept any mask."""
 
 # The second name is older.

@@ -29,6 +29,9 @@ class UnfinishedSearches:
         # Where the number of processes has changed, two files may have the same prompt.
         self._searches: dict[int, Search] = dict(sorted(found, key=lambda one: len(one[1][1].mismatches)))
 
+    def items(self) -> Iterable[tuple[int, Search]]:
+        return self._searches.items()
+
     def get(self, prompt: int) -> tuple[ResponseCost, Found | None]:
         """Return what the search of a prompt has cost and found, which for a new one is nothing."""
         return self._searches.get(prompt, (ResponseCost(), None))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ..compat import fold_attention
 from ..errors import LossyUnsupportedError, LossyValueError
 from .replacing import PackedModule, sharing_copy, with_replaced
 
@@ -197,7 +198,10 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
         weight = _LAYERS.get(type(module))
         return None if weight is None else DTYPES[dtype](weight(module), module.bias)
 
-    return with_replaced(draft, replacement)
+    quantised = with_replaced(draft, replacement)
+    if draft.device.type == "cpu":
+        fold_attention(quantised)
+    return quantised
 
 
 def _compressed_tensors(left: list[str]) -> dict[str, Any]:

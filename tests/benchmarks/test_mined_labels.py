@@ -9,6 +9,9 @@ from typer.testing import CliRunner
 from benchmarks import mined_labels
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.mining.search import Found, Mismatch
+from hf_lossy_assist.mining.unfinished import UnfinishedSearches
+from hf_lossy_assist.mining.writing import ResponseCost
 from tests.tiny_pair import tiny_pair_folder  # noqa: F401
 
 
@@ -34,6 +37,11 @@ def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
     whole = ["keep", tmp_path / "data", tmp_path / "short.jsonl", "--longest"]
     assert run(mined_labels.app, *whole, 7) == "0 prompts, 0 mismatches\n"
     assert run(mined_labels.app, *whole, 8) == printed
+    cost, found = ResponseCost(5), Found((3, 4), (3, 9), "1", (Mismatch(1, 4, 9, important=False),))
+    UnfinishedSearches(tmp_path / "data").keep({7: (cost, found)})
+    begun = run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "begun.jsonl")
+    assert begun == f"5 prompts, {len(mined.tokens) + 1} mismatches\n"
+    assert mined_labels.read(tmp_path / "begun.jsonl")[7][1] == found
     kept = (tmp_path / "labels.jsonl").read_text().splitlines()
     (tmp_path / "labels.jsonl").write_text("\n".join(kept[1:]) + "\n")  # as of a run that was killed
     run(mined_labels.app, "restore", tmp_path / "labels.jsonl", *options, "--out", tmp_path / "again")

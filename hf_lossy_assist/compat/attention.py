@@ -1,0 +1,60 @@
+"""Attention for CPUs that reads the keys of several heads once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+FOLDED = "sdpa_folded"
+"""The name of :func:`folded_attention` among transformers' attention functions."""
+
+
+def folded_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend as ``"sdpa"`` does: ``query`` ``(B, H, n, d)`` to keys and values ``(B, H', S, d)``.
+
+    Where tokens follow a cached text, PyTorch reads the keys again for every head of a group, and ``"sdpa"`` may copy
+    them first. Here the heads of a group become more queries ``(B, H', n·H/H', d)`` of the same keys. Sums run in
+    another order, so results differ by rounding.
+    """
+    rows, heads, count, size = query.shape
+    shared, length = key.shape[1:3]
+    folds = (
+        heads > shared
+        and count < length
+        and (count == 1 if attention_mask is None else attention_mask.shape[1] == 1)
+        and options.get("position_bias") is None
+        and not torch.compiler.is_compiling()
+        and rows * shared >= torch.get_num_threads()  # a group is the work of one thread
+    )
+    if not folds:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+    folded, mask = query.reshape(rows, shared, -1, size), attention_mask
+    if mask is not None:
+        mask = mask[..., :length].expand(-1, -1, count, -1).repeat(1, 1, heads // shared, 1)
+    states = scaled_dot_product_attention(folded, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    return states.reshape(rows, heads, count, -1).transpose(1, 2).contiguous(), None
+
+
+def fold_attention(model: PreTrainedModel) -> None:
+    """Let a model of this package's own, which attends by ``"sdpa"``, attend by :func:`folded_attention`."""
+    if model.config._attn_implementation == "sdpa":
+        AttentionInterface.register(FOLDED, folded_attention)
+        AttentionMaskInterface.register(FOLDED, sdpa_mask)
+        model.set_attn_implementation(FOLDED)
