@@ -50,8 +50,8 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
 
     In bfloat16, PyTorch brings the weights of a linear layer into this order again in every forward pass over a few
     tokens, which costs as much as reading them. In float32 it multiplies by another library, which is slower for two
-    and more tokens on some CPUs. For heads that share keys, PyTorch reads these again for each head; here the heads read
-    them together. Sums run in another order, so logits differ by rounding.
+    and more tokens on some CPUs. Where heads share keys, PyTorch reads these again for each head; here they are read
+    once. Sums run in another order, so logits differ by rounding.
 
     The given model is unchanged. The new one shares its embeddings, norms and LM head's weight; drop the given model to
     free the other weights. The new one can't be saved or trained.
