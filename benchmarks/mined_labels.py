@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,10 +20,8 @@ from hf_lossy_assist.cli.models import LoadedModels
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
-from hf_lossy_assist.mining.search import Found, Mismatch
 from hf_lossy_assist.mining.searches import Searched
 from hf_lossy_assist.mining.unfinished import Search, UnfinishedSearches, record_of, search_of
-from hf_lossy_assist.mining.writing import ResponseCost
 from hf_lossy_assist.store.folder import append_lines
 
 Known = Mapping[int, Search]
@@ -71,15 +69,12 @@ def keep(
     if mined.manifest["kind"] != "judge":
         raise LossyValueError(f"`folder` has to have labels of mismatches, but has {mined.manifest['kind']!r}")
     names = ("index", "target_token", "draft_token", "important")
-    labels: dict[int, list[Mismatch]] = {}
+    labels: dict[int, list[list[Any]]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
-        labels.setdefault(prompt, []).append(Mismatch(*values))
+        labels.setdefault(prompt, []).append(values)
     searches = dict(UnfinishedSearches(folder).items())
-    for row in mined.prompts:
-        if row["status"] == MINED:
-            own = tuple(labels.get(row["prompt_id"], ()))
-            found = Found(tuple(row["first_response"]), tuple(row["last_response"]), row["answer"], own)
-            searches[row["prompt_id"]] = ResponseCost(row["target_tokens"], row["retokenised"]), found
+    finished = (row for row in mined.prompts if row["status"] == MINED)
+    searches |= dict(search_of({**row, "mismatches": labels.get(row["prompt_id"], ())}) for row in finished)
     kept = []
     for prompt, (cost, found) in sorted(searches.items()):
         if longest is None or max(len(found.first), len(found.last)) <= longest:

@@ -53,8 +53,8 @@ def folded_attention(
 
 
 def fold_attention(model: PreTrainedModel) -> None:
-    """Let a model of this package's own, which attends by ``"sdpa"``, attend by :func:`folded_attention`."""
-    if model.config._attn_implementation == "sdpa":
+    """Let a model of this package's own on a CPU attend by :func:`folded_attention` instead of ``"sdpa"``."""
+    if model.config._attn_implementation == "sdpa" and model.device.type == "cpu":
         AttentionInterface.register(FOLDED, folded_attention)
         AttentionMaskInterface.register(FOLDED, sdpa_mask)
         model.set_attn_implementation(FOLDED)

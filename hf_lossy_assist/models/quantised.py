@@ -199,8 +199,7 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
         return None if weight is None else DTYPES[dtype](weight(module), module.bias)
 
     quantised = with_replaced(draft, replacement)
-    if draft.device.type == "cpu":
-        fold_attention(quantised)
+    fold_attention(quantised)
     return quantised
 
 

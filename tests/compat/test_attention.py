@@ -44,25 +44,11 @@ def test_states_are_those_of_every_head_alone(rows: int, count: int, kind: str):
     mask = torch.rand(1 if kind == "one row" else rows, 1, count, length) < 0.6
     mask[..., 0] = True
     mask = {"none": None, "float": torch.zeros(mask.shape).masked_fill(~mask, -torch.inf).double()}.get(kind, mask)
-    layer = nn.Module()
-    layer.num_key_value_groups = HEADS // SHARED
-    with patch.object(attention, "sdpa_attention_forward") as usual, threads(1):
-        got, _ = folded_attention(layer, query, key, value, mask, scaling=0.3)
+    with patch.object(attention, "sdpa_attention_forward") as usual:
+        got, _ = folded_attention(nn.Module(), query, key, value, mask, scaling=0.3)
     usual.assert_not_called()
     assert got.is_contiguous()
     torch.testing.assert_close(got, by_definition(query, key, value, mask, 0.3))
-
-
-class threads:
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __enter__(self) -> None:
-        self.before = torch.get_num_threads()
-        torch.set_num_threads(self.count)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self.before)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "mistral", "gemma3"])
@@ -82,7 +68,7 @@ def test_a_packed_model_attends_so_and_the_given_one_as_before(architecture: str
     for name, end in calls.items():
         for way in past:
             packed.set_attn_implementation("sdpa" if way == "usual" else FOLDED)
-            with threads(1), torch.no_grad(), patch.object(attention, KERNEL, wraps=getattr(attention, KERNEL)) as used:
+            with torch.no_grad(), patch.object(attention, KERNEL, wraps=getattr(attention, KERNEL)) as used:
                 out = packed(ids[:, start:end], attention_mask=mask[:, :end], use_cache=True, **{CACHE: past[way]})
             past[way] = cache_of(out)
             found[name, way] = out.logits

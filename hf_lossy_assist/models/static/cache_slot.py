@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlid
 
 from ...compat import REWINDING_LAYERS
 from ...core.texts import RowShift
+from ..cache_rows import slots_of
 
 _MOST_IDLE = 2
 _ROOMIEST = 4
@@ -42,10 +43,10 @@ class StaticCacheSlot:
         """Let the first rows hold the first ``slots`` slots of the next rectangle; the other rows become stale."""
         sources = shift.sources(slots).clamp(min=0)
         for layer in self._layers:
-            rows, columns = shift.index.to(layer.keys.device), sources.to(layer.keys.device)[:, None, :, None]
-            for states in (layer.keys, layer.values):
-                moved = states[rows].gather(2, columns.expand(-1, states.shape[1], -1, states.shape[3]))
-                states[: len(rows), :, :slots] = moved
+            rows, kept = (x.to(layer.keys.device) for x in (shift.index, sources))
+            states = layer.keys, layer.values
+            for whole, moved in zip(states, slots_of(states, rows, kept), strict=True):
+                whole[: len(rows), :, :slots] = moved
         self.seek(slots)
 
     def fits(self, start: int, tokens: int) -> bool:
