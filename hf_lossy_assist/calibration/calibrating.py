@@ -172,7 +172,7 @@ def certificate_of(
             name = min(missing)
             raise LossyValueError(f"`heads` has to have the head of the rule {name!r}; add it")
         run = parse(best.config["lossy_mode"], best.config["lossy_config"], used or None)
-        rule, sums = rule_in_full(run.acceptor, run.limits), head_sums(run.acceptor)
+        rule, sums = rule_in_full(run), head_sums(run.acceptor)
         if sums != described["heads"]:
             raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
         texts = [own for _, own in sorted(modes[best.mode].items())]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from huggingface_hub.dataclasses import type_validator
 from torch import nn
 from transformers import GenerationConfig
 
 from ..acceptors import REGISTRY, Acceptor, place_rule_head, settings_of
-from ..core.limits import Limits
 from ..errors import LossyValueError
 from ..heads import ModelIdentity
 from ..heads.checks import brief, is_number
@@ -31,6 +30,9 @@ from ..heads.repository import (
     publication,
 )
 from ..store.folder import write_json
+
+if TYPE_CHECKING:
+    from .config import RunConfig
 
 GENERATION_CONFIG, CERTIFICATE, PLOT = "generation_config.json", "certificate.json", "plot.png"
 
@@ -157,8 +159,7 @@ class Certificate(_Typed):
 
     def check(
         self,
-        acceptor: Acceptor,
-        limits: Limits,
+        run: RunConfig,
         target: nn.Module,
         draft: nn.Module | None,
         gamma: Any,
@@ -169,9 +170,9 @@ class Certificate(_Typed):
         ``gamma`` is its draft length, and ``draws`` its temperature, None for greedy decoding.
         """
         found = differing_models(vars(self), {"target": target, "draft": draft})
-        if (used := rule_in_full(acceptor, limits)) != self.rule:
+        if (used := rule_in_full(run)) != self.rule:
             found.append(f"its rule is {self.rule}, not {used}")
-        if head_sums(acceptor) != dict(self.heads):
+        if head_sums(run.acceptor) != dict(self.heads):
             found.append("its heads have other weights")
         if gamma != (own := self.setting.config.get("num_assistant_tokens")):
             found.append(f"it drafts {own} tokens a round, not {gamma}")
@@ -200,9 +201,16 @@ def _require(holds: bool, name: str, expected: str, value: Any) -> None:
         raise LossyValueError(f"`{name}` has to be {expected}, but is {brief(value)}")
 
 
-def rule_in_full(acceptor: Acceptor, limits: Limits) -> Any:
-    """Return a rule with all of its settings, and the limits of its run, as plain values."""
-    values = {**_in_full(acceptor), "limits": asdict(limits)}
+def rule_in_full(run: RunConfig) -> Any:
+    """Return a run's rule with all of its settings, its limits, and its own tree or draft end, as plain values."""
+    values = {**_in_full(run.acceptor), "limits": asdict(run.limits)}
+    if run.tree is not None:
+        values["tree"] = asdict(run.tree)
+    if (stop := run.stop_drafting) is not None:
+        settings = {x.name: getattr(stop, x.name) for x in fields(stop) if x.init}
+        if "head" in settings:
+            settings["head"] = stop.head.checksum
+        values["stop_drafting"] = {"by": stop.name, **settings}
     return json.loads(json.dumps(values))
 
 

@@ -182,4 +182,4 @@ def check_certificate(config: RunConfig, model: PreTrainedModel, choice: Drafter
         draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
     certified = config.certificate.setting.config.get("num_assistant_tokens")
     gamma = certified if choice.automatic and certified == "auto" else choice.num_assistant_tokens
-    config.certificate.check(config.acceptor, config.limits, model, draft, gamma, draws)
+    config.certificate.check(config, model, draft, gamma, draws)

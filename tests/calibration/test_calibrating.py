@@ -238,6 +238,8 @@ def test_a_certified_draft_length_may_be_automatic(saved: Path):
         ({"lossy_mode": "topk", "lossy_config": {"k": 3}}, "its rule is .*'k': 2.*'k': 3"),
         ({"lossy_mode": "typical", "lossy_config": {}}, "its rule is .*topk.*typical"),
         ({"lossy_mode": "topk", "lossy_config": {"k": 2, "budget": 0.5}}, "'budget': None.*'budget': 0.5"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 2, "tree": {"depth": 2}}}, "not .*'tree': {'depth': 2"),
+        ({"lossy_mode": "topk", "lossy_config": {"k": 2, "stop_drafting": {"by": "entropy"}}}, "not .*'by': 'entropy'"),
         ({"do_sample": True}, "its temperature is None, not"),
         ({"assistant_model": None, "prompt_lookup_num_tokens": 5}, "of the draft, there is none"),
     ],
@@ -370,7 +372,7 @@ def test_a_file_with_any_other_value_is_refused_by_name_or_works(judged: Path, t
             with contextlib.suppress(LossyValueError):
                 Watch.of(certificate).add({"mean_accepted": 1.0, "lossy_share": 0.0})
             with contextlib.suppress(LossyValueError):
-                certificate.check(certified.acceptor, certified.limits, TARGET, DRAFT, 5, None)
+                certificate.check(certified, TARGET, DRAFT, 5, None)
     kinds = (Certificate, certificates.TestedSetting, ModelIdentity)
     names = "|".join(["x", *(each.name for kind in kinds for each in fields(kind))])  # "x" is an unknown field
     for message in refused.values():

@@ -286,7 +286,7 @@ def test_a_certified_setting_is_watched(tmp_path: Path, monkeypatch: pytest.Monk
     certificate.Certificate(
         task="none", split="test", problems=100, digest="", max_loss=1.0, confidence=95.0, reference="target alone",
         chosen="topk", tested=[certificate.TestedSetting("topk", "topk", config, "certified")],
-        rule=certificate.rule_in_full((run := parse("topk", {"k": 2})).acceptor, run.limits), temperature=None,
+        rule=certificate.rule_in_full(parse("topk", {"k": 2})), temperature=None,
         target=identity, draft=identity, heads={}, usual={"mean_accepted": [0.0, 0.1] * 50},
     ).save(tmp_path)  # fmt: skip
     given: list[Settings] = []

@@ -63,4 +63,4 @@ def check_models(settings: EngineSettings, vllm_config: Any, target: Any, draft:
     config.acceptor.check_models(shown, draft)
     if (certificate := config.certificate) is not None:
         gamma = settings.drafting.tokens
-        certificate.check(config.acceptor, config.limits, shown, draft, gamma, certificate.temperature)
+        certificate.check(config, shown, draft, gamma, certificate.temperature)
