@@ -1,12 +1,14 @@
 """``python -m benchmarks.mined_labels``: labels of ``mine`` without the states, which are too large to keep here.
 
 ``keep`` writes the labels of a folder to a file. ``restore`` reads the states again, in one forward pass of each model
-for each prompt, into a folder with which ``mine`` goes on.
+for each prompt, into a folder with which ``mine`` goes on. A prompt is known by its place among the task's, and by a
+checksum of its tokens.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +26,14 @@ from hf_lossy_assist.mining.searches import Searched
 from hf_lossy_assist.mining.unfinished import Search, UnfinishedSearches, record_of, search_of
 from hf_lossy_assist.store.folder import append_lines
 
-Known = Mapping[int, Search]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The searches that are known, and the checksums of their prompts where these were finished."""
+
+    searches: Mapping[int, Search] = field(default_factory=dict)
+    checksums: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,22 +44,34 @@ class KnownLabels:
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         for prompt in prompts:
-            if prompt.id in self.known:
-                yield Searched(prompt, *self.known[prompt.id])
+            if prompt.id not in self.known.searches:
+                continue
+            if self.known.checksums.get(prompt.id) not in (None, checksum(prompt.tokens)):
+                raise LossyValueError(
+                    f"`labels` has labels of another prompt than {prompt.id} of `task`, {prompt.example.prompt[:80]!r}; "
+                    "give the task and the data that were mined"
+                )
+            yield Searched(prompt, *self.known.searches[prompt.id])
 
 
 @dataclass(frozen=True)
 class RestoringOptions(MiningOptions):
     """The options of ``mine``, with labels that are known."""
 
-    known: Known = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
 
     def miner(self, loaded: LoadedModels) -> Miner:
         return replace(super().miner(loaded), searches=KnownLabels(self.known))
 
 
+def checksum(tokens: Iterable[int]) -> int:
+    return zlib.crc32(" ".join(map(str, tokens)).encode())
+
+
 def read(path: Path) -> Known:
-    return dict(search_of(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines())
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    checksums = {record["prompt_id"]: record["prompt"] for record in records if "prompt" in record}
+    return Known(dict(map(search_of, records)), checksums)
 
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -73,12 +94,13 @@ def keep(
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
         labels.setdefault(prompt, []).append(values)
     searches = dict(UnfinishedSearches(folder).items())
-    finished = (row for row in mined.prompts if row["status"] == MINED)
+    finished = [row for row in mined.prompts if row["status"] == MINED]
+    checksums = {row["prompt_id"]: {"prompt": checksum(row["prompt_tokens"])} for row in finished}
     searches |= dict(search_of({**row, "mismatches": labels.get(row["prompt_id"], ())}) for row in finished)
     kept = []
     for prompt, (cost, found) in sorted(searches.items()):
         if longest is None or max(len(found.first), len(found.last)) <= longest:
-            kept.append(record_of(prompt, cost, found))
+            kept.append(record_of(prompt, cost, found) | checksums.get(prompt, {}))
     out.unlink(missing_ok=True)
     append_lines(out, kept)
     typer.echo(f"{len(kept)} prompts, {sum(len(record['mismatches']) for record in kept)} mismatches")
@@ -103,7 +125,7 @@ def restore(
     mine(
         RestoringOptions(
             pair, model, assistant, dtype, out=out, task=task, task_data=task_data and str(task_data),
-            num_prompts=max(known) + 1, max_new_tokens=max_new_tokens, prepack=prepack, threads=threads, known=known,
+            num_prompts=max(known.searches) + 1, max_new_tokens=max_new_tokens, prepack=prepack, threads=threads, known=known,
         )
     )  # fmt: skip
 

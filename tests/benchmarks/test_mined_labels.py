@@ -41,7 +41,7 @@ def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
     UnfinishedSearches(tmp_path / "data").keep({7: (cost, found)})
     begun = run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "begun.jsonl")
     assert begun == f"5 prompts, {len(mined.tokens) + 1} mismatches\n"
-    assert mined_labels.read(tmp_path / "begun.jsonl")[7][1] == found
+    assert mined_labels.read(tmp_path / "begun.jsonl").searches[7][1] == found
     kept = (tmp_path / "labels.jsonl").read_text().splitlines()
     (tmp_path / "labels.jsonl").write_text("\n".join(kept[1:]) + "\n")  # as of a run that was killed
     run(mined_labels.app, "restore", tmp_path / "labels.jsonl", *options, "--out", tmp_path / "again")
@@ -58,3 +58,15 @@ def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
             torch.testing.assert_close(torch.tensor(after[name]), torch.tensor(before[name]))
     run(app, "mine", *options, "--num-prompts", 5, "--out", tmp_path / "again")
     assert sorted(load_mined(tmp_path / "again").prompts["prompt_id"]) == [0, 1, 2, 3, 4]
+
+
+def test_labels_of_other_prompts_are_refused(options, tmp_path):
+    run(app, "mine", *options, "--num-prompts", 2, "--out", tmp_path / "data")
+    run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "labels.jsonl")
+    labels = (tmp_path / "labels.jsonl").read_text()
+    moved = labels.replace('"prompt_id": 0', '"prompt_id": 2').replace('"prompt_id": 1', '"prompt_id": 3')
+    (tmp_path / "labels.jsonl").write_text(moved)
+    restore = ["restore", tmp_path / "labels.jsonl", *options, "--out", tmp_path / "again"]
+    result = CliRunner().invoke(mined_labels.app, list(map(str, restore)))
+    assert result.exit_code != 0
+    assert "labels of another prompt than 2" in result.output + str(result.exception)
