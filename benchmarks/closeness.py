@@ -1,0 +1,89 @@
+"""How well a token's place in the target's distribution tells which mismatches matter: ``python -m benchmarks.closeness``.
+
+Rules without training decide by such quantities alone. A judge reads states instead; its AUC is on its card.
+"""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from benchmarks import command
+from hf_lossy_assist.cli.console import limit_threads, progress
+from hf_lossy_assist.cli.models import ModelOptions
+from hf_lossy_assist.cli.options import PairName, Threads, numbers
+from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.evaluation.tables import table
+from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.training.validation import auc_interval
+
+AUCS = {name: itemgetter(i) for i, name in enumerate(("quantity", "AUC", "from", "to"))}
+SHARES = {name: itemgetter(i) for i, name in enumerate(("nats below the best token", "mismatches", "important (%)"))}
+_ROWS = 128
+
+
+def closeness(logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
+    """Return quantities ``(N,)`` of drafted ``tokens`` ``(N,)`` under the target's ``logits`` ``(N, V)``.
+
+    All of them are larger where a rule would rather refuse the token.
+
+    Examples
+    --------
+    >>> p = torch.tensor([[0.5, 0.25, 0.25]])
+    >>> {name: round(x.item(), 3) for name, x in closeness(p.log(), torch.tensor([1])).items()}
+    {'max z - z(x)': 0.693, '-log p(x)': 1.386, '-log max p': 0.693, 'entropy of p': 1.04}
+    """
+    log_p = logits.float().log_softmax(-1)
+    own, best = log_p.gather(-1, tokens[:, None])[:, 0], log_p.amax(-1)
+    entropy = -torch.xlogy(log_p.exp(), log_p.exp()).sum(-1)
+    return {"max z - z(x)": best - own, "-log p(x)": -own, "-log max p": -best, "entropy of p": entropy}
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="A folder of `mine --labels judge`.")],
+    pair: PairName = "qwen-coder",
+    edges: Annotated[str, typer.Option(help="Edges between shares, in nats, separated by commas.")] = "0.69,1.5,3,5",
+    threads: Threads = None,
+) -> None:
+    """Print the AUC of each quantity, and the share of important mismatches by the distance to the best token."""
+    limit_threads(threads)
+    bounds = numbers("--edges", edges, float)
+    mined = load_mined(data)
+    if mined.manifest["kind"] != "judge":
+        raise LossyValueError(f"`--data` has to be a folder with labels of mismatches, but is {str(data)!r}")
+    target = ModelOptions(pair, dtype=mined.manifest["settings"]["dtype"]["target"]).load().target
+    head = target.get_output_embeddings()
+    states = torch.tensor(np.array(mined.tokens["target_previous"])).to(head.weight)
+    tokens = torch.tensor(np.array(mined.tokens["draft_token"]), device=head.weight.device, dtype=torch.long)
+    screen = Console(soft_wrap=True)
+    with torch.inference_mode(), progress(screen) as bar:
+        batches = list(zip(states.split(_ROWS), tokens.split(_ROWS), strict=True))
+        found = [closeness(head(batch), own) for batch, own in bar.track(batches, description="reading")]
+    values = {name: torch.cat([part[name] for part in found]).cpu().numpy() for name in found[0]}
+    important, prompts = np.array(mined.tokens["important"], bool), np.array(mined.tokens["prompt_id"], np.int64)
+    rows = []
+    for name, x in values.items():
+        area, (low, high) = roc_auc_score(important, x), auc_interval(important, x, prompts)
+        rows.append((name, f"{area:.3f}", f"{low:.3f}", f"{high:.3f}"))
+    screen.print(table(rows, AUCS, data.name))
+    distance, ends = values["max z - z(x)"], [0.0, *bounds, float("inf")]
+    shares = []
+    for low, high in zip(ends, ends[1:], strict=False):
+        within = (distance >= low) & (distance < high)
+        share = f"{100 * important[within].mean():.1f}" if within.any() else ""
+        shares.append((f"{low:g} to {high:g}", str(within.sum()), share))
+    screen.print(table(shares, SHARES, "all mismatches"))
+
+
+app = command(main)
+
+if __name__ == "__main__":
+    app()
