@@ -1,10 +1,11 @@
-"""How well a token's place in the target's distribution tells which mismatches matter: ``python -m benchmarks.closeness``.
+"""How well a token's likelihood tells which mismatches matter: ``python -m benchmarks.closeness``.
 
 Rules without training decide by such quantities alone. A judge reads states instead; its AUC is on its card.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
@@ -76,7 +77,7 @@ def main(
     screen.print(table(rows, AUCS, data.name))
     distance, ends = values["max z - z(x)"], [0.0, *bounds, float("inf")]
     shares = []
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in pairwise(ends):
         within = (distance >= low) & (distance < high)
         share = f"{100 * important[within].mean():.1f}" if within.any() else ""
         shares.append((f"{low:g} to {high:g}", str(within.sum()), share))

@@ -27,7 +27,6 @@ from hf_lossy_assist.mining.unfinished import Search, UnfinishedSearches, record
 from hf_lossy_assist.store.folder import append_lines
 
 
-
 @dataclass(frozen=True)
 class Known:
     """The searches that are known, and the checksums of their prompts where these were finished."""
@@ -48,8 +47,8 @@ class KnownLabels:
                 continue
             if self.known.checksums.get(prompt.id) not in (None, checksum(prompt.tokens)):
                 raise LossyValueError(
-                    f"`labels` has labels of another prompt than {prompt.id} of `task`, {prompt.example.prompt[:80]!r}; "
-                    "give the task and the data that were mined"
+                    f"`labels` has labels of another prompt than {prompt.id} of `task`, "
+                    f"{prompt.example.prompt[:80]!r}; give the task and the data that were mined"
                 )
             yield Searched(prompt, *self.known.searches[prompt.id])
 
@@ -125,7 +124,8 @@ def restore(
     mine(
         RestoringOptions(
             pair, model, assistant, dtype, out=out, task=task, task_data=task_data and str(task_data),
-            num_prompts=max(known.searches) + 1, max_new_tokens=max_new_tokens, prepack=prepack, threads=threads, known=known,
+            num_prompts=max(known.searches) + 1, max_new_tokens=max_new_tokens, prepack=prepack, threads=threads,
+            known=known,
         )
     )  # fmt: skip
 
