@@ -286,7 +286,7 @@ def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
 
 @pytest.mark.parametrize(
     ("name", "task", "least"),
-    [("judge-gsm8k", "gsm8k", 0.75), ("judge-code", "code", 0.6), ("verifier", "prompts", 0.65)],
+    [("judge-gsm8k", "gsm8k", 0.65), ("judge-code", "code", 0.6), ("verifier", "prompts", 0.65)],
 )
 def test_the_published_heads_are_of_this_pair(name: str, task: str, least: float):
     head = Head.from_pretrained(Path(__file__).parents[2] / "hub_cards" / f"qwen2.5-coder-{name}")
