@@ -1,12 +1,14 @@
 """``python -m benchmarks.quality_table FOLDER``: the rows of an evaluation as a table for a page.
 
-With ``--bench``, an answer's seconds at batch 1 are its rounds times what a round of the same rule and γ took there.
+With ``--bench``, an answer's seconds at batch 1 are those until the first tokens, and its later rounds times what such
+a round of the same rule and γ took there.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,17 +23,41 @@ _ALONE = ("plain", "draft")
 _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
 
 
-def round_seconds(bench: Path) -> dict[str, float]:
-    """Return the seconds of a round by the label of the mode, from the summaries of ``bench``."""
+@dataclass(frozen=True)
+class RoundTime:
+    """How long a mode takes at batch 1."""
+
+    first: float  # seconds until a round has given the first tokens, the prompt's reading included
+    later: float  # seconds of a later round
+
+    def of(self, rounds: float) -> float:
+        """Return the seconds of an answer with so many rounds.
+
+        Examples
+        --------
+        >>> RoundTime(first=2.0, later=0.5).of(5)
+        4.0
+        """
+        return self.first + (rounds - 1) * self.later
+
+
+def round_times(bench: Path) -> dict[str, RoundTime]:
+    """Return the times of the modes of ``bench``, by label."""
     rows = [json.loads(line) for line in bench.read_text(encoding="utf-8").splitlines()]
+    firsts = {row["label"]: row["first_token"] for row in rows if row["table"] == "ModeSummary"}
+    timed: dict[str, list[tuple[float, int]]] = {}
+    for row in rows:
+        if row["table"] == "RequestRecord" and row["split"] is None and row["counts"] is not None:
+            timed.setdefault(row["label"], []).append(
+                (row["seconds"] - firsts[row["label"]], row["counts"]["rounds"] - 1)
+            )
     return {
-        row["label"]: row["tokens_per_round"] / row["tokens_per_second"]["median"]
-        for row in rows
-        if row["table"] == "ModeSummary" and row["tokens_per_round"]
+        label: RoundTime(firsts[label], sum(seconds for seconds, _ in pairs) / sum(rounds for _, rounds in pairs))
+        for label, pairs in timed.items()
     }
 
 
-def line(row: ModeScore, reference: str, seconds: Mapping[str, float], count: bool = False) -> str:
+def line(row: ModeScore, reference: str, times: Mapping[str, RoundTime], count: bool = False) -> str:
     """Return the table's line of one mode, with the ``count`` of its problems if wanted.
 
     Examples
@@ -59,9 +85,9 @@ def line(row: ModeScore, reference: str, seconds: Mapping[str, float], count: bo
     cells = [name, f"{100 * row.score:.1f}", points, kept, calls, tokens, f"{100 * row.cut_off:.1f}"]
     if count:
         cells.insert(1, str(row.n))
-    if seconds:
-        rounds = length.mean / row.tokens_per_round if row.tokens_per_round else 0
-        cells.append(f"{rounds * seconds[row.label]:.1f}" if row.label in seconds else "")
+    if times:
+        timed = row.label in times and row.tokens_per_round
+        cells.append(f"{times[row.label].of(length.mean / row.tokens_per_round):.1f}" if timed else "")
     return f"| {' | '.join(cells)} |"
 
 
@@ -75,19 +101,19 @@ def main(
     plan, answers = load_answers(folder)
     reference = plan["reference"]
     rows = mode_scores([answer for answer in answers if first is None or answer.id < first], reference)
-    seconds = {} if bench is None else round_seconds(bench)
+    times = {} if bench is None else round_times(bench)
     gammas = {config.get("num_assistant_tokens") for config in plan["modes"].values()} - {None}
     kept = f"kept of {gammas.pop()}" if len(gammas) == 1 else "kept per round"
     heads = ["rule", "solved, %", f"points against `{reference}`", kept, "target calls per 100 tokens"]
     if unequal:
         heads.insert(1, "problems")
-    heads += ["tokens per answer", "cut off, %", *(["seconds per answer"] if seconds else [])]
+    heads += ["tokens per answer", "cut off, %", *(["seconds per answer"] if times else [])]
     problems = max(row.n for row in rows)
     typer.echo(f"{problems} problems\n")
     typer.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     shown = [row for row in rows if unequal or row.n == problems]
     for row in sorted(shown, key=lambda row: (row.label not in _ALONE, row.label != reference, row.mean_accepted)):
-        typer.echo(line(row, reference, seconds, unequal))
+        typer.echo(line(row, reference, times, unequal))
 
 
 app = command(main)
