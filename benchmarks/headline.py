@@ -46,6 +46,7 @@ def main(
         axes.bar_label(bars, [f"{speed:.1f}" for speed in middle], padding=4)
         axes.invert_yaxis()
         axes.margins(x=0.18)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("tokens per second")
         axes.spines[["top", "right"]].set_visible(False)
         figure.savefig(out, metadata={"Date": None})
