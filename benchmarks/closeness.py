@@ -10,7 +10,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -18,12 +17,12 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from benchmarks import command
+from benchmarks.mined_labels import labels_of_mismatches
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import PairName, Threads, numbers
-from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.core.distributions import entropy
 from hf_lossy_assist.evaluation.tables import table
-from hf_lossy_assist.mining.manifest import load_mined
 from hf_lossy_assist.training.validation import auc_interval
 
 AUCS = {name: itemgetter(i) for i, name in enumerate(("quantity", "AUC", "from", "to"))}
@@ -44,8 +43,9 @@ def closeness(logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     """
     log_p = logits.float().log_softmax(-1)
     own, best = log_p.gather(-1, tokens[:, None])[:, 0], log_p.amax(-1)
-    entropy = -torch.xlogy(log_p.exp(), log_p.exp()).sum(-1)
-    return {"max z - z(x)": best - own, "-log p(x)": -own, "-log max p": -best, "entropy of p": entropy}
+    return {
+        "max z - z(x)": best - own, "-log p(x)": -own, "-log max p": -best, "entropy of p": entropy(log_p.exp()),
+    }  # fmt: skip
 
 
 def main(
@@ -57,19 +57,19 @@ def main(
     """Print the AUC of each quantity, and the share of important mismatches by the distance to the best token."""
     limit_threads(threads)
     bounds = numbers("--edges", edges, float)
-    mined = load_mined(data)
-    if mined.manifest["kind"] != "judge":
-        raise LossyValueError(f"`--data` has to be a folder with labels of mismatches, but is {str(data)!r}")
+    mined = labels_of_mismatches("--data", data)
+    columns = ["target_previous", "draft_token", "important", "prompt_id"]
+    labels = mined.tokens.select_columns(columns).with_format("numpy")[:]
     target = ModelOptions(pair, dtype=mined.manifest["settings"]["dtype"]["target"]).load().target
     head = target.get_output_embeddings()
-    states = torch.tensor(np.array(mined.tokens["target_previous"])).to(head.weight)
-    tokens = torch.tensor(np.array(mined.tokens["draft_token"]), device=head.weight.device, dtype=torch.long)
+    states = torch.from_numpy(labels["target_previous"]).to(head.weight)
+    tokens = torch.from_numpy(labels["draft_token"]).to(head.weight.device, torch.long)
     screen = Console(soft_wrap=True)
     with torch.inference_mode(), progress(screen) as bar:
         batches = list(zip(states.split(_ROWS), tokens.split(_ROWS), strict=True))
         found = [closeness(head(batch), own) for batch, own in bar.track(batches, description="reading")]
     values = {name: torch.cat([part[name] for part in found]).cpu().numpy() for name in found[0]}
-    important, prompts = np.array(mined.tokens["important"], bool), np.array(mined.tokens["prompt_id"], np.int64)
+    important, prompts = labels["important"].astype(bool), labels["prompt_id"]
     rows = []
     for name, x in values.items():
         area, (low, high) = roc_auc_score(important, x), auc_interval(important, x, prompts)

@@ -20,7 +20,7 @@ from hf_lossy_assist.cli.console import CleanCommand
 from hf_lossy_assist.cli.mine import MiningOptions, mine
 from hf_lossy_assist.cli.models import LoadedModels
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.mining.manifest import Mined, load_mined
 from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
 from hf_lossy_assist.mining.searches import Searched
 from hf_lossy_assist.mining.unfinished import Search, UnfinishedSearches, record_of, search_of
@@ -63,6 +63,14 @@ class RestoringOptions(MiningOptions):
         return replace(super().miner(loaded), searches=KnownLabels(self.known))
 
 
+def labels_of_mismatches(argument: str, folder: Path) -> Mined:
+    """Read what ``mine --labels judge`` has written; ``argument`` is called so in errors."""
+    mined = load_mined(folder)
+    if mined.manifest["kind"] != "judge":
+        raise LossyValueError(f"`{argument}` has to be a folder with labels of mismatches, but is {str(folder)!r}")
+    return mined
+
+
 def checksum(tokens: Iterable[int]) -> int:
     return zlib.crc32(" ".join(map(str, tokens)).encode())
 
@@ -85,9 +93,7 @@ def keep(
     ] = None,
 ) -> None:
     """Write the labels of a folder, a line for each prompt, without texts and states; unfinished searches count."""
-    mined = load_mined(folder)
-    if mined.manifest["kind"] != "judge":
-        raise LossyValueError(f"`folder` has to have labels of mismatches, but has {mined.manifest['kind']!r}")
+    mined = labels_of_mismatches("folder", folder)
     names = ("index", "target_token", "draft_token", "important")
     labels: dict[int, list[list[Any]]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):

@@ -16,12 +16,12 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
 from benchmarks import command
+from benchmarks.mined_labels import labels_of_mismatches
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import PairName, Threads, numbers
-from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.tables import table
-from hf_lossy_assist.mining.manifest import Mined, load_mined
+from hf_lossy_assist.mining.manifest import Mined
 from hf_lossy_assist.mining.prompt_results import Ids
 from hf_lossy_assist.mining.self_labels import likelihood_changes
 
@@ -42,9 +42,7 @@ def main(
     """Print how labels by likelihood agree with labels by answers."""
     limit_threads(threads)
     lengths, losses = numbers("--horizons", horizons, int), numbers("--most-lost", most_lost, float)
-    mined = load_mined(data)
-    if mined.manifest["kind"] != "judge":
-        raise LossyValueError(f"`--data` has to be a folder with labels of mismatches, but is {str(data)!r}")
+    mined = labels_of_mismatches("--data", data)
     target = ModelOptions(pair, dtype=mined.manifest["settings"]["dtype"]["target"]).load().target
     texts, important = list(in_own_text(mined)), []
     changes: dict[int, list[float]] = {length: [] for length in lengths}

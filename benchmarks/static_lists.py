@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, register
 from hf_lossy_assist.core.messages import Verification
-from hf_lossy_assist.errors import LossyValueError
 
 _MATHS = re.compile(r"\d|^\s*[-+*/=<>%^()x×÷·−]+\s*$")
 _PYTHON = re.compile(r"^[\s\d\W]+$")
@@ -83,11 +82,9 @@ class MismatchRates:
     @classmethod
     def mined(cls, folder: str | Path, size: int) -> MismatchRates:
         """Count the mismatches that ``lossy-assist mine`` found."""
-        from hf_lossy_assist.mining.manifest import load_mined
+        from benchmarks.mined_labels import labels_of_mismatches
 
-        mined = load_mined(folder)
-        if mined.manifest["kind"] != "judge":
-            raise LossyValueError(f"`--labels` has to be a folder with labels of mismatches, but is {str(folder)!r}")
+        mined = labels_of_mismatches("--labels", Path(folder))
         table = mined.tokens.select_columns(["target_token", "draft_token", "important"]).with_format("numpy")[:]
         return cls.of(table["target_token"], table["draft_token"], table["important"].astype(float), size)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import torch
+from datasets import Dataset
 from torch import nn
 
-from benchmarks import closeness
+from benchmarks import closeness, mined_labels
 from tests.benchmarks.running import run
 
 
@@ -33,10 +34,11 @@ def test_the_study_counts_what_was_mined(monkeypatch, tmp_path):
         "important": [False, True, False, False],
         "prompt_id": [0, 0, 1, 2],
     }
-    mined = SimpleNamespace(manifest={"kind": "judge", "settings": {"dtype": {"target": "float32"}}}, tokens=tokens)
+    manifest = {"kind": "judge", "settings": {"dtype": {"target": "float32"}}}
+    mined = SimpleNamespace(manifest=manifest, tokens=Dataset.from_dict(tokens))
     head = nn.Linear(3, 3, bias=False)
     nn.init.eye_(head.weight)
-    monkeypatch.setattr(closeness, "load_mined", lambda folder: mined)
+    monkeypatch.setattr(mined_labels, "load_mined", lambda folder: mined)
     target = SimpleNamespace(target=SimpleNamespace(get_output_embeddings=lambda: head))
     monkeypatch.setattr(closeness.ModelOptions, "load", lambda self: target)
     lines = run(closeness.app, "--data", tmp_path, "--edges", "2,5").output.splitlines()

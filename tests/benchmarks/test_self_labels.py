@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from benchmarks import self_labels
+from benchmarks import mined_labels, self_labels
 from hf_lossy_assist.mining.self_labels import likelihood_changes
 from tests.benchmarks.running import run
 from tests.mining.parts import tiny_parts
@@ -41,7 +41,7 @@ def test_the_study_reads_what_was_mined(monkeypatch, tmp_path):
     parts = tiny_parts(noise=0.2)
     mined = SimpleNamespace(manifest={"kind": "judge", "settings": {"dtype": {"target": "float32"}}})
     text = (3, 4, 5), (6, 7, 8, 9)
-    monkeypatch.setattr(self_labels, "load_mined", lambda folder: mined)
+    monkeypatch.setattr(mined_labels, "load_mined", lambda folder: mined)
     monkeypatch.setattr(self_labels, "in_own_text", lambda mined: [(*text, {0: (10, True), 2: (11, False)})])
     monkeypatch.setattr(self_labels.ModelOptions, "load", lambda self: SimpleNamespace(target=parts.target))
     lost = [-x for x in likelihood_changes(parts.target, *text, [0, 2], (10, 0, 11, 0), 3)]
