@@ -16,6 +16,7 @@ import typer
 from hf_lossy_assist.evaluation.answers import RESULTS, Answer, load_answers
 from hf_lossy_assist.evaluation.quality import mode_scores
 from hf_lossy_assist.store.folder import MANIFEST, append_lines, write_json
+from hf_lossy_assist.training.provenance import without_folder
 
 from . import command
 
@@ -34,19 +35,6 @@ def without_text(answer: Answer) -> Answer:
     if _SUM.fullmatch(answer.text):
         return answer
     return replace(answer, text=f"crc32:{zlib.crc32(answer.text.encode()):08x}")
-
-
-def without_folder(word: str) -> str:
-    """Leave the folders out of a path to elsewhere that a command line has, alone or after ``=``.
-
-    Examples
-    --------
-    >>> without_folder("../test.jsonl"), without_folder("judge=/home/me/head"), without_folder("topk:k=2")
-    ('test.jsonl', 'judge=head', 'topk:k=2')
-    """
-    name, equals, path = word.rpartition("=")
-    elsewhere = Path(path).is_absolute() or path.startswith("../")
-    return f"{name}{equals}{Path(path).name}" if elsewhere else word
 
 
 def main(

@@ -47,13 +47,38 @@ class Origin:
             "training": {**settings, **notes},
         }
         # As JSON reads it, so that a loaded head equals the saved one.
-        provenance = json.loads(json.dumps(record))
+        provenance = _without_folders(json.loads(json.dumps(record)))
         return {"target": self.target, "draft": self.draft, "task": self.task, "provenance": provenance}
 
 
 def command_line() -> str:
-    """Return the command line for cards, without the folders of absolute paths."""
-    return shlex.join(["lossy-assist", *(Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:])])
+    """Return the command line for cards, without the folders of paths to elsewhere."""
+    return shlex.join(["lossy-assist", *map(without_folder, sys.argv[1:])])
+
+
+def without_folder(word: str) -> str:
+    """Leave the folders out of a path to elsewhere, alone or after ``=``: they say nothing on another machine.
+
+    Examples
+    --------
+    >>> without_folder("../test.jsonl"), without_folder("judge=/home/me/head"), without_folder("topk:k=2")
+    ('test.jsonl', 'judge=head', 'topk:k=2')
+    """
+    name, equals, path = word.rpartition("=")
+    elsewhere = Path(path).is_absolute() or path.startswith("../")
+    return f"{name}{equals}{Path(path).name}" if elsewhere else word
+
+
+def _without_folders(record: Any) -> Any:
+    """Apply ``without_folder`` to every text of a record that JSON gave."""
+    match record:
+        case str():
+            return without_folder(record)
+        case list():
+            return [_without_folders(value) for value in record]
+        case dict():
+            return {key: _without_folders(value) for key, value in record.items()}
+    return record
 
 
 def digest(manifest: Mapping[str, Any]) -> str:

@@ -86,6 +86,20 @@ def test_figures_and_origin_are_in_the_configuration():
     assert not set(trained.train.prompts) & set(trained.validation.prompts)
 
 
+def test_the_origin_names_no_folders_of_the_machine(monkeypatch):
+    given = ["train", "judge", "--data", "/home/me/mined", "--assistant", "../draft", "--config=/home/me/run.toml"]
+    monkeypatch.setattr("sys.argv", ["/home/me/.venv/bin/lossy-assist", *given])
+    mining = {"settings": {"task_data": "/home/me/train.jsonl", "split": "train"}, "runs": [{"argv": given}]}
+    provenance = replace(ORIGIN, data=mining).config_fields({"seed": 0})["provenance"]
+    bare = ["train", "judge", "--data", "mined", "--assistant", "draft", "--config=run.toml"]
+    assert provenance["argv"] == ["lossy-assist", *bare]
+    assert provenance["command"] == " ".join(provenance["argv"])
+    assert provenance["data"] == {
+        "settings": {"task_data": "train.jsonl", "split": "train"},
+        "runs": [{"argv": bare}],
+    }
+
+
 def test_the_same_seed_gives_the_same_head():
     first, second, third = (train_judge(judged(), ORIGIN, JudgeSettings(seed=s)).head for s in (0, 0, 1))
     assert torch.equal(first.weight, second.weight)
