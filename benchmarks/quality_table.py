@@ -7,6 +7,7 @@ a round of the same rule and γ took there.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,10 @@ class RoundTime:
 
 
 def round_times(bench: Path) -> dict[str, RoundTime]:
-    """Return the times of the modes of ``bench``, by label."""
-    rows = [json.loads(line) for line in bench.read_text(encoding="utf-8").splitlines()]
+    """Return the times of the modes of ``bench``, by label; the label leaves out the γ that is the default."""
+    lines = bench.read_text(encoding="utf-8").splitlines()
+    default = re.compile(rf"@{json.loads(lines[0])['gamma']}(?=[:\"])")
+    rows = [json.loads(default.sub("", line)) for line in lines]
     firsts = {row["label"]: row["first_token"] for row in rows if row["table"] == "ModeSummary"}
     timed: dict[str, list[tuple[float, int]]] = {}
     for row in rows:

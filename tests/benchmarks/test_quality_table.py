@@ -57,12 +57,13 @@ def test_modes_with_fewer_problems_are_compared_on_their_own(folder):
     assert found["`typical`"][2].startswith("-100.0 (")
 
 
-def test_seconds_are_those_of_the_first_and_of_later_rounds(folder, tmp_path):
+@pytest.mark.parametrize("label", ["topk", "topk@5"])
+def test_seconds_are_those_of_the_first_and_of_later_rounds(folder, tmp_path, label):
     bench = tmp_path / "bench.jsonl"
-    summary = {"table": "ModeSummary", "label": "topk", "first_token": 2.0}
-    request = {"table": "RequestRecord", "label": "topk", "split": None}
+    summary = {"table": "ModeSummary", "label": label, "first_token": 2.0}
+    request = {"table": "RequestRecord", "label": label, "split": None}
     written = [
-        {"table": "provenance"}, summary,
+        {"table": "provenance", "gamma": "5"}, summary,
         request | {"seconds": 4.0, "counts": {"rounds": 5}},
         request | {"seconds": 5.0, "counts": {"rounds": 7}},
         request | {"seconds": 99.0, "counts": {"rounds": 7}, "split": {"drafting": 1.0}},  # hooks slow it
