@@ -14,6 +14,7 @@ from tests.eagle3_heads import trained_pair
 from tests.tiny_models import tiny
 
 MODES = "plain,draft,lossless,dropmatch,dropmatch:criterion=naive:dropout=0.2,judge,typical,everything,ears"
+TREES = "lossless:tree.depth=4:tree.top_k=2:tree.nodes=8,judge:tree.depth=3:tree.nodes=6"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def counting(model):
         handle.remove()
 
 
-@pytest.mark.parametrize("mode", [*parse_modes(MODES, 5), *parse_modes("plain,lossless,ears", 5, 0.9)])
+@pytest.mark.parametrize("mode", [*parse_modes(f"{MODES},{TREES}", 5), *parse_modes("plain,lossless,ears", 5, 0.9)])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_texts_and_work_are_those_without_memory(bundled, prompts, mode, rows):
     models = Models(bundled.target, bundled.draft, bundled.heads)
