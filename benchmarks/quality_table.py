@@ -1,7 +1,7 @@
 """``python -m benchmarks.quality_table FOLDER``: the rows of an evaluation as a table for a page.
 
 With ``--bench``, an answer's seconds at batch 1 are those until the first tokens, and its later rounds times what such
-a round of the same rule and γ took there.
+a round of the same rule and γ took there, in the median request.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -48,16 +49,12 @@ def round_times(bench: Path) -> dict[str, RoundTime]:
     default = re.compile(rf"@{json.loads(lines[0])['gamma']}(?=[:\"])")
     rows = [json.loads(default.sub("", line)) for line in lines]
     firsts = {row["label"]: row["first_token"] for row in rows if row["table"] == "ModeSummary"}
-    timed: dict[str, list[tuple[float, int]]] = {}
+    timed: dict[str, list[float]] = {}
     for row in rows:
         if row["table"] == "RequestRecord" and row["split"] is None and row["counts"] is not None:
-            timed.setdefault(row["label"], []).append(
-                (row["seconds"] - firsts[row["label"]], row["counts"]["rounds"] - 1)
-            )
-    return {
-        label: RoundTime(firsts[label], sum(seconds for seconds, _ in pairs) / sum(rounds for _, rounds in pairs))
-        for label, pairs in timed.items()
-    }
+            later = (row["seconds"] - firsts[row["label"]]) / (row["counts"]["rounds"] - 1)
+            timed.setdefault(row["label"], []).append(later)
+    return {label: RoundTime(firsts[label], median(seconds)) for label, seconds in timed.items()}
 
 
 def line(row: ModeScore, reference: str, times: Mapping[str, RoundTime], count: bool = False) -> str:
