@@ -45,16 +45,16 @@ class RoundTime:
 
 def round_times(bench: Path) -> dict[str, RoundTime]:
     """Return the times of the modes of ``bench``, by label; the label leaves out the γ that is the default."""
-    lines = bench.read_text(encoding="utf-8").splitlines()
-    default = re.compile(rf"@{json.loads(lines[0])['gamma']}(?=[:\"])")
-    rows = [json.loads(default.sub("", line)) for line in lines]
+    rows = [json.loads(line) for line in bench.read_text(encoding="utf-8").splitlines()]
+    default = rf"@{rows[0]['gamma']}(?=:|$)"
     firsts = {row["label"]: row["first_token"] for row in rows if row["table"] == "ModeSummary"}
     timed: dict[str, list[float]] = {}
     for row in rows:
-        if row["table"] == "RequestRecord" and row["split"] is None and row["counts"] is not None:
-            later = (row["seconds"] - firsts[row["label"]]) / (row["counts"]["rounds"] - 1)
-            timed.setdefault(row["label"], []).append(later)
-    return {label: RoundTime(firsts[label], median(seconds)) for label, seconds in timed.items()}
+        if row["table"] != "RequestRecord" or row["split"] is not None or row["counts"] is None:
+            continue
+        if later := row["counts"]["rounds"] - 1:
+            timed.setdefault(row["label"], []).append((row["seconds"] - firsts[row["label"]]) / later)
+    return {re.sub(default, "", label): RoundTime(firsts[label], median(times)) for label, times in timed.items()}
 
 
 def line(row: ModeScore, reference: str, times: Mapping[str, RoundTime], count: bool = False) -> str:

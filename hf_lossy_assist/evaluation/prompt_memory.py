@@ -57,8 +57,8 @@ class ReadPrompts:
             return None
         width = min(self.prompts.shape[1] - 1, ids.shape[1] - max(1, inputs.get("logits_to_keep") or 1))
         fill(cache, [text.layers for text in self.texts], self._lengths(width), width)
-        shorter = {name: inputs[name][:, width:] for name in _BESIDE_IDS if _has(inputs.get(name), 2)}
-        if _has(mask := inputs.get("attention_mask"), 4):  # a tree's: what each token sees
+        shorter = {name: inputs[name][:, width:] for name in _BESIDE_IDS if _has_dimensions(inputs.get(name), 2)}
+        if _has_dimensions(mask := inputs.get("attention_mask"), 4):  # a tree's: what each token sees
             shorter["attention_mask"] = mask[:, :, width:]
         return args, {**inputs, **shorter, "input_ids": ids[:, width:]}
 
@@ -82,8 +82,8 @@ def _plain(cache: DynamicCache) -> bool:
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
-def _has(value: Any, dimensions: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() == dimensions
+def _has_dimensions(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() == count
 
 
 class PromptMemory:

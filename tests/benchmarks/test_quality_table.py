@@ -67,6 +67,7 @@ def test_seconds_are_those_of_the_first_and_of_later_rounds(folder, tmp_path, la
         request | {"seconds": 4.0, "counts": {"rounds": 5}},
         request | {"seconds": 5.0, "counts": {"rounds": 7}},
         request | {"seconds": 60.0, "counts": {"rounds": 7}},  # something else kept the machine busy
+        request | {"seconds": 2.5, "counts": {"rounds": 1}},  # has no later round
         request | {"seconds": 99.0, "counts": {"rounds": 7}, "split": {"drafting": 1.0}},  # hooks slow it
     ]  # fmt: skip
     bench.write_text("\n".join(map(json.dumps, written)))
