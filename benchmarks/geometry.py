@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from transformers import PretrainedConfig
 
-from hf_lossy_assist.call.config import nearest
-from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.errors import LossyValueError, nearest
 
 
 @dataclass(frozen=True)

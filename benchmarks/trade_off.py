@@ -15,11 +15,10 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks import command
 from benchmarks.plot_labels import write_labels
 from benchmarks.static_lists import MismatchRates, maths_tokens, python_tokens, registered
-from hf_lossy_assist.call.config import nearest
 from hf_lossy_assist.cli.console import flattened
 from hf_lossy_assist.cli.evaluate import EvaluationOptions, answer_all
 from hf_lossy_assist.cli.options import numbers
-from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.errors import LossyValueError, nearest
 from hf_lossy_assist.evaluation.answers import AnswerStore
 from hf_lossy_assist.evaluation.evaluate import score_point
 from hf_lossy_assist.evaluation.modes import DecodingMode, parse_gamma

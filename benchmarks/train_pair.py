@@ -15,10 +15,9 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks import pair_cards as cards
 from benchmarks.pair_recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
 from benchmarks.pretraining import save_model, train_model
-from hf_lossy_assist.call.config import nearest
 from hf_lossy_assist.cli.console import CleanCommand, limit_threads, progress
 from hf_lossy_assist.cli.options import PairName, Threads
-from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.errors import LossyValueError, nearest
 from hf_lossy_assist.pairs import ROLES
 from hf_lossy_assist.pairs.pair import bundled_folder
 

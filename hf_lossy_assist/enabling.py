@@ -15,12 +15,12 @@ from typing import Any
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from .call.config import FIELDS, nearest, parse
+from .call.config import FIELDS, parse
 from .call.drafter_choice import DRAFTERS, DRAFTING
 from .call.lossy_call import LossyCall
 from .compat import DECODING_METHODS, cache_of, device_of, mark_user_cache, unwrap
 from .core.statistics import CollectedStats, LossyStats
-from .errors import LossyValueError
+from .errors import LossyValueError, nearest
 
 _lock = threading.RLock()
 

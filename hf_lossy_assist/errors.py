@@ -1,8 +1,11 @@
 """The errors of this package. All are a ``ValueError`` too, so ``except ValueError`` catches them."""
 
+import difflib
 import functools
 import inspect
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 _PASSED_THROUGH = ("hf_lossy_assist", "transformers", "torch", "contextlib")
 
@@ -34,3 +37,10 @@ def warn_once(message: str) -> None:
 
 class LossyServiceError(LossyError):
     """A service did not answer, refused, or answered nonsense after all retries. A later attempt may succeed."""
+
+
+def nearest(value: Any, names: Iterable[str]) -> str:
+    """Return ``"; did you mean 'name'?"`` for the most similar name, or an empty string."""
+    by_spelling = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(str(value).lower(), by_spelling, n=1, cutoff=0.5)
+    return f"; did you mean {by_spelling[close[0]]!r}?" if close else ""

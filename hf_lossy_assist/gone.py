@@ -1,10 +1,11 @@
-"""Names that earlier versions had, and what to use instead. An error tells users for one release."""
+"""Looks up the names that users write. Errors say what replaces a removed name, or what a wrong one resembles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from .errors import LossyValueError
+from .errors import LossyValueError, nearest
 
 GONE: Mapping[str, Mapping[str, str]] = {
     "command": {},
@@ -15,7 +16,10 @@ GONE: Mapping[str, Mapping[str, str]] = {
     "task": {},
     "pair": {},
 }
-"""By kind, each old spelling and the sentence that names its replacement; docs/migration.md lists them all."""
+"""By kind, each spelling of earlier versions and the sentence that names its replacement, for one release.
+
+docs/migration.md lists them all. An import is written in full, ``hf_lossy_assist.calibration.Name``, and a command of a
+group after the group's name, ``train name``."""
 
 
 def check_gone(kind: str, name: str) -> None:
@@ -27,3 +31,25 @@ def check_gone(kind: str, name: str) -> None:
     """
     if (instead := GONE[kind].get(name)) is not None:
         raise LossyValueError(f"the {kind} {name!r} was removed: {instead}")
+
+
+def check_name(argument: str, name: Any, known: Iterable[str], kind: str) -> None:
+    """Raise :class:`LossyValueError` unless a name is known; the message says what replaces or resembles it.
+
+    Examples
+    --------
+    >>> check_name("lossy_mode", "topk", ["topk", "typical"], "rule")
+    """
+    if name not in (known := list(known)):
+        check_gone(kind, str(name))
+        raise LossyValueError(f"`{argument}` has to be one of {known}, but is {name!r}{nearest(name, known)}")
+
+
+def absent_from(module: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module whose removed names say what replaces them."""
+
+    def absent(name: str) -> Any:
+        check_gone("import", f"{module}.{name}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return absent

@@ -5,6 +5,7 @@ rules.
 """
 
 from ..call.certificate import Certificate as Certificate
+from ..gone import absent_from
 from .betting import LossTest as LossTest
 from .betting import bound as bound
 from .betting import certify as certify
@@ -12,3 +13,5 @@ from .betting import select as select
 from .calibrating import calibrate as calibrate
 from .calibrating import calibrate_from as calibrate_from
 from .watch import Watch as Watch
+
+__getattr__ = absent_from(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -13,7 +12,8 @@ from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_
 from ..core.limits import Limits
 from ..drafting.draft_stop import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
-from ..errors import LossyValueError
+from ..errors import LossyValueError, nearest
+from ..gone import check_gone, check_name
 from ..heads import Head, VerifierHead, place_head
 from .certificate import Certificate, certificate_folder
 
@@ -25,6 +25,10 @@ RUN_KEYS = (
     "seed", "require_lossless", "break_even", "compile", "tree", "stop_drafting", "certificate", "inspect", *_LIMITS,
 )  # fmt: skip
 """The keys of ``lossy_config`` that every rule has."""
+
+
+KEY = "key of `lossy_config`"
+"""The kind of a removed key."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ def parse(mode: Any, config: Any = None, head: Any = None, *, device: torch.devi
     per_rule = {names[0]: settings} if compose is None else settings
     unknown = [key for key in per_rule if key not in names]
     if unknown:
+        check_gone(KEY, unknown[0])
         raise LossyValueError(
             f"`lossy_config` for several rules is keyed by rule, one of {names}, but has the key {unknown[0]!r}"
             + nearest(unknown[0], [*names, *RUN_KEYS])
@@ -172,6 +177,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
     keys = [x.name for x in settings_of(REGISTRY[name])]
     for key in settings:
         if key not in keys:
+            check_gone(KEY, key)
             raise LossyValueError(
                 f"`lossy_config` key {key!r} is unknown to the rule {name!r}, which has "
                 f"{keys or 'no keys of its own'}{nearest(key, [*keys, *RUN_KEYS])}"
@@ -203,13 +209,6 @@ def _heads(names: list[str], head: Any) -> dict[str, Any]:
     return given
 
 
-def nearest(value: Any, names: Iterable[str]) -> str:
-    """Return ``"; did you mean 'name'?"`` for the most similar name, or an empty string."""
-    by_spelling = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(str(value).lower(), by_spelling, n=1, cutoff=0.5)
-    return f"; did you mean {by_spelling[close[0]]!r}?" if close else ""
-
-
 def _names(mode: Any) -> tuple[list[str], type[AnyOf] | type[AllOf] | None]:
     compose = AnyOf if isinstance(mode, list | tuple) else None
     names = list(mode) if compose else [mode]
@@ -229,10 +228,7 @@ def _names(mode: Any) -> tuple[list[str], type[AnyOf] | type[AllOf] | None]:
                 f"`lossy_mode` has to be a list for several rules, but is {name!r}; pass a list, "
                 f"{[x.strip() for x in name.split(',')]}"
             )
-        if name not in REGISTRY:
-            raise LossyValueError(
-                f"`lossy_mode` has to be one of {list(REGISTRY)}, but is {name!r}{nearest(name, REGISTRY)}"
-            )
+        check_name("lossy_mode", name, REGISTRY, "rule")
     if len(set(names)) < len(names):
         raise LossyValueError(f"`lossy_mode` has to name every rule once, but is {mode!r}")
     return names, compose

@@ -76,8 +76,8 @@ class LazyGroup(CleanGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> LazyCommand | None:
-        return LazyCommand(cmd_name) if cmd_name in COMMANDS else None
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return LazyCommand(cmd_name) if cmd_name in COMMANDS else super().get_command(ctx, cmd_name)
 
 
 app = typer.Typer(

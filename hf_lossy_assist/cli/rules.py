@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..acceptors import REGISTRY, Acceptor, Setting, head_type, settings_of, summary_of
-from ..call.config import nearest
-from ..errors import LossyValueError
+from ..gone import check_name
 
 READS = {
     "draft_probs": "q",
@@ -32,8 +31,8 @@ def rules(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the rules with their settings, sources and what they read besides the target's logits."""
-    if name is not None and name not in REGISTRY:
-        raise LossyValueError(f"`NAME` has to be one of {list(REGISTRY)}, but is {name!r}{nearest(name, REGISTRY)}")
+    if name is not None:
+        check_name("NAME", name, REGISTRY, "rule")
     chosen = list(REGISTRY.values()) if name is None else [REGISTRY[name]]
     if as_json:
         facts = [rule_facts(rule) for rule in chosen]

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from transformers.utils.import_utils import is_serve_available
 
-from ..call.config import nearest, parse
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..call.config import parse
+from ..errors import LossyUnsupportedError, LossyValueError, nearest
 from ..evaluation.modes import parse_config
 from ..integrations.serving import RequestLimits, Settings
 from .options import RULES, RuleSettings, parse_mode, stored

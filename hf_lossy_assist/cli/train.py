@@ -18,7 +18,7 @@ from ..errors import LossyValueError
 from ..evaluation.tables import Column, percent, table
 from ..heads.judge_head import MODELS
 from . import train_drafts
-from .console import CleanCommand, flattened, limit_threads, progress
+from .console import CleanCommand, CleanGroup, flattened, limit_threads, progress
 from .models import ModelOptions, identity_of
 from .options import TrainOptions
 
@@ -35,6 +35,7 @@ _ENOUGH = 100
 
 app = typer.Typer(
     name="train",
+    cls=CleanGroup,
     add_completion=False,
     help="Train heads from labelled data, and drafts for a target.",
     no_args_is_help=True,

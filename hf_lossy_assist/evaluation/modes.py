@@ -13,10 +13,11 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, head_type
 from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
-from ..call.config import nearest, parse
+from ..call.config import parse
 from ..drafting.draft_length import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
 from ..errors import LossyValueError
+from ..gone import check_name
 from ..heads import Head
 
 TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alone"
@@ -260,8 +261,6 @@ def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMod
         return DecodingMode(text, "thresholds", keeps_all, gamma, temperature)
     names = name.split("+")
     for rule in names:
-        if rule not in REGISTRY:
-            known = ["plain", "draft", "stock", EVERYTHING, *REGISTRY]
-            raise LossyValueError(f"`modes` has to name {known}, but one is {rule!r}{nearest(rule, known)}")
+        check_name("modes", rule, ["plain", "draft", "stock", EVERYTHING, *REGISTRY], "rule")
     rule = names[0] if len(names) == 1 else names
     return DecodingMode(text, rule, parse_config(settings, "modes"), gamma, temperature)

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyValueError
+from ..gone import check_name
 from ..heads import Head
 from ..tasks import Arithmetic, Task
 from . import qwen_coder, smollm2
@@ -100,10 +101,7 @@ def load_model(
 
 def task_of(name: str) -> Task | None:
     """Return a pair's task, or None if it has none."""
-    if name not in NAMES:
-        from ..call.config import nearest
-
-        raise LossyValueError(f"`name` has to be one of {list(NAMES)}, but is {name!r}{nearest(name, NAMES)}")
+    check_name("name", name, NAMES, "pair")
     task = NAMES[name]
     return None if task is None else task()
 

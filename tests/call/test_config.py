@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hf_lossy_assist.acceptors import REGISTRY, AllOf, AnyOf, DropMatch, Judge, Lossless, TopK, head_type, register
-from hf_lossy_assist.call.config import RunConfig, lossy_fields, nearest, parse
+from hf_lossy_assist.call.config import RunConfig, lossy_fields, parse
 from hf_lossy_assist.errors import LossyValueError
 
 
@@ -33,11 +33,6 @@ def test_the_caller_s_dicts_stay_as_they_were():
     config = {"beta": 0.2, "seed": 1, "require_lossless": False}
     parse("ears", config)
     assert config == {"beta": 0.2, "seed": 1, "require_lossless": False}
-
-
-def test_nearest():
-    assert nearest("typicl", REGISTRY) == "; did you mean 'typical'?"
-    assert nearest("zzz", REGISTRY) == ""
 
 
 def test_a_rule_of_ones_own_is_registered_once():

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ...acceptors import REGISTRY, Acceptor, settings_of
-from ...call.config import FIELDS, nearest, parse
-from ...errors import LossyValueError
+from ...call.config import FIELDS, parse
+from ...errors import LossyValueError, nearest
 from ...heads.checks import brief, is_number
 from .settings import FIELD, RequestLimits, Settings, above, nested
 

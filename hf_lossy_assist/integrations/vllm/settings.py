@@ -14,8 +14,8 @@ from ...acceptors import REGISTRY, Acceptor, head_type, place_rule_head
 from ...acceptors.base import AUTO
 from ...call.certificate import Certificate
 from ...call.checks import check_mode
-from ...call.config import FIELDS, RunConfig, check_keys, nearest, parse
-from ...errors import LossyUnsupportedError, LossyValueError
+from ...call.config import FIELDS, RunConfig, check_keys, parse
+from ...errors import LossyUnsupportedError, LossyValueError, nearest
 from ...heads.checks import brief
 from ..serving.permission import check_request
 from ..serving.settings import FIELD, Settings
