@@ -21,7 +21,7 @@ from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, ref
 from ..evaluation.modes import DecodingMode, parse_gamma
 from ..evaluation.tables import length_table, score_table
 from ..evaluation.vllm_engines import VllmEngines, vllm_engines
-from ..mining.mining_run import this_process
+from ..store.process import this_process
 from .console import limit_threads, progress
 from .models import ModelOptions
 from .options import (

@@ -26,7 +26,7 @@ from ..mining.draft_argmax import DraftArgmax
 from ..mining.judge_labels import JudgeMiner
 from ..mining.local_writer import LocalWriter
 from ..mining.manifest import MiningPlan, open_run
-from ..mining.mining_run import MiningWorkload, longest_prompt, this_process
+from ..mining.mining_run import MiningWorkload, longest_prompt
 from ..mining.mining_run import mine as run
 from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner, PromptResult
 from ..mining.ratio_labels import RatioMiner
@@ -36,6 +36,7 @@ from ..mining.self_labels import SelfLabels
 from ..mining.unfinished import UnfinishedSearches
 from ..mining.writing import ResponseLimits, Writer
 from ..models.quantised import quantize_draft
+from ..store.process import this_process
 from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
 from .console import limit_threads, progress

@@ -25,9 +25,9 @@ from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
 from ..heads import Head, ModelIdentity
-from ..mining.mining_run import this_process
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
+from ..store.process import this_process
 from ..tasks import Example, Task
 from .options import DraftSource, Dtype, PairInstead, TargetSource, Where
 

@@ -18,9 +18,9 @@ from ..compat import ending_tokens
 from ..drafting.frequent_tokens import kept_tokens
 from ..errors import LossyValueError
 from ..heads import Head, ModelIdentity
-from ..mining.mining_run import Process, this_process
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
+from ..store.process import Process, this_process
 from ..tasks import Example, Task
 from .answers import Answer, AnswerStore
 from .comparison import rotated, warm_up

@@ -16,7 +16,7 @@ from hf_lossy_assist.evaluation.answers import RESULTS, AnswerStore, load_answer
 from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes, reference_of
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.quality import mode_scores
-from hf_lossy_assist.mining.mining_run import Process
+from hf_lossy_assist.store.process import Process
 from hf_lossy_assist.tasks import Example, Task
 from hf_lossy_assist.tasks.summaries import Summaries
 from tests.eagle3_heads import layer, random_head

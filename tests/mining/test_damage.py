@@ -14,9 +14,9 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.mining.manifest import MiningPlan, load_mined, open_run
-from hf_lossy_assist.mining.mining_run import Process
 from hf_lossy_assist.store import folder as files
 from hf_lossy_assist.store import shards as storage
+from hf_lossy_assist.store.process import Process
 from hf_lossy_assist.store.shards import ShardStore, prompt_rows
 from tests.mining.parts import judge, run, tiny_parts, workload
 from tests.mining.shards import SCHEMAS, assert_holds, put, write_manifest
