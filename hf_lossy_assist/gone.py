@@ -10,7 +10,9 @@ from .errors import LossyValueError, nearest
 GONE: Mapping[str, Mapping[str, str]] = {
     "command": {},
     "option": {},
-    "rule": {},
+    "rule": {
+        "steps": "every other rule lets the target check the draft's tokens; take `judge` or `topk`",
+    },
     "key of `lossy_config`": {},
     "import": {},
     "task": {},

@@ -16,14 +16,13 @@ from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.decoding.loop import Decoding
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
-from tests.tiny_models import Characters, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
 RUNS_AHEAD = replace(
     ROWS[0], mode="sprinter", config={"max_draft": 5}, head=lambda *pair: verifier_head(*pair, scale=3.0, seed=1)
 )
-OF_STEPS = replace(ROWS[0], mode="steps", config={"threshold": 0, "longest": 2, "question": "@"})
 # What needs a value on the host: reading one, and shapes that depend on values.
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal", "is_nonzero"}
 
@@ -153,18 +152,8 @@ def test_a_rule_that_runs_ahead_waits_once_for_each_drafted_token_too(
     assert more.waits == {"tolist": more.steps + more.rounds}
 
 
-@CALLS
-def test_a_rule_of_steps_waits_once_for_each_drafted_token_too(
-    monkeypatch: pytest.MonkeyPatch, do_sample: bool, inputs: dict
-):
-    """The text says whether a step has ended. The rows of a batch are decoded one by one."""
-    more = of_longer_text(monkeypatch, OF_STEPS, inputs, do_sample=do_sample, tokenizer=Characters())
-    assert more.steps > more.rounds
-    assert more.waits == {"_local_scalar_dense": more.steps, "tolist": more.rounds}
-
-
 def test_every_rule_is_covered():
-    assert {row.mode for row in (*ROWS, RUNS_AHEAD, OF_STEPS)} == set(REGISTRY)
+    assert {row.mode for row in (*ROWS, RUNS_AHEAD)} == set(REGISTRY)
 
 
 def test_the_test_would_find_them(monkeypatch: pytest.MonkeyPatch):

@@ -101,18 +101,6 @@ def padded(lengths=LENGTHS, pad: int = 0) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-class Characters:
-    """A tokenizer with a token for each of 64 characters, of which the digits are the last; others are the first."""
-
-    text = "".join(chr(ord("@") + i) for i in range(54)) + "0123456789"
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [max(0, self.text.find(x)) for x in text]
-
-    def decode(self, ids: list[int], **options: object) -> str:
-        return "".join(self.text[i] for i in ids)
-
-
 class ConstantConfig(PretrainedConfig):
     model_type = "constant-law"
 

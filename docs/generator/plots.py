@@ -108,12 +108,6 @@ def _run_lengths(name: str, formula: Formula, settings: Mapping[str, Any]) -> Te
     return theory.sprinter_expected_run_length(GRID, settings["false_positive_rate"], r=8, max_draft=64)
 
 
-def _by_score(name: str, formula: Formula, settings: Mapping[str, Any]) -> Tensor:
-    """Return whether a step is kept, by its score as a share of 9."""
-    v = _verification(1, formula.do_sample, step_score=9 * GRID)
-    return acceptors.REGISTRY[name](**settings).keep(v).float()[:, 0]
-
-
 def _label(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key.replace('_', ' ')} = {value}" for key, value in settings.items())
 
@@ -124,6 +118,5 @@ _SPECIAL: Mapping[str, tuple[Curve, str]] = {
     "fly": (_before_matches, _GREEDY),
     "judge": (_by_a_head, "P(important) by the bundled head, where p(x) = 0.2 and q(x) = 0.5"),
     "sprinter": (_run_lengths, "the head's true-positive rate, where the first 8 drafted tokens are acceptable"),
-    "steps": (_by_score, "the target's score of the step, as a share of 9"),
 }
 """The curves of rules that read more than p, q and x, each with the label of its x axis."""

@@ -73,7 +73,7 @@ def _setting(each: Setting) -> str:
         default = each.none_in_words
     else:
         default = json.dumps(each.default) if isinstance(each.default, str) else f"{each.default:g}"
-    bounds = [f'"{choice}"' for choice in each.choices] or ["a text"] * each.text
+    bounds = [f'"{choice}"' for choice in each.choices]
     bounds = bounds or [f"{each.low:.2g} to {each.high:g}"]
     bounds += [f'"{each.word}"'] if each.word else []
     bounds += [f"null: {each.none_in_words}"] if each.may_be_none and each.default is not None else []

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from ..core.limits import LosslessPositions
 from ..core.messages import Decision, Verification
-from ..core.steps import StepDrafting
 from ..heads import VerifierHead
 from .registry import Formula, settings_of
 
@@ -92,9 +91,9 @@ class Acceptor(ABC):
     def needs(self) -> frozenset[str]:
         """The inputs that the rule reads besides the target's logits; most rules set a class attribute.
 
-        A subset of ``"draft_probs"``, ``"draft_or_point_mass"``, ``"hidden"``, ``"draft_hidden"``,
-        ``"dropped_heads"`` and ``"tokenizer"``. ``"draft_probs"`` requires a draft distribution; with
-        ``"draft_or_point_mass"``, a drafter without one counts as certain of its tokens.
+        A subset of ``"draft_probs"``, ``"draft_or_point_mass"``, ``"hidden"``, ``"draft_hidden"`` and
+        ``"dropped_heads"``. ``"draft_probs"`` requires a draft distribution; with ``"draft_or_point_mass"``, a drafter
+        without one counts as certain of its tokens.
         """
         return frozenset()
 
@@ -107,16 +106,6 @@ class Acceptor(ABC):
     def unverified_drafting(self) -> UnverifiedDrafting | None:
         """How the draft may commit tokens without the target, or None."""
         return None
-
-    @property
-    def step_drafting(self) -> StepDrafting | None:
-        """How the draft may write whole steps, which the target scores; None for tokens."""
-        return None
-
-    @property
-    def drafts_any_length(self) -> bool:
-        """Whether the rule itself says where a draft ends."""
-        return self.unverified_drafting is not None or self.step_drafting is not None
 
     drafts_until: ClassVar[float] = 0.5
     """Where no draft length is given, a draft ends once Π q(xᵢ) is below this: lower for rules that keep more."""

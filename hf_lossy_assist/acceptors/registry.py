@@ -62,7 +62,6 @@ class Setting:
     instead_of: str | None = None
     unset: str | None = None
     word: str | None = None
-    text: bool = False
     help: str = ""
 
     @property
@@ -80,10 +79,6 @@ class Setting:
         value = getattr(rule, self.name)
         if (value is None and self.may_be_none) or (self.word is not None and value == self.word):
             return
-        if self.text and not (isinstance(value, str) and value):
-            raise LossyValueError(
-                f"`{self.name}` of the rule {rule.name!r} has to be a text of at least one character, but is {value!r}"
-            )
         if self.choices:
             check_choice(rule.name, self.name, value, self.choices)
         if self.low is not None:
@@ -98,9 +93,8 @@ class Setting:
         wanted = f", {_numbers(self.low, self.high, self.integer, self.word)}" if self.low is not None else ""
         if self.low == _LEAST_ABOVE_0:
             wanted = wanted.replace(f">= {self.low:g}", "> 0")
-        wanted += f", one of {list(self.choices)}" if self.choices else ", a text" if self.text else ""
-        default = repr(self.default) if self.text else self.default
-        default = self.none_in_words if self.default is None else default
+        wanted += f", one of {list(self.choices)}" if self.choices else ""
+        default = self.none_in_words if self.default is None else self.default
         return f"{self.name}{wanted} (default: {default}). {self.help}".rstrip()
 
 
@@ -116,7 +110,7 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
     more
         ``integer=True`` for whole numbers only; ``choices``, the allowed strings; ``instead_of``, a setting that
         excludes this one; ``unset``, the meaning of None in words, which allows it; ``word``, a string allowed instead
-        of a number; ``text=True`` for any text but the empty one.
+        of a number.
 
     Examples
     --------

@@ -11,7 +11,6 @@ from transformers.cache_utils import StaticCache
 
 from .. import compat
 from ..acceptors import Acceptor
-from ..core.steps import BoundSteps
 from ..decoding.outputs import OUTPUTS
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
@@ -54,19 +53,15 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
         )
     if not call.inputs.get("use_cache", True):
         raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False; leave it out")
-    refused, why = (), ""
-    if acceptor.unverified_drafting is not None:
-        refused, why = OUTPUTS, "which commits unverified tokens"
-    elif acceptor.step_drafting is not None:
-        refused, why = ("hidden_states", "attentions"), "whose target reads a question after every step"
-    for name in refused:
+    for name in OUTPUTS if acceptor.unverified_drafting is not None else ():
         if getattr(call.config, f"output_{name}", False):
             raise LossyUnsupportedError(
-                f"`output_{name}` can't be used with `lossy_mode` {mode!r}, {why}; leave it out"
+                f"`output_{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it "
+                "out"
             )
     check_processors(f"`lossy_mode` {mode!r}", call.processors)
     cache = compat.cache_of(call.inputs)
-    if acceptor.drafts_any_length and compat.quantises(cache):
+    if acceptor.unverified_drafting is not None and compat.quantises(cache):
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} drafts any number of tokens, but a {type(cache).__name__} can forget only a few; "
             "use a dynamic cache"
@@ -89,17 +84,6 @@ def check_processors(user: str, processors: LogitsProcessorList) -> None:
                 f"{user} can't be used with {type(processor).__name__}, which keeps a state from token to token; leave "
                 "it out"
             )
-
-
-def check_steps(model: PreTrainedModel, steps: BoundSteps, call: Prepared) -> None:
-    """Refuse texts so long that the question about a step would exceed the model's positions."""
-    longest, asked = call.config.max_length, len(steps.question)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and longest + asked > positions:
-        raise LossyValueError(
-            f"`max_new_tokens` lets a text have {longest} tokens, and `question` of the rule {steps.request.rule!r} "
-            f"has {asked}, but {type(model).__name__} has {positions} positions; shorten either"
-        )
 
 
 def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call: Prepared) -> None:

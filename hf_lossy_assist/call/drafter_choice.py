@@ -136,8 +136,6 @@ class DrafterChoice:
                 f"the rule {name!r} runs a head on the draft model's states; pass an `assistant_model` with the "
                 "target's tokenizer, and no other drafter"
             )
-        if acceptor.step_drafting is not None:
-            self._check_steps(name)
         acceptor.check_models(self.target, None if self.drafts_with_eagle3 else self.assistant_model)
         if self.candidate_generator is not None:
             if not isinstance(self.candidate_generator, CandidateGenerator) and not callable(self.candidate_generator):
@@ -163,18 +161,6 @@ class DrafterChoice:
             raise LossyValueError(
                 f"`lossy_mode` {name!r} needs a drafter; pass `assistant_model`, `prompt_lookup_num_tokens` or "
                 "`candidate_generator`"
-            )
-
-    def _check_steps(self, rule: str) -> None:
-        if not self.drafts_with_model:
-            raise LossyUnsupportedError(
-                f"the rule {rule!r} lets a draft model write whole steps in the target's tokens; pass an "
-                "`assistant_model` with the target's tokenizer, and no other drafter"
-            )
-        if compat.has_recurrent_state(self.target):
-            raise LossyUnsupportedError(
-                f"the rule {rule!r} lets the target forget the question that it reads after each step, but "
-                f"{type(self.target).__name__} keeps a recurrent state, which can't; choose a rule that judges tokens"
             )
 
     def _check_stop(self, acceptor: Acceptor) -> None:
@@ -215,8 +201,6 @@ class DrafterChoice:
             raise LossyUnsupportedError(
                 f"the rule {name!r} commits unverified tokens of one text, so it has no trees; {without}"
             )
-        if acceptor.step_drafting is not None:
-            raise LossyUnsupportedError(f"the rule {name!r} judges whole steps of one text, not trees; {without}")
         if "draft_probs" in acceptor.needs:
             raise LossyUnsupportedError(
                 f"the rule {name!r} reads the draft's distribution, which nodes of a tree don't have; {without}, or "

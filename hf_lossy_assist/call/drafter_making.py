@@ -13,7 +13,6 @@ from .. import compat
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
-from ..core.steps import BoundSteps
 from ..decoding.progress import Progress
 from ..drafting import Drafter
 from ..drafting.cross_tokenizer import CrossTokenizerDrafter
@@ -23,7 +22,6 @@ from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
 from ..drafting.model import ModelDrafter, mask_of
 from ..drafting.per_row import GeneratorDrafter, PerRowDrafter, drafter_of, missing
-from ..drafting.steps import StepDrafter
 from ..drafting.tree import DrawnTreeDrafter, Eagle3DrawnTreeDrafter, Eagle3TreeDrafter, TreeDrafter
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..drafting.unverified import UNVERIFIED_DRAFTERS
@@ -41,8 +39,7 @@ _EAGLE3_TREES = {TreeConfig: Eagle3TreeDrafter, DrawnTreeConfig: Eagle3DrawnTree
 class DrafterMaker:
     """Makes the drafter of a call with all its rows; the draft's logits go through ``processors``.
 
-    Calls in one ``situation`` share what they learn about automatic trees. ``steps`` are the steps that the rule asks
-    for, or None.
+    Calls in one ``situation`` share what they learn about automatic trees.
     """
 
     choice: DrafterChoice
@@ -51,7 +48,6 @@ class DrafterMaker:
     processors: LogitsProcessorList
     randomness: Randomness
     situation: tuple[Hashable, ...] = ()
-    steps: BoundSteps | None = None
 
     def drafter(
         self,
@@ -70,9 +66,6 @@ class DrafterMaker:
                 request = acceptor.unverified_drafting
                 kind = UNVERIFIED_DRAFTERS[request.head.config.position]
                 return kind(choice.assistant_model, request, progress, **settings)
-            if self.steps is not None:
-                settings |= self._kept()
-                return StepDrafter(choice.assistant_model, self._length(), self.steps, **settings)
             return ModelDrafter(choice.assistant_model, self._length(), runner=runner, **self._kept(), **settings)
         if choice.drafts_with_eagle3:
             settings = self._settings(self.call, self.processors) | self._kept()

@@ -15,7 +15,6 @@ from .. import compat
 from ..core.distributions import Randomness
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
-from ..core.steps import BoundSteps
 from ..core.texts import BatchLayout
 from ..decoding.break_even import BreakEven, Experience, Plan, experience_of
 from ..decoding.loop import Decoding
@@ -26,7 +25,7 @@ from ..drafting.draft_length import NoStopwatch, Stopwatch
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.prepared import Prepared
 from ..models.processing import row_aligned
-from ..models.target import StepTarget, Target, TargetReader
+from ..models.target import Target, TargetReader
 from .checks import (
     check_certificate,
     check_decoding,
@@ -34,7 +33,6 @@ from .checks import (
     check_own_cache,
     check_prepared,
     check_row_by_row,
-    check_steps,
     check_together,
     check_tree,
 )
@@ -152,8 +150,7 @@ class LossyCall:
         if call.batch > 1:
             self.choice.check_batch(call.batch)
             check_own_cache(self.config.acceptor.name, call)
-            apart = self.choice.row_by_row or self.config.acceptor.step_drafting is not None
-            apart = apart or compat.quantises(compat.cache_of(call.inputs))
+            apart = self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs))
         if apart:
             check_row_by_row(self.config.acceptor.name, call)
             result = decode_row_by_row(lambda i: decoding(call.alone(i), row=i), stopping, call)
@@ -184,14 +181,13 @@ class LossyCall:
         progress = Progress(stopping, self.config.limits.bind(call.tokenizer), stats, call.streamer, row)
         keep_raw = "logits" in outputs.wanted
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
-        steps = self._steps(call)
-        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness, situation, steps).drafter(
+        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness, situation).drafter(
             progress, draft_runner, self.config.tree
         )
         return Decoding(
             call.ids,
             layout,
-            target=Target(runner, reader) if steps is None else StepTarget(runner, reader, steps),
+            target=Target(runner, reader),
             drafter=IdleDrafter(drafter) if break_even.plain else drafter,
             acceptor=acceptor,
             progress=progress,
@@ -200,14 +196,6 @@ class LossyCall:
             inspected=self.config.inspect,
             synced=call.synced_gpus,
         )
-
-    def _steps(self, call: Prepared) -> BoundSteps | None:
-        """Return the steps that the rule asks for, in the call's tokens; None for a rule that judges tokens."""
-        if (request := self.config.acceptor.step_drafting) is None:
-            return None
-        steps = request.bind(call.tokenizer, compat.ending_tokens(call.config))
-        check_steps(self.model, steps, call)
-        return steps
 
     def _situation(self, call: Prepared) -> tuple[Hashable, ...]:
         """Return the key of calls that learn from each other: drafter, rule, sampling, shapes, and device."""

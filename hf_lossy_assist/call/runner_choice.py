@@ -99,7 +99,7 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
         return f"{type(model).__name__} has an encoder"
     if compat.is_offloaded_cache(cache):
         return "it is offloaded"
-    if acceptor.drafts_any_length:
+    if acceptor.unverified_drafting is not None:
         return f"the rule {acceptor.name!r} drafts any number of tokens"
     if not (choice.drafts_with_model or choice.translation is not None or set(choice.options) == _LOOKUP):
         return "its drafter may want to see the target's inputs and outputs"

@@ -21,7 +21,6 @@ READS = {
     "hidden": "the target's states",
     "draft_hidden": "the draft's states",
     "dropped_heads": "dropped heads",
-    "tokenizer": "a tokenizer",
 }
 """A rule's ``needs`` in words."""
 
@@ -105,12 +104,11 @@ def rule_page(rule: type[Acceptor]) -> Group:
 def _example(rule: type[Acceptor]) -> str:
     own = dict(rule.usual) or {x.name: x.default for x in settings_of(rule)[:1] if x.default is not None}
     head = head_type(rule) is not None
-    given = "**inputs, assistant_model=draft" + ", tokenizer=tokenizer" * (READS["tokenizer"] in reads_of(rule))
     python = [f'lossy_mode="{rule.name}"', *([f"lossy_config={own}"] if own else [])]
     shell = [f"--mode {rule.name}", *(f"--config {key}={value}" for key, value in own.items())]
     return "\n".join(
         [
-            f"target.generate({given}, {', '.join(python + ['lossy_head=HEAD'] * head)})",
+            f"target.generate(**inputs, assistant_model=draft, {', '.join(python + ['lossy_head=HEAD'] * head)})",
             f"lossy-assist generate --model M --assistant A {' '.join(shell + ['--head HEAD'] * head)} PROMPT",
         ]
     )
@@ -119,14 +117,12 @@ def _example(rule: type[Acceptor]) -> str:
 def _default(each: Setting) -> str:
     if each.default is None:
         return each.none_in_words
-    if each.text:
-        return json.dumps(each.default)
     return each.default if isinstance(each.default, str) else f"{each.default:g}".replace("inf", "∞")
 
 
 def _bounds(each: Setting) -> str:
     low = "above 0" if each.low is not None and 0 < each.low < 1e-6 else f"{each.low or 0:g}"
-    bounds = list(each.choices) or ["a text"] * each.text or ([] if each.low is None else [f"{low} to {each.high:g}"])
+    bounds = list(each.choices) or ([] if each.low is None else [f"{low} to {each.high:g}"])
     return " or ".join([*bounds, *([each.word] if each.word else [])]).replace("inf", "∞")
 
 

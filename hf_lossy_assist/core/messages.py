@@ -54,8 +54,6 @@ class Draft:
         Whether a token of the target's own follows a row whose tokens are all kept.
     scores
         ``(B, n)`` a head's scores of the tokens, for a rule that commits tokens by its scores.
-    step
-        Whether the tokens are a step of the text, which the target scores.
     cost, target_inputs
         The cost of the proposal, and inputs of the target's forward that the drafter requires.
     """
@@ -68,7 +66,6 @@ class Draft:
     unverified: tuple[int, ...] | None = None
     bonus: bool = True
     scores: Tensor | None = None
-    step: bool = False
     cost: DraftCost = DraftCost()
     target_inputs: Mapping[str, Any] = field(default_factory=dict)
 

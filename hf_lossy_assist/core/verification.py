@@ -52,8 +52,6 @@ class Verification:
         ``logits``, as for a chain.
     charged
         What a rule with a budget has charged each text so far, as numbers or as a tensor ``(B,)``; empty for nothing.
-    step_score
-        ``(B,)`` the target's score of the draft, from 0 to 9, where it is a step; None for other drafts.
     outputs
         The output of the target's forward.
     raw_logits
@@ -74,7 +72,6 @@ class Verification:
     shape: Shape = None
     logits_after: Tensor | None = None
     charged: Sequence[float] | Tensor = ()
-    step_score: Tensor | None = None
     outputs: Any = field(default=None, repr=False)
     raw_logits: Tensor | None = field(default=None, repr=False)
     sent: int = 0

@@ -157,8 +157,8 @@ def usual_modes(
 ) -> list[DecodingMode]:
     """Return ``lossless``, then every rule that can differ from it here.
 
-    A rule that needs a head takes part only if there is one. Rules that judge whole steps take no part, since not every
-    text has steps. ``variants`` adds settings of rules besides their usual ones, and labels name all settings then.
+    A rule that needs a head takes part only if there is one. ``variants`` adds settings of rules besides their usual
+    ones, and labels name all settings then.
 
     Examples
     --------
@@ -172,8 +172,7 @@ def usual_modes(
             continue
         for chosen in (rule.usual, *(variants or {}).get(name, ())):
             acceptor = parse(name, dict(chosen), head).acceptor
-            differs = not acceptor.is_lossless(temperature is not None) and acceptor.step_drafting is None
-            if name == "lossless" or differs:
+            if name == "lossless" or not acceptor.is_lossless(temperature is not None):
                 label = ":".join([name, *(f"{key}={value}" for key, value in chosen.items() if variants)])
                 modes.append(DecodingMode(label, name, chosen, gamma, temperature))
     return modes

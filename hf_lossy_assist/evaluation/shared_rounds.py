@@ -55,7 +55,7 @@ def _config(models: Models, mode: DecodingMode) -> RunConfig | None:
     call = _call(models, mode, 0)
     config, rule = call.config, call.config.acceptor
     usual = RunConfig(rule, config.seed, limits=config.limits, break_even=config.break_even)
-    tokens = not (rule.drafts_any_length or rule.decides_whole_drafts)
+    tokens = rule.unverified_drafting is None and not rule.decides_whole_drafts
     return config if config == usual and tokens and call.choice.drafts_with_model else None
 
 

@@ -114,12 +114,10 @@ class LossyVerification(LogitsProcessor):
                 raise LossyUnsupportedError(
                     f"`{name}` is set, but transformers' assisted generation {why}; use enable() and `lossy_config`"
                 )
-        if acceptor.drafts_any_length:
-            unverified = acceptor.unverified_drafting is not None
-            what = "commits tokens without the target" if unverified else "lets the target score whole steps"
+        if acceptor.unverified_drafting is not None:
             raise LossyUnsupportedError(
-                f"the rule {acceptor.name!r} {what}, which transformers' assisted generation can't do; use enable() "
-                f"and `lossy_mode` {acceptor.name!r}"
+                f"the rule {acceptor.name!r} commits tokens without the target, which transformers' assisted "
+                f"generation can't do; use enable() and `lossy_mode` {acceptor.name!r}"
             )
         if acceptor.needs & {"draft_probs", "draft_hidden"} and assistant_model is None:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))

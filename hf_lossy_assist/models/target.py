@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from ..compat import idle_forward
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, Verification
 from ..core.shapes import Shape
-from ..core.steps import BoundSteps
 from .lm_head_hook import LMHeadHook, NoHook, lm_head_hook
 from .processing import process, process_paths
 from .runner import ModelRunner
@@ -76,26 +75,6 @@ class Target:
 
     def idle(self, ids: Tensor) -> None:
         idle_forward(self.model, ids, self.carried)
-
-
-class StepTarget(Target):
-    """Scores a drafted step by the answer to a question that it reads in the same forward, and forgets afterwards."""
-
-    def __init__(self, runner: ModelRunner, reader: TargetReader, steps: BoundSteps) -> None:
-        super().__init__(runner, reader)
-        self.steps = steps
-
-    def verify(self, candidate: Tensor, draft: Draft, charged: Sequence[float] = ()) -> Verification:
-        if not draft.step:
-            return super().verify(candidate, draft, charged)
-        question = len(self.steps.question)
-        keep = len(draft) + 1 + question
-        outputs = self.runner.run(self.steps.asked(candidate), keep)
-        score = self.steps.scores(outputs.logits[:, -1])
-        # `keep` drops the question from the cache, as it drops rejected tokens.
-        outputs.logits = outputs.logits[:, -keep:-question]
-        verification = self.reader.read(candidate, draft, outputs, self.runner.sent, charged)
-        return replace(verification, step_score=score.to(verification.logits.device))
 
 
 @dataclass(eq=False)

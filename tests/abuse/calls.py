@@ -109,12 +109,8 @@ def some(strategies: dict[str, st.SearchStrategy], at_most: int = 4) -> st.Searc
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: strategies[name] for name in chosen}))
 
 
-TOKEN_RULES = tuple(name for name in REGISTRY if name != "steps")
-"""The rules that judge tokens, and need no tokenizer."""
-
-
 @st.composite
-def lossy_fields(draw: st.DrawFn, rules: tuple[str, ...] = TOKEN_RULES) -> dict[str, Any]:
+def lossy_fields(draw: st.DrawFn, rules: tuple[str, ...] = tuple(REGISTRY)) -> dict[str, Any]:
     """Draw fields that can work: a rule or several, settings, heads."""
     names = draw(st.lists(st.sampled_from(rules), min_size=1, max_size=3, unique=True))
     kind = draw(st.sampled_from(["one", "any", "all"]))
@@ -122,8 +118,6 @@ def lossy_fields(draw: st.DrawFn, rules: tuple[str, ...] = TOKEN_RULES) -> dict[
         kind = "any"
     if "sprinter" in names:
         names = ["sprinter", *(name for name in names if name != "sprinter")]
-    if names == ["steps"]:
-        kind = "one"
     if kind == "one":
         names = names[:1]
     own = {name: draw(settings_for(REGISTRY[name])) for name in names}

@@ -26,7 +26,6 @@ TARGET = constant([0.5, 0.3, 0.2])
 WIDTH = 16
 RULES: dict[str, Acceptor] = {row_id(row): row.rule(TARGET) for row in ROWS}
 RULES["sprinter"] = build_rule("sprinter", {}, HEADS["sprinter"](TARGET, TARGET))
-RULES["steps"] = build_rule("steps", {"threshold": 4.5})
 RULES["any"] = AnyOf((RULES["topk"], RULES["judge"], RULES["dropmatch-js"], RULES["thresholds"]))
 RULES["all"] = AllOf((RULES["near_top"], RULES["lenience"]))
 # The mixture gives a token weight that the user's processors forbid: so says the rule's documentation.
@@ -71,7 +70,6 @@ def verifications(draw: st.DrawFn) -> Verification:
         dropped_logits=paths.to(dtype),
         centroid_logits=paths.mean(1).to(dtype),
         draft_hidden=torch.randn((rows, n, WIDTH), generator=generator),
-        step_score=9 * torch.rand(rows, generator=generator),
         shape=Chain(n, torch.device("cpu"), tuple(lengths.tolist()) if draw(st.booleans()) else None),
     )
 

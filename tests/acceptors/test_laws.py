@@ -27,8 +27,8 @@ EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
 SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
 
 
-# They don't judge token by token, so these laws are not their own; see test_sprinter and drafting/test_steps.
-AHEAD = {"sprinter", "steps"}
+# It does not judge token by token, so these laws are not its own; see test_sprinter.
+AHEAD = {"sprinter"}
 POINT_MASS_ROWS = [
     row for row in ROWS if row.mode == "lossless" or "draft_or_point_mass" in row.rule(constant(P)).needs
 ]

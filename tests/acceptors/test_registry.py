@@ -141,8 +141,6 @@ def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
     absent = [] if each.may_be_none else [None]
     if each.choices:
         return list(each.choices), ["", each.choices[0].upper(), 1, *absent]
-    if each.text:
-        return [" ", "\n\n", "any"], ["", 1, *absent]
     step = 1 if each.integer else 1e-6
     beyond = [each.low - step, *([each.high + step] if math.isfinite(each.high) else [])]
     at = [each.low, *([] if each.integer and math.isinf(each.high) else [each.high])]
@@ -154,7 +152,7 @@ def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
 @EVERY_RULE
 def test_every_setting_is_declared_and_documented(name: str):
     for each in settings_of(REGISTRY[name]):
-        assert each.choices or each.text or each.low is not None, "a built-in rule says what its settings may be"
+        assert each.choices or each.low is not None, "a built-in rule says what its settings may be"
         assert each.help.endswith("."), f"{each.name} stands under Parameters, in a sentence"
         assert str(each) in describe(REGISTRY[name])
     assert REGISTRY[name].paper in describe(REGISTRY[name])

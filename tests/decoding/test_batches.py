@@ -347,7 +347,7 @@ def test_refused(case: str):
 
 
 def test_every_rule_is_covered():
-    assert {row.mode for row in ROWS} | {"sprinter", "steps"} == set(REGISTRY)
+    assert {row.mode for row in ROWS} | {"sprinter"} == set(REGISTRY)
 
 
 def test_a_pipeline_with_a_batch_size():

@@ -134,7 +134,6 @@ def test_the_same_tokenizer_twice_takes_the_direct_path(monkeypatch):
     [
         ({"tokenizer": None}, ["`assistant_tokenizer`", "`tokenizer`"]),
         ({"assistant_tokenizer": 3}, ["`assistant_tokenizer`", "3"]),
-        ({"lossy_mode": "steps"}, ["'steps'", "`assistant_model` with the target's tokenizer"]),
     ],
 )
 def test_refused(change: dict, needles: list[str]):

@@ -43,7 +43,6 @@ def test_a_request_has_the_engine_s_heads():
         ({"config": {"epsilon": 0.1}}, "`mode`"),
         ({"mode": "typcal"}, "typical"),
         ({"mode": "sprinter", "head": str(bundled_folder("arithmetic") / "verifier")}, "sprinter"),
-        ({"mode": "steps"}, "steps"),
         ({"mode": "typical", "config": {"tree": {"depth": 2}}}, "`tree`"),
         ({"mode": "typical", "config": {"stop_drafting": {"by": "entropy"}}}, "`stop_drafting`"),
         ({"mode": "dropmatch", "config": {"criterion": "naive"}}, "`dropout`"),

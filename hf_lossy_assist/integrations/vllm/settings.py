@@ -192,11 +192,6 @@ def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
             "it commits tokens that the target does not read, but the target reads every token in vLLM's step; choose "
             "a rule that judges verified tokens, e.g. 'judge'"
         )
-    if acceptor.step_drafting is not None:
-        return (
-            "it lets the draft write whole steps that the target scores, but vLLM's drafts have one length; choose a "
-            "rule that judges tokens"
-        )
     if "draft_hidden" in acceptor.needs:
         return "its head reads the draft's hidden states, which vLLM does not keep; use a head of target states"
     if "draft_probs" in acceptor.needs and not drafting.keeps_probs:
