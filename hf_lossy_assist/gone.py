@@ -16,7 +16,9 @@ GONE: Mapping[str, Mapping[str, str]] = {
     "key of `lossy_config`": {},
     "import": {},
     "task": {},
-    "pair": {},
+    "pair": {
+        "smollm2": 'use "qwen-coder", a real pair of chat models, or "arithmetic", which the package brings',
+    },
 }
 """By kind, each spelling of earlier versions and the sentence that names its replacement, for one release.
 

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hf_lossy_assist"
 CARDS = "hf_lossy_assist/hub_cards/lossy-assist-"
-LOCAL = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "smollm2-*")
+LOCAL = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
 
 
 @pytest.fixture(scope="module")

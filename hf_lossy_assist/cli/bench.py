@@ -97,7 +97,7 @@ def bench(
     seed: FirstSeed = 0,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16 or float16; bfloat16 with --pair smollm2 or qwen-coder, else float32."),
+        typer.Option(help="float32, bfloat16 or float16; bfloat16 with --pair qwen-coder, else float32."),
     ] = None,
     draft_dtype: DraftDtype = None,
     prepack: Prepack = False,

@@ -126,7 +126,7 @@ def chat(
     """
     options, decoding = assisted.checked(optional=("--assistant",))
     disable_progress_bar()
-    loaded = options.load(assisted=False)
+    loaded = options.load()
     encode_conversation(loaded.tokenizer, [{"role": "user", "content": ""}])  # refuses tokenizers without a template
     if loaded.draft is None and decoding.lookup is None:
         decoding = replace(decoding, lookup=assisted.num_assistant_tokens or LOOKED_UP)

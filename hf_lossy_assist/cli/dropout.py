@@ -42,7 +42,7 @@ def dropout(
     limit_threads(threads)
     options = ModelOptions(pair, model, None, dtype, device)
     options.check(optional=("--assistant",))
-    loaded, screen = options.load(assisted=False).asked("--prompts", prompts), Console()
+    loaded, screen = options.load().asked("--prompts", prompts), Console()
     states = head_inputs(loaded.target, loaded.encode(loaded.examples(count)))
     head = loaded.target.get_output_embeddings()
     found, *each = (DROPOUTS[choose_dropout(head, own, num_paths)] for own in (torch.cat(states), *states))

@@ -89,7 +89,7 @@ class EvaluationOptions(ModelOptions):
         for mode in modes:
             mode.check_draft(model=not lookup and bool(self.assistant or self.pair), lookup=lookup)
         task = self.task and tasks.load(self.task, self.data, **parse_task_options(self.task_option or ()))
-        loaded = self.load_for_task(task, self.head or (), assisted=assisted)
+        loaded = self.load_for_task(task, self.head or ())
         return Evaluation(
             replace(loaded.models, lookup=lookup), loaded.tokenizer, loaded.task, modes,
             self.reference or reference_of(modes), limit, self.split, max_new_tokens=self.max_new_tokens,

@@ -139,7 +139,7 @@ class MiningOptions(ModelOptions):
     def load_all(self) -> LoadedModels:
         """Load task and models; refuse models with different tokenizers, or with a cache that can't be cut back."""
         task = self.task and tasks.load(self.task, self.task_data, **parse_task_options(self._settings))
-        loaded = self.load_for_task(task, (), assisted=True)
+        loaded = self.load_for_task(task, ())
         for model in loaded.by_role.values():
             check(model)
         sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in loaded.by_role.items()}

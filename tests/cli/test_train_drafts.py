@@ -102,7 +102,7 @@ def test_a_terminated_run_leaves_a_checkpoint_and_goes_on(tmp_path, monkeypatch)
     ("arguments", "said"),
     [
         ((), "`--model` has to be given, or `--pair arithmetic` instead"),
-        (("--model", "M", "--pair", "smollm2"), "`--pair` 'smollm2' brings its own models; leave out `--model`"),
+        (("--model", "M", "--pair", "arithmetic"), "`--pair` 'arithmetic' brings its own models; leave out `--model`"),
         (("--model", "M", "--prompts", "a", "--task", "b"), "can't both be given"),
         (
             ("--model", "M", "--prompts", "nowhere.txt"),

@@ -95,8 +95,15 @@ def test_bad_input_is_refused(pair: pairs.Pair, monkeypatch, prompt: str, rule: 
 def test_a_rule_without_its_head_is_refused(pair: pairs.Pair, monkeypatch: pytest.MonkeyPatch):
     bare = pairs.Pair(pair.target, pair.draft, pair.tokenizer, None)
     monkeypatch.setattr(space, "_loaded", lambda name: bare)
-    with pytest.raises(LossyValueError, match="the rule 'judge' needs a trained head, and there is none for 'smollm2'"):
-        space.answer("smollm2", "Ada", 8, 0, 0, *choices("judge"), *choices(TARGET_ALONE))
+    with pytest.raises(LossyValueError, match="'judge' needs a trained head, and there is none for 'qwen-coder'"):
+        space.answer("qwen-coder", "Ada", 8, 0, 0, *choices("judge"), *choices(TARGET_ALONE))
+
+
+def test_a_pair_that_would_have_to_be_downloaded_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pairs, "at_hand", lambda name: True)
+    assert space.installed_pairs() == ["qwen-coder", "arithmetic"]
+    monkeypatch.setattr(pairs, "at_hand", lambda name: name == "arithmetic")
+    assert space.installed_pairs() == ["arithmetic"]
 
 
 def test_a_person_compares_two_rules(address: str, tab: Callable[..., Any]):

@@ -34,9 +34,14 @@ def test_a_pair_is_loaded_in_the_dtype_asked_for(tiny_pair_folder):
 def test_an_unknown_pair_is_an_error_with_the_nearest_name():
     with pytest.raises(
         LossyValueError,
-        match=r"`name` .*\['arithmetic', 'smollm2', 'qwen-coder'\], but is 'aritmetic'; did you mean 'arithmetic'",
+        match=r"`name` .*\['arithmetic', 'qwen-coder'\], but is 'aritmetic'; did you mean 'arithmetic'",
     ):
         pairs.load("aritmetic")
+
+
+def test_a_pair_that_went_names_its_replacement():
+    with pytest.raises(LossyValueError, match=r"the pair 'smollm2' was removed: use \"qwen-coder\""):
+        pairs.load("smollm2")
 
 
 def test_a_folder_without_weights_is_an_error_that_says_how_to_make_them(tmp_path):

