@@ -39,9 +39,6 @@ def trade_off(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 500,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems at a time; 1 to measure speeds.")] = 1,
-    share_rows: Annotated[
-        bool, typer.Option("--share-rows", help="Run each forward once for all modes with the same text; no speeds.")
-    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the results and the plot.")] = None,
 ) -> None:
     """Answer a task's problems at many settings of a rule and of its competitors.
@@ -57,7 +54,7 @@ def trade_off(
     more = {} if modes is None else {mode.label: [mode] for mode in shared.modes(modes)}
     shared, screen = replace(shared, reference="lossless"), Console()
     alone = shared.modes("lossless")
-    evaluation = shared.evaluation(alone, limit, assisted=True, batch_size=batch_size, share_rows=share_rows)
+    evaluation = shared.evaluation(alone, limit, assisted=True, batch_size=batch_size)
     if sweep not in evaluation.models.heads:
         raise LossyValueError(f"`--head` has to be given: the pair {shared.pair!r} has none for {sweep!r}")
     lists = static_lists(evaluation.tokenizer, LISTS.get(evaluation.task.name, LISTS["arithmetic"]), labels)

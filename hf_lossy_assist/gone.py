@@ -9,7 +9,9 @@ from .errors import LossyValueError, nearest
 
 GONE: Mapping[str, Mapping[str, str]] = {
     "command": {},
-    "option": {},
+    "option": {
+        "--share-rows": "each mode now runs for itself; answer in batches with `--batch-size`",
+    },
     "rule": {
         "steps": "every other rule lets the target check the draft's tokens; take `judge` or `topk`",
     },

@@ -115,9 +115,6 @@ def evaluate(
     ] = "task",
     limit: Annotated[int, typer.Option(min=1, help="Number of problems; a repeated command may raise it.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are answered together.")] = 1,
-    share_rows: Annotated[
-        bool, typer.Option("--share-rows", help="Run each forward once for all modes with the same text; no speeds.")
-    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; an interrupted run continues there.")
     ] = None,
@@ -131,7 +128,7 @@ def evaluate(
     usual = ["plain", "lossless", "topk", "dropmatch" if prompt_lookup is None else "dropmatch:criterion=naive"]
     shared = replace(shared, prompt_lookup=prompt_lookup)
     listed = shared.modes(modes or ",".join(usual))
-    evaluation = shared.evaluation(listed, limit, batch_size=batch_size, measure=measure, share_rows=share_rows)
+    evaluation = shared.evaluation(listed, limit, batch_size=batch_size, measure=measure)
     screen = Console()
     with shared.vllm or nullcontext():
         result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)

@@ -36,7 +36,7 @@ class Answer:
     # Rounds of the text, and drafted tokens kept in all of them; for the target alone a token is a round.
     rounds: int
     accepted: int
-    # Of the call of ``generate()``, shared equally by its rows; None where several modes answered together.
+    # Of the call of ``generate()``, shared equally by its rows; None in older files of modes that answered together.
     seconds: float | None
     text: str
     lossy: int = 0  # drafted tokens that only the rule kept, not the lossless one

@@ -27,11 +27,9 @@ from .comparison import rotated, warm_up
 from .measures import MEASURES, Measurable
 from .modes import DecodingMode, Models, parse_modes
 from .plots import PlotPoint, plot
-from .prompt_memory import PromptMemory
 from .quality import ModeScore, mode_scores
 from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
-from .shared_rounds import run_together, together
 from .tables import as_text, length_table, score_table
 
 _WARM_UP_TOKENS = 4
@@ -57,7 +55,6 @@ class Evaluation:
     seed: int = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
     measure: str = "task"  # one of :data:`~hf_lossy_assist.evaluation.measures.MEASURES`
-    share_rows: bool = False  # whether modes answer together where they can, which times none of them
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size"):
@@ -128,34 +125,16 @@ class Evaluation:
             missing = {label: [i for i in ids if (label, i) not in store.known] for label in labels}
             turns = [modes[0], *(rotated(modes[1:], b) if modes[1:] else [])]
             turns = [mode for mode in turns if missing.get(mode.label)]
-            groups = together(self.models, turns) if self.share_rows else [[mode] for mode in turns]
-            # A mode that can't run fails before others spend time on answers; grouping has read the settings of all.
-            cold = [group[0] for group in groups if warm.isdisjoint(mode.label for mode in group)]
+            # A mode that can't run fails before others spend time on answers.
+            cold = [mode for mode in turns if mode.label not in warm]
             few = PromptBatch(batch.ids[:, -_WARM_UP_TOKENS:], batch.mask[:, -_WARM_UP_TOKENS:], batch.seed)
             warm_up(self.models, cold, few, min(_WARM_UP_TOKENS, self.length), strict=True)
             warm |= {mode.label for mode in cold}
-            here = [mode for mode in turns if mode.engine is None]
-            memory = PromptMemory(self.models, batch) if len(here) > 1 else None
-            for group in groups:
-                responses = self._respond(group, batch, memory)
-                for mode in group:
-                    answers = self.scored(mode, ids, responses[mode.label], store)
-                    store.add([answer for answer in answers if answer.id in missing[mode.label]])
+            for mode in turns:
+                answers = self.scored(mode, ids, run_request(self.models, mode, batch, self.length), store)
+                store.add([answer for answer in answers if answer.id in missing[mode.label]])
             for i in ids:
                 yield {label: store.known[label, i] for label in labels}
-
-    def _respond(
-        self, group: Sequence[DecodingMode], batch: PromptBatch, memory: PromptMemory | None
-    ) -> dict[str, Response]:
-        """Return the responses of modes that answer together, or of one mode, by label."""
-        mode = group[0]
-        if memory is None or mode.engine is not None:
-            return {mode.label: run_request(self.models, mode, batch, self.length)}
-        with memory.in_use():
-            if len(group) > 1:
-                return run_together(self.models, group, batch, self.length)
-            response = run_request(self.models, mode, batch, self.length)
-        return {mode.label: replace(response, seconds=response.seconds + memory.seconds(mode))}
 
     def take(self, responses: Mapping[str, Sequence[Response]], store: AnswerStore) -> None:
         """Score responses made elsewhere into a store: each mode's responses to the batches, by label."""
@@ -174,8 +153,8 @@ class Evaluation:
             score = MEASURES[self.measure](
                 Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
             )
-            seconds = None if response.seconds is None else response.seconds / len(ids)
             cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
+            seconds = response.seconds / len(ids)
             answers.append(Answer(mode.label, i, score, len(tokens), rounds, accepted, seconds, text, lossy, cut))
         return answers
 
@@ -299,7 +278,6 @@ def evaluate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     measure: str = "task",
-    share_rows: bool = False,
     out: str | Path | None = None,
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores problem by problem.
@@ -331,9 +309,6 @@ def evaluate(
     measure
         ``"task"``: the task's score. For open-ended prompts ``"rouge"``, ROUGE-L against the reference's text, or
         ``"likelihood"``, the geometric mean of the tokens' p.
-    share_rows
-        Whether greedy modes with one number of drafted tokens share each forward while their texts agree. This takes a
-        fraction of the work; no answer then has a time.
     out
         A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
 
@@ -368,7 +343,7 @@ def evaluate(
     evaluation = Evaluation(
         models, tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,
         reference or reference_of(listed), limit, split, batch_size, max_new_tokens, seed, this_process(),
-        measure, share_rows,
+        measure,
     )  # fmt: skip
     store = AnswerStore() if out is None else AnswerStore(Path(out), evaluation.plan())
     total = sum(map(len, evaluation.own_batches.values()))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compat import ending_tokens
 from ..core.statistics import LossyStats
@@ -31,11 +31,6 @@ class Ending:
     def keywords(self) -> dict[str, Any]:
         """Arguments of ``generate()``."""
         return {"stop_strings": list(self.strings), "tokenizer": self.tokenizer}
-
-    @property
-    def criteria(self) -> StoppingCriteriaList:
-        """The same as :attr:`keywords`, for a callable ``custom_generate``, which gets no tokenizer."""
-        return StoppingCriteriaList([StopStringCriteria(self.tokenizer, list(self.strings))])
 
     def cut(self, tokens: Tensor) -> Tensor:
         """Return the tokens up to the first with which their text has one of the strings."""
@@ -135,7 +130,7 @@ class Response:
     """The answers of one call of ``generate()``, and its measurements."""
 
     rows: Sequence[Tensor]  # generated tokens of every prompt ``(n,)``, EOS included
-    seconds: float | None  # None where several modes answered together
+    seconds: float
     stats: LossyStats | None  # the run's statistics over all rows, where it has any
     target_calls: int = 0  # counted only without a rule
     joules: float | None = None  # energy of the GPU, where it is counted

@@ -55,7 +55,7 @@ def test_settings_of_families_are_compared(bundled, tmp_path, monkeypatch):
     monkeypatch.setitem(command.SWEEPS, "judge", Sweep(families, (0.1, 0.9)))
     arguments = ["judge", "--pair", "arithmetic", "--head", f"judge={tmp_path / 'lenient'}", "--limit", "2"]
     arguments += ["--batch-size", "2", "--gamma", "8", "--thresholds", "0.5", "--families", "maths,narrow,judge"]
-    arguments += ["--modes", "topk@4", "--share-rows"]
+    arguments += ["--modes", "topk@4"]
     for _ in range(2):  # the second time nothing is left to do
         result = CliRunner().invoke(command.app, [*arguments, "--out", str(tmp_path)], env={"COLUMNS": "160"})
         assert result.exit_code == 0, result.output

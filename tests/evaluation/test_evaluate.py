@@ -96,22 +96,6 @@ def test_batches_and_processes_answer_the_same(evaluation, whole):
     assert untimed(result.answers) == untimed(a for a in whole.answers if a.mode != "stock")
 
 
-def test_modes_that_share_rows_answer_the_same_without_times(evaluation, whole, requests, tmp_path):
-    modes = [mode for mode in evaluation.modes if mode.label != "stock"]
-    sharing = replace(evaluation, modes=modes, batch_size=4, share_rows=True)
-    store = AnswerStore(tmp_path, sharing.plan())
-    answered(sharing, store)
-    assert {label for label, _ in requests} == {"plain"}
-    result = sharing.finish(store)
-    assert untimed(result.answers) == untimed(a for a in whole.answers if a.mode != "stock")
-    assert [a.mode for a in result.answers if a.seconds is not None] == ["plain"] * PROBLEMS
-    score = result.modes["lossless"]
-    assert (score.tokens_per_second, score.seconds_per_answer) == (None, None)
-    assert score.tokens_per_round == whole.modes["lossless"].tokens_per_round
-    assert "lossless" in repr(result)
-    assert {name.name for name in tmp_path.iterdir()} >= {"results.jsonl", "summary.json", "plot.png"}
-
-
 def test_whoever_has_seen_enough_stops_asking(evaluation, requests):
     first = next(evaluation.run())
     assert list(first) == MODES.split(",")
@@ -300,10 +284,6 @@ def test_modes_are_warmed_up_on_a_few_tokens(evaluation, monkeypatch):
     for _, batch, length in seen:
         assert batch.ids.shape == batch.mask.shape == (3, 4)
         assert length == 4
-    seen.clear()
-    shared = named_modes("lossless,topk,typical")
-    answered(replace(evaluation, modes=shared, reference="lossless", share_rows=True, limit=1))
-    assert [mode.label for mode, *_ in seen] == ["lossless"]
 
 
 def test_the_baselines_are_the_draft_s_own_text_and_what_keeps_all_of_it(evaluation, pair):
