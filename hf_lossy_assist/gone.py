@@ -8,7 +8,9 @@ from typing import Any
 from .errors import LossyValueError, nearest
 
 GONE: Mapping[str, Mapping[str, str]] = {
-    "command": {},
+    "command": {
+        "import-autojudge": "open the file in your own environment and give its arrays to `JudgeHead.from_linear`",
+    },
     "option": {
         "--share-rows": "each mode now runs for itself; answer in batches with `--batch-size`",
     },

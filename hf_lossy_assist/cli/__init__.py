@@ -29,7 +29,6 @@ COMMANDS = {
     "publish": ("publish:publish", "Upload a head, a draft, a certificate, the custom generation method or the Space."),
     "serve": ("serve:serve", "Run transformers' server (OpenAI-compatible) with an assistant and lossy rules."),
     "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with models that are assisted."),
-    "import-autojudge": ("import_autojudge:import_autojudge", "Import a head in AutoJudge's published layout."),
 }
 """Each subcommand's place and summary for ``--help``. typer gets the module's ``COMMAND_OPTIONS``, if it has them."""
 

@@ -1,7 +1,7 @@
 """Heads that read hidden states: judges of mismatches and verifiers of drafted tokens."""
 
-from .folding import fold as fold
 from .head import Head as Head
+from .head import fold as fold
 from .head import load_head as load_head
 from .head import place_head as place_head
 from .head_config import HeadConfig as HeadConfig

@@ -10,8 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from huggingface_hub import ModelHubMixin
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -23,6 +25,39 @@ from .identity import differing_models
 from .repository import CONFIG, WEIGHTS
 
 _H = TypeVar("_H", bound="Head")
+
+
+def fold(mean: ArrayLike | None, scale: ArrayLike | None, weight: ArrayLike, bias: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Return ``w = weight / scale`` ``(d,)`` and ``b = bias - w · mean`` ``()`` in float32, computed in float64.
+
+    ``w · h + b`` equals ``weight · (h - mean) / scale + bias``. Arguments are in scikit-learn's shapes: ``mean`` and
+    ``scale`` ``(d,)``, or None for 0 and 1; ``weight`` ``(d,)`` or ``(1, d)``, ``bias`` ``()`` or ``(1,)``. Values that
+    are not finite, and arrays of other shapes, are refused.
+    """
+
+    def checked(name: str, value: ArrayLike) -> Tensor:
+        try:
+            array = torch.tensor(np.asarray(value, dtype=np.float64))
+        except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise LossyValueError(f"`{name}` has to be an array of numbers, but is {brief(value)}: {error}") from error
+        if not array.isfinite().all():
+            raise LossyValueError(f"`{name}` has to be finite, but has NaN or infinite values")
+        return array
+
+    slope, offset = checked("weight", weight), checked("bias", bias)
+    d = slope.shape[-1:]
+    center = torch.zeros(d, dtype=torch.float64) if mean is None else checked("mean", mean)
+    spread = torch.ones(d, dtype=torch.float64) if scale is None else checked("scale", scale)
+    shapes = slope.shape, center.shape, spread.shape
+    if not d or shapes not in ((d, d, d), ((1, *d), d, d)) or offset.shape not in ((), (1,)):
+        raise LossyValueError(
+            "`weight` has to have the shape (d,) or (1, d), `mean` and `scale` (d,), and `bias` () or (1,), but they "
+            f"have {', '.join(str(tuple(shape)) for shape in (*shapes, offset.shape))}"
+        )
+    if (spread == 0).any():
+        raise LossyValueError("`scale` has to be nonzero; give constant features a scale of 1")
+    folded = slope.flatten() / spread
+    return folded.float(), (offset.flatten() - folded @ center).squeeze().float()
 
 
 class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):

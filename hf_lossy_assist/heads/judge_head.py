@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from numpy.typing import ArrayLike
+from torch import nn
+from typing_extensions import Self
 
 from ..errors import LossyValueError
 from .checks import PROBABILITY, Checked, Probability, brief
-from .head import Head
+from .head import Head, fold
 from .head_config import HeadConfig
+from .identity import ModelIdentity
 
 MODELS, POSITIONS = ("target", "draft"), ("previous", "draft")
 """The models, and the states of each, that a judge may read."""
@@ -101,6 +106,73 @@ class JudgeHead(Head):
 
     config_class: ClassVar[type[HeadConfig]] = JudgeConfig
     config: JudgeConfig
+
+    @classmethod
+    def from_linear(
+        cls,
+        weight: ArrayLike,
+        bias: ArrayLike,
+        *,
+        target: ModelIdentity | nn.Module,
+        draft: ModelIdentity | nn.Module,
+        task: str,
+        threshold: float,
+        mean: ArrayLike | None = None,
+        scale: ArrayLike | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Make a judge from the arrays of a linear classifier, such as scikit-learn's ``LogisticRegression``.
+
+        ``P(important) = sigmoid(weight · (h - mean) / scale + bias)`` of a hidden state h, computed in float64 and
+        stored as one weight and one bias in float32.
+
+        Parameters
+        ----------
+        weight, bias
+            The classifier's coefficients ``(d,)`` or ``(1, d)``, and its intercept, one number. The class 1 has to be
+            the important tokens.
+        target, draft
+            The models that the classifier was trained for, or their :class:`ModelIdentity`.
+        task
+            The name of the task whose prompts it was trained on.
+        threshold
+            The probability at which the head decides: a token below it is kept.
+        mean, scale
+            The standardisation ``(d,)`` before the classifier, 0 and 1 by default.
+        fields
+            Further fields of :class:`JudgeConfig`: ``models`` and ``positions`` name the d features, in the order of
+            :func:`columns` (by default the target's state that has read the drafted token); ``thresholds``,
+            ``metrics`` and ``provenance`` are for the model card.
+
+        Raises
+        ------
+        LossyValueError
+            If an array is not finite or has another shape, or if d is not the width of the features.
+
+        Examples
+        --------
+        >>> import torch
+        >>> identity = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=2, vocab_size=1000)
+        >>> models = {"target": identity, "draft": identity}
+        >>> head = JudgeHead.from_linear([[1.0, -1.0]], [0.0], mean=[3.0, 3.0], **models, task="gsm8k", threshold=0.3)
+        >>> head.probability(torch.tensor([[3.0, 3.0], [3.0, 8.0]])) < head.config.threshold
+        tensor([False,  True])
+        """
+        models = {"target": target, "draft": draft}
+        owners = {role: ModelIdentity.of(x) if isinstance(x, nn.Module) else x for role, x in models.items()}
+        config = cls.config_class(**owners, task=task, threshold=threshold, **fields)
+        folded, offset = fold(mean, scale, weight, bias)
+        if len(folded) != config.width:
+            raise LossyValueError(
+                f"`weight` has to have {config.width} values, for {config.columns} with hidden sizes of "
+                f"{owners['target'].hidden_size} (target) and {owners['draft'].hidden_size} (draft), but has "
+                f"{len(folded)}; name the models, `models` and `positions` that it was trained for"
+            )
+        if not (folded.isfinite().all() and offset.isfinite()):
+            raise LossyValueError(
+                "`weight` and `bias` have to be finite in float32 once `mean` and `scale` are folded in"
+            )
+        return cls(config, folded, offset)
 
     def threshold_for(self, recall: float) -> float:
         """Return the largest threshold of the head's table that finds at least this share of the important tokens."""

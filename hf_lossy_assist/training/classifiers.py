@@ -19,7 +19,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from ..heads.folding import fold
+from ..heads import fold
 from .examples import Examples
 
 STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))

@@ -14,8 +14,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from ..errors import LossyValueError
-from ..heads import VerifierConfig, VerifierHead, VerifierRow
-from ..heads.folding import fold
+from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold
 from ..heads.verifier_head import POSITIONS
 from .examples import Examples, Ratios, check
 from .provenance import Origin

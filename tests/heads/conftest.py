@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -58,9 +56,3 @@ def verifier(target: PreTrainedModel, draft: PreTrainedModel) -> VerifierHead:
         metrics={"auc": 0.8, "tpr": 0.9, "fpr": 0.2},
     )
     return VerifierHead(config, torch.linspace(-1, 1, 32), 0.25)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where a pickled head is written."""
-    return tmp_path / "head.pkl"

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
+from transformers import PreTrainedModel
 
 from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
 from hf_lossy_assist.heads import (
@@ -22,9 +23,9 @@ from hf_lossy_assist.heads import (
     ThresholdRow,
     VerifierConfig,
     columns,
-    fold,
     load_head,
 )
+from tests.tiny_models import tiny
 
 SMALL = ModelIdentity("org/small", None, "LlamaForCausalLM", 8, 100)
 LARGE = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)
@@ -32,8 +33,11 @@ LARGE = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)
 HEADS = sorted(path.parent for path in (Path(__file__).parents[2] / "hub_cards").glob("*/roc.png"))
 
 
+LINEAR = {"target": LARGE, "draft": SMALL, "task": "gsm8k", "threshold": 0.3}
+
+
 def judge_config(**changes) -> JudgeConfig:
-    return JudgeConfig(**{"target": LARGE, "draft": SMALL, "task": "gsm8k", "threshold": 0.3, **changes})
+    return JudgeConfig(**LINEAR | changes)
 
 
 def verifier_config(**changes) -> VerifierConfig:
@@ -78,31 +82,63 @@ def test_unknown_features(models: str, positions: str):
         columns(models, positions)
 
 
-def test_folding_gives_the_probabilities_of_scikit_learn():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 12, generator=generator, dtype=torch.float64) * torch.logspace(-2, 3, 12) + 50
-    y = (((x - 50) / torch.logspace(-2, 3, 12))[:, 3:8].sum(1) > 0).numpy()
-    scaler = StandardScaler().fit(x.numpy())
-    model = LogisticRegression(C=0.1).fit(scaler.transform(x.numpy()), y)
-    weight, bias = fold(scaler.mean_, scaler.scale_, model.coef_, model.intercept_)
-    assert weight.dtype == bias.dtype == torch.float32
-    assert (weight.shape, bias.shape) == ((12,), ())
+def classifier(width: int, **scaling: bool) -> tuple[torch.Tensor, StandardScaler, LogisticRegression]:
+    """Features ``(400, width)`` of very different scales, and a standardised logistic regression on them."""
+    scales = torch.logspace(-1, 2, width, dtype=torch.float64)
+    x = torch.randn(400, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * scales + 5
+    y = (((x - 5) / scales)[:, 3:8].sum(1) > 0).numpy()
+    scaler = StandardScaler(**scaling).fit(x.numpy())
+    return x, scaler, LogisticRegression(C=0.1, max_iter=2000).fit(scaler.transform(x.numpy()), y)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("scaling", [{}, {"with_mean": False}, {"with_std": False}])
+@pytest.mark.parametrize(("models", "width"), [("target", 24), ("both", 32)])
+def test_linear_classifiers_keep_the_probabilities_of_scikit_learn(models: str, width: int, scaling: dict, flat: bool):
+    x, scaler, model = classifier(width, **scaling)
+    arrays = (model.coef_[0], model.intercept_[0]) if flat else (model.coef_, model.intercept_)
+    mean = scaler.mean_ if scaler.with_mean else None
+    head = JudgeHead.from_linear(*arrays, mean=mean, scale=scaler.scale_, **LINEAR, models=models)
+    assert (head.weight.dtype, head.weight.shape, head.bias.shape) == (torch.float32, (width,), ())
     expected = torch.from_numpy(model.predict_proba(scaler.transform(x.numpy()))[:, 1])
-    head = JudgeHead(judge_config(target=dataclasses.replace(LARGE, hidden_size=12)), weight, bias)
     assert torch.allclose(head.probability(x.float()).double(), expected, atol=2e-5)
 
 
+def test_a_linear_head_belongs_to_its_models(target: PreTrainedModel, draft: PreTrainedModel, tmp_path: Path):
+    rows = (ThresholdRow(0.3, 0.9, 0.5),)
+    own = {"target": target, "draft": draft, "thresholds": rows, "provenance": {"from": "a pickle"}}
+    JudgeHead.from_linear(torch.ones(32), 0, **LINEAR | own).save_pretrained(tmp_path)
+    head = JudgeHead.from_pretrained(tmp_path)
+    head.check(target, draft)
+    assert (head.config.threshold, head.config.thresholds, head.config.provenance) == (0.3, rows, {"from": "a pickle"})
+    with pytest.raises(LossyValueError, match="architecture"):
+        head.check(tiny("gpt2"), draft)
+
+
+ONES = [1.0] * 24
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("changes", "message"),
     [
-        (([0.0], [1.0, 1.0], [1.0, 1.0], 0.0), "1, 2, 2 and 1 values"),
-        (([0.0, 0.0], [1.0, 1.0], [[1.0, 1.0], [1.0, 1.0]], [0.0, 0.0]), "2, 2, 4 and 2 values"),
-        (([0.0, 0.0], [1.0, 0.0], [1.0, 1.0], 0.0), "has to be nonzero"),
+        ({"weight": [ONES, ONES]}, r"`weight` has to have the shape \(d,\) or \(1, d\).*\(2, 24\), \(24,\)"),
+        ({"weight": 1.0}, r"`weight` has to have the shape .* have \(\), \(\), \(\), \(\)"),
+        ({"weight": ONES[:8]}, r"has to have 24 values, for \['target_draft'\].* 24 .* 8 \(draft\), but has 8"),
+        ({"bias": [0.0, 0.0]}, r"`bias` \(\) or \(1,\), but they have .*\(2,\)"),
+        ({"mean": [0.0]}, r"`mean` and `scale` \(d,\).* \(24,\), \(1,\), \(24,\)"),
+        ({"scale": [*ONES[:23], 0.0]}, "`scale` has to be nonzero"),
+        ({"scale": [1e-300] * 24}, "have to be finite in float32 once"),
+        ({"weight": [torch.nan] * 24}, "`weight` has to be finite"),
+        ({"mean": [10**400] * 24}, "`mean` has to be an array of numbers"),
+        ({"weight": [[1.0], [1.0, 2.0]]}, "`weight` has to be an array of numbers"),
+        ({"bias": "much"}, "`bias` has to be an array of numbers, but is 'much'"),
+        ({"models": "draft"}, r"has to have 8 values, for \['draft_draft'\]"),
+        ({"threshold": 2.0}, "`threshold` has to be a number between 0 and 1"),
     ],
 )
-def test_folding_refuses(arguments: tuple, message: str):
+def test_linear_classifiers_that_do_not_fit(changes: dict, message: str):
     with pytest.raises(LossyValueError, match=message):
-        fold(*arguments)
+        JudgeHead.from_linear(**{"weight": ONES, "bias": 0.0} | LINEAR | changes)
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
