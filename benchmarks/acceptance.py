@@ -34,7 +34,7 @@ from hf_lossy_assist.evaluation.modes import DRAFT_ALONE, DecodingMode, Models, 
 from hf_lossy_assist.evaluation.requests import PromptBatch, batches_of, run_request
 from hf_lossy_assist.evaluation.tables import Column, number, percent, table
 from hf_lossy_assist.heads import VerifierHead
-from hf_lossy_assist.tasks.overlap import rouge
+from hf_lossy_assist.tasks.plain_prompts import rouge_l
 
 VARIANTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "dropmatch": ({"criterion": "naive"},),
@@ -188,7 +188,7 @@ def measure(
             log_likelihood=log_p.double().mean().item(),
             likeliest=torch.cat([likeliest for _, likeliest in scored]).double().mean().item(),
             greedy_prefix=sum(common_prefix(text.to(own.device), own) / len(own) for text, own in texts) / len(texts),
-            rouge=decode and sum(rouge(decode(text), [decode(own)]) for text, own in texts) / len(texts),
+            rouge=decode and sum(rouge_l(decode(text), decode(own)) for text, own in texts) / len(texts),
             target_calls_per_100_tokens=stats and stats.target_calls_per_100_tokens,
             tokens_per_second=len(log_p) / sum(response.seconds for response in responses),
             mean_run=stats.mean_run if stats and stats.runs else None,

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from hf_lossy_assist.tasks import load
 from hf_lossy_assist.tasks.task_data import Row, prompt_of, read_jsonl
 
 from . import command
@@ -38,18 +37,9 @@ def summaries(rows: list[Row]) -> list[Row]:
     return sorted((row for row in rows if row["category"] == "summarization"), key=lambda row: len(prompt_of(row)))
 
 
-def not_evaluated(path: Path, evaluated: int = 200) -> list[Row]:
-    """Return IFEval's rows after those that the tables score, without those that need nltk's data."""
-    rows = read_jsonl(path, ())
-    examples = load("ifeval", str(path), sentences=False).examples("test", len(rows))
-    wanted = {example.prompt for example in examples[evaluated:]}
-    return [row for row in rows if row["prompt"] in wanted]
-
-
 def main(
     spec_bench: Annotated[Path, typer.Option(help="Spec-Bench's question.jsonl.")],
     mt_bench: Annotated[Path, typer.Option(help="MT-bench's question.jsonl.")],
-    ifeval: Annotated[Path, typer.Option(help="IFEval's input_data.jsonl.")],
     out: Annotated[Path, typer.Option(help="Folder for the prompts.")],
 ) -> None:
     """Write the files that the commands of docs/results/smollm2.md read."""
@@ -58,7 +48,6 @@ def main(
         "spec-bench": [{"prompt": prompt_of(row)} for row in spec_bench_prompts(questions)],
         "summarization": summaries(questions)[:40],
         "mt-bench": [{"prompt": prompt_of(row)} for row in short(chats, 250)[:40]],
-        "ifeval-mining": not_evaluated(ifeval),
     }
     out.mkdir(parents=True, exist_ok=True)
     for name, rows in files.items():

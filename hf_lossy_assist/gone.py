@@ -19,7 +19,11 @@ GONE: Mapping[str, Mapping[str, str]] = {
     },
     "key of `lossy_config`": {},
     "import": {},
-    "task": {},
+    "task": {
+        "ifeval": "run it in lm-evaluation-harness, `lossy-assist lm-eval --tasks ifeval`",
+        "choices": "run it in lm-evaluation-harness, `lossy-assist lm-eval --tasks mmlu_generative`",
+        "summaries": "run one in lm-evaluation-harness, `lossy-assist lm-eval --tasks longbench_gov_report`",
+    },
     "pair": {
         "smollm2": 'use "qwen-coder", a real pair of chat models, or "arithmetic", which the package brings',
     },

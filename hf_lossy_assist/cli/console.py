@@ -35,7 +35,6 @@ OTHER_NAMES = {
     "lossy_mode": ("--mode",),
     "modes": ("--mode",),
     "prompt_lookup_num_tokens": ("--prompt-lookup",),
-    "spec": ("--task",),
     "unsafe_no_isolation": ("--unsafe-no-isolation", "--task-option unsafe_no_isolation=true"),
     "validation_share": ("--validation",),
 }

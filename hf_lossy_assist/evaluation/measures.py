@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..tasks import Example, Task
-from ..tasks.overlap import rouge
+from ..tasks.plain_prompts import rouge_l
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ def score_text(target: PreTrainedModel, prompt: Tensor, tokens: Tensor) -> tuple
 
 MEASURES: Mapping[str, Callable[[Measurable], float]] = {
     "task": lambda answer: answer.task.score(answer.example, answer.text, answer.own),
-    "rouge": lambda answer: rouge(answer.text, [answer.own]),
+    "rouge": lambda answer: rouge_l(answer.text, answer.own),
     "likelihood": likelihood,
 }
 """Measures from 0 to 1 by name: the task's, ROUGE-L against the reference mode's text, and :func:`likelihood`."""

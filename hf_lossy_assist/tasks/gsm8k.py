@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
 from ..errors import LossyValueError
-from .few_shot import FewShot
-from .numbers import final_number
 from .task import Example, Task
 from .task_data import Row, from_hub, read_jsonl, share
 
@@ -24,8 +24,23 @@ _CHAT = (
     f'End your response with "{_END.format("N")}", where N is a number.'
 )
 
+_NUMBER = re.compile(
+    r"""
+    (?: (?<![\w.,)]) (?P<sign> [-−] ) )?             # a minus after a digit or a bracket is a subtraction
+    (?: \\?[$€£] \s? (?P<late_sign> [-−] )? )?
+    (?P<whole> [0-9]{1,3} (?: ,[0-9]{3} )+ (?![0-9]) | [0-9]+ )?
+    (?P<decimals> \.[0-9]+ )?
+    (?(whole) | (?(decimals) | (?!) ) )              # at least one of the two
+    (?: \s?/\s? (?P<below> [0-9]{1,9} ) (?![0-9/]) )?
+    """,
+    re.VERBOSE,
+)
+_MARKER = re.compile(r"#{4}|\banswer\s*(?:is|:|=)", re.IGNORECASE)
+# Python refuses to read very long numbers, which a model may write that repeats one digit.
+_MAX_DIGITS = 1000
 
-class GSM8K(FewShot):
+
+class GSM8K(Task):
     """Word problems whose answer is one number; AutoJudge is mined on them (its section 4.1).
 
     One in twenty training problems is validation, by a hash of the question: neither order nor seed changes its split.
@@ -64,21 +79,35 @@ class GSM8K(FewShot):
 
     def examples(self, split: str, n: int) -> list[Example]:
         self.check_split(split)
-        return [self.with_shots(example) for example in islice(self._split(split), n)]
+        return [
+            Example(self._preamble + example.prompt, example.answer, example.solution)
+            for example in islice(self._split(split), n)
+        ]
 
     def extract_answer(self, text: str) -> str | None:
         # A model that does not stop writes a question of its own, whose numbers do not count.
         return final_number(text.split(_NEXT_QUESTION)[0])
 
-    def asked(self, prompt: str) -> str:
-        return _CHAT.format(question=prompt.removeprefix("Question: ").removesuffix("\nAnswer:"))
+    def user_turn(self, example: Example) -> str:
+        question = example.prompt.removeprefix(self._preamble).removeprefix("Question: ").removesuffix("\nAnswer:")
+        return _CHAT.format(question=question)
 
-    def answered(self, example: Example) -> str:
-        return f"{example.solution.strip()}\n{_END.format(example.answer)}"
+    def turns(self, example: Example) -> list[dict[str, str]]:
+        """Return the conversation for a chat model to continue, in which each worked example is two turns."""
+        turns = []
+        for shot in self._worked:
+            answered = f"{shot.solution.strip()}\n{_END.format(shot.answer)}"
+            turns.append({"role": "user", "content": self.user_turn(shot)})
+            turns.append({"role": "assistant", "content": answered})
+        return turns + super().turns(example)
 
     @cached_property
-    def worked(self) -> list[Example]:
+    def _worked(self) -> list[Example]:
         return self._read("train")[: self.shots] if self.shots else []
+
+    @property
+    def _preamble(self) -> str:
+        return "".join(f"{shot.prompt}{shot.solution}\n\n" for shot in self._worked)
 
     def _split(self, split: str) -> list[Example]:
         if split == "test":
@@ -119,3 +148,43 @@ def _files(data: str | None, split: str | None) -> dict[str, Path]:
 
 def _splits(sources: set[str]) -> tuple[str, ...]:
     return tuple(split for split in Task.splits if ("test" if split == "test" else "train") in sources)
+
+
+def final_number(text: str) -> str | None:
+    """Return the number that ``text`` gives as its answer, in a normal form, or None if it has none.
+
+    Markers are "####" and "answer is". The answer is the first number after the last marker with a number after it,
+    else the last number. Commas, currency and percent signs, redundant zeros and full stops do not count.
+
+    Examples
+    --------
+    >>> final_number("16 - 3 - 4 = 9, so the answer is $1,000.00.")
+    '1000'
+    >>> final_number("#### -2.50"), final_number("The answer is 5/10"), final_number("none")
+    ('-2.5', '0.5', None)
+    """
+    for marker in reversed(list(_MARKER.finditer(text))):
+        found = _NUMBER.search(text, marker.end())
+        if found:
+            return _normal(found)
+    numbers = list(_NUMBER.finditer(text))
+    return _normal(numbers[-1]) if numbers else None
+
+
+def _normal(found: re.Match[str]) -> str:
+    digits = (found["whole"] or "0").replace(",", "") + (found["decimals"] or "")
+    if len(digits) > _MAX_DIGITS:
+        return digits
+    value = Fraction(digits) / (int(found["below"] or 1) or 1)
+    if found["sign"] or found["late_sign"]:
+        value = -value
+    # Decimals end if the denominator divides a power of ten.
+    ends = pow(10, value.denominator.bit_length(), value.denominator) == 0
+    return _decimal(value, len(digits)) if ends else str(value)
+
+
+def _decimal(value: Fraction, digits: int) -> str:
+    with localcontext() as context:
+        context.prec = digits + 40
+        text = f"{Decimal(value.numerator) / value.denominator:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

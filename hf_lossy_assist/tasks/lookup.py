@@ -10,30 +10,28 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, nearest
+from ..gone import check_gone
 from .task import Task
 
 # Imported on request: most callers need one.
 SHIPPED = {
     "arithmetic": f"{__package__}.arithmetic:Arithmetic",
     "gsm8k": f"{__package__}.gsm8k:GSM8K",
-    "choices": f"{__package__}.choices:Choices",
     "code": f"{__package__}.code:Code",
-    "ifeval": f"{__package__}.ifeval:IFEval",
     "preference": f"{__package__}.preference:Preference",
     "prompts": f"{__package__}.plain_prompts:Prompts",
     "refusals": f"{__package__}.refusals:Refusals",
-    "summaries": f"{__package__}.summaries:Summaries",
 }
 _TEXT = ("str", "str | None", str, str | None)
 
 
-def load(spec: str, data: str | None = None, **options: Any) -> Task:
+def load(task: str, data: str | None = None, **options: Any) -> Task:
     """Return a task by name or by dotted path.
 
     Parameters
     ----------
-    spec
+    task
         A task of the package, or ``"package.module:Name"``: your own subclass of :class:`Task`, or a function that
         returns a task. The current directory is searched too.
     data
@@ -54,22 +52,24 @@ def load(spec: str, data: str | None = None, **options: Any) -> Task:
     >>> load("hf_lossy_assist.tasks.arithmetic:Arithmetic").name
     'arithmetic'
     """
-    factory = _find(SHIPPED.get(spec, spec), spec)
+    factory = _find(SHIPPED.get(task, task), task)
     given = options if data is None else {"data": data, **options}
-    task = factory(**_typed(factory, given, spec))
-    if not isinstance(task, Task):
+    made = factory(**_typed(factory, given, task))
+    if not isinstance(made, Task):
         raise LossyValueError(
-            f"`spec` has to name a subclass of hf_lossy_assist.tasks.Task or a function that returns one, but {spec!r} "
-            f"gives a {type(task).__name__}"
+            f"`task` has to name a subclass of hf_lossy_assist.tasks.Task or a function that returns one, but {task!r} "
+            f"gives a {type(made).__name__}"
         )
-    return task
+    return made
 
 
-def _find(path: str, spec: str) -> Callable[..., Any]:
+def _find(path: str, task: str) -> Callable[..., Any]:
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
+        check_gone("task", task)
         raise LossyValueError(
-            f"`spec` has to be one of {sorted(SHIPPED)} or a dotted path 'package.module:Name', but is {spec!r}"
+            f"`task` has to be one of {sorted(SHIPPED)} or a dotted path 'package.module:Name', but is {task!r}"
+            f"{nearest(task, SHIPPED)}"
         )
     if not {"", os.getcwd()} & set(sys.path):
         # Unlike `python -m`, a console script does not search the current directory.
@@ -77,24 +77,24 @@ def _find(path: str, spec: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError) as error:
-        raise LossyValueError(f"`spec` is {spec!r}, but importing {module_name!r} failed: {error}") from error
+        raise LossyValueError(f"`task` is {task!r}, but importing {module_name!r} failed: {error}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         missing = "has no" if factory is None else "has, but can't call,"
-        raise LossyValueError(f"`spec` is {spec!r}, but the module {module_name!r} {missing} {attribute!r}")
+        raise LossyValueError(f"`task` is {task!r}, but the module {module_name!r} {missing} {attribute!r}")
     return factory
 
 
-def _typed(factory: Callable[..., Any], options: dict[str, Any], spec: str) -> dict[str, Any]:
+def _typed(factory: Callable[..., Any], options: dict[str, Any], task: str) -> dict[str, Any]:
     parameters = inspect.signature(factory).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [] if takes_any else [name for name in options if name not in names]
     if unknown:
-        raise LossyValueError(f"the task {spec!r} takes no `{unknown[0]}`; it takes {names}")
+        raise LossyValueError(f"the task {task!r} takes no `{unknown[0]}`; it takes {names}")
     needed = [name for name in names if parameters[name].default is inspect.Parameter.empty and name not in options]
     if needed:
-        raise LossyValueError(f"the task {spec!r} needs `{needed[0]}`, which is not given")
+        raise LossyValueError(f"the task {task!r} needs `{needed[0]}`, which is not given")
     annotations = {name: parameters[name].annotation if name in parameters else None for name in options}
     return {name: value if annotations[name] in _TEXT else _from_json(value) for name, value in options.items()}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import LossyValueError
-from .overlap import rouge
 from .task import Example, Task
-from .task_data import prompt_of, read_rows, share
+from .task_data import prompt_of, read_jsonl, share
 
 
 class Prompts(Task):
@@ -59,7 +59,26 @@ class Prompts(Task):
 
     def score(self, example: Example, response: str, own: str) -> float:
         """Return ROUGE-L against ``own``."""
-        return 1.0 if response == own else rouge(response, [own])
+        return 1.0 if response == own else rouge_l(response, own)
+
+
+def rouge_l(text: str, reference: str) -> float:
+    """Return ROUGE-L (Lin, 2004): the F-measure of the words that two texts have in common, in the same order.
+
+    Words are runs of letters from a to z and digits, in any case, as in the package ``rouge-score``.
+
+    Examples
+    --------
+    >>> rouge_l("The cat sat.", "the cat sat down here")
+    0.75
+    """
+    own, other = (re.findall("[a-z0-9]+", each.lower()) for each in (text, reference))
+    longest = [0] * (len(other) + 1)  # of the words so far in common with each beginning of the reference
+    for word in own:
+        before = longest.copy()
+        for i, theirs in enumerate(other, 1):
+            longest[i] = before[i - 1] + 1 if word == theirs else max(before[i], longest[i - 1])
+    return 2 * longest[-1] / (len(own) + len(other)) if longest[-1] else 0.0
 
 
 def _texts(data: str, category: str | None) -> list[str]:
@@ -67,7 +86,10 @@ def _texts(data: str, category: str | None) -> list[str]:
     if not path.is_file():
         raise LossyValueError(f"`data` has to be a text file with one prompt per line, but is {data!r}")
     if path.suffix == ".jsonl":
-        texts = [prompt_of(row) for row in read_rows(data, category=category)]
+        rows = read_jsonl(data, ())
+        texts = [prompt_of(row) for row in rows if category in (None, row.get("category"), row.get("subject"))]
+        if not texts:
+            raise LossyValueError(f"`data` ({data}) has no rows of the category {category!r}")
     elif path.suffix == ".json":
         texts = [prompt_of(row) if isinstance(row, dict) else row for row in _json(path)]
     else:

@@ -49,19 +49,6 @@ def _row(line: str, fields: tuple[str, ...], where: str) -> Row:
     return row
 
 
-def read_rows(data: str, config: str | None = None, split: str = "test", category: str | None = None) -> list[Row]:
-    """Return the rows of a JSONL file or else of a data set on the Hub, filtered by ``category`` or ``subject``."""
-    if Path(data).is_file() or data.endswith((".jsonl", ".gz")) or data.count("/") != 1:
-        rows = read_jsonl(data, ())
-    else:
-        rows = list(from_hub(data, config, split))
-    if category is not None:
-        rows = [row for row in rows if category in (row.get("category"), row.get("subject"))]
-    if not rows:
-        raise LossyValueError(f"`data` ({data}) has no rows of the category {category!r}")
-    return rows
-
-
 def prompt_of(row: Row) -> Any:
     """Return a row's ``prompt``, ``question`` or first of ``turns``; None if it has none."""
     return next((first(row[name]) for name in ("prompt", "question", "turns") if row.get(name)), None)

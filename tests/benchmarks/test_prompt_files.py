@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 
-import pytest
 from typer.testing import CliRunner
 
 from benchmarks.prompt_files import app
@@ -13,7 +11,6 @@ from benchmarks.prompt_files import app
 CATEGORIES = ("writing", "coding", "translation", "summarization", "qa", "math_reasoning", "rag")
 
 
-@pytest.mark.skipif(find_spec("if_verifiable") is None, reason="the extra `ifeval` is not installed")
 def test_they_are_the_first_short_ones_of_each_group_and_the_shortest_texts(tmp_path):
     rows = [
         {
@@ -23,21 +20,15 @@ def test_they_are_the_first_short_ones_of_each_group_and_the_shortest_texts(tmp_
         }
         for i in range(700)
     ]
-    source, instructions = tmp_path / "question.jsonl", tmp_path / "instructions.jsonl"
+    source = tmp_path / "question.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    names = ["length_constraints:number_sentences" if i % 4 == 0 else "punctuation:no_comma" for i in range(300)]
-    followed = [
-        {"prompt": f"Prompt {i}", "instruction_id_list": [name], "kwargs": [{}]} for i, name in enumerate(names)
-    ]
-    instructions.write_text("".join(json.dumps(row) + "\n" for row in followed))
-    files = {"--spec-bench": source, "--mt-bench": source, "--ifeval": instructions, "--out": tmp_path}
+    files = {"--spec-bench": source, "--mt-bench": source, "--out": tmp_path}
     done = CliRunner().invoke(app, [str(word) for pair in files.items() for word in pair])
     assert done.exit_code == 0, done.output
-    spec, sums, chats, mining = (
+    spec, sums, chats = (
         [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("spec-bench", "summarization", "mt-bench", "ifeval-mining")
+        for name in ("spec-bench", "summarization", "mt-bench")
     )
-    assert mining == [row for row, name in zip(followed, names, strict=True) if "comma" in name][200:]
     groups = [CATEGORIES[int(row["prompt"].split()[0]) % 7] for row in spec]
     assert [groups.count(name) for name in CATEGORIES] == [7, 8, 15, 0, 15, 15, 0]
     assert all(int(row["prompt"].split()[0]) % 3 for row in spec + chats)

@@ -17,8 +17,7 @@ from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes, referen
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.quality import mode_scores
 from hf_lossy_assist.store.process import Process
-from hf_lossy_assist.tasks import Example, Task
-from hf_lossy_assist.tasks.summaries import Summaries
+from hf_lossy_assist.tasks import Arithmetic, Example, Task
 from tests.eagle3_heads import layer, random_head
 from tests.small_pair import PROBLEMS
 
@@ -168,12 +167,15 @@ def test_the_folder_holds_answers_summary_and_plot(pair, whole, tmp_path):
 
 
 def test_answers_that_were_scored_otherwise_are_not_gone_on_with(pair, tmp_path):
-    data = tmp_path / "texts.jsonl"
-    data.write_text(json.dumps({"document": "It rained all day.", "summary": "rain all day"}))
-    options = {"tokenizer": pair.tokenizer, "modes": "plain", "max_new_tokens": 4, "out": tmp_path / "out"}
-    hf_lossy_assist.evaluate(pair.target, task=Summaries(str(data)), **options)
-    with pytest.raises(LossyValueError, match=r"`scoring` was {'metric': 'rougeL'} and is {'metric': 'rouge1'}"):
-        hf_lossy_assist.evaluate(pair.target, task=Summaries(str(data), metric="rouge1"), **options)
+    class Judged(Arithmetic):
+        def __init__(self, votes):
+            super().__init__()
+            self.scoring = {"votes": votes}
+
+    options = {"tokenizer": pair.tokenizer, "modes": "plain", "limit": 1, "max_new_tokens": 4, "out": tmp_path}
+    hf_lossy_assist.evaluate(pair.target, task=Judged(1), **options)
+    with pytest.raises(LossyValueError, match=r"`scoring` was {'votes': 1} and is {'votes': 3}"):
+        hf_lossy_assist.evaluate(pair.target, task=Judged(3), **options)
 
 
 def test_the_target_alone_needs_no_draft(pair):

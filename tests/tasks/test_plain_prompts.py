@@ -72,4 +72,6 @@ def test_a_score_is_the_overlap_with_the_text_that_is_compared(tmp_path):
     task = tasks.load("prompts", data=str(tmp_path / "prompts.txt"), split="test")
     [example] = task.examples("test", 1)
     assert task.score(example, "a b c d", "a b c d") == 1
-    assert task.score(example, "a b x y", "a b c d") == pytest.approx(0.5)
+    # 3 of 4 words in order, of texts of 4 and 6 words.
+    assert task.score(example, "The cat sat down.", "the big cat: sat there quietly") == pytest.approx(0.6)
+    assert task.score(example, "a b", "c d") == task.score(example, "", "a") == 0

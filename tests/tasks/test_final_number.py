@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_lossy_assist.tasks.numbers import final_number
+from hf_lossy_assist.tasks.gsm8k import final_number
 
 
 @pytest.mark.parametrize(
