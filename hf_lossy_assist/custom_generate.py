@@ -31,8 +31,9 @@ def generate(*args: Any, model: PreTrainedModel, **kwargs: Any) -> Any:
     True
     """
     kwargs = {name: value for name, value in kwargs.items() if name not in _HUB_KEYWORDS}
-    is_assistant = getattr(kwargs.get("generation_config"), "is_assistant", False)
-    if "lossy_mode" not in kwargs and not wants_rule(model, kwargs) and not is_assistant:
+    config = kwargs.get("generation_config")
+    named = any(getattr(one, "lossy_mode", None) is not None for one in (config, model.generation_config))
+    if "lossy_mode" not in kwargs and not named and not getattr(config, "is_assistant", False):
         raise LossyValueError(
             "`lossy_mode` has to be given with this `custom_generate`, as a keyword or in the `generation_config`: one "
             f"of {list(REGISTRY)}, or None for ordinary decoding"
@@ -40,11 +41,3 @@ def generate(*args: Any, model: PreTrainedModel, **kwargs: Any) -> Any:
     with enabled(model):
         # Use the class's: a model with such a repository has this function as its attribute `generate`.
         return type(model).generate(model, *args, **kwargs)
-
-
-def wants_rule(model: PreTrainedModel, kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call of ``model.generate(**kwargs)`` names a rule, itself or in a configuration."""
-    if "lossy_mode" in kwargs:
-        return kwargs["lossy_mode"] is not None
-    configs = (kwargs.get("generation_config"), model.generation_config)
-    return any(getattr(config, "lossy_mode", None) is not None for config in configs)

@@ -63,9 +63,11 @@ def enable(model: Any = None, **defaults: Any) -> None:
     model
         A transformers model, one wrapped by PEFT or ``torch.compile``, or a pipeline with one; None for every model.
     **defaults
-        Defaults of calls on the model: ``lossy_mode``, ``lossy_config``, ``lossy_head``, ``assistant_model`` and all
-        other keywords of ``generate()`` about drafting. None removes a default. With a drafter and no mode, calls are
-        lossless; a call with ``lossy_mode=None`` is an ordinary one.
+        Defaults of calls on the model, or on every model: ``lossy_mode``, ``lossy_config``, ``lossy_head``,
+        ``assistant_model`` and all other keywords of ``generate()`` about drafting. None removes a default. With a
+        drafter and no mode, calls are lossless; a call with ``lossy_mode=None`` is an ordinary one. Keywords of a call
+        beat defaults. Defaults beat a ``generation_config``, so clients of a server that may send one can't choose the
+        rule or its head. A model's own defaults beat those of every model, by which none drafts for itself.
 
     Raises
     ------
@@ -162,18 +164,21 @@ def _enabling_of(model: Any) -> _Enabling:
         return _everywhere if model is None else _enabled.setdefault(unwrap(model), _Enabling())
 
 
+def _layers(enabling: _Enabling) -> list[dict[str, Any]]:
+    return enabling.layers if enabling is _everywhere else [*_everywhere.layers, *enabling.layers]
+
+
 def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:
     """Return how a model is enabled so far; raise where these defaults can't be added."""
-    if model is None and defaults:
-        raise LossyValueError(f"`{next(iter(defaults))}` is a default of one model; pass the model to `enable()` too")
     known = (*FIELDS, *DRAFTING)
     for name in defaults:
         if name not in known:
             raise LossyValueError(f"`{name}` can't be a default of a model; use one of {known}{nearest(name, known)}")
     enabling = _enabling_of(model)
-    merged = _merged([*enabling.layers, defaults])
+    merged = _merged([*_layers(enabling), defaults])
     if defaults and "lossy_mode" in merged:
-        parse(*(merged.get(name) for name in FIELDS), device=device_of(unwrap(model)))
+        device = "cpu" if model is None else device_of(unwrap(model))
+        parse(*(merged.get(name) for name in FIELDS), device=device)
     return enabling
 
 
@@ -192,7 +197,9 @@ def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     """Add an enabled model's defaults to one call's arguments; return the lossy fields among them."""
     with _lock:
-        defaults = _merged(_enabled.get(model, _everywhere).layers)
+        defaults = _merged(_layers(_enabled.get(model, _everywhere)))
+    if model not in _enabled and defaults.get("assistant_model") is model:
+        return {"lossy_mode": None}
     if any(name in defaults for name in DRAFTERS):
         defaults.setdefault("lossy_mode", "lossless")
     if arguments.get("lossy_mode", defaults) is None:

@@ -10,6 +10,8 @@ from .errors import LossyValueError, nearest
 GONE: Mapping[str, Mapping[str, str]] = {
     "command": {
         "import-autojudge": "open the file in your own environment and give its arrays to `JudgeHead.from_linear`",
+        "serve": "start transformers' own server after `hf_lossy_assist.enable(assistant_model=…)`, as "
+        "examples/12_serve.py does, or vLLM's with this package's plugin",
     },
     "option": {
         "--share-rows": "each mode now runs for itself; answer in batches with `--batch-size`",
@@ -18,7 +20,9 @@ GONE: Mapping[str, Mapping[str, str]] = {
         "steps": "every other rule lets the target check the draft's tokens; take `judge` or `topk`",
     },
     "key of `lossy_config`": {},
-    "import": {},
+    "import": {
+        "hf_lossy_assist.integrations.serving": "start transformers' own server as examples/12_serve.py does",
+    },
     "task": {
         "ifeval": "run it in lm-evaluation-harness, `lossy-assist lm-eval --tasks ifeval`",
         "choices": "run it in lm-evaluation-harness, `lossy-assist lm-eval --tasks mmlu_generative`",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from transformers import GenerationMixin, pipeline
+from transformers import GenerationConfig, GenerationMixin, pipeline
 
 from benchmarks.pair_recipe import build_tokenizer
 from hf_lossy_assist import (
@@ -242,9 +242,29 @@ def test_defaults_that_can_not_work_are_refused_at_once(defaults, message):
     target = tiny()
     with pytest.raises(LossyValueError, match=message):
         enable(target, **defaults)
+    with pytest.raises(LossyValueError, match=message):
+        enable(**defaults)
     assert patched() == []
-    with pytest.raises(LossyValueError, match="pass the model"):
-        enable(lossy_mode="topk")
+
+
+def test_defaults_of_every_model_beat_a_configuration_and_are_beaten_by_a_model_s_own():
+    target, other = tiny(), tiny(seed=1)
+    draft = noisy_copy(target)
+    hostile = GenerationConfig(**KWARGS, lossy_mode="judge", lossy_head="/etc", lossy_config={"certificate": "/etc"})
+    with enabled(target), pytest.raises(LossyValueError, match="/etc"):
+        target.generate(prompt(), generation_config=hostile, assistant_model=draft)
+    with enabled(assistant_model=draft, lossy_mode="topk", lossy_config={"k": 3}):
+        assert stats_of(target).accepted_by.keys() == stats_of(other).accepted_by.keys() == {"topk"}
+        assert stats_of(draft) is None
+        with collect(target) as stats:
+            target.generate(prompt(), generation_config=hostile)
+        assert stats.accepted_by.keys() == {"topk"}
+        with enabled(target, lossy_mode="typical"):
+            assert stats_of(target).accepted_by.keys() == {"typical"}
+            with pytest.raises(LossyValueError, match="'beta' is unknown to the rule 'topk'"):
+                enable(other, lossy_config={"beta": 0.1})
+        assert stats_of(target, lossy_mode=None) is None
+    assert not patched()
 
 
 def test_a_copy_of_an_enabled_model_says_that_it_is_not_enabled():

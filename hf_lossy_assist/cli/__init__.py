@@ -27,7 +27,6 @@ COMMANDS = {
     "mine": ("mine:mine", "Find which drafted tokens change the answer, and store them with hidden states."),
     "train": ("train:app", "Train heads from labelled data, and drafts for a target."),
     "publish": ("publish:publish", "Upload a head, a draft, a certificate, the custom generation method or the Space."),
-    "serve": ("serve:serve", "Run transformers' server (OpenAI-compatible) with an assistant and lossy rules."),
     "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with models that are assisted."),
 }
 """Each subcommand's place and summary for ``--help``. typer gets the module's ``COMMAND_OPTIONS``, if it has them."""

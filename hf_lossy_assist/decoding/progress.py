@@ -168,7 +168,7 @@ class Progress:
         """Let rows grow by tokens up to where they end; return by how many each has grown."""
         counts = self.stopping.commit([row + self.offset for row in rows], tokens, scores)
         if self.streamer is not None and counts[0]:
-            self.streamer.put(torch.tensor([tokens[0][: counts[0]]]))
+            self.streamer.put(torch.tensor(tokens[0][: counts[0]]))
         return counts
 
     def show_statuses(self, statuses: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ def joined(text: str) -> str:
     return "".join(text.split())
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "serve"])
+@pytest.mark.parametrize("command", ["generate", "bench"])
 def test_help_lists_every_rule_with_its_settings(command: str):
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output

@@ -57,6 +57,47 @@ def test_an_engine_with_bad_fields_does_not_start(given: Any, name: str):
         EngineSettings.read(given, LOOKUP)
 
 
+@pytest.mark.parametrize(
+    ("mode", "config"),
+    [
+        ("topk", {"k": 5, "tree": None, "compile": False}),
+        (["topk", "fly"], {"fly": {"window": 64}, "scope": {"start": "x" * 64, "end": [1] * 64}}),
+        ("dropmatch", {"num_paths": 32, "dropout": 0.1, "criterion": "naive"}),
+        ("topk", {"seed": 3, "strict_first_n": 4, "require_lossless": False}),
+    ],
+    ids=str,
+)
+def test_what_a_request_may_set(mode: Any, config: dict):
+    settings = EngineSettings.read({"mode": "typical", "config": {"epsilon": 0.2}}, MODEL)
+    assert settings.of_request({"lossy_mode": mode, "lossy_config": config}) is not None
+
+
+@pytest.mark.parametrize(
+    ("mode", "config", "message"),
+    [
+        ("topk", {"certificate": "/etc"}, "`lossy_config.certificate` of a request can't be set"),
+        ("topk", {"new": 1}, "`lossy_config.new` of a request can't be set"),
+        ("topk", {3: 1}, "`lossy_config.3` of a request can't be set"),
+        (["topk", "typical"], {"topk": {"new": 1}}, "`lossy_config.topk.new` of a request can't be set"),
+        ("topk", {"k": {"new": 1}}, "`lossy_config.k.new` of a request can't be set"),
+        ("dropmatch", {"candidates": 10**9}, "`lossy_config.candidates` of a request can't be set"),
+        ("dropmatch", {"num_paths": 33}, "`lossy_config.num_paths` of a request has to be at most 32, but is 33"),
+        ("dropmatch", {"dropmatch": {"num_paths": 10**400}}, "`lossy_config.dropmatch.num_paths` of a request has"),
+        ("fly", {"window": 65}, "`lossy_config.window` of a request has to be at most 64"),
+        ("topk", {"scope": {"start": "x" * 65, "end": "x"}}, "`lossy_config.scope.start` of a request has"),
+        ("topk", {"stop_drafting": {"by": "head", "head": "/etc"}}, "`stop_drafting` in `lossy_config` can't be used"),
+        ("topk", {"compile": True}, "`compile` in `lossy_config` can't be used"),
+        ("topk", "k=3", "`lossy_config` has to be a dict"),
+        ("tpok", {}, "did you mean 'topk'"),
+    ],
+    ids=str,
+)
+def test_what_a_request_may_not_set(mode: Any, config: Any, message: str):
+    settings = EngineSettings.read({}, MODEL)
+    with pytest.raises(LossyError, match=message):
+        settings.of_request({"lossy_mode": mode, "lossy_config": config})
+
+
 def test_a_request_may_not_ask_for_lossy_decoding_and_lossless_text():
     settings = EngineSettings.read({}, MODEL)
     asked = {"lossy_mode": "typical", "lossy_config": json.dumps({"require_lossless": True})}

@@ -9,11 +9,9 @@ import random
 import signal
 import tempfile
 import time
-import urllib.error
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from hf_lossy_assist.tasks.sandbox import Sandbox, isolation
 from tests.abuse.broken_off import Interruption, state_of
 from tests.acceptors.fixtures import HEADS
 from tests.golden.cases import RULES
-from tests.integrations.serving.running import FIELDS, running_server, served_folder
 from tests.mining.parts import run, tiny_parts, workload
 from tests.tasks.sandbox.programs import CHEATS, ENDLESS, assert_no_cheat
 from tests.tiny_models import noisy_copy, prompt, tiny
@@ -234,115 +231,11 @@ def sandbox(seed: int, count: int) -> Iterator[Case]:
         yield f"{seed}.{number} {key}", lambda key=key, unsafe=unsafe: check(programs[key], unsafe)
 
 
-def server(seed: int, count: int) -> Iterator[Case]:
-    """A server under load: eight requests at a time, good, bad and strange ones, and some whose client leaves."""
-    generator = random.Random(seed)
-    questions = [f"Question: {a} + {b}?\nAnswer:" for a in range(3, 7) for b in (2, 9)]
-    with tempfile.TemporaryDirectory() as name:
-        target = served_folder(Path(name), **FIELDS)
-        with running_server(target, Path(name) / "log") as running, ThreadPoolExecutor(8) as pool:
-
-            def ask(question: str, **fields: Any) -> str:
-                return json.load(running.chat(question, max_tokens=16, **fields))["choices"][0]["message"]["content"]
-
-            alone = {question: ask(question) for question in questions}
-
-            def outcome(kind: str, question: str, fields: Mapping[str, Any]) -> str:
-                if kind == "leaving":
-                    return running.leave(question) or "left"
-                try:
-                    return "answered as alone" if ask(question, **fields) == alone[question] else "answered otherwise"
-                except urllib.error.HTTPError as error:
-                    return f"refused with {error.code}"
-
-            draw = {"hostile": lambda: generator.choice(HOSTILE), "strange": lambda: strange_fields(generator)}
-            kinds = generator.choices([*OUTCOMES], (6, 6, 6, 1), k=count - 1)
-            asked = [(kind, generator.choice(questions), draw.get(kind, dict)()) for kind in kinds]
-            futures = [pool.submit(outcome, *one) for one in asked]
-
-            def check(number: int) -> str:
-                found = futures[number].result()
-                assert found in OUTCOMES[asked[number][0]], found
-                return found
-
-            for number in range(count - 1):
-                yield f"{seed}.{number} {asked[number]}"[:500], lambda number=number: check(number)
-
-            def check_all() -> str:
-                ask(questions[0])
-                answered = sum(future.result().startswith("answered") for future in futures) + len(alone) + 1
-                assert running.totals()["requests"] == answered, "a run that nobody waits for was finished"
-                return "nothing done for nobody"
-
-            yield f"{seed}.{count - 1} after all", check_all
-
-
-OUTCOMES: Mapping[str, Collection[str]] = {
-    "good": ("answered as alone",),
-    "hostile": ("refused with 400",),
-    "strange": ("answered as alone", "answered otherwise", "refused with 400", "refused with 422"),
-    "leaving": ("left",),
-}
-"""What may come of a request, by its kind."""
-
-_JUDGE = {"lossy_mode": "judge"}
-_TOPK = {"lossy_mode": "topk"}
-HOSTILE: tuple[Mapping[str, Any], ...] = (
-    _JUDGE | {"lossy_head": "/etc"},
-    _JUDGE | {"lossy_head": "~nosuch/x"},
-    _TOPK | {"lossy_config": {"stop_drafting": {"by": "head", "head": "/etc"}}},
-    _TOPK | {"lossy_config": {"stop_drafting": {"by": "head", "head": "org/name"}}},
-    _TOPK | {"lossy_config": {"certificate": "/etc"}},
-    _TOPK | {"lossy_config": {"compile": True}},
-    _TOPK | {"lossy_config": {"k": -1}},
-    _TOPK | {"lossy_config": {"tree": {"depth": 1000}}},
-    _TOPK | {"lossy_config": {"inspect": True}},
-    {"lossy_mode": "tpok"},
-    {"lossy_mode": "dropmatch", "lossy_config": {"num_paths": 1000}},
-    {"generation_config": json.dumps(_JUDGE | {"lossy_head": "/etc"})},
-    {"generation_config": json.dumps({"cache_implementation": "static"})},
-    {"generation_config": json.dumps({"custom_generate": "/etc"})},
-    {"generation_config": json.dumps({"num_assistant_tokens": 1000})},
-    {"chat_template_kwargs": {"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}},
-    {"messages": []},
-    {"messages": [{"role": "user", "content": [{}]}]},
-    {"stop": ["x" * 100] * 100},
-)
-"""Fields that no request gets through with."""
-
-
-def strange_fields(generator: random.Random) -> Mapping[str, Any]:
-    """Return a field, also of a configuration, with a value that may be anything."""
-    place, names = generator.choice(sorted(PLACES.items()))
-    field = {generator.choice(names): generator.choice(STRANGE)}
-    if place == "lossy_config":
-        return _TOPK | {"lossy_config": field}
-    return field if place == "body" else {"generation_config": json.dumps(field)}
-
-
-PLACES = {
-    "body": (
-        "messages", "frequency_penalty", "generation_config", "logit_bias", "lossy_config", "lossy_head", "lossy_mode",
-        "max_completion_tokens", "model", "new_field", "seed", "stop", "temperature", "tools", "top_p",
-    ),
-    "generation_config": (
-        "do_sample", "eos_token_id", "lossy_assistant", "lossy_config", "lossy_mode", "max_length", "max_new_tokens",
-        "min_p", "new_field", "num_assistant_tokens", "num_beams", "prompt_lookup_num_tokens", "repetition_penalty",
-        "stop_strings", "streamer", "temperature", "top_k", "use_cache",
-    ),
-    "lossy_config": (
-        "break_even", "budget", "certificate", "compile", "k", "new_field", "scope", "seed", "stop_drafting",
-        "strict_first_n", "tolerance", "tree",
-    ),
-}  # fmt: skip
-
-
 PARTS: Mapping[str, tuple[Callable[[int, int], Iterator[Case]], int]] = {
     "calls": (calls, 5000),
     "interruptions": (interruptions, 1000),
     "heads": (heads, 800),
     "kills": (kills, 100),
     "sandbox": (sandbox, 200),
-    "server": (server, 200),
 }
 """From a part's name to its cases, and how many a whole trial has."""

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
-from ...acceptors import REGISTRY, Acceptor, head_type, place_rule_head
+from ...acceptors import REGISTRY, Acceptor, head_type, place_rule_head, settings_of
 from ...acceptors.base import AUTO
 from ...call.certificate import Certificate
 from ...call.checks import check_mode
 from ...call.config import FIELDS, RunConfig, check_keys, parse
 from ...errors import LossyUnsupportedError, LossyValueError, nearest
 from ...heads.checks import brief
-from ..serving.permission import check_request
-from ..serving.settings import FIELD, Settings
 
 KEYS = (*(name.removeprefix("lossy_") for name in FIELDS), "certificate")
 """The keys of ``{"lossy": …}`` in ``--additional-config``, with the meaning of ``generate()``'s fields.
@@ -32,6 +29,22 @@ _ABSENT = {
     "compile": "vLLM decides how forwards are compiled",
     "inspect": "vLLM returns `logprobs` instead",
 }
+
+_MOST = {"num_paths": 32, "window": 64, "start": 64, "end": 64}
+"""The most that a request may ask for of what costs time: numbers, and the lengths of a scope's markers."""
+
+_INTEGERS = ("k", "mismatches", "top_n", "num_paths", "window")
+"""The integer settings of rules that a request may set. Any may cost time, so a new one needs an entry."""
+
+# Numbers and choices, which can't name a folder or a repository.
+_INSIDE: Mapping[str, Collection[str]] = {"scope": ("start", "end")} | {
+    name: [
+        x.name for x in settings_of(rule) if x.name in _INTEGERS or x.choices or (x.low is not None and not x.integer)
+    ]
+    for name, rule in REGISTRY.items()
+}
+_ASKED = {"seed", "require_lossless", "strict_first_n", "budget", *_ABSENT, *_INSIDE}.union(*_INSIDE.values())
+"""The keys of a request's ``lossy_config``; those of :data:`_ABSENT` may only be off."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +163,15 @@ class EngineSettings:
                     f"`lossy_head` of a request has to be one that the engine was started with, {self.head!r}, but is "
                     f"{brief(head)}"
                 )
-            fields = {"lossy_mode": mode, "lossy_config": config, "lossy_head": self._heads_of(mode)}
-            own = GenerationConfig(**{**fields, "lossy_config": self.config, FIELD: self.drafting.method})
-            check_request(GenerationConfig(**fields), own, Settings())
-        parsed = parse(mode, config, self._heads_of(mode, config), device=self.device)
-        self._check(parsed, {} if config is None else config)
+            _check_asked("lossy_config", asked.get("lossy_config"), _ASKED)
+        for key, reason in _ABSENT.items():
+            if isinstance(config, Mapping) and config.get(key):
+                raise LossyUnsupportedError(f"`{key}` in `lossy_config` can't be used in vLLM: {reason}; leave it out")
+        parsed = parse(mode, config, self._heads_of(mode), device=self.device)
+        self._check(parsed)
         return parsed
 
-    def _heads_of(self, mode: Any, config: Any = None) -> dict[str, Any] | None:
+    def _heads_of(self, mode: Any) -> dict[str, Any] | None:
         """Return the loaded heads of a mode's rules; a certificate has its own."""
         members = mode.get("all_of") if isinstance(mode, Mapping) else mode
         members = [name for name in (members if isinstance(members, list) else [members]) if isinstance(name, str)]
@@ -171,12 +185,9 @@ class EngineSettings:
                 self._heads[name] = place_rule_head(REGISTRY[name], source, self.device)
         return {name: self._heads[name] for name in users if name in self._heads} or None
 
-    def _check(self, parsed: RunConfig, config: Mapping[str, Any]) -> None:
+    def _check(self, parsed: RunConfig) -> None:
         """Refuse what has no place in vLLM's step."""
         acceptor, drafting = parsed.acceptor, self.drafting
-        for key, reason in _ABSENT.items():
-            if config.get(key):
-                raise LossyUnsupportedError(f"`{key}` in `lossy_config` can't be used in vLLM: {reason}; leave it out")
         if (obstacle := _obstacle(acceptor, drafting)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {acceptor.name!r} can't be used in this engine: {obstacle}")
         if parsed.limits.scope is not None and not drafting.texts_on_host:
@@ -184,6 +195,19 @@ class EngineSettings:
                 "`scope` in `lossy_config` compares texts, which this engine does not know when it schedules steps "
                 "ahead; start it with `--no-async-scheduling`"
             )
+
+
+def _check_asked(place: str, values: Any, allowed: Collection[str]) -> None:
+    """Refuse keys that a client must not set, e.g. because they name a folder, and values that cost too much."""
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        where = f"`{place}.{key!s:.100}` of a request"
+        if key not in allowed:
+            raise LossyValueError(f"{where} can't be set; leave it out{nearest(str(key), allowed)}")
+        if isinstance(value, Mapping) and key not in _ABSENT:
+            _check_asked(f"{place}.{key}", value, _INSIDE.get(key, ()))
+        size, most = len(value) if isinstance(value, str | list) else value, _MOST.get(key)
+        if most is not None and isinstance(size, int | float) and size > most:
+            raise LossyValueError(f"{where} has to be at most {most}, but is {size}")
 
 
 def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
