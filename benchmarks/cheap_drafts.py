@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import importlib.util
 import json
 import statistics
 import time
@@ -63,7 +61,7 @@ def main(
 
 
 def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[str, PreTrainedModel]:
-    """Return every draft by its name; torchao's are left out where it is not installed."""
+    """Return every draft by its name."""
     draft, tokenizer = loaded.draft, loaded.tokenizer
     drafts = {"as loaded": draft}
     if draft.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -75,13 +73,6 @@ def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[st
     ranked = list(dict.fromkeys([*counted, *range(draft.config.vocab_size)]))
     for size in sizes:
         drafts[f"int8, {size:,} tokens"] = quantize_draft(trim_draft_vocabulary(draft, ranked[:size]), "int8")
-    if importlib.util.find_spec("torchao") is not None:
-        from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
-
-        for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
-            name = f"torchao's {type(config).__name__}"
-            drafts[name] = copy.deepcopy(draft)
-            quantize_(drafts[name], config)
     return drafts
 
 

@@ -17,15 +17,13 @@ from hf_lossy_assist.cli.console import CleanGroup
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import Head, ModelIdentity
 
-from .geometry import Geometry, parse_geometry
-from .growing import MIN_RESERVED, grow
-from .roofline import main as roofline
+from .growing.geometry import Geometry, parse_geometry
+from .growing.grow import MIN_RESERVED, grow
 
 H = TypeVar("H", bound=Head)
 
 app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command("bench")(bench.bench)
-app.command("roofline")(roofline)
 
 
 @app.callback()

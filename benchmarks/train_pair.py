@@ -12,9 +12,9 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import pair_cards as cards
-from benchmarks.pair_recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
-from benchmarks.pretraining import save_model, train_model
+from benchmarks.bundled_pair import cards
+from benchmarks.bundled_pair.pretraining import save_model, train_model
+from benchmarks.bundled_pair.recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
 from hf_lossy_assist.cli.console import CleanCommand, limit_threads, progress
 from hf_lossy_assist.cli.options import PairName, Threads
 from hf_lossy_assist.errors import LossyValueError, nearest

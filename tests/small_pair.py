@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.pair_recipe import build_tokenizer
+from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig, VerifierHead
 from hf_lossy_assist.pairs import Pair

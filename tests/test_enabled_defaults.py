@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, GenerationMixin, pipeline
 
-from benchmarks.pair_recipe import build_tokenizer
+from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import (
     GenerateLossyOutput,
     LossyStats,

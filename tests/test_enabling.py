@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 
 import hf_lossy_assist
-from benchmarks.pair_recipe import build_tokenizer
+from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import GenerateLossyOutput, disable, enable, enabled, last_stats
 from tests.tiny_models import noisy_copy, prompt, tiny
 

@@ -211,7 +211,7 @@ def test_prompt_lookup():
 
 
 def test_stop_strings():
-    from benchmarks.pair_recipe import build_tokenizer
+    from benchmarks.bundled_pair.recipe import build_tokenizer
 
     tokenizer = build_tokenizer(200)
     target = tiny()

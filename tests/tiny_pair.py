@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pair_recipe import Cycle, ModelRecipe, build_model, build_tokenizer
-from benchmarks.pretraining import save_model
+from benchmarks.bundled_pair.pretraining import save_model
+from benchmarks.bundled_pair.recipe import Cycle, ModelRecipe, build_model, build_tokenizer
 from hf_lossy_assist import pairs
 
 TEMPLATE = (

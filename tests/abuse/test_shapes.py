@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from benchmarks.pair_recipe import build_tokenizer
+from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import LossyVerification
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, Row, row_id

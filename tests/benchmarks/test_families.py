@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from benchmarks.families import COLUMNS, app
-from benchmarks.hybrid_speed import app as speed_app
 from tests.benchmarks.running import run
 
 
@@ -15,9 +14,3 @@ def test_the_table_is_written(tmp_path):
     assert table["Rwkv"]["as a target"].startswith("no: ")
     assert table["Mamba"]["as a draft"] == "yes" or table["Mamba"]["as a draft"].startswith("no: ")
     assert table["Mamba2"]["as a target"].startswith("no: ") or table["Mamba2"]["equal to plain"] == "yes"
-
-
-def test_the_speed_of_a_hybrid():
-    printed = run(speed_app, "--layers", 1, "--max-new-tokens", 4, "--repeats", 1).stdout
-    assert "bringing it back" in printed
-    assert "lossless" in printed

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.geometry import PRESETS, Geometry, parse_geometry
-from benchmarks.growing import grow
+from benchmarks.growing.geometry import PRESETS, Geometry, parse_geometry
+from benchmarks.growing.grow import grow
 from hf_lossy_assist import pairs
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.geometry import Geometry, parse_geometry
+from benchmarks.growing.geometry import Geometry, parse_geometry
 from benchmarks.grown_models import app, grow_head, grow_models
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.pair_recipe import Cycle, build_tokenizer
-from benchmarks.pretraining import cycle_schedule, position_weights, save_model, train_model
+from benchmarks.bundled_pair.pretraining import cycle_schedule, position_weights, save_model, train_model
+from benchmarks.bundled_pair.recipe import Cycle, build_tokenizer
 from tests.tiny_pair import TINY
 
 

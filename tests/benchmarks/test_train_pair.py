@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import train_pair
-from benchmarks.pair_recipe import Cycle
+from benchmarks.bundled_pair.recipe import Cycle
 from benchmarks.train_pair import app
 from hf_lossy_assist import pairs
 from hf_lossy_assist.tasks import Arithmetic

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.pair_recipe import build_model, build_tokenizer
+from benchmarks.bundled_pair.recipe import build_model, build_tokenizer
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.cli.conversation import Conversation, encode_conversation
 from hf_lossy_assist.cli.rendering import ConsoleStreamer

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.pair_recipe import build_model, build_tokenizer
-from benchmarks.pretraining import save_model
+from benchmarks.bundled_pair.pretraining import save_model
+from benchmarks.bundled_pair.recipe import build_model, build_tokenizer
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.rendering import ConsoleStreamer

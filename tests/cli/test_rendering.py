@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.pair_recipe import build_tokenizer
+from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist.cli.rendering import LOSSY_STYLE, MarkedText, stats_table, traced_text
 from hf_lossy_assist.core.statistics import LossyStats
 

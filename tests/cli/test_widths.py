@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.acceptance import acceptance_table
 from hf_lossy_assist.cli.bench_report import request_table, speed_table, text_table, time_table
 from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.cli.mine import summary_table
@@ -40,11 +39,6 @@ SCORES = [
         tokens_per_answer=Mean(512.3, -12.3, -45.6, 23.4), seconds_per_answer=Mean(12.34, -1.23, -4.56, 2.34),
     )
 ]  # fmt: skip
-ACCEPTED = SimpleNamespace(
-    mode="thresholds", config={"threshold_single": 0.3, "threshold_acc": 0.8}, temperature=0.9, prompts=20,
-    mean_accepted=13.37, accepted_lossy=1.0, log_likelihood=-12.345, likeliest=1.0, greedy_prefix=1.0, rouge=1.0,
-    target_calls_per_100_tokens=100.0, mean_run=63.21,
-)  # fmt: skip
 TESTED = SimpleNamespace(
     mode=LABEL, outcome="not certified", n=12345, loss=12.34, bound=23.45, confidence=99.9, tokens_per_second=12345.6,
     longer=12.34, longer_bound=123.45,
@@ -66,7 +60,6 @@ STATS = LossyStats(
         table(SCORES, score_columns(TARGET_ALONE), "Answers"),
         score_table(SCORES, TARGET_ALONE),
         length_table(SCORES, TARGET_ALONE),
-        acceptance_table([ACCEPTED], 0.9),
         outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0, max_longer=5.0)),
         summary_table("judge", PROMPTS),
         stats_table(STATS),

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.acceptance import VARIANTS
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.call.config import parse
 from hf_lossy_assist.errors import LossyValueError
@@ -26,6 +25,12 @@ from tests.small_pair import verifier_for
 from tests.tiny_models import prompt
 
 PLAIN = DecodingMode(TARGET_ALONE)
+VARIANTS = {
+    "dropmatch": ({"criterion": "naive"},),
+    "topk": ({"k": 5, "tolerance": 1.0},),
+    "sprinter": ({"threshold": 0.3}, {"threshold": 0.7}),
+}
+"""Settings beside each rule's usual one."""
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
-from benchmarks.mining_reuse import compare
-from tests.mining.parts import tiny_parts
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hf_lossy_assist.mining.prompt_results import Prompt
+from tests.mining import reference
+from tests.mining.parts import Parts, tiny_parts
+
+Labels = dict[int, list[tuple[int, int, int, bool]]]
+"""By prompt, the labels of its mismatches: index, target's token, draft's token, whether it is important."""
 
 
-def test_both_ways_find_the_same_and_the_naive_one_reads_more():
+@contextmanager
+def tokens_read(parts: Parts) -> Iterator[list[int]]:
+    """Note how many tokens each forward of the target reads."""
+    read: list[int] = []
+    handle = parts.target.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append((args[0] if args else kwargs["input_ids"]).numel()), with_kwargs=True
+    )
+    yield read
+    handle.remove()
+
+
+def from_scratch(parts: Parts, prompt: Prompt) -> list[tuple[int, int, int, bool]]:
+    found = reference.important_tokens(
+        parts.target, parts.draft, list(prompt.tokens), parts.limits().eos, parts.max_new_tokens, parts.answer,
+        parts.task.equivalent,
+    )  # fmt: skip
+    return [] if found is None else found[2]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_both_ways_find_the_same_and_reuse_reads_less(slots: int):
     parts = tiny_parts(seed=3)
     prompts = parts.prompts(3)
-    found = compare(parts, prompts, slots=2)
-    assert found.different == 0
-    assert found.mismatches == sum(len(one.found.mismatches) for one in parts.searches(2).run(prompts)) > 0
-    assert found.naive.tokens > 2 * found.reusing.tokens > 0
-    assert min(found.naive.seconds, found.reusing.seconds) > 0
-
-
-def test_the_tokens_that_a_prompt_is_said_to_have_cost_were_read():
-    parts = tiny_parts(seed=3)
-    prompts = parts.prompts(3)
-    found = compare(parts, prompts, slots=1)
-    assert sum(one.counts.target_tokens for one in parts.searches(1).run(prompts)) == found.reusing.tokens
+    with tokens_read(parts) as naive:
+        wanted: Labels = {prompt.id: from_scratch(parts, prompt) for prompt in prompts}
+    with tokens_read(parts) as reusing:
+        results = list(parts.searches(slots).run(prompts))
+    found: Labels = {
+        one.prompt.id: [(m.index, m.target_token, m.draft_token, m.important) for m in one.found.mismatches]
+        for one in results
+    }
+    assert found == wanted
+    assert sum(map(len, found.values())) > 0
+    assert sum(naive) > 2 * sum(reusing) > 0
+    if slots == 1:  # what a prompt is said to have cost
+        assert sum(one.counts.target_tokens for one in results) == sum(reusing)

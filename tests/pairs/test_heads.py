@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pair_recipe import RECIPES
+from benchmarks.bundled_pair.recipe import RECIPES
 from hf_lossy_assist import JudgeHead, VerifierHead, pairs
 from hf_lossy_assist.heads import Head
 from hf_lossy_assist.pairs.pair import bundled_folder

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from benchmarks import pair_cards as cards
-from benchmarks.pair_recipe import RECIPES, ModelRecipe
+from benchmarks.bundled_pair import cards
+from benchmarks.bundled_pair.recipe import RECIPES, ModelRecipe
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.evaluation.evaluate import evaluate
 from hf_lossy_assist.pairs.pair import bundled_folder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.pair_recipe import build_tokenizer
+from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.training.annotations import Annotation, annotated_examples, label, read_annotations
 from tests.tiny_models import noisy_copy, tiny
