@@ -39,6 +39,12 @@ class LossyServiceError(LossyError):
     """A service did not answer, refused, or answered nonsense after all retries. A later attempt may succeed."""
 
 
+def brief(value: Any) -> str:
+    """Return the ``repr`` of a value for a message, shortened if it is long."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:100]}…{text[-99:]}"
+
+
 def nearest(value: Any, names: Iterable[str]) -> str:
     """Return ``"; did you mean 'name'?"`` for the most similar name, or an empty string."""
     by_spelling = {name.lower(): name for name in names}

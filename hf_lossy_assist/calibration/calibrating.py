@@ -15,7 +15,7 @@ from ..call.config import parse
 from ..errors import LossyValueError
 from ..evaluation.answers import Answer, AnswerStore, by_mode, load_answers
 from ..evaluation.evaluate import Evaluation
-from ..heads.checks import is_number
+from ..values import is_number
 from .betting import LossTest, bound, certify, growth_beyond, growth_bound
 
 

@@ -15,9 +15,8 @@ from torch import nn
 from transformers import GenerationConfig
 
 from ..acceptors import REGISTRY, Acceptor, place_rule_head, settings_of
-from ..errors import LossyValueError
+from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
-from ..heads.checks import brief, is_number
 from ..heads.identity import differing_models
 from ..heads.repository import (
     CARD,
@@ -30,6 +29,7 @@ from ..heads.repository import (
     publication,
 )
 from ..store.folder import write_json
+from ..values import is_number
 
 if TYPE_CHECKING:
     from .config import RunConfig

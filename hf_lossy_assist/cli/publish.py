@@ -13,9 +13,8 @@ from rich.table import Table
 from ..call.certificate import certificate_publication
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
-from ..errors import LossyValueError
+from ..errors import LossyValueError, brief
 from ..heads import Head
-from ..heads.checks import brief
 from ..heads.repository import Publication, existing_folder, export, publication, read_config, upload
 from .models import load_model
 

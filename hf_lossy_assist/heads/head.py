@@ -17,10 +17,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from ..errors import LossyValueError
-from . import head_cards, repository
-from .checks import LIBRARY, brief
-from .head_config import HeadConfig
+from ..errors import LossyValueError, brief
+from . import repository
+from .head_config import LIBRARY, HeadConfig, render_card
 from .identity import differing_models
 from .repository import CONFIG, WEIGHTS
 
@@ -187,7 +186,7 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         digest = repository.write_weights(save_directory, {"weight": self.weight, "bias": self.bias})
         text = json.dumps(self.config.to_dict() | {"weights_sha256": digest}, indent=2, ensure_ascii=False)
         (save_directory / CONFIG).write_text(text + "\n", encoding="utf-8")
-        (save_directory / repository.CARD).write_text(head_cards.render(self.config, save_directory), encoding="utf-8")
+        (save_directory / repository.CARD).write_text(render_card(self.config, save_directory), encoding="utf-8")
 
     def extra_repr(self) -> str:
         """Return the part of ``repr`` about the head."""

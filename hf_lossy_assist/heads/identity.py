@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..compat import innermost, is_sharded, origin_of
 from ..errors import LossyValueError
-from .checks import Checked, Rule, Size, Text, is_number, known_fields
+from ..values import Checked, Rule, Size, Text, is_number, known_fields
 from .repository import HUB_ID
 
 FINGERPRINT_ROWS = 8

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 from torch import nn
 from typing_extensions import Self
 
-from ..errors import LossyValueError
-from .checks import PROBABILITY, Checked, Probability, brief
+from ..errors import LossyValueError, brief
+from ..values import PROBABILITY, Checked, Probability
 from .head import Head, fold
 from .head_config import HeadConfig
 from .identity import ModelIdentity

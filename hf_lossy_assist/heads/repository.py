@@ -19,8 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..errors import LossyValueError
-from .checks import brief
+from ..errors import LossyValueError, brief
 
 CONFIG, WEIGHTS, CARD, ROC = "config.json", "model.safetensors", "README.md", "roc.png"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from .checks import Checked, Probability, Rule, is_number
+from ..values import Checked, Probability, Rule, is_number
 from .head import Head
 from .head_config import HeadConfig
 

@@ -14,8 +14,7 @@ from ...acceptors.base import AUTO
 from ...call.certificate import Certificate
 from ...call.checks import check_mode
 from ...call.config import FIELDS, RunConfig, check_keys, parse
-from ...errors import LossyUnsupportedError, LossyValueError, nearest
-from ...heads.checks import brief
+from ...errors import LossyUnsupportedError, LossyValueError, brief, nearest
 
 KEYS = (*(name.removeprefix("lossy_") for name in FIELDS), "certificate")
 """The keys of ``{"lossy": …}`` in ``--additional-config``, with the meaning of ``generate()``'s fields.

@@ -1,4 +1,4 @@
-"""Dataclasses whose annotations carry conditions on their fields, since values may come from a file."""
+"""Conditions on values that users or files give, and dataclasses that check their fields by them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from ..errors import LossyValueError, warn
-
-LIBRARY = "hf_lossy_assist"
+from .errors import LossyValueError, brief, warn
 
 MOST = 1 << 24
 """The largest accepted width or vocabulary, far above any model's."""
 
 _T = TypeVar("_T")
-
-
-def brief(value: Any) -> str:
-    """Return the ``repr`` of a value for a message, shortened if it is long."""
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:100]}…{text[-99:]}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:
     names = {f.name for f in fields(cls)}
     if unknown := sorted(set(values) - names):
         warn(
-            f"{where} has keys that this version of {LIBRARY} does not know, {brief(unknown)}: they are ignored. "
-            f"Upgrade {LIBRARY} if a newer version wrote the file."
+            f"{where} has keys that this version of hf_lossy_assist does not know, {brief(unknown)}: they are ignored. "
+            "Upgrade hf_lossy_assist if a newer version wrote the file."
         )
     return {name: tuple(x) if isinstance(x, list) else x for name, x in values.items() if name in names}
