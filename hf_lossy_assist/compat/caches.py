@@ -88,7 +88,10 @@ def attention_windows(model: PreTrainedModel, cache: Cache) -> list[int | None]:
 
 def cache_of(inputs: Mapping[str, Any]) -> Any:
     """Return the cache among a model's inputs, under any of its names, or None."""
-    return next((inputs[name] for name in CACHE_NAMES if inputs.get(name) is not None), None)
+    for name in CACHE_NAMES:
+        if inputs.get(name) is not None:
+            return inputs[name]
+    return None
 
 
 def cache_name(model: PreTrainedModel) -> str:
@@ -137,10 +140,10 @@ def recording(cache: DynamicCache) -> Iterator[None]:
 
 def rollback(cache: Cache, tokens: int) -> None:
     """Forget the last ``tokens`` tokens. Call it with 0 too: recording layers then shrink to their window."""
-    if quantises(cache):
+    if isinstance(cache, QuantizedCache):
         _forget(cache, tokens)
     elif tokens > 0 or (_SLIDING_LAYERS_ROLL_BACK and cache.get_seq_length() > 0):
-        text_cache(cache).crop(-tokens)
+        getattr(cache, "self_attention_cache", cache).crop(-tokens)
 
 
 def obstacle_in_cache(model: PreTrainedModel, cache: Any) -> str | None:

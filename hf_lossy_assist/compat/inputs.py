@@ -79,7 +79,7 @@ class ForwardInputs:
         """Return the inputs for ``tokens`` ``(B, k)``, which follow those in the cache."""
         return self.of_text(tokens, carried, 0, longer, keep, first=not tokens_in(carried))
 
-    def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
+    def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> None:
         """Extend what is carried by ``committed`` tokens: mask, positions, newest cache.
 
         Updates the same dictionary, as transformers does, since a drafter may have kept it.
@@ -91,7 +91,6 @@ class ForwardInputs:
         )
         model_kwargs.update(rest)
         self._carry(model_kwargs, longer)
-        return model_kwargs
 
     def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
         """Move the inputs that are aligned with ``ids`` ``(B, S)`` along with the rows of a batch."""
@@ -104,7 +103,7 @@ class ForwardInputs:
     def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
         """Return mask and positions, if there are any, for ``count`` more tokens."""
         return {
-            name: self._line(name, values).upto(values.shape[-1] + count)
+            name: self._line(name, values).between(0, values.shape[-1] + count)
             for name in self._going_on
             if (values := model_kwargs.get(name)) is not None
         }
@@ -125,6 +124,8 @@ class ForwardInputs:
 
 class PlainForwardInputs(ForwardInputs):
     """The inputs of a model with only tokens, masks and positions, which need nothing but slicing."""
+
+    _copies = True  # a user's hook may keep what the model was given, while the text is overwritten
 
     @classmethod
     def fits(cls, model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> bool:
@@ -148,25 +149,20 @@ class PlainForwardInputs(ForwardInputs):
     def of_tokens(self, tokens: torch.LongTensor, carried: dict[str, Any], longer: int, keep: int) -> dict[str, Any]:
         inputs = dict(carried)
         if (mask := carried.get(self._mask)) is not None:
-            inputs[self._mask] = self._line(self._mask, mask).upto(mask.shape[-1] + longer)
+            inputs[self._mask] = self._line(self._mask, mask).between(0, mask.shape[-1] + longer)
         if (positions := carried.get(self._positions)) is not None:
             end = positions.shape[-1] + longer
             new = self._line(self._positions, positions).between(end - tokens.shape[1], end)
-            inputs[self._positions] = self._shown(new)
-        inputs[self._ids] = self._shown(tokens)
+            inputs[self._positions] = new.clone(memory_format=torch.contiguous_format) if self._copies else new
+        inputs[self._ids] = tokens.clone(memory_format=torch.contiguous_format) if self._copies else tokens
         if "logits_to_keep" in carried:
             inputs["logits_to_keep"] = keep
         return inputs
 
-    def _shown(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values for the model: a copy, since a user's hook may keep it while the text is overwritten."""
-        return values.clone(memory_format=torch.contiguous_format)
-
-    def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> dict[str, Any]:
+    def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> None:
         self._carry(model_kwargs, self._longer(model_kwargs, committed))
         if outputs is not None:
             model_kwargs[CACHE] = getattr(outputs, CACHE)
-        return model_kwargs
 
     def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
         super().move(carried, shift, ids)
@@ -179,8 +175,7 @@ class PlainForwardInputs(ForwardInputs):
 class DraftForwardInputs(PlainForwardInputs):
     """The inputs of a draft model, which are views: every one of its steps has a forward."""
 
-    def _shown(self, values: torch.Tensor) -> torch.Tensor:
-        return values
+    _copies = False
 
 
 def forward_inputs(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> ForwardInputs:

@@ -71,66 +71,18 @@ class TokenBuffer:
         return end
 
 
-class DraftedText:
-    """A text ``(B, L)`` and the tokens drafted after it, one by one.
-
-    They are put together only on demand: a draft model with a cache reads the newest token alone.
-
-    Examples
-    --------
-    >>> text = DraftedText(torch.tensor([[5, 6]]))
-    >>> text.append(torch.tensor([[7]]))
-    >>> text.since(2), text.ids
-    (tensor([[7]]), tensor([[5, 6, 7]]))
-    """
-
-    def __init__(self, text: Tensor) -> None:
-        self._text = text
-        self._drafted: list[Tensor] = []
-
-    def append(self, token: Tensor) -> None:
-        self._drafted.append(token)
-
-    @property
-    def length(self) -> int:
-        """Tokens of the text and of the draft."""
-        return self._text.shape[1] + len(self._drafted)
-
-    @property
-    def drafted(self) -> Tensor:
-        """``(B, n)`` the drafted tokens; at least one."""
-        return torch.cat(self._drafted, dim=-1)
-
-    @property
-    def newest(self) -> Tensor:
-        """``(B, 1)`` the newest token."""
-        return self._drafted[-1] if self._drafted else self._text[:, -1:]
-
-    def since(self, start: int) -> Tensor:
-        """Return ``(B, L + n - start)`` the tokens from ``start`` on."""
-        return self.newest if start == self.length - 1 else self.ids[:, start:]
-
-    @property
-    def ids(self) -> Tensor:
-        """``(B, L + n)`` text and draft."""
-        return torch.cat([self._text, *self._drafted], dim=-1) if self._drafted else self._text
-
-
 class GrowingTensor:
     """A tensor with one value per token of a text ``(…, L)``, extended on demand by :func:`ones` or :func:`counting`.
 
     Examples
     --------
-    >>> GrowingTensor(torch.tensor([[0, 0, 1]]), counting).upto(6)
+    >>> GrowingTensor(torch.tensor([[0, 0, 1]]), counting).between(0, 6)
     tensor([[0, 0, 1, 2, 3, 4]])
     """
 
     def __init__(self, values: Tensor, go_on: Callable[[Tensor, int], Tensor]) -> None:
         self._block = values
         self._go_on = go_on
-
-    def upto(self, length: int) -> Tensor:
-        return self.between(0, length)
 
     def between(self, start: int, end: int) -> Tensor:
         missing = end - self._block.shape[-1]

@@ -94,11 +94,12 @@ class CrossTokenizerDrafter(ModelDrafter):
         self._ends: list[int] = []
         self._ids: list[int] = []
 
-    def _forget_after(self, length: int) -> None:
-        return  # `read` finds rejected tokens by comparing texts
+    def begin(self, ids: Tensor) -> None:
+        # `read` finds rejected tokens by comparing texts.
+        self.text, self.unread, self.drafted = ids, ids, []
 
-    def read(self) -> Tensor:
-        whole = self.text.ids
+    def read(self, tokens: Tensor) -> Tensor:
+        whole = self.ids
         text = whole[0, self._prompt :].tolist()
         same = common_prefix(text, self._text)
         self._text = text
@@ -109,7 +110,7 @@ class CrossTokenizerDrafter(ModelDrafter):
             self._ends.append(len(ids))
         self.runner.rewind(min(common_prefix(ids, self._ids), len(ids) - 1))
         self._ids = ids
-        logits = self.read_tokens(torch.tensor([ids[self.runner.seen :]], device=self.device))
+        logits = super().read(torch.tensor([ids[self.runner.seen :]], device=self.device))
         return self.translation.logits(logits).to(whole.device)
 
 

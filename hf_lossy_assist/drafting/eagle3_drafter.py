@@ -61,9 +61,10 @@ class Eagle3Drafter(ModelDrafter):
         self.runner.read_states(commit, self.states.take())
         super().observe(commit)
 
-    def read(self) -> Tensor:
+    def begin(self, ids: Tensor) -> None:
+        super().begin(ids)
         # A slot holds the token after it too, so the slots know one token more than their number.
-        return self.read_tokens(self.text.since(self.runner.seen + 1))
+        self.unread = self.unread[:, 1:]
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ..compat import (
 )
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, DraftCost
-from ..core.texts import BatchLayout, DraftedText
+from ..core.texts import BatchLayout
 from ..errors import LossyUnsupportedError
 from ..models.lm_head_hook import lm_head_hook
 from ..models.processing import process, reads_text
@@ -102,7 +102,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.randomness = Randomness() if randomness is None else randomness
         self.keep_logits = keep_logits
         self.stop = stop
-        self.vocabulary = Vocabulary() if vocabulary is None else vocabulary
+        self.vocabulary = vocabulary
         self.device = device_of(model)
         self._mask = attention_mask
         self._new_runner = self._default_runner if runner is None else runner
@@ -144,14 +144,12 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._drafted = n = min(self.draft_length.size, max(remaining) - 1)
         if n <= 0:
             return Draft.empty(ids)
-        self._forget_after(ids.shape[1] - 1)
-        self.text = DraftedText(ids)
+        self.begin(ids)
         scores, states, sure = [], [], []
         if self.stop is not None:
             self.stop.begin()
         for _ in range(n):
             token, logits, chosen_by = self.step()
-            self.text.append(token)
             if self.keep_logits:
                 scores.append(logits)
             if self._hook is not None:
@@ -161,10 +159,10 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 sure.append(self.stop.goes_on(chosen_by, token, state).tolist())
                 if not any(map(all, zip(*sure, strict=True))):
                     break
-        self._drafted = n = self.text.length - ids.shape[1]
+        self._drafted = n = len(self.drafted)
         self._marks.append(self._watch.mark())
         return Draft(
-            self.text.drafted,
+            torch.cat(self.drafted, dim=-1),
             torch.cat(scores, dim=1).float() if scores else None,
             torch.cat(states, dim=1).to(ids.device) if states else None,
             _lengths(n, remaining, sure),
@@ -182,7 +180,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return ``input_ids`` ``(1, L)`` extended by up to γ tokens, and the processed logits of q ``(1, n, V)``."""
         draft = self.propose(input_ids, None, [self.max_length - input_ids.shape[1]])
-        return self.text.ids if len(draft) else input_ids, draft.logits
+        return torch.cat([input_ids, draft.tokens], dim=-1), draft.logits
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         """Let γ adapt to the last round."""
@@ -197,36 +195,50 @@ class ModelDrafter(Drafter, CandidateGenerator):
             self.draft_length.observe(Round(self._drafted, accepted, *seconds, first=self._first))
             self._marks = []
 
-    def _forget_after(self, length: int) -> None:
+    def begin(self, ids: Tensor) -> None:
+        """Begin a draft after ``ids`` ``(B, W)``."""
         # The drafter has seen all committed tokens but the newest, so a longer cache holds rejected ones.
-        self.runner.rewind(length)
+        self.runner.rewind(ids.shape[1] - 1)
+        self.text, self.drafted = ids, []
+        self.unread = ids[:, self.runner.seen :]
+
+    @property
+    def ids(self) -> Tensor:
+        """``(B, W + n)`` the text and the tokens drafted after it."""
+        return torch.cat([self.text, *self.drafted], dim=-1)
 
     def step(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Draft one token after the text, without adding it.
+        """Draft one token after the text and the tokens drafted so far.
 
         Return the token ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and q where it is needed, else these
         logits.
         """
-        logits = self.vocabulary.logits(self.read())
+        logits = self.read(self.unread)
         if self.processors:
-            ids = self.text.ids if self._reads_text else self.text.newest
-            logits = process(self.processors, ids, logits)
+            logits = process(self.processors, self.ids if self._reads_text else self.text, logits)
         chosen_by = logits.softmax(-1) if self.do_sample or self.stop is not None else logits
         token = self.randomness.categorical(chosen_by) if self.do_sample else logits.argmax(-1)
+        self.drafted.append(token)
+        self.unread = token
         return token, logits, chosen_by
 
-    def read(self) -> Tensor:
-        """Run the model over what its cache lacks; return the last position's raw logits ``(B, 1, V)`` in float32."""
-        return self.read_tokens(self.vocabulary.context(self.text.since(self.runner.seen)))
+    def read(self, tokens: Tensor) -> Tensor:
+        """Run the model over the next ``tokens`` ``(B, k)`` of the text.
 
-    def read_tokens(self, tokens: Tensor) -> Tensor:
-        """Run the model over the next ``tokens`` ``(B, k)`` of its own vocabulary; return as :meth:`read` does."""
-        with nullcontext() if self._hook is None else self._hook.over(0):
+        Return the last position's raw logits ``(B, 1, V)`` over the target's vocabulary, in float32.
+        """
+        if self.vocabulary is not None:
+            tokens = self.vocabulary.context(tokens)
+        if self._hook is None:
             outputs = self.runner.read(tokens.to(self.device))
+        else:
+            with self._hook.over(0):
+                outputs = self.runner.read(tokens.to(self.device))
         self.calls += 1
         self.tokens += self.runner.sent
         logits = outputs.logits if outputs.logits.shape[1] == 1 else outputs.logits[:, -1:]
-        return logits.to(device=tokens.device, dtype=torch.float32)
+        logits = logits.to(device=tokens.device, dtype=torch.float32)
+        return logits if self.vocabulary is None else self.vocabulary.logits(logits)
 
 
 def _lengths(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.messages import Draft, DraftCost
-from ..core.texts import BatchLayout, DraftedText
+from ..core.texts import BatchLayout
 from ..core.trees import DrawnTree, Tree
 from ..models.processing import process
 from .eagle3_drafter import Eagle3Drafter
@@ -39,9 +39,8 @@ class TreeDrafter(ModelDrafter):
         if depth <= 0:
             self._drafted = 0
             return Draft.empty(ids)
-        self._forget_after(ids.shape[1] - 1)
-        self.text = DraftedText(ids)
-        growing, states = self._begin(ids, self.read()), [self._state()]
+        self.begin(ids)
+        growing, states = self._begin(ids, self.read(self.unread)), [self._state()]
         length = self.runner.seen
         for _ in range(1, depth):
             growing.choose(self.shape.top_k)
@@ -60,12 +59,14 @@ class TreeDrafter(ModelDrafter):
 
     def read_nodes(self, ids: Tensor, growing: _GrowingTree) -> Tensor:
         """Run the model over the nodes chosen last after ``ids`` ``(B, L)``; return their logits ``(B, k, V)``."""
-        tokens = self.vocabulary.context(growing.tokens).to(self.device)
+        tokens = growing.tokens if self.vocabulary is None else self.vocabulary.context(growing.tokens)
+        tokens = tokens.to(self.device)
         with nullcontext() if self._hook is None else self._hook.over(tokens.shape[1] - 1):
             logits = self.runner.read_nodes(tokens, ids.shape[1], growing.ancestors, growing.depths).logits
         self.calls += 1
         self.tokens += self.runner.sent
-        return logits[:, -tokens.shape[1] :].to(device=ids.device, dtype=torch.float32)
+        logits = logits[:, -tokens.shape[1] :].to(device=ids.device, dtype=torch.float32)
+        return logits if self.vocabulary is None else self.vocabulary.logits(logits)
 
     def _state(self) -> Tensor | None:
         return None if self._hook is None else self._hook.hidden
@@ -74,8 +75,7 @@ class TreeDrafter(ModelDrafter):
         return _GrowingTree(self._children(None, self._processed(ids, logits, None)))
 
     def _processed(self, ids: Tensor, logits: Tensor, growing: _GrowingTree | None) -> Tensor:
-        """Return the logits of q ``(B, k, V)`` after nodes, from the draft model's."""
-        logits = self.vocabulary.logits(logits)
+        """Return the processed logits of q ``(B, k, V)`` after nodes."""
         if growing is None or not self._reads_text:
             return process(self.processors, ids, logits)
         paths = growing.paths()
@@ -122,7 +122,7 @@ class Eagle3TreeDrafter(Eagle3Drafter, TreeDrafter):
         logits = self.runner.run_nodes(growing.tokens, growing.came_from, growing.ancestors, growing.levels)
         self.calls += 1
         self.tokens += self.runner.sent
-        return logits.to(device=ids.device, dtype=torch.float32)
+        return self.vocabulary.logits(logits.to(device=ids.device, dtype=torch.float32))
 
 
 class Eagle3DrawnTreeDrafter(Eagle3TreeDrafter, DrawnTreeDrafter):

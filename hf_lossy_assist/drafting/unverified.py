@@ -14,7 +14,7 @@ from ..acceptors import UnverifiedDrafting
 from ..core.limits import BoundLimits
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.recorders import StatsRecorder
-from ..core.texts import BatchLayout, DraftedText
+from ..core.texts import BatchLayout
 from ..errors import LossyUnsupportedError
 from ..theory import DenseDecoder
 from .model import ModelDrafter
@@ -54,12 +54,11 @@ class UnverifiedDrafter(ModelDrafter):
 
     def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens, self._scored
-        self.text = DraftedText(ids)
+        self.text, self.drafted = ids, []
         rows = range(len(ids))
         unverified, waits, logits, scores = [0] * len(ids), [False] * len(ids), [], []
         while not all(waits[i] or self.progress.ended(layout.rows[i]) for i in rows):
-            token, processed, score = self.propose_one()
-            self.text.append(token)
+            _, processed, score = self.propose_one()
             logits.append(processed)
             scores.append(score)
             passing = {}
@@ -74,7 +73,7 @@ class UnverifiedDrafter(ModelDrafter):
             if passing:
                 self.progress.commit([*passing], [*passing.values()])
         return Draft(
-            self.text.drafted,
+            torch.cat(self.drafted, dim=-1),
             torch.cat(logits, dim=1).float(),
             lengths=tuple(n + waiting for n, waiting in zip(unverified, waits, strict=True)),
             unverified=tuple(unverified),
@@ -109,11 +108,11 @@ class UnverifiedDrafter(ModelDrafter):
 
     def _fetch(self, drafted: int, score: Tensor, layout: BatchLayout) -> list[tuple[int, bool]]:
         """Bring each row's newest token to the host, and whether it passes: the step's only synchronisation."""
-        newest = self.text.newest[:, 0]
+        newest = self.drafted[-1][:, 0]
         passes = score.to(newest.device) > self.request.threshold
         if self.progress.limits is not None:
             # Rows that wait are ignored; the others have the same number of unverified tokens.
-            passes &= self.progress.may_be_unverified(self.text.ids, drafted, layout.rows)
+            passes &= self.progress.may_be_unverified(self.ids, drafted, layout.rows)
         return [(token, bool(ok)) for token, ok in torch.stack([newest, passes.long()], dim=-1).tolist()]
 
     def _score(self) -> Tensor:
@@ -126,7 +125,9 @@ class PreviousStateDrafter(UnverifiedDrafter):
     """Scores a token by the state that predicted it, so the head needs no further forward."""
 
     def propose_one(self) -> tuple[Tensor, Tensor, Tensor]:
-        self.runner.rewind(self.text.length - 1)
+        ids = self.ids
+        self.runner.rewind(ids.shape[1] - 1)
+        self.unread = ids[:, self.runner.seen :]
         token, logits, _ = self.step()
         return token, logits, self._score()
 
@@ -141,14 +142,15 @@ class TokenStateDrafter(UnverifiedDrafter):
         self._next = None
 
     def propose_one(self) -> tuple[Tensor, Tensor, Tensor]:
-        if self.runner.seen != self.text.length or self._next is None:  # the model has not read the newest token
-            self.runner.rewind(self.text.length - 1)
-            self._next = super().read()
+        ids = self.ids
+        if self.runner.seen != ids.shape[1] or self._next is None:  # the model has not read the newest token
+            self.runner.rewind(ids.shape[1] - 1)
+            self._next = super().read(ids[:, self.runner.seen :])
         token, logits, _ = self.step()
-        self._next = self.read_tokens(self.vocabulary.context(token))
+        self._next = super().read(token)
         return token, logits, self._score()
 
-    def read(self) -> Tensor:
+    def read(self, tokens: Tensor) -> Tensor:
         return self._next
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import ForwardInputs, TreeInputs, cache_of, forgettable, is_compiled, recording, rollback
+from ..compat import ForwardInputs, TreeInputs, cache_of, forgettable, is_compiled, quantises, recording, rollback
 from ..core.texts import RowShift
 from ..errors import LossyUnsupportedError
 from .cache_rows import keep_path, move_cache
@@ -119,12 +119,10 @@ class DynamicCacheRunner(ModelRunner):
         self.seen = seen
         self.sent = 0
         self._covered = length
+        self.cache = cache_of(carried)
+        self._forgets_any = not quantises(self.cache)
         self._outputs: Any = None
         self._tree_inputs: TreeInputs | None = None
-
-    @property
-    def cache(self) -> Any:
-        return cache_of(self.carried)
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         longer = text.shape[1] - self._covered
@@ -158,7 +156,7 @@ class DynamicCacheRunner(ModelRunner):
         return self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths)
 
     def forgettable(self, length: int) -> int:
-        return max(0, forgettable(self.cache) - (length - self.seen))
+        return sys.maxsize if self._forgets_any else max(0, forgettable(self.cache) - (length - self.seen))
 
     def rewind(self, length: int) -> None:
         # Some layers record what they have seen, so they need every round, also those without a rejection.
@@ -182,7 +180,8 @@ class DynamicCacheRunner(ModelRunner):
         return begin, end
 
     def extend(self, length: int) -> None:
-        self.carried = self.inputs.after(self._outputs, self.carried, length - self._covered)
+        self.inputs.after(self._outputs, self.carried, length - self._covered)
+        self.cache = cache_of(self.carried)
         self._covered = length
 
     def move(self, shift: RowShift, ids: Tensor) -> None:

@@ -62,7 +62,7 @@ def test_rounds_are_those_of_stock(kind, mask):
         seen = 0 if new is None else ids.shape[1] - new
         ours = inputs.of_text(candidate, kwargs, seen, drafted, drafted + 1, first=False)
         assert_same(ours, naive(model, candidate, reference, drafted, sent))
-        kwargs = inputs.after(outputs, kwargs, committed)
+        inputs.after(outputs, kwargs, committed)
         reference = model._update_model_kwargs_for_generation(outputs, dict(reference), num_new_tokens=committed)
         assert_same(kwargs, reference)
         ids, new = prompt(ids.shape[1] + committed), 1

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
-from hf_lossy_assist.core.texts import ROOM, DraftedText, GrowingTensor, TokenBuffer, counting, ones
+from hf_lossy_assist.core.texts import ROOM, GrowingTensor, TokenBuffer, counting, ones
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -52,7 +50,7 @@ def test_a_buffer_is_no_part_of_what_it_was_made_of():
 def test_what_goes_on(values, go_on, expected):
     line = GrowingTensor(values, go_on)
     for length in (values.shape[-1], 5, 5 * ROOM, 5):
-        out = line.upto(length)
+        out = line.between(0, length)
         assert out.shape == (*values.shape[:-1], length)
         assert torch.equal(out[..., :5], torch.tensor(expected)[..., :length])
         assert torch.equal(line.between(1, length), out[..., 1:])
@@ -70,26 +68,3 @@ def test_the_next_token_stands_where_each_row_has_kept_to():
     assert whole[0, :2].tolist() == [1, 9]
     assert whole[1].tolist() == [2, 4, 5, 9]
     assert whole[2, :3].tolist() == [3, 4, 9]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_drafted_text_is_its_beginning_and_what_was_drafted(seed: int):
-    """Whatever is read of it, and whenever."""
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    rows = rng.choice([1, 3])
-
-    def tokens(count: int) -> torch.Tensor:
-        return torch.randint(1000, (rows, count), generator=generator)
-
-    text = whole = tokens(rng.randint(1, 5))
-    drafted = DraftedText(text)
-    for _ in range(rng.randint(0, 4)):
-        assert torch.equal(drafted.ids, whole)
-        assert torch.equal(drafted.newest, whole[:, -1:])
-        whole = torch.cat([whole, tokens(1)], dim=-1)
-        drafted.append(whole[:, -1:])
-        for start in range(whole.shape[1] + 1):
-            assert torch.equal(drafted.since(start), whole[:, start:])
-    assert drafted.length == whole.shape[1]
-    if whole.shape[1] > text.shape[1]:
-        assert torch.equal(drafted.drafted, whole[:, text.shape[1] :])

@@ -61,9 +61,9 @@ class StaticCacheRunner(ModelRunner):
         """Write mask and positions ahead for the whole cache: no padding follows the prompt."""
         self._padding = None
         if mask is not None:
-            ahead = GrowingTensor(mask, ones).upto(self.slot.capacity)
+            ahead = GrowingTensor(mask, ones).between(0, self.slot.capacity)
             self._padding = ahead.clone(memory_format=torch.contiguous_format)
-        self._positions = GrowingTensor(positions, counting).upto(self.slot.capacity)
+        self._positions = GrowingTensor(positions, counting).between(0, self.slot.capacity)
         if self.last_position is not None:
             self._positions = self._positions.clamp(max=self.last_position)
 
