@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..compat import WHOLE_OUTPUTS, CacheSnapshot, ForwardInputs, cache_of
+from ..compat import WHOLE_OUTPUTS, CacheSnapshot, ForwardInputs
 from ..core.texts import RowShift
 from ..errors import LossyUnsupportedError
 from .runner import DynamicCacheRunner, ModelRunner
@@ -50,10 +50,6 @@ class RecurrentRunner(DynamicCacheRunner):
         self.keeps_cache = keeps_cache
         self._caught_up = 0
         self._saved = [(self.seen, CacheSnapshot(self.cache))]
-
-    @property
-    def cache(self) -> Any:
-        return cache_of(self.carried)
 
     @property
     def _at_first(self) -> bool:
