@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hf_lossy_assist.acceptors import Acceptor, DroppedHeads, Lossless, Regret, TopK, decide
+from hf_lossy_assist.acceptors import Acceptor, DroppedHeads, Judge, Lossless, Regret, TopK, Typical, decide
 from hf_lossy_assist.call.config import RunConfig
 from hf_lossy_assist.core.limits import Limits
-from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.messages import Decision, Verification
 from hf_lossy_assist.core.shapes import Chain
+from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from hf_lossy_assist.integrations.vllm.randomness import KeyedRandomness, keys_of, seed_of
 from hf_lossy_assist.integrations.vllm.rounds import (
     NOTHING,
@@ -21,6 +23,7 @@ from hf_lossy_assist.integrations.vllm.rounds import (
     Group,
     RequestRound,
     RoundCounts,
+    Rows,
     Tables,
     decide_group,
 )
@@ -31,20 +34,33 @@ SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "s
 AHEAD = {"sprinter"}
 REQUESTS = 40_000
 V = len(P)
+COUNTS = [3, 0, 5, 1, 5]
+SLOTS = [4, 0, 7, 2, 8]
 
 
-def group_of(config: RunConfig, rows: list[int], do_sample: bool, everyone: bool = True, seed: int = 0) -> Group:
-    index = torch.tensor(rows)
-    return Group(
-        config,
+def decided(
+    step: EngineStep,
+    rule: Acceptor,
+    rows: list[int] | None = None,
+    do_sample: bool = False,
+    tables: Any = None,
+    **limits: Any,
+) -> tuple[torch.Tensor, Decision]:
+    """Decide some requests of a step, or all; each has its number as seed and slot, and one token of prompt."""
+    count = len(step.counts)
+    rows = list(range(count)) if rows is None else rows
+    index, limits = torch.tensor(rows), Limits(**limits)
+    group = Group(
+        RunConfig(rule, limits=limits),
         do_sample,
-        config.limits.bind(None),
+        limits.bind(None),
         rows,
-        None if everyone else index,
-        seeds=index + seed,
+        None if len(rows) == count else index,
+        seeds=index,
         prompts=torch.ones_like(index),
         slots=index,
     )
+    return decide_group(group, step, Tables(count, torch.device("cpu")) if tables is None else tables)
 
 
 def step_of(counts: list[int], seed: int = 0, with_q: bool = True, position: int = 0) -> EngineStep:
@@ -89,8 +105,7 @@ def test_output_law(row: Row, do_sample: bool):
         states=target.h.detach().expand(2 * REQUESTS, -1),
         dropped=dropped,
     )
-    group = group_of(RunConfig(rule), list(range(REQUESTS)), do_sample)
-    output, decision = decide_group(group, step, Tables(REQUESTS, torch.device("cpu")))
+    output, decision = decided(step, rule, do_sample=do_sample)
     out = output[:, 0].numpy()
     assert (output[:, 1] == torch.where(decision.complete, 0, NOTHING)).all()
     kept = row.acceptance(law, row.config).astype(float)
@@ -108,10 +123,9 @@ def test_output_law(row: Row, do_sample: bool):
 @pytest.mark.parametrize("with_q", [False, True], ids=["point mass", "q"])
 @pytest.mark.parametrize("rule", [Lossless(), TopK(k=3)], ids=repr)
 def test_padded_rows_get_the_decision_that_they_get_alone(rule: Acceptor, with_q: bool, do_sample: bool):
-    counts, everyone = [3, 0, 5, 1, 5], list(range(5))
-    step = step_of(counts, with_q=with_q)
-    output, _ = decide_group(group_of(RunConfig(rule), everyone, do_sample), step, Tables(5, torch.device("cpu")))
-    for row, (start, n) in enumerate(zip(step.starts.tolist(), counts, strict=True)):
+    step = step_of(COUNTS, with_q=with_q)
+    output, _ = decided(step, rule, do_sample=do_sample)
+    for row, (start, n) in enumerate(zip(step.starts.tolist(), COUNTS, strict=True)):
         end = start + n
         own = Verification(
             tokens=step.tokens[None, start:end].long(),
@@ -124,16 +138,15 @@ def test_padded_rows_get_the_decision_that_they_get_alone(rule: Acceptor, with_q
         kept = int(decision.n_accepted)
         end_token = step.bonus[row] if kept == n else decision.next_token[0]
         expected = [*own.tokens[0, :kept].tolist(), int(end_token)]
-        assert output[row].tolist() == expected + [NOTHING] * (max(counts) + 1 - len(expected))
+        assert output[row].tolist() == expected + [NOTHING] * (max(COUNTS) + 1 - len(expected))
 
 
 @SAMPLING
 def test_a_request_s_tokens_do_not_depend_on_the_requests_beside_it(do_sample: bool):
-    step, tables = step_of([3, 2, 4]), Tables(3, torch.device("cpu"))
-    config = RunConfig(TopK(k=2))
-    together, _ = decide_group(group_of(config, [0, 1, 2], do_sample), step, tables)
+    step = step_of([3, 2, 4])
+    together, _ = decided(step, TopK(k=2), do_sample=do_sample)
     for row in range(3):
-        alone, _ = decide_group(group_of(config, [row], do_sample, everyone=False), step, tables)
+        alone, _ = decided(step, TopK(k=2), [row], do_sample)
         width = alone.shape[1]
         assert together[row, :width].tolist() == alone[0].tolist()
         assert (together[row, width:] == NOTHING).all()
@@ -162,20 +175,18 @@ def test_draws_are_uniform_and_independent():
 
 def test_first_tokens_are_lossless_and_the_budget_lasts_for_the_whole_text():
     tables = Tables(2, torch.device("cpu"))
-    lossy = RunConfig(TopK(k=V))  # keeps every token
-    strict = replace(lossy, limits=Limits(strict_first_n=2))
+    lossy = TopK(k=V)  # keeps every token
     step = step_of([4, 4], with_q=False)
     best = step.logits.argmax(-1)
     step = replace(step, tokens=((best + 1) % V).int())
-    output, _ = decide_group(group_of(strict, [0, 1], False), step, tables)
+    output, _ = decided(step, lossy, tables=tables, strict_first_n=2)
     assert output[:, 0].tolist() == best[[0, 4]].tolist(), "the first token is the target's"
     # The prompt has one token, so position 2 is that of the second generated one.
     later = replace(step, positions=torch.full((2,), 2))
-    output, _ = decide_group(group_of(strict, [0, 1], False), later, tables)
+    output, _ = decided(later, lossy, tables=tables, strict_first_n=2)
     assert output[:, :4].flatten().tolist() == step.tokens.tolist()
     assert tables.lossy.tolist() == [4, 4]
-    budget = replace(lossy, limits=Limits(budget=0.5))
-    output, _ = decide_group(group_of(budget, [0, 1], False), replace(step, positions=torch.tensor([4, 9])), tables)
+    output, _ = decided(replace(step, positions=torch.tensor([4, 9])), lossy, tables=tables, budget=0.5)
     # 4 tokens are generated in the first text, and all are lossy; 9 in the second, so that the 10th may be the fifth.
     assert (output[0] != NOTHING).sum() == 1
     assert (output[1] != NOTHING).sum() == 2
@@ -190,8 +201,7 @@ def test_a_draft_ends_where_a_grammar_forbids_it(do_sample: bool):
     cut = replace(
         step, tokens=torch.where(torch.arange(8) % 4 < torch.tensor([2, 1]).repeat_interleave(4), step.tokens, -1)
     )
-    group = group_of(RunConfig(TopK(k=V)), [0, 1], do_sample)
-    output, _ = decide_group(group, cut, Tables(2, torch.device("cpu")))
+    output, _ = decided(cut, TopK(k=V), do_sample=do_sample)
     assert (output != NOTHING).sum(-1).tolist() == [3, 2]
     assert output[0, :2].tolist() == step.tokens[:2].tolist()
     if not do_sample:
@@ -199,33 +209,30 @@ def test_a_draft_ends_where_a_grammar_forbids_it(do_sample: bool):
 
 
 def test_a_scope_is_read_from_the_text():
-    scope = {"start": 5, "end": 6}
-    config = RunConfig(TopK(k=V), limits=Limits(scope=scope))
     step = step_of([2, 2], with_q=False)
     wrong = ((step.logits.argmax(-1) + 1) % 5).int()
     texts = torch.tensor([[-1, 5, 1], [5, 6, 1]])
     step = replace(step, tokens=wrong, texts=lambda rows: texts[list(rows)])
-    output, _ = decide_group(group_of(config, [0, 1], False), step, Tables(2, torch.device("cpu")))
+    output, _ = decided(step, TopK(k=V), scope={"start": 5, "end": 6})
     assert output[0, :2].tolist() == wrong[:2].tolist()
     assert output[1, 1] == NOTHING
 
 
 def test_a_charge_is_remembered():
-    tables, config = Tables(3, torch.device("cpu")), RunConfig(Regret(total_regret=1.0, local_regret=1.0))
+    tables, rule = Tables(3, torch.device("cpu")), Regret(total_regret=1.0, local_regret=1.0)
     step = step_of([3, 3, 3], with_q=False)
     likely = step.logits.topk(2, -1).indices[:, 1].int()
-    decide_group(group_of(config, [0, 1, 2], False), replace(step, tokens=likely), tables)
+    decided(replace(step, tokens=likely), rule, tables=tables)
     first = tables.charged.clone()
     assert (first > 0).any()
-    decide_group(group_of(config, [0, 1, 2], False), replace(step, tokens=likely), tables)
+    decided(replace(step, tokens=likely), rule, tables=tables)
     assert (tables.charged >= first).all()
     assert (tables.charged <= 1).all()
 
 
 def test_counts_are_those_of_the_output():
-    rule = TopK(k=V)
     step = step_of([4, 2], with_q=False)
-    _, decision = decide_group(group_of(RunConfig(rule), [0, 1], False), step, Tables(2, torch.device("cpu")))
+    _, decision = decided(step, TopK(k=V))
     rounds = RoundCounts.of(decision, ["a", "b"], [4, 2]).by_request()
     lossless = [int(yes) for yes in (step.tokens == step.logits.argmax(-1))]
     assert rounds["a"] == RequestRound(4, 4, lossless[:4], {"topk": [1] * 4})
@@ -241,3 +248,99 @@ def test_a_chain_s_lengths_may_stay_on_their_device():
     shape = Chain(3, lengths.device, lengths)
     assert shape.left.tolist() == Chain(3, lengths.device, (2, 0)).left.tolist()
     assert shape.drafted.tolist() == [[True, True, False], [False] * 3]
+
+
+def random_rows(seed: int = 0) -> tuple[Rows, torch.Tensor, torch.Tensor]:
+    """Rows, p's logits, and the table of the drafts' logits, most of whose rows belong to other requests."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(COUNTS) + len(COUNTS)
+    lengths = torch.tensor([0, *(n + 1 for n in COUNTS)])
+    rows = Rows(
+        ends=lengths.cumsum(0).int(),
+        counts=COUNTS,
+        inputs=torch.randint(V, (total,), generator=generator).int(),
+        positions=torch.cat([torch.arange(10 * i, 10 * i + n + 1) for i, n in enumerate(COUNTS)]),
+        slots=torch.tensor(SLOTS),
+    )
+    return rows, 2 * torch.randn(total, V, generator=generator), torch.randn(9, 5, V, generator=generator)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("with_q", [False, True], ids=["point mass", "q"])
+@pytest.mark.parametrize("rule", [Lossless(), TopK(k=3), Typical(epsilon=0.3)], ids=repr)
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4], [4, 2], [1]], ids=str)
+def test_each_request_gets_the_decision_that_it_gets_alone(
+    numbers: list[int], rule: Acceptor, with_q: bool, temperature: float
+):
+    rows, logits, table = random_rows()
+    q = rows.draft_probs(table, torch.full((len(COUNTS),), temperature)) if with_q else None
+    do_sample = temperature > 0
+    output, _ = decided(rows.step(logits, q), rule, numbers, do_sample)
+    width = max(COUNTS[number] for number in numbers)
+    for at, number in enumerate(numbers):
+        start, n = int(rows.ends[number]), COUNTS[number]
+        fill = torch.zeros(width - n, V)
+        own = Verification(
+            tokens=torch.cat([rows.inputs[start + 1 : start + 1 + n].long(), torch.zeros(width - n).long()])[None],
+            logits=torch.cat([logits[start : start + n + 1], fill])[None],
+            draft_logits=torch.cat([table[SLOTS[number], :n] / (temperature or 1), fill])[None] if with_q else None,
+            do_sample=do_sample,
+            randomness=KeyedRandomness(keys_of(torch.tensor([number]), rows.positions[start : start + 1])),
+            shape=Chain(width, torch.device("cpu"), torch.tensor([n]) if width else None),
+        )
+        decision = decide(rule, own)
+        kept = int(decision.n_accepted)
+        expected = [*own.tokens[0, :kept].tolist(), int(decision.next_token[0])]
+        assert output[at].tolist() == expected + [NOTHING] * (output.shape[1] - len(expected))
+
+
+def test_the_token_after_a_whole_draft_is_drawn_from_its_own_row():
+    """Two drafts of the target's only tokens are kept, and what follows has the law of the last row."""
+    n, requests = 2, 20_000
+    p = torch.tensor([0.5, 0.3, 0.2])
+    certain = torch.tensor([0.0, -torch.inf, -torch.inf])
+    logits = torch.stack([certain, certain, p.log()]).repeat(requests, 1)
+    positions = torch.arange(requests * (n + 1))
+    ends = torch.arange(0, requests * (n + 1) + 1, n + 1)
+    rows = Rows(ends, [n] * requests, torch.zeros_like(positions), positions, torch.arange(requests))
+    output, _ = decided(rows.step(logits), Lossless(), do_sample=True)
+    assert (output[:, :n] == 0).all()
+    share = output[:, n].bincount(minlength=3) / requests
+    assert (share - p).abs().max() < 4.5 * (0.25 / requests) ** 0.5
+
+
+def test_a_draft_ends_before_a_token_that_is_forbidden():
+    rows, logits, _ = random_rows()
+    inputs = rows.inputs.clone()
+    inputs[int(rows.ends[2]) + 2] = -1  # the third request's second drafted token
+    step = replace(rows, inputs=inputs).step(logits)
+    output, decision = decided(step, TopK(k=V), [2], do_sample=True)
+    assert decision.n_accepted.tolist() == [1]
+    assert output[0, 0] == inputs[int(rows.ends[2]) + 1]
+    assert output[0, 1] >= 0
+    assert (output[0, 2:] == NOTHING).all()
+
+
+def test_limits_count_from_the_prompts_end():
+    """``strict_first_n`` refuses lossy tokens while the text is young, by positions of the rows."""
+    rows, logits, _ = random_rows()
+    step = rows.step(logits)
+    young, _ = decided(step, TopK(k=V), [0, 2, 4], strict_first_n=1000)
+    lossless, _ = decided(step, Lossless(), [0, 2, 4])
+    lossy, _ = decided(step, TopK(k=V), [0, 2, 4])
+    assert young.tolist() == lossless.tolist() != lossy.tolist()
+
+
+def test_states_belong_to_their_rows():
+    """A head that reads the sign of a state lets exactly the tokens after positive states stay."""
+    rows, logits, _ = random_rows()
+    lenient = [number % 2 == 0 for number in range(5)]
+    states = torch.cat([torch.full((n + 1, 1), 9.0 if yes else -9.0) for n, yes in zip(COUNTS, lenient, strict=True)])
+    model = ModelIdentity("org/llama", None, "LlamaForCausalLM", hidden_size=1, vocab_size=V)
+    config = JudgeConfig(target=model, draft=model, task="none", threshold=0.5)
+    rule = Judge(JudgeHead(config, weight=torch.tensor([-1.0]), bias=0.0), threshold=0.5)
+    step = rows.step(logits, states=states)
+    output, decision = decided(step, rule)
+    lossless, _ = decided(step, Lossless())
+    assert decision.n_accepted.tolist() == [n if yes else 0 for n, yes in zip(COUNTS, lenient, strict=True)]
+    assert output[1].tolist() == lossless[1].tolist()

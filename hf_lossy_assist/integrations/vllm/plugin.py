@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import zlib
 from dataclasses import MISSING, dataclass, field, fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ...errors import LossyError, LossyUnsupportedError, LossyValueError, warn_once
@@ -12,10 +15,35 @@ if TYPE_CHECKING:
     from .settings import EngineSettings
 
 _INSIDE = "hf_lossy_assist.integrations.vllm.inside"
-_WORKERS = {
-    "vllm.v1.worker.cpu_worker.CPUWorker": f"{_INSIDE}.cpu_worker.LossyCPUWorker",
-    "vllm.v1.worker.gpu_worker.Worker": f"{_INSIDE}.worker.LossyWorker",
+_WORKERS = ("vllm.v1.worker.cpu_worker.CPUWorker", "vllm.v1.worker.gpu_worker.Worker")
+_LOSSY_WORKER = f"{_INSIDE}.worker.LossyWorker"
+
+KNOWN = ("0.32.0",)
+"""Versions whose every seam was tested."""
+
+SEAMS = {
+    "sample.rejection_sampler:RejectionSampler.forward": 2106540034,
+    "sample.rejection_sampler:rejection_sample": 72205067,
+    "worker.gpu_model_runner:GPUModelRunner._sample": 1537872576,
+    "worker.gpu_model_runner:GPUModelRunner.sample_tokens": 1141230739,
+    "spec_decode.metadata:SpecDecodeMetadata": 1095232393,
+    "worker.gpu_model_runner:GPUModelRunner.propose_draft_token_ids": 1521259455,
+    "worker.gpu_model_runner:GPUModelRunner._get_spec_decode_draft_probs": 331473500,
+    "sample.ops.topk_topp_sampler:apply_top_k_top_p": 2653146842,
+    "spec_decode.llm_base_proposer:SpecDecodeBaseProposer._sample_draft_tokens": 2543488786,
+    "core.sched.scheduler:Scheduler.update_from_output": 2047671123,
+    "metrics.stats:RequestSpecDecodeMetrics": 1064080692,
+    "engine.input_processor:InputProcessor._validate_params": 2374320680,
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__init__": 2530721603,
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler.__call__": 1469355040,
+    "worker.gpu.spec_decode.rejection_sampler:RejectionSampler._verify": 2752576642,
+    "worker.gpu.model_runner:GPUModelRunner.sample": 4290952947,
+    "worker.gpu.model_runner:GPUModelRunner.finish_requests": 232514368,
+    "worker.gpu.model_runner:GPUModelRunner.add_requests": 3535818038,
+    "worker.gpu.sample.sampler:Sampler.apply_sampling_params": 4016138293,
+    "worker.gpu.model_states.interface:ModelState.add_request": 2508681679,
 }
+"""Checksums of the sources that a worker builds on, in the newest known version."""
 
 
 def register() -> None:
@@ -127,8 +155,6 @@ def settings_of(config: Any, device: Any = "cpu") -> EngineSettings | None:
 
 def _take_over(config: Any) -> None:
     """Name the worker and the scheduler that decide by rules, in a configuration with lossy fields."""
-    from .versions import check_version
-
     check_version()
     if config.use_v2_model_runner:
         warn_once(
@@ -136,9 +162,9 @@ def _take_over(config: Any) -> None:
             "VLLM_USE_V2_MODEL_RUNNER=0 chooses the one that was"
         )
     parallel, scheduler = config.parallel_config, config.scheduler_config
-    if parallel.worker_cls not in (*_WORKERS, *_WORKERS.values()):
+    if parallel.worker_cls not in (*_WORKERS, _LOSSY_WORKER):
         raise LossyUnsupportedError(
-            f"`lossy` in `--additional-config` works with vLLM's workers for {list(_WORKERS)}, but this engine has "
+            f"`lossy` in `--additional-config` works with vLLM's workers {list(_WORKERS)}, but this engine has "
             f"{parallel.worker_cls!r}"
         )
     names = [f"{_INSIDE}.scheduler.{name}" for name in ("LossyScheduler", "LossyAsyncScheduler")]
@@ -147,7 +173,34 @@ def _take_over(config: Any) -> None:
             f"`scheduler_cls` can't be {scheduler.scheduler_cls!r} with `lossy` in `--additional-config`, whose own "
             "scheduler counts kept tokens; leave it out"
         )
-    parallel.worker_cls = _WORKERS.get(parallel.worker_cls, parallel.worker_cls)
+    parallel.worker_cls = _LOSSY_WORKER
     scheduler.scheduler_cls = names[bool(scheduler.async_scheduling)]
     if config.observability_config.per_request_spec_decode_metrics == "none":
         config.observability_config.per_request_spec_decode_metrics = "summary"
+
+
+def checksum(seam: str) -> int | None:
+    """Return the checksum of a function's source, or None where vLLM has none of the name."""
+    module, _, name = seam.partition(":")
+    try:
+        found = import_module(f"vllm.v1.{module}")
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return zlib.crc32(inspect.getsource(found).encode())
+
+
+def check_version() -> None:
+    """Refuse a version of vLLM whose seams differ from a known version's, and warn of any other unknown version."""
+    from vllm import __version__
+
+    version = __version__.partition("+")[0]
+    if version in KNOWN:
+        return
+    if changed := [seam for seam, known in SEAMS.items() if checksum(seam) != known]:
+        raise LossyUnsupportedError(
+            f"`lossy` in `--additional-config` is known to work in vLLM {', '.join(KNOWN)}, but this is {version}, in "
+            f"which {', '.join(changed)} differ; install a known version"
+        )
+    warn_once(f"the rules were not tested in vLLM {version}, but what they build on is as in vLLM {KNOWN[-1]}")

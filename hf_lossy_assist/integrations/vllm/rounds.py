@@ -1,12 +1,14 @@
 """One step of an engine, decided by rules: flat rows become a verification, and the decision becomes the step's output.
 
+Requests are sorted by rule before, and counted after it.
+
 Notation: ``B`` requests, ``T`` drafted tokens of all requests one after the other, ``V`` vocabulary, ``n`` the longest
 draft of a group. Everything runs on the tensors' device without waiting for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,7 +22,8 @@ from ...call.config import RunConfig
 from ...core.limits import BoundLimits
 from ...core.messages import Decision, Verification
 from ...core.shapes import Chain
-from .randomness import KeyedRandomness, keys_of
+from .randomness import KeyedRandomness, keys_of, seed_of
+from .settings import EngineSettings
 
 NOTHING = -1
 """Where a request's output has no token."""
@@ -63,6 +66,48 @@ class EngineStep:
 
 
 @dataclass(frozen=True, eq=False)
+class Rows:
+    """A step as vLLM's model runner V2 lays it out: a row for each request's newest token and for each drafted one."""
+
+    ends: Tensor  # (B + 1,) where each request's rows start, and the end
+    counts: Sequence[int]  # (B,) how many tokens each request was given
+    inputs: Tensor  # (T + B,) the tokens that were read; negative where a draft ends earlier
+    positions: Tensor  # (T + B,) their positions
+    slots: Tensor  # (B,) the requests' places in tables that outlive a step
+
+    def drafted(self) -> tuple[Tensor, Tensor]:
+        """Return ``(T,)`` the row that predicts each drafted token, and the number of its request."""
+        total = sum(self.counts)
+        numbers = torch.arange(len(self.counts), device=self.ends.device)
+        owners = numbers.repeat_interleave(self.ends.diff() - 1, output_size=total)
+        return torch.arange(total, device=owners.device) + owners, owners
+
+    def draft_probs(self, logits: Tensor, temperatures: Tensor) -> Tensor:
+        """Return q ``(T, V)`` from a table of the drafts' logits ``(N, γ, V)`` before temperature.
+
+        Drafts of greedy requests, whose temperature is 0, have q at a temperature of 1.
+        """
+        rows, owners = self.drafted()
+        own = logits[self.slots[owners], rows - self.ends[owners]].float()
+        temperatures = torch.where(temperatures > 0, temperatures, 1.0)
+        return own.div_(temperatures[owners, None]).softmax(-1)
+
+    def step(self, logits: Tensor, draft_probs: Tensor | None = None, **more: object) -> EngineStep:
+        """Return the step to decide, given p's processed logits ``(T + B, V)``."""
+        rows, _ = self.drafted()
+        firsts = self.ends[:-1].long()
+        return EngineStep(
+            tokens=self.inputs[rows + 1],
+            logits=logits.float(),
+            ends=self.ends[1:] - torch.arange(1, len(self.counts) + 1, device=self.ends.device),
+            counts=self.counts,
+            positions=self.positions[firsts].long(),
+            draft_probs=draft_probs,
+            **more,
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Group:
     """Requests of one rule that all draw, or all choose greedily."""
 
@@ -95,6 +140,75 @@ class Tables:
     def clear(self, slot: int) -> None:
         self.lossy[slot : slot + 1] = 0
         self.charged[slot : slot + 1] = 0
+
+
+class RunningRequests:
+    """Sorts requests into groups of one rule when one joins or leaves, and gives each a slot in the tables.
+
+    ``to_device`` copies a list of numbers to the device without waiting.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, tables: Tables, tokenizer: Any, seed: int, to_device: Callable[[list], Any]
+    ) -> None:
+        self.settings = settings
+        self.tables = tables
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self._to_device = to_device
+        self._slots: dict[str, int] = {}
+        self._ids: list[str] = []
+        self._without: frozenset[int] = frozenset()
+        self._groups: list[Group] = []
+        self._others: list[int] = []
+
+    def groups(
+        self, ids: Sequence[str], states: Mapping[str, Any], without: frozenset[int] = frozenset()
+    ) -> tuple[list[Group], list[int]]:
+        """Return the groups of a batch, and the rows that have no rule.
+
+        ``states`` has vLLM's state of each request; the rows of ``without`` are given no rule this time.
+        """
+        if (ids, without) != (self._ids, self._without):
+            self._ids, self._without = list(ids), without
+            self._sort(states)
+        return self._groups, self._others
+
+    def _sort(self, states: Mapping[str, Any]) -> None:
+        for request in [request for request in self._slots if request not in states]:
+            del self._slots[request]
+        grouped: dict[tuple[int, bool], tuple[RunConfig, list[int]]] = {}
+        self._others = []
+        for row, request in enumerate(self._ids):
+            params = states[request].sampling_params
+            config = self.settings.of_request(params.extra_args)
+            if config is None or row in self._without:
+                self._others.append(row)
+                continue
+            if request not in self._slots:
+                taken = set(self._slots.values())
+                self._slots[request] = next(i for i in range(self.tables.size) if i not in taken)
+                self.tables.clear(self._slots[request])
+            grouped.setdefault((id(config), params.temperature > 0), (config, []))[1].append(row)
+        self._groups = [self._group(config, drawn, rows, states) for (_, drawn), (config, rows) in grouped.items()]
+
+    def _group(self, config: RunConfig, do_sample: bool, rows: list[int], states: Mapping[str, Any]) -> Group:
+        requests = [self._ids[row] for row in rows]
+        return Group(
+            config,
+            do_sample,
+            config.limits.bind(self.tokenizer),
+            rows,
+            index=None if len(rows) == len(self._ids) else self._to_device(rows),
+            seeds=self._to_device([self._seed(request, states[request], config) for request in requests]),
+            prompts=self._to_device([states[request].num_prompt_tokens for request in requests]),
+            slots=self._to_device([self._slots[request] for request in requests]),
+        )
+
+    def _seed(self, request: str, state: Any, config: RunConfig) -> int:
+        own = state.sampling_params.seed
+        own = config.seed if own is None else own
+        return seed_of(request, self.seed) if own is None else own
 
 
 def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor, Decision]:

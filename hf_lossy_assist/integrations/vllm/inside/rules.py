@@ -11,8 +11,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....acceptors import DroppedHeads
 from ..randomness import KeyedRandomness
-from ..requests import RunningRequests
-from ..rounds import EngineStep, Group, RoundCounts, Tables, decide_group
+from ..rounds import EngineStep, Group, RoundCounts, RunningRequests, Tables, decide_group
 from ..settings import EngineSettings
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
 
 from ....errors import LossyUnsupportedError
-from ..rounds import NOTHING
-from ..rows import Rows
+from ..rounds import NOTHING, Rows
 from ..settings import EngineSettings
 from .rules import Rules
 

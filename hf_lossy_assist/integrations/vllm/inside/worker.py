@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 from transformers import AutoTokenizer
-from vllm.v1.worker.gpu_worker import Worker
+from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_gather
+from vllm.platforms import current_platform
 
 from ..plugin import settings_of
 from ..settings import EngineSettings
-from .identity import model_shown
+
+if current_platform.is_cpu():  # elsewhere this module can't be imported
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
 
 
-class LossyWork:
-    """The common part of the workers for all devices."""
+class LossyWorker(Worker):
+    """vLLM's worker for the machine's devices, with rules."""
 
     lossy = None  # the runner's sampler; ranks of a pipeline without the LM head have none
 
@@ -48,10 +54,6 @@ class LossyWork:
         return output
 
 
-class LossyWorker(LossyWork, Worker):
-    """vLLM's worker for GPUs."""
-
-
 def check_models(settings: EngineSettings, vllm_config: Any, target: Any, draft: Any) -> None:
     """Raise where the engine's rule or certificate does not belong to its models."""
     config = settings.own
@@ -64,3 +66,26 @@ def check_models(settings: EngineSettings, vllm_config: Any, target: Any, draft:
     if (certificate := config.certificate) is not None:
         gamma = settings.drafting.tokens
         certificate.check(config, shown, draft, gamma, certificate.temperature)
+
+
+def model_shown(model: nn.Module, config: Any) -> nn.Module:
+    """Show a model of vLLM to the checks of heads and certificates, which know transformers' models.
+
+    Returns a model of the architecture's name with its configuration and its LM head; ``config`` is a ModelConfig.
+    """
+    inner = model.get_language_model() if hasattr(model, "get_language_model") else model
+    head = getattr(inner, "lm_head", None)
+    weight = getattr(head, "weight", None)
+    vocabulary = config.hf_text_config.vocab_size
+    if weight is None or weight.dim() != 2 or not weight.is_floating_point():
+        rows = nn.Linear(config.hf_text_config.hidden_size, vocabulary, bias=False, device="meta")
+    else:
+        if get_tensor_model_parallel_world_size() > 1:
+            weight = tensor_model_parallel_all_gather(weight.data, dim=0)
+        rows = nn.Module()
+        rows.weight = nn.Parameter(weight.data[:vocabulary], requires_grad=False)
+    hf_config = config.hf_config
+    hf_config._name_or_path = hf_config._name_or_path or config.model
+    shown = type(hf_config.architectures[0], (nn.Module,), {"get_output_embeddings": lambda self: rows})()
+    shown.config = hf_config
+    return shown
