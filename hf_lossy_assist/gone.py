@@ -9,6 +9,9 @@ from .errors import LossyValueError, nearest
 
 GONE: Mapping[str, Mapping[str, str]] = {
     "command": {
+        "train assistant": "train a small draft by distillation, for example with TRL's GKD trainer, and pass it as "
+        "`assistant_model`",
+        "train eagle3": "train the head with speculators or SpecForge, and load it with `Eagle3.from_pretrained`",
         "import-autojudge": "open the file in your own environment and give its arrays to `JudgeHead.from_linear`",
         "serve": "start transformers' own server after `hf_lossy_assist.enable(assistant_model=…)`, as "
         "examples/12_serve.py does, or vLLM's with this package's plugin",

@@ -25,7 +25,7 @@ COMMANDS = {
     "bench": ("bench:bench", "Compare modes of generation: speed, where the time goes, accuracy, memory."),
     "dropout": ("dropout:dropout", "Find the dropout that suits a model under dropmatch, and store it."),
     "mine": ("mine:mine", "Find which drafted tokens change the answer, and store them with hidden states."),
-    "train": ("train:app", "Train heads from labelled data, and drafts for a target."),
+    "train": ("train:app", "Train heads from labelled data."),
     "publish": ("publish:publish", "Upload a head, a draft, a certificate, the custom generation method or the Space."),
     "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with models that are assisted."),
 }

@@ -54,9 +54,9 @@ def publish(
     """Upload a head, a draft, a certificate, the `custom_generate` repository or the Space to the Hugging Face Hub.
 
     A folder is checked first, and only the files of the head, draft or certificate are sent. A draft is an EAGLE-3 head
-    or a model with its tokenizer, as `lossy-assist train assistant` writes it. `custom-generate` is the repository that
-    `generate(custom_generate="ORG/NAME", trust_remote_code=True)` runs: lossy rules without an import. `space` is a
-    Gradio app that puts two rules side by side.
+    or a model with its tokenizer. `custom-generate` is the repository that `generate(custom_generate="ORG/NAME",
+    trust_remote_code=True)` runs: lossy rules without an import. `space` is a Gradio app that puts two rules side by
+    side.
 
     Needs a token with write access: `hf auth login`, or the environment variable HF_TOKEN.
     """

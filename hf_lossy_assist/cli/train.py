@@ -17,7 +17,6 @@ from .. import pairs
 from ..errors import LossyValueError
 from ..evaluation.tables import Column, percent, table
 from ..heads.judge_head import MODELS
-from . import train_drafts
 from .console import CleanCommand, CleanGroup, flattened, limit_threads, progress
 from .models import ModelOptions, identity_of
 from .options import TrainOptions
@@ -37,7 +36,7 @@ app = typer.Typer(
     name="train",
     cls=CleanGroup,
     add_completion=False,
-    help="Train heads from labelled data, and drafts for a target.",
+    help="Train heads from labelled data.",
     no_args_is_help=True,
 )
 
@@ -302,7 +301,3 @@ def verifier(options: VerifierOptions) -> None:
     screen.print(
         f"TPR {metrics['tpr']:.3f}, FPR {metrics['fpr']:.3f} at {threshold:g}; reads {config.reads}; saved in {out}"
     )
-
-
-app.command("eagle3", cls=CleanCommand)(train_drafts.eagle3)
-app.command("assistant", cls=CleanCommand)(train_drafts.assistant)

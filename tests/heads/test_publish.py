@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from hf_lossy_assist.cli import publish as command
 from hf_lossy_assist.heads.repository import PLACEHOLDER_ID, Publication
 from tests.eagle3_heads import random_head
 from tests.hub.server import LoopbackHub
-from tests.training.drafts.fixtures import write_model
+from tests.tiny_pair import tiny_pair_folder  # noqa: F401
 
 ID = "org/judge"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -114,8 +115,12 @@ def test_eagle3_heads_are_published(tmp_path: Path, signed_in: LoopbackHub):
     assert torch.equal(loaded.fc.weight, head.fc.weight)
 
 
-def test_assistants_are_published_with_their_tokenizer(tmp_path: Path, signed_in: LoopbackHub):
-    folder = write_model(tmp_path / "draft")
+def test_assistants_are_published_with_their_tokenizer(
+    tmp_path: Path,
+    tiny_pair_folder: Path,  # noqa: F811
+    signed_in: LoopbackHub,
+):
+    folder = shutil.copytree(tiny_pair_folder / "draft", tmp_path / "draft")
     (folder / "README.md").write_text("# An assistant\n")
     (folder / "notes.txt").write_text("not for the Hub")
     result = run(str(folder), ID)

@@ -1,3 +1,0 @@
-"""Texts that the tests of drafts share."""
-
-from tests.training.drafts.fixtures import texts  # noqa: F401
