@@ -26,7 +26,7 @@ from transformers import DynamicCache, PreTrainedModel
 from benchmarks import command
 from benchmarks.cheap_drafts import answers_of
 from hf_lossy_assist.acceptors import Acceptor
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import PairName, Threads
@@ -36,6 +36,8 @@ from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.models.lm_head_hook import lm_head_hook
+
+parse = LossyConfig.from_fields
 
 LENGTH, FIRST, EVERY = 32, 4, 12
 ENDS = (0.7, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.02, 0.01)
@@ -80,7 +82,7 @@ def main(
 @torch.inference_mode()
 def _measure(loaded: LoadedModels, rules: str, length: int, out: Path, screen: Console) -> None:
     modes = [(mode.label, mode.rule, dict(mode.settings)) for mode in parse_modes(rules, LENGTH)]
-    acceptors = {label: parse(rule, settings).acceptor for label, rule, settings in modes}
+    acceptors = {label: parse(rule, settings).rule for label, rule, settings in modes}
     seconds: dict[str, list[float]] = {"draft": []}
     places, answers = [], list(answers_of(loaded, length))
     with progress(screen) as bar:

@@ -12,7 +12,7 @@ from .gone import absent_from
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .call.config import lossy_fields as lossy_fields
+    from .call.config import LossyConfig as LossyConfig
     from .core.statistics import CollectedStats as CollectedStats
     from .core.statistics import LossyStats as LossyStats
     from .decoding.outputs import GenerateLossyOutput as GenerateLossyOutput
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _NAMES = {
-    "call.config": ("lossy_fields",),
+    "call.config": ("LossyConfig",),
     "core.statistics": ("CollectedStats", "LossyStats"),
     "decoding.outputs": ("GenerateLossyOutput",),
     "drafting.eagle3": ("Eagle3",),

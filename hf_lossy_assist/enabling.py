@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from .call.config import FIELDS, parse
+from .call.config import FIELDS, LossyConfig
 from .call.drafter_choice import DRAFTERS, DRAFTING
 from .call.lossy_call import LossyCall
 from .compat import DECODING_METHODS, cache_of, device_of, mark_user_cache, unwrap
@@ -178,7 +178,7 @@ def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:
     merged = _merged([*_layers(enabling), defaults])
     if defaults and "lossy_mode" in merged:
         device = "cpu" if model is None else device_of(unwrap(model))
-        parse(*(merged.get(name) for name in FIELDS), device=device)
+        LossyConfig.from_fields(*(merged.get(name) for name in FIELDS), device=device)
     return enabling
 
 

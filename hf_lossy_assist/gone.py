@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import LossyValueError, nearest
@@ -24,6 +24,7 @@ GONE: Mapping[str, Mapping[str, str]] = {
     },
     "key of `lossy_config`": {},
     "import": {
+        "hf_lossy_assist.lossy_fields": "`LossyConfig.from_fields(mode, config, head).to_fields()` returns the fields",
         "hf_lossy_assist.integrations.serving": "start transformers' own server as examples/12_serve.py does",
     },
     "task": {
@@ -62,6 +63,13 @@ def check_name(argument: str, name: Any, known: Iterable[str], kind: str) -> Non
     if name not in (known := list(known)):
         check_gone(kind, str(name))
         raise LossyValueError(f"`{argument}` has to be one of {known}, but is {name!r}{nearest(name, known)}")
+
+
+def check_keys(argument: str, keys: Sequence[str], given: Iterable[str]) -> None:
+    """Raise :class:`LossyValueError` for a key that is none of ``keys``."""
+    for key in given:
+        if key not in keys:
+            raise LossyValueError(f"{argument} has the keys {list(keys)}, but not {key!r}{nearest(key, keys)}")
 
 
 def absent_from(module: str) -> Callable[[str], Any]:

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hf_lossy_assist.call.config import KEY, parse
+from hf_lossy_assist.call.config import KEY, LossyConfig
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.errors import LossyValueError, nearest
 from hf_lossy_assist.gone import GONE, check_gone
+
+parse = LossyConfig.from_fields
 
 PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text(encoding="utf-8")
 NAMES = [(kind, name) for kind, names in GONE.items() for name in names]

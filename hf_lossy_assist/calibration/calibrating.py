@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..call.certificate import Certificate, TestedSetting, head_sums, rule_in_full
-from ..call.config import parse
+from ..call.certificate import Certificate, TestedSetting, head_sums
+from ..call.config import LossyConfig
 from ..errors import LossyValueError
 from ..evaluation.answers import Answer, AnswerStore, by_mode, load_answers
 from ..evaluation.evaluate import Evaluation
@@ -171,8 +171,8 @@ def certificate_of(
         if missing := described["heads"].keys() - used.keys():
             name = min(missing)
             raise LossyValueError(f"`heads` has to have the head of the rule {name!r}; add it")
-        run = parse(best.config["lossy_mode"], best.config["lossy_config"], used or None)
-        rule, sums = rule_in_full(run), head_sums(run.acceptor)
+        run = LossyConfig.from_fields(best.config["lossy_mode"], best.config["lossy_config"], used or None)
+        rule, sums = run.in_full(), head_sums(run.rule)
         if sums != described["heads"]:
             raise LossyValueError(f"`heads` has to have those of the evaluation, but {sorted(sums)} have other weights")
         texts = [own for _, own in sorted(modes[best.mode].items())]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from huggingface_hub.dataclasses import type_validator
 from torch import nn
 from transformers import GenerationConfig
 
-from ..acceptors import REGISTRY, Acceptor, place_rule_head, settings_of
+from ..acceptors import REGISTRY, Acceptor, place_rule_head
 from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
 from ..heads.identity import differing_models
@@ -30,9 +30,6 @@ from ..heads.repository import (
 )
 from ..store.folder import write_json
 from ..values import is_number
-
-if TYPE_CHECKING:
-    from .config import RunConfig
 
 GENERATION_CONFIG, CERTIFICATE, PLOT = "generation_config.json", "certificate.json", "plot.png"
 
@@ -95,6 +92,7 @@ class Certificate(_Typed):
     usual: dict[Literal["mean_accepted", "lossy_share"], list[Number]] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     max_longer: Number | None = None  # by how many per cent answers may be longer on average; None for any length
+    source: str | None = field(default=None, compare=False)  # where it was loaded from, which its file does not say
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,7 +128,8 @@ class Certificate(_Typed):
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             type_validator("tested", values["tested"], list[dict])
-            return cls(**{**values, "tested": [TestedSetting(**each) for each in values["tested"]]})
+            tested = [TestedSetting(**each) for each in values["tested"]]
+            return cls(**{**values, "tested": tested, "source": str(source)})
         except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise LossyValueError(
                 f"`certificate` has to hold what `calibrate` writes, but {str(path)!r} does not: {error}; calibrate or "
@@ -149,7 +148,7 @@ class Certificate(_Typed):
                 "other weights; give the calibrated heads"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / CERTIFICATE, asdict(self))
+        write_json(folder / CERTIFICATE, {key: value for key, value in asdict(self).items() if key != "source"})
         if self.chosen is None:
             return
         for rule, head in used.items():
@@ -157,9 +156,15 @@ class Certificate(_Typed):
         drawn = {} if self.temperature is None else {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         GenerationConfig(do_sample=self.temperature is not None, **drawn, **self.setting.config).save_pretrained(folder)
 
+    def head_folders(self, rules: Iterable[str]) -> dict[str, str]:
+        """Return the folder of each rule's certified head, where the certificate has one beside it."""
+        folders = {rule: certificate_folder(self.source) / rule for rule in rules if rule in self.heads}
+        return {rule: str(folder) for rule, folder in folders.items() if folder.is_dir()}
+
     def check(
         self,
-        run: RunConfig,
+        rule: Acceptor,
+        in_full: dict[str, Any],
         target: nn.Module,
         draft: nn.Module | None,
         gamma: Any,
@@ -167,12 +172,13 @@ class Certificate(_Typed):
     ) -> None:
         """Raise where a run is not the certified one.
 
-        ``gamma`` is its draft length, and ``draws`` its temperature, None for greedy decoding.
+        ``in_full`` has all settings of its ``rule``. ``gamma`` is its draft length, and ``draws`` its temperature, None
+        for greedy decoding.
         """
         found = differing_models(vars(self), {"target": target, "draft": draft})
-        if (used := rule_in_full(run)) != self.rule:
-            found.append(f"its rule is {self.rule}, not {used}")
-        if head_sums(run.acceptor) != dict(self.heads):
+        if in_full != self.rule:
+            found.append(f"its rule is {self.rule}, not {in_full}")
+        if head_sums(rule) != dict(self.heads):
             found.append("its heads have other weights")
         if gamma != (own := self.setting.config.get("num_assistant_tokens")):
             found.append(f"it drafts {own} tokens a round, not {gamma}")
@@ -199,27 +205,6 @@ def certificate_folder(source: str | Path) -> Path:
 def _require(holds: bool, name: str, expected: str, value: Any) -> None:
     if not holds:
         raise LossyValueError(f"`{name}` has to be {expected}, but is {brief(value)}")
-
-
-def rule_in_full(run: RunConfig) -> Any:
-    """Return a run's rule with all of its settings, its limits, and its own tree or draft end, as plain values."""
-    values = {**_in_full(run.acceptor), "limits": asdict(run.limits)}
-    if run.tree is not None:
-        values["tree"] = asdict(run.tree)
-    if (stop := run.stop_drafting) is not None:
-        settings = {x.name: getattr(stop, x.name) for x in fields(stop) if x.init}
-        if "head" in settings:
-            settings["head"] = stop.head.checksum
-        values["stop_drafting"] = {"by": stop.name, **settings}
-    return json.loads(json.dumps(values))
-
-
-def _in_full(acceptor: Acceptor) -> dict[str, Any]:
-    if (rules := getattr(acceptor, "rules", None)) is not None:
-        return {acceptor.conjunction: [_in_full(rule) for rule in rules]}
-    values = {each.name: getattr(acceptor, each.name) for each in settings_of(type(acceptor))}
-    # JSON has no infinity.
-    return {"rule": acceptor.name, **{key: str(x) if x == float("inf") else x for key, x in values.items()}}
 
 
 def head_sums(acceptor: Acceptor) -> dict[str, int]:

@@ -15,7 +15,7 @@ from ..decoding.outputs import OUTPUTS
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
 from ..models.prepared import Prepared
-from .config import RunConfig
+from .config import LossyConfig
 from .drafter_choice import DrafterChoice
 
 
@@ -86,7 +86,7 @@ def check_processors(user: str, processors: LogitsProcessorList) -> None:
             )
 
 
-def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call: Prepared) -> None:
+def check_tree(model: PreTrainedModel, draft: nn.Module, config: LossyConfig, call: Prepared) -> None:
     if config.tree.drawn and not call.config.do_sample:
         raise LossyUnsupportedError(
             "`branches` of `tree` in `lossy_config` draws nodes, but `do_sample` is False; set it, or give `tree` a "
@@ -104,7 +104,7 @@ def check_tree(model: PreTrainedModel, draft: nn.Module, config: RunConfig, call
         obstacle = compat.obstacle_to_trees(draft, {})
     if obstacle is not None:
         raise LossyUnsupportedError(
-            f"`tree` in `lossy_config` can't be used with `lossy_mode` {config.acceptor.name!r} here: {obstacle}; "
+            f"`tree` in `lossy_config` can't be used with `lossy_mode` {config.rule.name!r} here: {obstacle}; "
             "leave it out to draft chains"
         )
 
@@ -142,21 +142,23 @@ def check_row_by_row(mode: str, call: Prepared) -> None:
         )
 
 
-def check_mode(config: RunConfig, do_sample: bool, longest: int | None) -> None:
+def check_mode(config: LossyConfig, do_sample: bool, longest: int | None) -> None:
     """Refuse a lossy setting under ``require_lossless``, and warn once of a setting without effect.
 
     ``longest`` is the largest number of tokens in a chain, where it is known.
     """
-    if config.require_lossless and not config.acceptor.is_lossless(do_sample):
+    if config.require_lossless and not config.rule.is_lossless(do_sample):
         raise LossyValueError(
-            f"`require_lossless` is set in `lossy_config`, but {config.acceptor!r} is lossy when "
+            f"`require_lossless` is set in `lossy_config`, but {config.rule!r} is lossy when "
             f"{'sampling' if do_sample else 'decoding greedily'}; leave it out or choose another rule"
         )
-    if (warning := config.acceptor.check_mode(do_sample, config.tree.depth if config.tree else longest)) is not None:
+    if (warning := config.rule.check_mode(do_sample, config.tree.depth if config.tree else longest)) is not None:
         warn_once(warning)
 
 
-def check_certificate(config: RunConfig, model: PreTrainedModel, choice: DrafterChoice, own: GenerationConfig) -> None:
+def check_certificate(
+    config: LossyConfig, model: PreTrainedModel, choice: DrafterChoice, own: GenerationConfig
+) -> None:
     if config.certificate is None:
         return
     by_model = choice.drafts_with_model or choice.drafts_with_eagle3
@@ -166,4 +168,4 @@ def check_certificate(config: RunConfig, model: PreTrainedModel, choice: Drafter
         draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
     certified = config.certificate.setting.config.get("num_assistant_tokens")
     gamma = certified if choice.automatic and certified == "auto" else choice.num_assistant_tokens
-    config.certificate.check(config, model, draft, gamma, draws)
+    config.certificate.check(config.rule, config.in_full(), model, draft, gamma, draws)

@@ -36,7 +36,7 @@ from .checks import (
     check_together,
     check_tree,
 )
-from .config import FIELDS, RunConfig, parse
+from .config import FIELDS, LossyConfig
 from .drafter_choice import DrafterChoice
 from .drafter_making import DrafterMaker
 from .row_by_row import decode_row_by_row
@@ -51,7 +51,7 @@ class LossyCall:
     """
 
     model: PreTrainedModel
-    config: RunConfig
+    config: LossyConfig
     choice: DrafterChoice
     encoder_input: Any = None
 
@@ -85,7 +85,9 @@ class LossyCall:
             if orphan is not None and "lossy_mode" not in given:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
-        config = parse(mode, field("lossy_config"), field("lossy_head"), device=compat.device_of(model))
+        config = LossyConfig.from_fields(
+            mode, field("lossy_config"), field("lossy_head"), device=compat.device_of(model)
+        )
         check_decoding(mode, explicit)
         if compat.replaces_decoding(model):
             raise LossyUnsupportedError(
@@ -95,7 +97,7 @@ class LossyCall:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
         generator = given.get("candidate_generator")
         choice = DrafterChoice.take(
-            model, kwargs, explicit, generator, stop=config.stop_drafting, default_stop=config.default_stop
+            model, kwargs, explicit, generator, stop=config.stop, default_stop=config.default_stop
         )
         if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter
             warn_once(
@@ -103,9 +105,9 @@ class LossyCall:
                 "plainly; pass `assistant_model` or `prompt_lookup_num_tokens`, or enable the model with one"
             )
             return None
-        choice.check(config.acceptor)
+        choice.check(config.rule)
         if config.tree is not None:
-            choice.check_tree(config.acceptor, config.tree)
+            choice.check_tree(config.rule, config.tree)
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)
         return cls(model, config, choice, main if model.config.is_encoder_decoder else None)
 
@@ -138,7 +140,7 @@ class LossyCall:
         )
         if self.config.tree is not None:
             check_tree(self.model, self.choice.assistant_model, self.config, call)
-        check_prepared(self.model, self.config.acceptor, call)
+        check_prepared(self.model, self.config.rule, call)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
         check_certificate(self.config, self.model, self.choice, generation_config)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
@@ -149,10 +151,10 @@ class LossyCall:
         apart = False
         if call.batch > 1:
             self.choice.check_batch(call.batch)
-            check_own_cache(self.config.acceptor.name, call)
+            check_own_cache(self.config.rule.name, call)
             apart = self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs))
         if apart:
-            check_row_by_row(self.config.acceptor.name, call)
+            check_row_by_row(self.config.rule.name, call)
             result = decode_row_by_row(lambda i: decoding(call.alone(i), row=i), stopping, call)
         else:
             result = decoding(call).decode()
@@ -169,7 +171,7 @@ class LossyCall:
         row: int = 0,
     ) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``stopping``."""
-        acceptor, config = self.config.acceptor, call.config
+        acceptor, config = self.config.rule, call.config
         layout, processors = BatchLayout.of(call.ids, call.padding), call.processors
         runner, draft_runner = choose_runners(self.model, self.config.compile, acceptor, self.choice, call)
         if call.batch > 1:
@@ -200,7 +202,7 @@ class LossyCall:
     def _situation(self, call: Prepared) -> tuple[Hashable, ...]:
         """Return the key of calls that learn from each other: drafter, rule, sampling, shapes, and device."""
         # The repr of a head has the checksum of its weights.
-        settings = replace(self.config, seed=None, certificate=None, break_even=True)
+        settings = replace(self.config, seed=None, certificate=None)
         sampling = {k: v for k, v in vars(call.config).items() if isinstance(v, bool | float) or k == "top_k"}
         kinds = [type(x).__qualname__ for x in (compat.cache_of(call.inputs), *call.processors)]
         lengths = [length.bit_length() // 2 for length in (call.ids.shape[1], call.config.max_length)]
@@ -209,7 +211,7 @@ class LossyCall:
     def _break_even(self, call: Prepared, situation: tuple[Hashable, ...]) -> BreakEven:
         """Plan a call by what earlier ones like it have measured."""
         device = call.ids.device
-        if not self.config.break_even:
+        if self.config.seed is not None:
             return BreakEven(Experience(), Plan.DRAFT, NoStopwatch(device))
         experience = experience_of(self.model, *situation)
         plan = Plan(int(compat.agreement_of(self.model)(experience.plan)))

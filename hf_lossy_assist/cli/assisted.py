@@ -10,7 +10,7 @@ import typer
 from transformers import set_seed
 
 from ..acceptors import REGISTRY, head_type
-from ..call.config import parse
+from ..call.config import LossyConfig
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import parse_config
@@ -38,7 +38,7 @@ class AssistedDecoding:
 
     def check_rule(self, *, brings_heads: bool) -> None:
         if self.head is not None or not brings_heads or not self.rules_with_head:
-            parse(self.mode, self.config, self.head)
+            LossyConfig.from_fields(self.mode, self.config, self.head)
 
     def keywords(self, loaded: LoadedModels) -> dict[str, Any]:
         """Return the keywords of ``generate()`` for drafting and the rule."""

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY, head_type
 from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
-from ..call.config import parse
+from ..call.config import LossyConfig
 from ..drafting.draft_length import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
 from ..errors import LossyValueError
@@ -171,7 +171,7 @@ def usual_modes(
         if head_type(rule) is not None and head is None:
             continue
         for chosen in (rule.usual, *(variants or {}).get(name, ())):
-            acceptor = parse(name, dict(chosen), head).acceptor
+            acceptor = LossyConfig.from_fields(name, dict(chosen), head).rule
             if name == "lossless" or not acceptor.is_lossless(temperature is not None):
                 label = ":".join([name, *(f"{key}={value}" for key, value in chosen.items() if variants)])
                 modes.append(DecodingMode(label, name, chosen, gamma, temperature))

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from .. import compat
 from ..acceptors import decide
 from ..call.checks import check_mode, check_processors
-from ..call.config import parse
+from ..call.config import LossyConfig
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
 from ..core.messages import Draft, RowDecision
@@ -94,7 +94,7 @@ class LossyVerification(LogitsProcessor):
         **config: Any,
     ) -> None:
         self.target = compat.unwrap(target)
-        self.config = parse(mode, config, lossy_head, device=compat.device_of(self.target))
+        self.config = LossyConfig.from_fields(mode, config, lossy_head, device=compat.device_of(self.target))
         self.limits = self.config.limits.bind(tokenizer)
         self.assistant_model = assistant_model
         own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
@@ -108,7 +108,7 @@ class LossyVerification(LogitsProcessor):
         self._rounds: _TransformersRounds | None = None
         self._exit = ExitStack()
         self._thread = 0
-        acceptor = self.config.acceptor
+        acceptor = self.config.rule
         for name, why in _UNSUPPORTED.items():
             if getattr(self.config, name):
                 raise LossyUnsupportedError(
@@ -194,11 +194,11 @@ class LossyVerification(LogitsProcessor):
                 max_length=generation_config.max_length,
                 attention_mask=mask_of(input_ids, model_kwargs),
                 randomness=randomness,
-                keep_hidden="draft_hidden" in self.config.acceptor.needs,
+                keep_hidden="draft_hidden" in self.config.rule.needs,
                 stop=fresh(self.stop),
                 agree=compat.agreement_of(self.target),
             )
-        acceptor = self.config.acceptor
+        acceptor = self.config.rule
         known = self.assistant_model is not None or isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS)
         if "draft_or_point_mass" in acceptor.needs and not known:
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, AllOf, AnyOf, decide
-from hf_lossy_assist.call.config import build_rule
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.limits import LosslessPositions
 from hf_lossy_assist.core.messages import Verification
@@ -22,10 +22,12 @@ from tests.acceptors.strategies import settings_for
 from tests.acceptors.table import ROWS, row_id
 from tests.tiny_models import constant
 
+parse = LossyConfig.from_fields
+
 TARGET = constant([0.5, 0.3, 0.2])
 WIDTH = 16
 RULES: dict[str, Acceptor] = {row_id(row): row.rule(TARGET) for row in ROWS}
-RULES["sprinter"] = build_rule("sprinter", {}, HEADS["sprinter"](TARGET, TARGET))
+RULES["sprinter"] = parse("sprinter", {}, HEADS["sprinter"](TARGET, TARGET)).rule
 RULES["any"] = AnyOf((RULES["topk"], RULES["judge"], RULES["dropmatch-js"], RULES["thresholds"]))
 RULES["all"] = AllOf((RULES["near_top"], RULES["lenience"]))
 # The mixture gives a token weight that the user's processors forbid: so says the rule's documentation.
@@ -124,7 +126,7 @@ def test_masks_and_corrections_at_any_settings(name: str):
     @settings(ABUSE, max_examples=15)
     @given(settings_for(REGISTRY[name]), verifications())
     def check(config: dict[str, Any], v: Verification) -> None:
-        rule = build_rule(name, config, head)
+        rule = parse(name, config, head).rule
         assert_mask_and_corrections(rule, v, name in KEEPS_FORBIDDEN)
         assert ("dropped_heads" in rule.needs) == (rule.dropped_heads is not None)
 

@@ -14,8 +14,10 @@ import torch
 
 from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.acceptors import Acceptor
-from hf_lossy_assist.call.config import build_rule
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, ThresholdRow
+
+parse = LossyConfig.from_fields
 
 Array = np.ndarray
 
@@ -64,7 +66,7 @@ class Row:
         }
 
     def rule(self, target: Any) -> Acceptor:
-        return build_rule(self.mode, self.config, self.head(target, None))
+        return parse(self.mode, self.config, self.head(target, None)).rule
 
     def hook(self, target: Any, draft: Any = None, **options: Any) -> LossyVerification:
         head = self.head(target, draft)

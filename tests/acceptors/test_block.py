@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from tests.acceptors.exact import Tables, outcome
 from tests.acceptors.fixtures import P, Q, Repeating, V, chi_square_p, generate, telling
 from tests.tiny_models import constant, noisy_copy, tiny
+
+parse = LossyConfig.from_fields
 
 BLOCK, TOKEN = Lossless("block"), Lossless("token")
 TABLES = st.builds(
@@ -170,7 +172,7 @@ def test_rules_of_a_list_judge_tokens_one_by_one():
     def decided(rule):
         return decide(rule, Verification(tokens, logits, draft, True, Randomness(1)))
 
-    either = parse(["topk", "lossless"], {"topk": {"k": 1}}).acceptor
+    either = parse(["topk", "lossless"], {"topk": {"k": 1}}).rule
     kept = TopK(k=1).keep(Verification(tokens, logits, draft, True)) | decided(TOKEN).keep
     assert decided(either).keep.equal(kept)
     assert not decided(either).keep.equal(decided(BLOCK).keep)

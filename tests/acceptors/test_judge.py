@@ -11,10 +11,12 @@ from transformers import GenerationConfig
 
 from hf_lossy_assist import JudgeHead, LossyValueError, enabled
 from hf_lossy_assist.acceptors import DropMatch, Judge, Lossless, TopK
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.heads import JudgeConfig, ModelIdentity, ThresholdRow
 from tests.tiny_models import ARCHITECTURES, noisy_copy, prompt, tiny
+
+parse = LossyConfig.from_fields
 
 GREEDY = {"max_new_tokens": 50, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 
@@ -152,10 +154,10 @@ def naive_judge(target, draft, head: JudgeHead, length: int, gamma: int = 4) -> 
 def test_above_another_rule_the_judge_has_no_base_of_its_own():
     target = tiny()
     head = head_for(target, target)
-    either = parse(["judge", "dropmatch"], {"judge": {"threshold": 0.2}}, head).acceptor
+    either = parse(["judge", "dropmatch"], {"judge": {"threshold": 0.2}}, head).rule
     assert either.rules == (Judge(head, 0.2, base=None), DropMatch())
-    assert parse(["topk", "judge"], {"topk": {"k": 3}}, {"judge": head}).acceptor.rules == (TopK(k=3), Judge(head))
-    assert parse("judge", None, head).acceptor.base == Lossless()
+    assert parse(["topk", "judge"], {"topk": {"k": 3}}, {"judge": head}).rule.rules == (TopK(k=3), Judge(head))
+    assert parse("judge", None, head).rule.base == Lossless()
     v = Verification(
         tokens=torch.tensor([[3, 5]]),
         logits=torch.eye(8)[[3, 3, 3]][None],
@@ -177,7 +179,7 @@ def test_in_a_list_a_token_is_credited_to_the_first_rule_that_needs_no_base():
 
     def credits(mode):
         head = unimportant if isinstance(mode, str) or "judge" in mode else None
-        return {rule: mask[0].tolist() for rule, mask in parse(mode, None, head).acceptor.credits(v).items()}
+        return {rule: mask[0].tolist() for rule, mask in parse(mode, None, head).rule.credits(v).items()}
 
     yes, no = True, False
     assert credits("judge") == {"lossless": [yes, no, no, no], "judge": [no, yes, yes, yes]}
@@ -204,8 +206,8 @@ def test_recall_is_looked_up_in_the_head_s_table():
     table = (ThresholdRow(0.1, 0.99, 0.5), ThresholdRow(0.3, 0.93, 0.7), ThresholdRow(0.6, 0.8, 0.9))
     target = tiny()
     head = head_for(target, target, thresholds=table, threshold=0.6)
-    assert parse("judge", {"recall": 0.9}, head).acceptor.threshold == 0.3
-    assert parse("judge", None, head).acceptor.threshold == 0.6
+    assert parse("judge", {"recall": 0.9}, head).rule.threshold == 0.3
+    assert parse("judge", None, head).rule.threshold == 0.6
     with pytest.raises(LossyValueError, match=r"`recall`.*0\.999.*0\.99"):
         parse("judge", {"recall": 0.999}, head)
 

@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, decide
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from tests.acceptors.fixtures import ROWS_OF_TEXT, P, Q, Repeating, chi_square_p, generate, law_of
 from tests.acceptors.table import ROWS, Law, Row, one_hot, row_id
 from tests.tiny_models import constant, noisy_copy, prompt, tiny
+
+parse = LossyConfig.from_fields
 
 EVERY_ROW = pytest.mark.parametrize("row", ROWS, ids=row_id)
 SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampling"])
@@ -213,8 +215,8 @@ def test_rules_of_a_list_share_the_work():
     run = generate(constant(P), constant(Q, seed=5), 600, (["ears", "topk"], {"topk": {"k": 1}}), True).lossy_stats
     assert set(run.accepted_by) == {"ears", "topk"}
     assert sum(run.accepted_by.values()) == run.accepted
-    both = parse({"all_of": ["ears", "topk"]}, {"topk": {"k": 1}}).acceptor
-    either = parse(["ears", "topk"], {"topk": {"k": 1}}).acceptor
+    both = parse({"all_of": ["ears", "topk"]}, {"topk": {"k": 1}}).rule
+    either = parse(["ears", "topk"], {"topk": {"k": 1}}).rule
     rows = 2000
     v = Verification(
         tokens=Randomness(0).categorical(torch.tensor(Q).expand(rows, -1))[:, None],

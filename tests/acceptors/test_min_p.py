@@ -9,8 +9,10 @@ import torch
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.messages import Verification
+
+parse = LossyConfig.from_fields
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ from docs.generator import tables
 from hf_lossy_assist import LossyValueError, enabled, last_stats
 from hf_lossy_assist import acceptors as package
 from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, check_choice, check_number, describe, settings_of
-from hf_lossy_assist.call.config import build_rule
+from hf_lossy_assist.call.config import LossyConfig
 from tests.abuse.calls import ABUSE
 from tests.acceptors.fixtures import HEADS
 from tests.acceptors.strategies import settings_for
 from tests.tiny_models import noisy_copy, prompt, tiny
+
+parse = LossyConfig.from_fields
 
 ROOT = Path(__file__).parents[2]
 TARGET = tiny()
@@ -64,7 +66,7 @@ class Bold(Acceptor):
 
 
 def rule(name: str, **config: Any) -> Acceptor:
-    return build_rule(name, config, HEADS[name](TARGET, TARGET) if name in HEADS else None)
+    return parse(name, config, HEADS[name](TARGET, TARGET) if name in HEADS else None).rule
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_a_rule_is_one_file(bold: type[Acceptor]):
     @given(settings_for(bold))
     def check(config: dict[str, Any]) -> None:
         drawn.append(config)
-        build_rule("bold", config)
+        parse("bold", config)
 
     check()
     assert {key for config in drawn for key in config} == {"share", "most", "unit"}
@@ -117,7 +119,7 @@ def test_every_file_of_the_package_is_imported(tmp_path: Path, monkeypatch: pyte
     try:
         exec(Path(package.__file__).read_text(encoding="utf-8"), scope)
         assert list(REGISTRY)[-1] == "bold"
-        assert build_rule("bold", {"most": 2}).most == 2
+        assert parse("bold", {"most": 2}).rule.most == 2
     finally:
         REGISTRY.pop("bold", None)
         sys.modules.pop(f"{package.__name__}.bold", None)
@@ -175,9 +177,9 @@ def test_the_usual_and_the_lossless_settings_work(name: str):
 def test_a_head_brings_its_threshold(name: str, threshold: float):
     head = HEADS[name](TARGET, TARGET)
     object.__setattr__(head.config, "threshold", threshold)
-    assert build_rule(name, {}, head).threshold == threshold
-    assert build_rule(name, {"threshold": None}, head).threshold == threshold
-    assert build_rule(name, {"threshold": 0.25}, head).threshold == 0.25
+    assert parse(name, {}, head).rule.threshold == threshold
+    assert parse(name, {"threshold": None}, head).rule.threshold == threshold
+    assert parse(name, {"threshold": 0.25}, head).rule.threshold == 0.25
 
 
 def test_settings_that_exclude_each_other():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hf_lossy_assist.call.config import build_rule
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.errors import LossyValueError
+
+parse = LossyConfig.from_fields
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ from hf_lossy_assist.errors import LossyValueError
 def test_out_of_range(mode: str, name: str, values: tuple):
     for value in values:
         with pytest.raises(LossyValueError, match=f"`{name}` of the rule '{mode}'.*{value!r}"):
-            build_rule(mode, {name: value})
+            parse(mode, {name: value})
 
 
 @pytest.mark.parametrize(
@@ -43,5 +45,5 @@ def test_out_of_range(mode: str, name: str, values: tuple):
     ],
 )
 def test_what_is_said_to_be_lossless(mode: str, config: dict, greedy: bool, sampling: bool):
-    rule = build_rule(mode, config)
+    rule = parse(mode, config).rule
     assert (rule.is_lossless(do_sample=False), rule.is_lossless(do_sample=True)) == (greedy, sampling)

@@ -11,10 +11,12 @@ import torch
 
 from hf_lossy_assist import LossyError, pairs
 from hf_lossy_assist.acceptors import Ears, Lossless, Sprinter
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from tests.acceptors.fixtures import P, Q, Simulated, V, chi_square_p, telling
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.tiny_models import constant, noisy_copy, prompt, tiny
+
+parse = LossyConfig.from_fields
 
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 
@@ -66,10 +68,10 @@ def test_runs_are_as_long_as_the_rates_say():
 def test_the_threshold_is_the_head_s_own_unless_another_is_given():
     verifier = pairs.load("arithmetic").heads["verifier"]
     assert verifier.config.threshold != 0.5, "or the test could not tell the two apart"
-    assert parse("sprinter", None, verifier).acceptor.threshold == verifier.config.threshold
-    assert parse("sprinter", None, verifier).acceptor.unverified_drafting.threshold == verifier.config.threshold
-    assert parse("sprinter", {"threshold": 0.5}, verifier).acceptor.threshold == 0.5
-    either = parse(["sprinter", "ears"], None, verifier).acceptor
+    assert parse("sprinter", None, verifier).rule.threshold == verifier.config.threshold
+    assert parse("sprinter", None, verifier).rule.unverified_drafting.threshold == verifier.config.threshold
+    assert parse("sprinter", {"threshold": 0.5}, verifier).rule.threshold == 0.5
+    either = parse(["sprinter", "ears"], None, verifier).rule
     assert either.unverified_drafting.threshold == verifier.config.threshold
     assert f"threshold={verifier.config.threshold}" in repr(Sprinter(verifier))
     assert Sprinter(head_for(tiny(), tiny())).threshold == 0.5, "that of a configuration that says nothing"
@@ -87,10 +89,10 @@ def test_what_the_target_keeps_is_credited_to_the_base():
 def test_another_rule_may_decide_what_the_verifier_leaves():
     target = tiny()
     head = head_for(target, target)
-    rule = parse(["sprinter", "ears"], {"sprinter": {"threshold": 0.7}}, head).acceptor
+    rule = parse(["sprinter", "ears"], {"sprinter": {"threshold": 0.7}}, head).rule
     assert rule.rules == (Sprinter(head, 0.7, base=None), Ears())
     assert rule.unverified_drafting.threshold == 0.7
-    assert parse("sprinter", None, head).acceptor.base == Lossless()
+    assert parse("sprinter", None, head).rule.base == Lossless()
     with pytest.raises(LossyError, match="sprinter"):
         parse({"all_of": ["sprinter", "ears"]}, None, head)
     draft = telling(Q)

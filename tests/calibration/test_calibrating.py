@@ -22,7 +22,7 @@ from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerific
 from hf_lossy_assist.calibration import Certificate, Watch, calibrate, calibrate_from
 from hf_lossy_assist.calibration.certificate_card import write_card
 from hf_lossy_assist.call import certificate as certificates
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
@@ -36,6 +36,8 @@ from tests.acceptors.table import judge_head
 from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.hub.server import LoopbackHub
 from tests.tiny_models import noisy_copy, prompt, tiny
+
+parse = LossyConfig.from_fields
 
 MODES = "plain,topk:k=2,topk:k=3,near_top:alpha=0.1"
 TARGET = tiny()
@@ -372,7 +374,7 @@ def test_a_file_with_any_other_value_is_refused_by_name_or_works(judged: Path, t
             with contextlib.suppress(LossyValueError):
                 Watch.of(certificate).add({"mean_accepted": 1.0, "lossy_share": 0.0})
             with contextlib.suppress(LossyValueError):
-                certificate.check(certified, TARGET, DRAFT, 5, None)
+                certificate.check(certified.rule, certified.in_full(), TARGET, DRAFT, 5, None)
     kinds = (Certificate, certificates.TestedSetting, ModelIdentity)
     names = "|".join(["x", *(each.name for kind in kinds for each in fields(kind))])  # "x" is an unknown field
     for message in refused.values():

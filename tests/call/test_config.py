@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hf_lossy_assist.acceptors import REGISTRY, AllOf, AnyOf, DropMatch, Judge, Lossless, TopK, head_type, register
-from hf_lossy_assist.call.config import RunConfig, lossy_fields, parse
+from hf_lossy_assist.call.config import RUN_KEYS, LossyConfig
+from hf_lossy_assist.call.spelling import Spelling, spelt, split
 from hf_lossy_assist.errors import LossyValueError
+from tests.acceptors.fixtures import HEADS as HEADS_FOR
+from tests.acceptors.strategies import settings_for
+from tests.tiny_models import tiny
+
+parse = LossyConfig.from_fields
+HEADS = {rule: head(tiny(), tiny()) for rule, head in HEADS_FOR.items()}
 
 
 def test_every_rule_can_be_named_without_settings():
     for name, rule in REGISTRY.items():
         if head_type(rule) is None:
-            assert parse(name) == RunConfig(rule())
+            assert parse(name) == LossyConfig(rule())
         else:
             with pytest.raises(LossyValueError, match=f"`lossy_head` has to be given for the rule '{name}'"):
                 parse(name)
@@ -22,11 +32,9 @@ def test_every_rule_can_be_named_without_settings():
 
 def test_lists_and_all_of():
     config = {"topk": {"k": 4}, "seed": 3}
-    assert parse(["topk", "dropmatch"], config) == RunConfig(AnyOf((TopK(k=4), DropMatch())), seed=3, break_even=False)
-    assert parse({"all_of": ["dropmatch", "topk"]}, config) == RunConfig(
-        AllOf((DropMatch(), TopK(k=4))), seed=3, break_even=False
-    )
-    assert parse(["topk", "dropmatch"]).acceptor.name == "topk or dropmatch"
+    assert parse(["topk", "dropmatch"], config) == LossyConfig(AnyOf((TopK(k=4), DropMatch())), seed=3)
+    assert parse({"all_of": ["dropmatch", "topk"]}, config) == LossyConfig(AllOf((DropMatch(), TopK(k=4))), seed=3)
+    assert parse(["topk", "dropmatch"]).rule.name == "topk or dropmatch"
 
 
 def test_the_caller_s_dicts_stay_as_they_were():
@@ -44,7 +52,7 @@ def test_a_rule_of_ones_own_is_registered_once():
 
     try:
         assert register(Mine) is Mine is register(Mine)
-        assert parse("mine").acceptor == Mine()
+        assert parse("mine").rule == Mine()
         with pytest.raises(LossyValueError, match="'mine' is Mine"):
             register(Other)
     finally:
@@ -53,45 +61,103 @@ def test_a_rule_of_ones_own_is_registered_once():
 
 def test_a_list_never_claims_to_sample_losslessly():
     nothing = {"typical": {"epsilon": 1.0, "delta": 1e9}}
-    rule = parse(["lossless", "typical"], nothing).acceptor
+    rule = parse(["lossless", "typical"], nothing).rule
     assert rule.is_lossless(do_sample=False)
     assert not rule.is_lossless(do_sample=True), "p/q acceptance with a correction from p is not p"
 
 
+RUN_SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(0, 2**63 - 1),
+        "require_lossless": st.booleans(),
+        "compile": st.booleans(),
+        "inspect": st.booleans(),
+        "strict_first_n": st.integers(0, 9),
+        "budget": st.floats(0, 1),
+        "scope": st.sampled_from(["thinking", {"start": "<a, b", "end": [1, 2]}]),
+        "tree": st.sampled_from([{"depth": 3}, {"nodes": "auto"}, {"branches": [4, 2]}]),
+        "stop_drafting": st.sampled_from([{"by": "entropy", "scale": 0.5}, {"by": "acceptance"}]),
+    },
+)
+
+
+@st.composite
+def all_fields(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw fields: one rule, a list or all of several, with settings of the rules and of the run."""
+    chosen = st.lists(st.sampled_from([*REGISTRY]), min_size=1, max_size=3, unique=True)
+    names = draw(chosen.filter(lambda names: len(names) == 1 or "block" not in names))
+    own = {name: draw(settings_for(REGISTRY[name])) for name in names}
+    if len(names) > 1:
+        own.get("lossless", {}).pop("verification", None)  # lists decide no drafts as wholes
+    every = len(names) > 1 and "sprinter" not in names and draw(st.booleans())
+    mode = names[0] if len(names) == 1 else {"all_of": names} if every else names
+    config = {**(own[names[0]] if len(names) == 1 else own), **draw(RUN_SETTINGS)}
+    heads = {name: HEADS[name] for name in names if name in HEADS}
+    return {"lossy_mode": mode, "lossy_config": config, "lossy_head": heads or None}
+
+
+@given(all_fields())
+def test_fields_and_configurations_say_the_same(given_fields: dict[str, Any]):
+    """From fields to a configuration, to fields as JSON keeps them, and from rules in the place of names."""
+    config = parse(*given_fields.values())
+    fields = config.to_fields()
+    heads = fields.pop("lossy_head")
+    kept = json.loads(json.dumps(fields))
+    assert parse(*kept.values(), heads) == config
+    mode, run = kept["lossy_mode"], {key: x for key, x in (kept["lossy_config"] or {}).items() if key in RUN_KEYS}
+    assert parse(config.rule, run) == config
+    rules = getattr(config.rule, "rules", None)
+    if rules is not None:
+        assert parse({"all_of": [*rules]} if isinstance(mode, dict) else rules, run) == config
+
+
+@given(all_fields(), st.none() | st.just("auto") | st.integers(1, 99))
+def test_a_spelling_says_what_fields_say(given_fields: dict[str, Any], gamma: int | str | None):
+    mode, config, heads = given_fields.values()
+    spelling = Spelling(mode, config, gamma)
+    again = Spelling.read(str(spelling))
+    assert parse(again.mode, again.config, heads) == parse(mode, config, heads)
+    assert (again.mode, again.gamma, str(again)) == (mode, gamma, str(spelling))
+    assert split(f"{spelling},{spelling}", ",") == [str(spelling)] * 2
+    assert parse(*spelt(str(Spelling(mode, config)), None, "mode"), heads) == parse(mode, config, heads)
+
+
 @pytest.mark.parametrize("name", [name for name, rule in REGISTRY.items() if head_type(rule) is None])
 def test_a_rule_in_the_place_of_its_name_is_that_rule(name: str):
-    """Alone, in a list, among all of several, and composed; as plain fields, which JSON can hold."""
     rule = REGISTRY[name](**REGISTRY[name].usual)
-    assert parse(rule) == parse(name, dict(rule.usual))
     assert parse(rule, {"seed": 3}) == parse(name, {**rule.usual, "seed": 3})
     other = Lossless() if name != "lossless" else TopK()
     for mode in ([rule, other], (rule, other.name), AnyOf((rule, other))):
         assert parse(mode) == parse([name, other.name], {name: dict(rule.usual)})
-    for mode in ({"all_of": [rule, other]}, AllOf((rule, other))):
-        assert parse(mode) == parse({"all_of": [name, other.name]}, {name: dict(rule.usual)})
-    fields = json.loads(json.dumps(lossy_fields([rule, other], {"seed": 1})))
-    assert parse(*fields.values()) == parse([rule, other], {"seed": 1})
 
 
 def test_a_rule_with_a_head_brings_its_head(pair):
     head, verifier = pair.heads["judge"], pair.heads["verifier"]
-    assert parse(Judge(head)).acceptor == parse("judge", head=head).acceptor
-    assert parse(Judge(head, threshold=0.1)).acceptor == parse("judge", {"threshold": 0.1}, head).acceptor
-    assert parse(Judge(head, recall=0.95)).acceptor == parse("judge", {"recall": 0.95}, head).acceptor
+    assert parse(Judge(head)).rule == parse("judge", head=head).rule
+    assert parse(Judge(head, threshold=0.1)).rule == parse("judge", {"threshold": 0.1}, head).rule
+    assert parse(Judge(head, recall=0.95)).rule == parse("judge", {"recall": 0.95}, head).rule
     several = parse([Judge(head), "sprinter", TopK(k=3)], head={"sprinter": verifier})
     expected = parse(["judge", "sprinter", "topk"], {"topk": {"k": 3}}, {"judge": head, "sprinter": verifier})
-    assert several.acceptor.rules[0].threshold == expected.acceptor.rules[0].threshold
-    assert several.acceptor.name == expected.acceptor.name
+    assert several.rule.rules[0].threshold == expected.rule.rules[0].threshold
+    assert several.rule.name == expected.rule.name
 
 
 @pytest.mark.parametrize(
     ("mode", "config", "head", "message"),
     [
-        (TopK(k=3), {"k": 2}, None, "`lossy_config` has \\['k'\\]"),
+        (TopK(k=3), {"k": 2}, None, "`lossy_config` has {'k': 2}"),
         ([TopK(k=3), "ears"], {"topk": {"k": 2}}, None, "`lossy_config` has {'k': 2}"),
+        (Judge(HEADS["judge"]), None, "org/name", "the rule 'judge' has a head"),
         (TopK(k=3), None, "org/name", "`lossy_head` is not used"),
         ([TopK(), TopK(k=3)], None, None, "every rule once"),
-        ("topk,dropmatch", None, None, "pass a list, \\['topk', 'dropmatch'\\]"),
+        ("topk, dropmatch", None, None, "write `topk\\+dropmatch`"),
+        ("topk:k=3,typical", None, None, "has to be one mode"),
+        ("topk:k=3", None, None, "pass `lossy_mode` 'topk' and `lossy_config` {'k': 3}"),
+        ("topk@x", None, None, "a γ >= 1 or 'auto', but has 'x'"),
+        ("topk:k", None, None, "KEY=VALUE"),
+        ("topk:k=3:k.x=2", None, None, "KEY=VALUE or RULE.KEY=VALUE"),
+        ("topk+dropmatch", None, None, "pass `lossy_mode` \\['topk', 'dropmatch'\\]"),
         ("topk", {"sead": 1}, None, "did you mean 'seed'"),
         ("topk", {"K": 1}, None, "did you mean 'k'"),
         (["topk", "ears"], {"requirelossless": True}, None, "did you mean 'require_lossless'"),
@@ -101,3 +167,28 @@ def test_a_rule_with_a_head_brings_its_head(pair):
 def test_what_is_given_twice_or_misspelt_is_refused_with_a_remedy(mode, config, head, message):
     with pytest.raises(LossyValueError, match=message):
         parse(mode, config, head)
+
+
+def test_what_fields_can_not_say_is_an_error():
+    class Own(Lossless):
+        name = "own"
+
+    assert parse(Own()).rule == Own(), "a rule itself needs no name"
+    with pytest.raises(LossyValueError, match="can't name"):
+        parse(Own()).to_fields()
+    with pytest.raises(LossyValueError, match="can't hold all of"):
+        LossyConfig(Judge(HEADS["judge"], base=TopK())).to_fields()
+    for bad in ({"seed": -1}, {"seed": True}, {"inspect": None}, {"compile": 1}):
+        with pytest.raises(LossyValueError, match=f"`{next(iter(bad))}` in `lossy_config`"):
+            LossyConfig(Lossless(), **bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "message"),
+    [("topk@8", None, "leave out the @"), ("topk:k=3", {"k": 2}, "both have 'k'")],
+)
+def test_what_a_text_can_not_say_beside_its_settings(text, config, message):
+    with pytest.raises(LossyValueError, match=f"`mode` .*{message}"):
+        spelt(text, config, "mode")
+    assert spelt(["topk"], config, "mode") == (["topk"], config)
+    assert spelt("topk:k=3", {"seed": 1}, "mode") == ("topk", {"k": 3, "seed": 1})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.decoding import break_even, loop
 from hf_lossy_assist.decoding.break_even import BreakEven, Experience, Plan
@@ -22,6 +22,8 @@ from tests.acceptors.table import judge_head
 from tests.eagle3_heads import random_head
 from tests.families import family
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
+
+parse = LossyConfig.from_fields
 
 pytestmark = pytest.mark.filterwarnings("ignore:speculative decoding is slower")
 VERDICTS = break_even.VERDICTS  # which the tests' fixture puts out of reach
@@ -362,10 +364,3 @@ def test_a_call_waits_for_no_device_before_it_is_over(monkeypatch):
     target = tiny()
     target.generate(prompt(), assistant_model=noisy_copy(target), lossy_mode="lossless", max_new_tokens=30)
     assert set(read) == {1}
-
-
-def test_the_switch():
-    assert parse("lossless").break_even
-    assert not parse("lossless", {"seed": 1}).break_even, "equal seeds give equal runs, whatever calls there were"
-    assert parse("lossless", {"seed": 1, "break_even": True}).break_even
-    assert not parse("lossless", {"break_even": False}).break_even

@@ -12,7 +12,7 @@ import torch
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification
 from hf_lossy_assist.call import config as call_config
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.call.lossy_call import LossyCall
 from hf_lossy_assist.drafting.draft_stop import LONGEST, AcceptanceStop, ConfidenceStop, EntropyStop, HeadStop
 from hf_lossy_assist.drafting.model import ModelDrafter
@@ -22,6 +22,8 @@ from tests.acceptors.fixtures import verifier_head
 from tests.parity import assert_same_rows
 from tests.small_pair import verifier_for
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
+
+parse = LossyConfig.from_fields
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "return_dict_in_generate": True}
 STOPS = [
@@ -161,9 +163,9 @@ def test_rules_that_keep_more_have_longer_drafts_by_default(monkeypatch):
     }
     for mode, end in ends.items():
         mode = mode if isinstance(mode, str) else list(mode)
-        assert call_config.parse(mode).default_stop.threshold == pytest.approx(1 - end), mode
-    assert call_config.parse({"all_of": ["typical", "lossless"]}).default_stop == AcceptanceStop(0.5)
-    assert call_config.parse("topk", {"tree": {"depth": 3}}).default_stop is None
+        assert call_config.LossyConfig.from_fields(mode).default_stop.threshold == pytest.approx(1 - end), mode
+    assert call_config.LossyConfig.from_fields({"all_of": ["typical", "lossless"]}).default_stop == AcceptanceStop(0.5)
+    assert call_config.LossyConfig.from_fields("topk", {"tree": {"depth": 3}}).default_stop is None
 
 
 def test_other_ways_of_drafting_have_no_default_stop(by_default):

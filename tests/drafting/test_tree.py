@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
 from hf_lossy_assist.drafting.tree import Eagle3TreeDrafter, TreeDrafter
 from hf_lossy_assist.drafting.tree_config import TreeConfig
@@ -14,6 +14,8 @@ from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import random_head
 from tests.tiny_models import noisy_copy, padded, tiny
 from tests.trees import path_to
+
+parse = LossyConfig.from_fields
 
 SHAPE = TreeConfig(depth=3, top_k=3, nodes=8)
 LENGTHS = (4, 7, 5)

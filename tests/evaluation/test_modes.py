@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
-from hf_lossy_assist.call.config import parse
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.modes import (
     STOCK,
@@ -23,6 +23,8 @@ from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
 from tests.small_pair import verifier_for
 from tests.tiny_models import prompt
+
+parse = LossyConfig.from_fields
 
 PLAIN = DecodingMode(TARGET_ALONE)
 VARIANTS = {
@@ -66,7 +68,7 @@ def test_every_registered_rule_has_settings_or_defaults_that_differ_from_lossles
             continue
         assert head_type(rule) is None or name in heads, f"{name} needs a head that this test does not know"
         for settings in (rule.usual, *VARIANTS.get(name, ())):
-            acceptor = parse(name, dict(settings), heads.get(name)).acceptor
+            acceptor = parse(name, dict(settings), heads.get(name)).rule
             assert not (acceptor.is_lossless(False) and acceptor.is_lossless(True)), f"{name} with {settings}"
     assert {*labels(heads), *labels(heads, temperature=0.9)} == set(REGISTRY) >= set(VARIANTS)
 

@@ -12,10 +12,12 @@ import pytest
 
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
-from hf_lossy_assist.call.config import build_rule
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.evaluation.modes import TARGET_ALONE
 from tests.acceptors.fixtures import HEADS
 from tests.tiny_models import tiny
+
+parse = LossyConfig.from_fields
 
 APP = Path(__file__).parents[2] / "hub_cards" / "lossy-assist-space" / "app.py"
 TARGET = tiny()
@@ -64,7 +66,7 @@ def test_every_setting_of_every_rule_has_a_knob_whose_ends_are_allowed():
         for value in values:
             value = int(value) if knob.setting.integer else value
             head = HEADS[knob.rule](TARGET, TARGET) if knob.rule in HEADS else None
-            build_rule(knob.rule, {knob.setting.name: value}, head)
+            parse(knob.rule, {knob.setting.name: value}, head)
         if not knob.setting.choices and not knob.setting.text:
             low, high = knob.bounds
             assert low <= (low if knob.start is None else knob.start) <= high

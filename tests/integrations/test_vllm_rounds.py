@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_lossy_assist.acceptors import Acceptor, DroppedHeads, Judge, Lossless, Regret, TopK, Typical, decide
-from hf_lossy_assist.call.config import RunConfig
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.limits import Limits
 from hf_lossy_assist.core.messages import Decision, Verification
 from hf_lossy_assist.core.shapes import Chain
@@ -51,7 +51,7 @@ def decided(
     rows = list(range(count)) if rows is None else rows
     index, limits = torch.tensor(rows), Limits(**limits)
     group = Group(
-        RunConfig(rule, limits=limits),
+        LossyConfig(rule, limits=limits),
         do_sample,
         limits.bind(None),
         rows,

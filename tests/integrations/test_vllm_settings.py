@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_lossy_assist.acceptors import AllOf, Typical
+from hf_lossy_assist.acceptors import AllOf, TopK, Typical
 from hf_lossy_assist.errors import LossyError, LossyValueError
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
 from hf_lossy_assist.pairs.pair import bundled_folder
@@ -19,18 +19,21 @@ JUDGE = str(bundled_folder("arithmetic") / "judge")
 
 def test_requests_have_the_engine_s_rule_or_their_own():
     settings = EngineSettings.read({"mode": "typical", "config": {"epsilon": 0.2}}, MODEL)
-    assert settings.of_request(None).acceptor == Typical(epsilon=0.2)
-    assert settings.of_request({"lossy_mode": "typical"}).acceptor == Typical(), "the engine's settings are not its own"
+    assert settings.of_request(None).rule == Typical(epsilon=0.2)
+    assert settings.of_request({"lossy_mode": "typical"}).rule == Typical(), "the engine's settings are not its own"
     both = settings.of_request({"lossy_mode": '{"all_of": ["typical", "topk"]}', "lossy_config": {"budget": 0.5}})
-    assert isinstance(both.acceptor, AllOf)
+    assert isinstance(both.rule, AllOf)
     assert both.limits.budget == 0.5
     assert EngineSettings.read({}, MODEL).of_request({"other": 1}) is None
+    spelt = EngineSettings.read({"mode": "topk^typical:topk.k=3"}, MODEL)
+    assert spelt.own.rule == AllOf((TopK(k=3), Typical()))
+    assert spelt.of_request({"lossy_mode": "typical:epsilon=0.2"}).rule == Typical(epsilon=0.2)
 
 
 def test_a_request_has_the_engine_s_heads():
     settings = EngineSettings.read({"head": {"judge": JUDGE}}, MODEL)
-    assert settings.of_request({"lossy_mode": "judge"}).acceptor.name == "judge"
-    assert settings.of_request({"lossy_mode": "judge", "lossy_head": JUDGE}).acceptor.name == "judge"
+    assert settings.of_request({"lossy_mode": "judge"}).rule.name == "judge"
+    assert settings.of_request({"lossy_mode": "judge", "lossy_head": JUDGE}).rule.name == "judge"
     with pytest.raises(LossyValueError, match="lossy_head"):
         settings.of_request({"lossy_mode": "judge", "lossy_head": "org/other"})
 
@@ -87,6 +90,9 @@ def test_what_a_request_may_set(mode: Any, config: dict):
         ("topk", {"scope": {"start": "x" * 65, "end": "x"}}, "`lossy_config.scope.start` of a request has"),
         ("topk", {"stop_drafting": {"by": "head", "head": "/etc"}}, "`stop_drafting` in `lossy_config` can't be used"),
         ("topk", {"compile": True}, "`compile` in `lossy_config` can't be used"),
+        ("topk:certificate=/etc", None, "`lossy_config.certificate` of a request can't be set"),
+        ("fly:window=65:seed=1", None, "`lossy_config.window` of a request has to be at most 64"),
+        ("topk@9", {}, "leave out the @"),
         ("topk", "k=3", "`lossy_config` has to be a dict"),
         ("tpok", {}, "did you mean 'topk'"),
     ],

@@ -9,8 +9,8 @@ import pytest
 from vllm.exceptions import VLLMValidationError
 
 from hf_lossy_assist.acceptors import Typical
-from hf_lossy_assist.call.certificate import Certificate, TestedSetting, rule_in_full
-from hf_lossy_assist.call.config import RunConfig
+from hf_lossy_assist.call.certificate import Certificate, TestedSetting
+from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.heads import ModelIdentity
 from tests.vllm.asking import asking, prompts_of, texts
 from tests.vllm.conftest import BY_MODEL, GAMMA, start
@@ -45,7 +45,7 @@ def certificate(pair, tmp_path_factory) -> str:
     identities: dict[str, Any] = {role: asdict(ModelIdentity.of(getattr(pair, role))) for role in ("target", "draft")}
     Certificate(
         task="arithmetic", split="test", problems=9, digest="0", max_loss=1, confidence=95, reference="lossless",
-        chosen="typical", tested=[tested], rule=rule_in_full(RunConfig(Typical())), temperature=None, heads={},
+        chosen="typical", tested=[tested], rule=LossyConfig(Typical()).in_full(), temperature=None, heads={},
         **identities,
     ).save(folder)  # fmt: skip
     return str(folder)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...acceptors import DroppedHeads
 from ...acceptors.base import decide
-from ...call.config import RunConfig
+from ...call.config import LossyConfig
 from ...core.limits import BoundLimits
 from ...core.messages import Decision, Verification
 from ...core.shapes import Chain
@@ -111,7 +111,7 @@ class Rows:
 class Group:
     """Requests of one rule that all draw, or all choose greedily."""
 
-    config: RunConfig
+    config: LossyConfig
     do_sample: bool
     limits: BoundLimits | None
     rows: list[int]  # the requests' numbers in the step
@@ -177,7 +177,7 @@ class RunningRequests:
     def _sort(self, states: Mapping[str, Any]) -> None:
         for request in [request for request in self._slots if request not in states]:
             del self._slots[request]
-        grouped: dict[tuple[int, bool], tuple[RunConfig, list[int]]] = {}
+        grouped: dict[tuple[int, bool], tuple[LossyConfig, list[int]]] = {}
         self._others = []
         for row, request in enumerate(self._ids):
             params = states[request].sampling_params
@@ -192,7 +192,7 @@ class RunningRequests:
             grouped.setdefault((id(config), params.temperature > 0), (config, []))[1].append(row)
         self._groups = [self._group(config, drawn, rows, states) for (_, drawn), (config, rows) in grouped.items()]
 
-    def _group(self, config: RunConfig, do_sample: bool, rows: list[int], states: Mapping[str, Any]) -> Group:
+    def _group(self, config: LossyConfig, do_sample: bool, rows: list[int], states: Mapping[str, Any]) -> Group:
         requests = [self._ids[row] for row in rows]
         return Group(
             config,
@@ -205,7 +205,7 @@ class RunningRequests:
             slots=self._to_device([self._slots[request] for request in requests]),
         )
 
-    def _seed(self, request: str, state: Any, config: RunConfig) -> int:
+    def _seed(self, request: str, state: Any, config: LossyConfig) -> int:
         own = state.sampling_params.seed
         own = config.seed if own is None else own
         return seed_of(request, self.seed) if own is None else own
@@ -213,7 +213,7 @@ class RunningRequests:
 
 def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor, Decision]:
     """Return ``(G, n + 1)`` the tokens that a group's requests keep, then :data:`NOTHING`, and the decision."""
-    acceptor, n = group.config.acceptor, max(step.counts[row] for row in group.rows)
+    acceptor, n = group.config.rule, max(step.counts[row] for row in group.rows)
     starts, lengths = group.of(step.starts), group.of(step.lengths)
     columns = torch.arange(n, device=starts.device)
     flat = (starts[:, None] + columns).clamp_(max=max(0, len(step.tokens) - 1))

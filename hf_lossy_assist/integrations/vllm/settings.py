@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from ...acceptors import REGISTRY, Acceptor, head_type, place_rule_head, settings_of
+from ...acceptors import REGISTRY, Acceptor, place_rule_head, settings_of
 from ...acceptors.base import AUTO
 from ...call.certificate import Certificate
 from ...call.checks import check_mode
-from ...call.config import FIELDS, RunConfig, check_keys, parse
+from ...call.config import FIELDS, LossyConfig, head_users
+from ...call.spelling import spelt
 from ...errors import LossyUnsupportedError, LossyValueError, brief, nearest
+from ...gone import check_keys
 
 KEYS = (*(name.removeprefix("lossy_") for name in FIELDS), "certificate")
 """The keys of ``{"lossy": …}`` in ``--additional-config``, with the meaning of ``generate()``'s fields.
@@ -24,7 +26,6 @@ KEYS = (*(name.removeprefix("lossy_") for name in FIELDS), "certificate")
 _ABSENT = {
     "tree": "vLLM verifies chains",
     "stop_drafting": "vLLM decides how many tokens are drafted (`num_speculative_tokens`)",
-    "break_even": "vLLM drafts in every step",
     "compile": "vLLM decides how forwards are compiled",
     "inspect": "vLLM returns `logprobs` instead",
 }
@@ -63,7 +64,7 @@ class EngineSettings:
     Examples
     --------
     >>> settings = EngineSettings.read({"mode": "typical"}, Drafting("draft_model", 4, keeps_probs=False))
-    >>> settings.of_request({"lossy_mode": "topk", "lossy_config": '{"k": 3}'}).acceptor
+    >>> settings.of_request({"lossy_mode": "topk", "lossy_config": '{"k": 3}'}).rule
     TopK(k=3, tolerance=inf)
     """
 
@@ -73,7 +74,7 @@ class EngineSettings:
     drafting: Drafting
     device: torch.device | str = "cpu"
     _heads: dict[str, Any] = field(default_factory=dict)
-    _parsed: dict[str, RunConfig | None] = field(default_factory=dict)
+    _parsed: dict[str, LossyConfig | None] = field(default_factory=dict)
 
     @classmethod
     def read(cls, given: Any, drafting: Drafting, device: torch.device | str = "cpu") -> EngineSettings:
@@ -82,6 +83,7 @@ class EngineSettings:
             raise LossyValueError(f"`lossy` in `--additional-config` has to be a dict, but is {brief(given)}")
         check_keys("`lossy` in `--additional-config`", KEYS, given)
         mode, config, head, certificate = (given.get(key) for key in KEYS)
+        mode, config = spelt(mode, config, "mode")
         if certificate is not None:
             certified = Certificate.load(certificate).setting.config
             mode = certified["lossy_mode"] if mode is None else mode
@@ -93,11 +95,11 @@ class EngineSettings:
         return own
 
     @property
-    def own(self) -> RunConfig | None:
+    def own(self) -> LossyConfig | None:
         """The configuration of requests without lossy fields of their own."""
         return self.of_request({})
 
-    def of_request(self, extra: Mapping[str, Any] | None) -> RunConfig | None:
+    def of_request(self, extra: Mapping[str, Any] | None) -> LossyConfig | None:
         """Return the configuration of a request with these ``extra_args``; None for the engine's lossless decoding.
 
         Dicts may be written as JSON, because ``vllm_xargs`` of a request over HTTP has none.
@@ -137,7 +139,7 @@ class EngineSettings:
                     f"{top_k} and top_p {top_p:g}"
                 )
 
-    def _parse(self, asked: dict[str, Any]) -> RunConfig | None:
+    def _parse(self, asked: dict[str, Any]) -> LossyConfig | None:
         if unknown := next((name for name in asked if name not in FIELDS), None):
             raise LossyValueError(
                 f"`{unknown}` of a request is unknown; it may have {list(FIELDS)}{nearest(unknown, FIELDS)}"
@@ -147,14 +149,15 @@ class EngineSettings:
                 f"`{next(iter(asked))}` of a request can't be set, because the engine runs what its certificate "
                 "certifies; leave it out"
             )
-        mode, config, _ = (asked.get(name) for name in FIELDS)
+        mode, config = spelt(asked.get("lossy_mode"), asked.get("lossy_config"), "lossy_mode")
         own_mode = mode is None
         if own_mode and self.mode is None:
             if asked:
                 raise LossyValueError(f"`{next(iter(asked))}` of a request needs a `lossy_mode`; add one")
             return None
         mode = self.mode if own_mode else mode
-        config = self.config if own_mode and config is None else config
+        inherited = own_mode and config is None
+        config = self.config if inherited else config
         if asked:
             sources = self.head.values() if isinstance(self.head, Mapping) else [self.head]
             if (head := asked.get("lossy_head")) is not None and head not in (self.head, *sources):
@@ -162,31 +165,26 @@ class EngineSettings:
                     f"`lossy_head` of a request has to be one that the engine was started with, {self.head!r}, but is "
                     f"{brief(head)}"
                 )
-            _check_asked("lossy_config", asked.get("lossy_config"), _ASKED)
+            _check_asked("lossy_config", {} if inherited else config, _ASKED)
         for key, reason in _ABSENT.items():
             if isinstance(config, Mapping) and config.get(key):
                 raise LossyUnsupportedError(f"`{key}` in `lossy_config` can't be used in vLLM: {reason}; leave it out")
-        parsed = parse(mode, config, self._heads_of(mode), device=self.device)
+        parsed = LossyConfig.from_fields(mode, config, self._heads_of(mode), device=self.device)
         self._check(parsed)
         return parsed
 
     def _heads_of(self, mode: Any) -> dict[str, Any] | None:
         """Return the loaded heads of a mode's rules; a certificate has its own."""
-        members = mode.get("all_of") if isinstance(mode, Mapping) else mode
-        members = [name for name in (members if isinstance(members, list) else [members]) if isinstance(name, str)]
-        users = [name for name in members if name in REGISTRY and head_type(REGISTRY[name]) is not None]
-        if self.head is None or not users:
-            # `parse` says what is wrong with a head that nothing uses, unless it is there for requests.
-            return None
+        users = [] if self.head is None else head_users(mode)  # a head that nothing uses is there for requests
         for name in users:
             source = self.head.get(name) if isinstance(self.head, Mapping) else self.head
             if name not in self._heads and source is not None:
                 self._heads[name] = place_rule_head(REGISTRY[name], source, self.device)
         return {name: self._heads[name] for name in users if name in self._heads} or None
 
-    def _check(self, parsed: RunConfig) -> None:
+    def _check(self, parsed: LossyConfig) -> None:
         """Refuse what has no place in vLLM's step."""
-        acceptor, drafting = parsed.acceptor, self.drafting
+        acceptor, drafting = parsed.rule, self.drafting
         if (obstacle := _obstacle(acceptor, drafting)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {acceptor.name!r} can't be used in this engine: {obstacle}")
         if parsed.limits.scope is not None and not drafting.texts_on_host:

@@ -62,10 +62,10 @@ def check_models(settings: EngineSettings, vllm_config: Any, target: Any, draft:
     shown = model_shown(target, vllm_config.model_config)
     own = vllm_config.speculative_config.draft_model_config
     draft = None if own is None or draft is None else model_shown(draft, own)
-    config.acceptor.check_models(shown, draft)
+    config.rule.check_models(shown, draft)
     if (certificate := config.certificate) is not None:
         gamma = settings.drafting.tokens
-        certificate.check(config, shown, draft, gamma, certificate.temperature)
+        certificate.check(config.rule, config.in_full(), shown, draft, gamma, certificate.temperature)
 
 
 def model_shown(model: nn.Module, config: Any) -> nn.Module:

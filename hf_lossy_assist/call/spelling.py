@@ -1,0 +1,147 @@
+"""How commands, harnesses and engines write a mode: rules, draft length and settings in one text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import LossyValueError
+
+FORM = "RULE[+RULE…][@GAMMA][:KEY=VALUE…]"
+
+_PIECES = re.compile(r'"(?:\\.|[^"\\])*"|.', re.DOTALL)
+_BARE = re.compile(r"[\w./@%+*-]+")
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A mode in one text, :data:`FORM`: the fields of ``generate()`` that it stands for.
+
+    ``+`` joins rules of which any may keep a token, and ``^`` rules that all have to. Among several rules, a rule's own
+    key follows its name and a dot. A value is JSON, or else a text.
+
+    Examples
+    --------
+    >>> Spelling.read("judge+topk@8:topk.k=3:seed=0")
+    Spelling(mode=['judge', 'topk'], config={'topk': {'k': 3}, 'seed': 0}, gamma=8)
+    >>> str(Spelling({"all_of": ["topk", "typical"]}, {"tree": {"depth": 3}}))
+    'topk^typical:tree={"depth": 3}'
+    """
+
+    mode: str | list[str] | dict[str, list[str]]  # `lossy_mode`
+    config: Mapping[str, Any] = field(default_factory=dict)  # `lossy_config`
+    gamma: int | str | None = None  # `num_assistant_tokens`
+
+    @classmethod
+    def read(cls, text: str, argument: str = "lossy_mode") -> Spelling:
+        """Read one mode. Rules and keys are not looked up yet; ``argument`` is the option or field that has the text.
+
+        Raises
+        ------
+        LossyValueError
+            For several modes, and for what is no setting or no draft length.
+        """
+        if len(parts := split(text, ",")) > 1:
+            rules = [part.strip() for part in parts]
+            instead = f"; write `{'+'.join(rules)}`" if all(map(str.isidentifier, rules)) else ""
+            raise LossyValueError(f"`{argument}` has to be one mode, {FORM}, but is {text!r}{instead}")
+        head, *settings = split(text, ":")
+        names, at, gamma = head.strip().partition("@")
+        mode: Any = names
+        for sign in ("+", "^"):
+            if sign in names:
+                mode = names.split(sign)
+        if "^" in names:
+            mode = {"all_of": mode}
+        return cls(mode, read_settings(settings, argument), read_gamma(gamma, argument) if at else None)
+
+    def __str__(self) -> str:
+        together = "^" if isinstance(self.mode, Mapping) else "+"
+        names = self.mode["all_of"] if isinstance(self.mode, Mapping) else self.mode
+        names = [names] if isinstance(names, str) else list(names)
+        own = {name: value for name, value in self.config.items() if name in names and isinstance(value, Mapping)}
+        items = [(f"{name}.{key}", value) for name in own for key, value in own[name].items()]
+        items += [(key, value) for key, value in self.config.items() if key not in own]
+        at = "" if self.gamma is None else f"@{self.gamma}"
+        return ":".join([together.join(names) + at, *(f"{key}={_written(value)}" for key, value in items)])
+
+
+def spelt(mode: Any, config: Any, argument: str) -> tuple[Any, Any]:
+    """Return ``lossy_mode`` and ``lossy_config`` of a mode that may be one text; other modes stay as they are.
+
+    Raises
+    ------
+    LossyValueError
+        For a draft length, which is not for the mode to say here, and for settings that are given twice.
+    """
+    if not isinstance(mode, str):
+        return mode, config
+    spelling = Spelling.read(mode, argument)
+    if spelling.gamma is not None:
+        raise LossyValueError(f"`{argument}` can't have a draft length here, but is {mode!r}; leave out the @")
+    if not spelling.config or not isinstance(config, Mapping):
+        return spelling.mode, config if config is not None else spelling.config or None
+    if twice := spelling.config.keys() & config.keys():
+        raise LossyValueError(f"`{argument}` {mode!r} and its settings both have {min(twice)!r}; leave out either")
+    return spelling.mode, {**spelling.config, **config}
+
+
+def split(text: str, separator: str) -> list[str]:
+    """Split a text at separators, but for those in JSON's strings, lists and dicts.
+
+    Examples
+    --------
+    >>> split('topk:k=3,topk:tree={"depth": 3, "top_k": 2}', ",")
+    ['topk:k=3', 'topk:tree={"depth": 3, "top_k": 2}']
+    """
+    parts, depth = [""], 0
+    for piece in _PIECES.findall(text):
+        depth += (piece in ("[", "{")) - (piece in ("]", "}"))
+        if piece == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts
+
+
+def read_settings(items: Iterable[str], argument: str) -> dict[str, Any]:
+    """Turn ``KEY=VALUE`` and ``RULE.KEY=VALUE`` into a ``lossy_config``; a value that is not JSON is a text.
+
+    Examples
+    --------
+    >>> read_settings(["beta=0.2", "criterion=naive", "topk.k=2"], "modes")
+    {'beta': 0.2, 'criterion': 'naive', 'topk': {'k': 2}}
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        path, equals, value = item.partition("=")
+        *rule, key = path.split(".")
+        settings = found.setdefault(rule[0], {}) if len(rule) == 1 else found
+        if not equals or not key or len(rule) > 1 or not isinstance(settings, dict):
+            raise LossyValueError(f"`{argument}` has to have settings KEY=VALUE or RULE.KEY=VALUE, but has {item!r}")
+        settings[key] = _value(value)
+    return found
+
+
+def read_gamma(text: str, argument: str) -> int | str:
+    """Read a draft length: a number of tokens, or ``auto``."""
+    if text == "auto":
+        return text
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise LossyValueError(f"`{argument}` has to have a γ >= 1 or 'auto', but has {text!r}")
+    return int(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _written(value: Any) -> str:
+    bare = isinstance(value, str) and _BARE.fullmatch(value) and _value(value) == value
+    return value if bare else json.dumps(value, ensure_ascii=False)
