@@ -97,7 +97,7 @@ class LossyCall:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
         generator = given.get("candidate_generator")
         choice = DrafterChoice.take(
-            model, kwargs, explicit, generator, stop=config.stop, default_stop=config.default_stop
+            model, kwargs, explicit, generator, stop=config.stop_drafting, default_stop=config.default_stop
         )
         if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter
             warn_once(
