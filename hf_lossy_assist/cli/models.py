@@ -183,7 +183,9 @@ class ModelOptions:
             dtype = self.dtype or ("bfloat16" if known is None else "float32")
             pair = pairs.load(self.pair, dtype=getattr(torch, dtype, "auto"), device=one, folder=self.folder)
             draft, heads = pair.draft, pair.rule_heads
-            if self.assistant is not None:
+            if self.assistant == "eagle3" and pair.eagle3 is not None:
+                draft = pair.eagle3
+            elif self.assistant is not None:
                 draft, heads = load_draft("--assistant", self.assistant, dtype, one), {}
             if self.prompt_lookup is not None:
                 draft = None

@@ -27,7 +27,7 @@ PAIRS = ", ".join(NAMES)
 PairName = Annotated[str, typer.Option(help=f"The pair: {PAIRS}.")]
 PairInstead = Annotated[str | None, typer.Option(help=f"A pair ({PAIRS}) instead of --model and --assistant.")]
 TargetSource = Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")]
-DraftSource = Annotated[str | None, typer.Option(help="The draft: a folder or a Hub id.")]
+DraftSource = Annotated[str | None, typer.Option(help="The draft: a folder, a Hub id, or eagle3 for a pair's head.")]
 Gamma = Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")]
 VllmPython = Annotated[Path | None, typer.Option(help="The interpreter of an environment with vLLM and this package.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..drafting.eagle3 import Eagle3
 from ..errors import LossyValueError
 from ..gone import check_name
 from ..heads import Head
@@ -19,6 +20,8 @@ NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "qwen-coder"
 """The pairs, each with the task that judges its answers, if it has one."""
 
 ROLES = ("target", "draft")
+_HEADS = ("judge", "judge-code", "verifier")
+_EAGLE3 = "eagle3"
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +32,13 @@ class Pair:
     draft: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase  # pads on the left, and begins a prompt with BOS or has a chat template
     task: Task | None  # None for a model of general use
-    heads: Mapping[str, Head] = field(default_factory=dict)  # by name: ``"judge"``, ``"verifier"``
+    heads: Mapping[str, Head] = field(default_factory=dict)  # by name: ``"judge"``, ``"judge-code"``, ``"verifier"``
+    eagle3: Eagle3 | None = None  # a head that drafts for the target, in the draft's place
 
     @property
     def rule_heads(self) -> dict[str, Head]:
-        """The heads by rule, as ``lossy_head`` takes them."""
-        return {head.config.rule: head for head in self.heads.values()}
+        """The heads by rule, as ``lossy_head`` takes them; of several for a rule, the first."""
+        return {head.config.rule: head for head in reversed(self.heads.values())}
 
 
 def load(
@@ -46,8 +50,8 @@ def load(
 ) -> Pair:
     """Load a pair.
 
-    ``"arithmetic"`` is part of the package. ``"qwen-coder"`` comes from the Hub. Where no Hub answers, it is the pair
-    that ``make qwen-coder`` has put into the user's cache.
+    ``"arithmetic"`` is part of the package. The models of ``"qwen-coder"`` come from the Hub. Where no Hub answers,
+    they are those that ``make qwen-coder`` has put into the user's cache; its heads are part of the package.
 
     Parameters
     ----------
@@ -59,7 +63,7 @@ def load(
     device
         The device of both models; the CPU by default.
     folder
-        A folder with ``target`` and ``draft`` instead of the pair's own.
+        A folder with ``target`` and ``draft`` instead of the pair's own, and with the heads for them, if any.
 
     Raises
     ------
@@ -70,19 +74,23 @@ def load(
     --------
     >>> from hf_lossy_assist import pairs
     >>> pair = pairs.load("arithmetic")
-    >>> pair.task.name
-    'arithmetic'
+    >>> pair.task.name, sorted(pair.heads)
+    ('arithmetic', ['judge', 'verifier'])
     """
     task = task_of(name)
-    target, draft = _FOLDERS[name](None if folder is None else Path(folder))
+    folder = None if folder is None else Path(folder)
+    sources, trained = _FOLDERS[name](folder), folder or bundled_folder(name)
     dtype = dtype or (torch.bfloat16 if name == "qwen-coder" else torch.float32)
-    heads = (name for name in ("judge", "verifier") if (target.parent / name).is_dir())
+    target, draft = (load_model(source, dtype=dtype, device=device) for source in sources)
+    heads = {x: Head.from_pretrained(trained / x) for x in _HEADS if (trained / x).is_dir()}
+    eagle3 = Eagle3.from_pretrained(trained / _EAGLE3, dtype=target.dtype) if (trained / _EAGLE3).is_dir() else None
     return Pair(
-        target=load_model(target, dtype=dtype, device=device),
-        draft=load_model(draft, dtype=dtype, device=device),
-        tokenizer=AutoTokenizer.from_pretrained(target, padding_side="left"),
+        target=target,
+        draft=draft,
+        tokenizer=AutoTokenizer.from_pretrained(sources[0], padding_side="left"),
         task=task,
-        heads={name: Head.from_pretrained(target.parent / name).to(device or "cpu") for name in heads},
+        heads={x: head.to(target.device) for x, head in heads.items()},
+        eagle3=eagle3 and eagle3.to(target.device),
     )
 
 

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from transformers import PreTrainedModel
 
-from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
+from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead, pairs
 from hf_lossy_assist.heads import (
     Head,
     JudgeConfig,
@@ -30,7 +30,7 @@ from tests.tiny_models import tiny
 SMALL = ModelIdentity("org/small", None, "LlamaForCausalLM", 8, 100)
 LARGE = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)
 
-HEADS = sorted(path.parent for path in (Path(__file__).parents[2] / "hub_cards").glob("*/roc.png"))
+HEADS = sorted(path.parent for path in Path(pairs.__file__).parent.glob("*/*/roc.png"))
 
 
 LINEAR = {"target": LARGE, "draft": SMALL, "task": "gsm8k", "threshold": 0.3}

@@ -21,6 +21,7 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.heads import Head
 from hf_lossy_assist.pairs import get_qwen_coder, qwen_coder
 from hf_lossy_assist.pairs.get_qwen_coder import Source, join
+from hf_lossy_assist.pairs.pair import bundled_folder
 from hf_lossy_assist.pairs.qwen_coder import cache_folder
 from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.server import LoopbackHub
@@ -120,6 +121,8 @@ def test_the_pair_is_downloaded_joined_and_converted_once(user):
     assert pair.tokenizer.padding_side == "left"
     assert pair.target.dtype == pair.draft.dtype == torch.bfloat16
     assert not torch.equal(pair.target.lm_head.weight, pair.draft.lm_head.weight)
+    assert sorted(pair.heads) == ["judge", "judge-code", "verifier"]
+    assert pair.rule_heads == {"judge": pair.heads["judge"], "sprinter": pair.heads["verifier"]}
     assert user.make().count("is there and whole") == 2
     assert len(user.converted) == 2
 
@@ -291,10 +294,10 @@ def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
 
 @pytest.mark.parametrize(
     ("name", "task", "least"),
-    [("judge-gsm8k", "gsm8k", 0.65), ("judge-code", "code", 0.6), ("verifier", "prompts", 0.65)],
+    [("judge", "gsm8k", 0.65), ("judge-code", "code", 0.6), ("verifier", "prompts", 0.65)],
 )
-def test_the_published_heads_are_of_this_pair(name: str, task: str, least: float):
-    head = Head.from_pretrained(Path(__file__).parents[2] / "hub_cards" / f"qwen2.5-coder-{name}")
+def test_the_bundled_heads_are_of_this_pair(name: str, task: str, least: float):
+    head = Head.from_pretrained(bundled_folder("qwen-coder") / name)
     assert {"target": head.config.target.name, "draft": head.config.draft.name} == qwen_coder.HUB_IDS
     assert head.config.task == task
     assert head.config.metrics["auc"] > least
