@@ -26,6 +26,7 @@ GONE: Mapping[str, Mapping[str, str]] = {
     "import": {
         "hf_lossy_assist.lossy_fields": "`LossyConfig.from_fields(mode, config, head).to_fields()` returns the fields",
         "hf_lossy_assist.integrations.serving": "start transformers' own server as examples/12_serve.py does",
+        "hf_lossy_assist.calibration.Watch": "certify settings on new problems with `calibration.calibrate`",
     },
     "task": {
         "ifeval": "run it in lm-evaluation-harness, `lossy-assist lm-eval --tasks ifeval`",

@@ -1,7 +1,6 @@
-"""Settings with a bounded loss: tested, certified, checked at use, and watched afterwards.
+"""Settings with a bounded loss: tested, certified, and checked at use.
 
-``bound`` and ``select`` take any measured losses as NumPy arrays; ``Certificate`` and ``Watch`` are for this package's
-rules.
+``bound`` and ``select`` take any measured losses as NumPy arrays; ``Certificate`` is for this package's rules.
 """
 
 from ..call.certificate import Certificate as Certificate
@@ -12,6 +11,7 @@ from .betting import certify as certify
 from .betting import select as select
 from .calibrating import calibrate as calibrate
 from .calibrating import calibrate_from as calibrate_from
-from .watch import Watch as Watch
+
+__getattr__ = absent_from(__name__)
 
 __getattr__ = absent_from(__name__)

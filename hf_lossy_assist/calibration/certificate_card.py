@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..call.certificate import PLOT, Certificate
+from ..evaluation.tables import PlotPoint, plot
 from ..heads.repository import CARD, PLACEHOLDER_ID
 
 _TEMPLATE = """---
@@ -79,34 +80,11 @@ def _cell(value: float | None, digits: int) -> str:
 
 
 def _draw(certificate: Certificate, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
     timed = any(x.tokens_per_second is not None for x in certificate.tested)
     shown = [x for x in certificate.tested if x.bound is not None and (x.tokens_per_second is not None or not timed)]
-    across = {x.mode: x.tokens_per_second if timed else number for number, x in enumerate(shown, 1)}
-    for outcome, colour in (("certified", "C2"), ("not certified", "C3")):
-        part = [x for x in shown if x.outcome == outcome]
-        if part:
-            losses, bounds = [x.loss for x in part], [x.bound for x in part]
-            above = [max(0.0, b - a) for a, b in zip(losses, bounds, strict=True)]
-            axes.errorbar(
-                [across[x.mode] for x in part],
-                losses,
-                yerr=[[0.0] * len(part), above],
-                fmt="o",
-                capsize=3,
-                color=colour,
-                label=outcome,
-            )
-        for x in part:
-            axes.annotate(x.mode, (across[x.mode], x.loss), (4, -10), textcoords="offset points", fontsize=7)
-    axes.axhline(certificate.max_loss, color="black", linewidth=0.8, linestyle="--", label="limit")
-    axes.set(
-        xlabel="tokens per second" if timed else "number of the setting",
-        ylabel="loss of the score (points; bars up to the bound)",
-    )
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=130)
+    points = {}
+    for number, x in enumerate(shown, 1):
+        across = x.tokens_per_second if timed else number
+        points[f"{x.mode}: {x.outcome}"] = PlotPoint((across,) * 3, (x.loss, x.loss, max(x.loss, x.bound)))
+    xlabel = "tokens per second" if timed else "number of the setting"
+    plot(points, xlabel, "loss of the score (points; bars up to the bound)", path, limit=certificate.max_loss)

@@ -18,14 +18,13 @@ from transformers.utils.logging import disable_progress_bar
 from ..errors import LossyValueError
 from ..evaluation import records
 from ..evaluation.answers import AnswerStore
-from ..evaluation.comparison import run_comparison, texts_of, warm_up
+from ..evaluation.comparison import run_comparison, summarise, texts_of, warm_up
 from ..evaluation.evaluate import Evaluation, reference_of
 from ..evaluation.meters import CLOCKS, energy_counter, machine
 from ..evaluation.modes import DecodingMode, Models, parse_gamma, parse_modes, usual_modes
-from ..evaluation.plots import plot
 from ..evaluation.quality import ModeScore
 from ..evaluation.requests import Instruments, PromptBatch, Response, batches_of
-from ..evaluation.summary import summarise
+from ..evaluation.tables import plot
 from ..evaluation.vllm_engines import vllm_engines, vllm_has
 from . import bench_report
 from .console import limit_threads, progress

@@ -8,12 +8,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..evaluation.evaluate import score_point
+from ..evaluation.comparison import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
 from ..evaluation.modes import STOCK, TARGET_ALONE, DecodingMode
-from ..evaluation.plots import PlotPoint
 from ..evaluation.quality import ModeScore
-from ..evaluation.summary import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
-from ..evaluation.tables import Column, figure, milliseconds, number, percent, score_columns, table
+from ..evaluation.tables import (
+    Column,
+    PlotPoint,
+    figure,
+    milliseconds,
+    number,
+    percent,
+    score_columns,
+    score_point,
+    table,
+)
 
 _SHOWN = (0.1, 0.5, 0.9)
 
@@ -54,13 +62,13 @@ def title(origin: Mapping[str, Any]) -> str:
     )
 
 
-def picture(rows: Sequence[ModeSummary], marks: Sequence[ModeScore]) -> tuple[dict[str, list[PlotPoint]], str, str]:
+def picture(rows: Sequence[ModeSummary], marks: Sequence[ModeScore]) -> tuple[dict[str, PlotPoint], str, str]:
     """Return points and axes of a plot: speed against accuracy, or against tokens kept if nothing is scored."""
     accuracies = {mark.label: score_point(mark, 0).y for mark in marks}
     points = {}
     for row in rows:
         speed, kept = row.tokens_per_second, (row.mean_accepted or 0.0,) * 3
-        points[row.label] = [PlotPoint(accuracies.get(row.label, kept), (speed.median, speed.low, speed.high))]
+        points[row.label] = PlotPoint(accuracies.get(row.label, kept), (speed.median, speed.low, speed.high))
     xlabel = "score (%; bars: 95 % interval of the difference)" if marks else "drafted tokens kept per round"
     return points, xlabel, "tokens per second (median; bars: least and largest of the repeats)"
 

@@ -24,13 +24,11 @@ from ..store.process import Process, this_process
 from ..tasks import Example, Task
 from .answers import Answer, AnswerStore
 from .comparison import rotated, warm_up
-from .measures import MEASURES, Measurable
 from .modes import DecodingMode, Models, parse_modes
-from .plots import PlotPoint, plot
-from .quality import ModeScore, mode_scores
+from .quality import MEASURES, Measurable, ModeScore, mode_scores
 from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
-from .tables import as_text, length_table, score_table
+from .tables import as_text, length_table, plot, score_point, score_table
 
 _WARM_UP_TOKENS = 4
 
@@ -54,7 +52,7 @@ class Evaluation:
     max_new_tokens: int | None = None  # None: the task's own
     seed: int = 0  # of the first problem; each further problem adds one
     process: Process = field(default_factory=Process)  # its number decides which batches it answers
-    measure: str = "task"  # one of :data:`~hf_lossy_assist.evaluation.measures.MEASURES`
+    measure: str = "task"  # one of :data:`~hf_lossy_assist.evaluation.quality.MEASURES`
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size"):
@@ -230,15 +228,9 @@ class EvaluationResult:
         timed = all(row.tokens_per_second is not None for row in self.modes.values())
         speed = "tokens_per_second" if timed else "tokens_per_round"
         plot(
-            {label: [score_point(row, getattr(row, speed))] for label, row in self.modes.items()},
+            {label: score_point(row, getattr(row, speed)) for label, row in self.modes.items()},
             speed.replace("_", " "), "score (%; bars: 95 % interval of the difference)", store.folder / "plot.png",
         )  # fmt: skip
-
-
-def score_point(row: ModeScore, x: float, label: str = "") -> PlotPoint:
-    """Return the point of a mode's score, in per cent, with the interval of its difference."""
-    low, high = row.score - (row.difference - row.low), row.score + (row.high - row.difference)
-    return PlotPoint((x, x, x), (100 * row.score, 100 * low, 100 * high), label)
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -27,7 +27,6 @@ class ForwardTimes:
     """The forwards of one model during a call."""
 
     calls: list[float] = field(default_factory=list)  # seconds of each: the decoder, and the LM head where called
-    tokens: list[int] = field(default_factory=list)  # tokens that each read per row
     first_end: float | None = None  # when the first ended, on the meter's clock
 
     @property
@@ -69,7 +68,6 @@ def metered(
     def after_decoder(module: nn.Module, args: Any, output: Any) -> None:
         forwards.calls.append(0.0)  # `elapsed` reads their number
         forwards.calls[-1] += elapsed()
-        forwards.tokens.append(output[0].shape[1])
 
     def after_head(module: nn.Module, args: Any, output: Any) -> None:
         forwards.calls[-1] += elapsed()

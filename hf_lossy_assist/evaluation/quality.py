@@ -1,13 +1,50 @@
-"""Scores of decoding modes on the same problems, and how well their differences are known."""
+"""Scores of answers by several measures, and of modes on the same problems; how well their differences are known."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
 from ..errors import LossyValueError
+from ..tasks import Example, Task
+from ..tasks.plain_prompts import rouge_l
 from .answers import Answer, by_mode
+
+
+@dataclass(frozen=True, eq=False)
+class Measurable:
+    """An answer with everything that a measure may read."""
+
+    task: Task
+    example: Example
+    target: PreTrainedModel
+    prompt: Tensor  # token ids, ``(L,)``
+    tokens: Tensor  # generated token ids, ``(n,)``
+    text: str
+    own: str  # the reference mode's text
+
+
+@torch.inference_mode()
+def likelihood(answer: Measurable) -> float:
+    """Return the geometric mean of p over the answer's tokens; p is the target's, without any warper."""
+    ids = torch.cat([answer.prompt, answer.tokens]).to(answer.target.device)
+    start = len(answer.prompt)
+    logits = answer.target(input_ids=ids[None, :-1], use_cache=False).logits[0, start - 1 :].float()
+    log_p = logits.log_softmax(-1).gather(-1, ids[start:, None])
+    return log_p.double().mean().exp().item()
+
+
+MEASURES: Mapping[str, Callable[[Measurable], float]] = {
+    "task": lambda answer: answer.task.score(answer.example, answer.text, answer.own),
+    "rouge": lambda answer: rouge_l(answer.text, answer.own),
+    "likelihood": likelihood,
+}
+"""Measures from 0 to 1 by name: the task's, ROUGE-L against the reference mode's text, and :func:`likelihood`."""
 
 
 def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -131,37 +131,18 @@ class Response:
 
     rows: Sequence[Tensor]  # generated tokens of every prompt ``(n,)``, EOS included
     seconds: float
-    stats: LossyStats | None  # the run's statistics over all rows, where it has any
-    target_calls: int = 0  # counted only without a rule
+    # For each row: rounds, drafted tokens kept, and those among them that only the lossy rule kept.
+    work: Sequence[tuple[int, int, int]]
+    counts: RunCounts | None = None  # None for transformers' own loops
+    stats: LossyStats | None = None  # the run's statistics over all rows, where it has any
     joules: float | None = None  # energy of the GPU, where it is counted
-    counted: RunCounts | None = None  # where there are no statistics, like `counted_work`
-    counted_work: Sequence[tuple[int, int, int]] | None = None
     # Metered calls only.
-    forwards: Mapping[str, ForwardTimes] | None = None  # of ``"target"`` and ``"draft"``
     split: TimeSplit | None = None
     peak_memory: int | None = None  # bytes
 
     @property
     def tokens(self) -> int:
         return sum(len(row) for row in self.rows)
-
-    @property
-    def counts(self) -> RunCounts | None:
-        return self.counted if self.stats is None else RunCounts.of(self.stats)
-
-    @property
-    def work(self) -> list[tuple[int, int, int]]:
-        """For each row: rounds, drafted tokens kept, and those among them that only the lossy rule kept.
-
-        Transformers' own loops have no statistics. There every call of the target is a round, and all of its tokens but
-        one were drafted. Batches are decoded by the target alone there, so a row has as many rounds as tokens.
-        """
-        if self.stats is not None:
-            return [(row.rounds, row.accepted, row.accepted_lossy) for row in self.stats.rows]
-        if self.counted_work is not None:
-            return list(self.counted_work)
-        rounds = [min(self.target_calls, len(row)) for row in self.rows]
-        return [(n, len(row) - n, 0) for n, row in zip(rounds, self.rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -211,12 +192,10 @@ def run_request(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(mode.prepared(models))
-        forwards = None
+        forwards: list[ForwardTimes] = []
         if meter:
-            target, draft = (
-                stack.enter_context(metered(model, synchronize, clock)) for model in (models.target, models.draft)
-            )
-            forwards = {"target": target, "draft": draft}
+            roles = (models.target, models.draft)
+            forwards = [stack.enter_context(metered(model, synchronize, clock)) for model in roles]
             reset_peak_memory(device)
         calls: list[None] = []
         if mode.rule is None:
@@ -235,14 +214,21 @@ def run_request(
     # The statistics read the wall clock.
     deciding = stats.seconds.get("deciding") if stats is not None and clock is time.perf_counter else None
     width = batch.ids.shape[1]
+    rows = [until_end(row[width:], models.target, batch.ending) for row in output.sequences]
+    if stats is not None:
+        work = [(row.rounds, row.accepted, row.accepted_lossy) for row in stats.rows]
+    else:
+        # Transformers' own loops have no statistics. There every call of the target is a round, and all of its tokens
+        # but one were drafted. Batches are decoded by the target alone there, so a row has as many rounds as tokens.
+        work = [(min(len(calls), len(row)), max(0, len(row) - len(calls)), 0) for row in rows]
     return Response(
-        rows=[until_end(row[width:], models.target, batch.ending) for row in output.sequences],
+        rows=rows,
         seconds=seconds,
+        work=work,
+        counts=None if stats is None else RunCounts.of(stats),
         stats=stats,
-        target_calls=len(calls),
         joules=joules,
-        forwards=forwards,
-        split=forwards and _split(**forwards, started=started, seconds=seconds, deciding=deciding),
+        split=_split(*forwards, started, seconds, deciding) if meter else None,
         peak_memory=peak,
     )
 

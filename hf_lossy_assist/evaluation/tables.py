@@ -1,9 +1,12 @@
-"""Tables of measurements for the screen."""
+"""Tables of measurements for the screen, and plots of quality against cost."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -102,3 +105,49 @@ def length_table(rows: Iterable[ModeScore], reference: str) -> Table:
         "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2) if row.seconds_per_answer else "",
     }
     return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")
+
+
+@dataclass(frozen=True)
+class PlotPoint:
+    """A point with an interval in each direction."""
+
+    x: tuple[float, float, float]  # value, low, high
+    y: tuple[float, float, float]
+
+
+def score_point(row: ModeScore, x: float) -> PlotPoint:
+    """Return the point of a mode's score, in per cent, with the interval of its difference."""
+    low, high = row.score - (row.difference - row.low), row.score + (row.high - row.difference)
+    return PlotPoint((x, x, x), (100 * row.score, 100 * low, 100 * high))
+
+
+def plot(
+    points: Mapping[str, PlotPoint],
+    xlabel: str,
+    ylabel: str,
+    path: Path,
+    title: str = "",
+    *,
+    bottom: float | None = None,
+    limit: float | None = None,
+) -> None:
+    """Draw points by their labels; the vertical axis begins at ``bottom``, and a line shows its ``limit``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for i, ((label, point), marker) in enumerate(zip(points.items(), cycle("osD^vP*X"))):
+        (x, left, right), (y, low, high) = point.x, point.y
+        axes.errorbar(
+            [x], [y], xerr=[[x - left], [right - x]], yerr=[[y - low], [high - y]], fmt=marker, color=f"C{i % 10}",
+            ecolor=(0, 0, 0, 0.25), capsize=2, elinewidth=0.6, label=label,
+        )  # fmt: skip
+    if limit is not None:
+        axes.axhline(limit, color="black", linewidth=0.8, linestyle="--", label="limit")
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(title, fontsize=10)
+    axes.margins(0.08)
+    axes.set_ylim(bottom=bottom)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=130)

@@ -207,7 +207,7 @@ class VllmEngines:
         calls, accepted, _, drafted = map(sum, zip(*reply["work"], strict=True))
         work = [(rounds, kept, lossy) for rounds, kept, lossy, _ in reply["work"]]
         counts = RunCounts(calls, drafted, accepted, drafted, calls, (accepted / drafted,) if drafted else ())
-        return Response(rows, reply["seconds"], None, counted=counts, counted_work=work)
+        return Response(rows, reply["seconds"], work, counts)
 
 
 def vllm_has(mode: DecodingMode) -> bool:

@@ -19,7 +19,7 @@ import torch
 from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
-from hf_lossy_assist.calibration import Certificate, Watch, calibrate, calibrate_from
+from hf_lossy_assist.calibration import Certificate, calibrate, calibrate_from
 from hf_lossy_assist.calibration.certificate_card import write_card
 from hf_lossy_assist.call import certificate as certificates
 from hf_lossy_assist.call.config import LossyConfig
@@ -371,8 +371,6 @@ def test_a_file_with_any_other_value_is_refused_by_name_or_works(judged: Path, t
             except LossyValueError as error:
                 refused[".".join(map(str, way)), repr(junk)] = str(error)
                 continue
-            with contextlib.suppress(LossyValueError):
-                Watch.of(certificate).add({"mean_accepted": 1.0, "lossy_share": 0.0})
             with contextlib.suppress(LossyValueError):
                 certificate.check(certified.rule, certified.in_full(), TARGET, DRAFT, 5, None)
     kinds = (Certificate, certificates.TestedSetting, ModelIdentity)

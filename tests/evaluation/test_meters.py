@@ -72,7 +72,6 @@ def test_the_target_alone_takes_a_pass_a_token(models):
     ids = prompt(6)
     response = run_request(models, DecodingMode(), PromptBatch(ids, torch.ones_like(ids)), 9, meter=True)
     assert (response.split.target_calls, response.split.draft_calls, response.split.draft_call) == (9, 0, None)
-    assert response.forwards["target"].tokens == [6] + [1] * 8
 
 
 def test_no_hook_stays_and_plain_calls_have_none(models):

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from hf_lossy_assist.evaluation import records
-from hf_lossy_assist.evaluation.plots import PlotPoint
+from hf_lossy_assist.evaluation.comparison import Spread
 
 
 def test_rows_are_written_with_their_origin(tmp_path):
-    rows = [PlotPoint((x, x, x), (0, 0, 0), label) for x, label in ((1, "a"), (2, "b"), (1, "c"))]
+    rows = [Spread(median, 0.0, 9.0) for median in (1.0, 3.0, 2.0)]
     file = tmp_path / "deep" / "rows.jsonl"
     with records.written(file, records.provenance("cpu", gamma=4)) as write:
         for count, row in enumerate(rows, 2):
@@ -23,9 +23,7 @@ def test_rows_are_written_with_their_origin(tmp_path):
     assert origin["table"] == "provenance"
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
     assert (origin["device"], origin["gamma"]) == ("cpu", 4)
-    assert [(row["table"], row["label"], row["x"][0]) for row in read] == [
-        ("PlotPoint", "a", 1), ("PlotPoint", "b", 2), ("PlotPoint", "c", 1),
-    ]  # fmt: skip
+    assert [(row["table"], row["median"]) for row in read] == [("Spread", 1.0), ("Spread", 3.0), ("Spread", 2.0)]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import dataclasses
 
 import pytest
 
-from hf_lossy_assist.evaluation.comparison import RequestRecord, RunCounts
+from hf_lossy_assist.evaluation.comparison import RequestRecord, RunCounts, Spread, summarise
 from hf_lossy_assist.evaluation.modes import DecodingMode
 from hf_lossy_assist.evaluation.requests import TimeSplit
-from hf_lossy_assist.evaluation.summary import Spread, summarise
 
 ALONE, STOCK, OURS = DecodingMode(), DecodingMode.stock(5), DecodingMode("lossless", "lossless", gamma=5)
 

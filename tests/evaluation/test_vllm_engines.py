@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from hf_lossy_assist import LossyError, LossyValueError, pairs, quantize_draft
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation import vllm_engines
-from hf_lossy_assist.evaluation.comparison import run_comparison
+from hf_lossy_assist.evaluation.comparison import run_comparison, summarise
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
-from hf_lossy_assist.evaluation.summary import summarise
 from hf_lossy_assist.evaluation.vllm_engines import Engine, VllmEngines, engine_settings, request_of
 
 PYTHON = Path(sys.executable)
