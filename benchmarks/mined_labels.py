@@ -20,10 +20,10 @@ from hf_lossy_assist.cli.console import CleanCommand
 from hf_lossy_assist.cli.mine import MiningOptions, mine
 from hf_lossy_assist.cli.models import LoadedModels
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.mining.manifest import Mined, load_mined
+from hf_lossy_assist.mining.mining_run import Mined, load_mined
 from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
+from hf_lossy_assist.mining.search import Search, UnfinishedSearches, record_of, search_of
 from hf_lossy_assist.mining.searches import Searched
-from hf_lossy_assist.mining.unfinished import Search, UnfinishedSearches, record_of, search_of
 from hf_lossy_assist.store.folder import append_lines
 
 

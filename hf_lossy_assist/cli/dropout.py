@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY
-from ..mining.states import read_text
+from ..mining.reading import read_text
 from ..models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from .console import limit_threads
 from .models import ModelOptions

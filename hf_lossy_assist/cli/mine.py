@@ -20,21 +20,17 @@ from .. import tasks
 from ..compat import ending_tokens
 from ..errors import LossyValueError
 from ..evaluation import records
-from ..mining.api_writer import ApiWriter
 from ..mining.choice import Choice, Greedy, GumbelMax
 from ..mining.draft_argmax import DraftArgmax
-from ..mining.judge_labels import JudgeMiner
-from ..mining.local_writer import LocalWriter
-from ..mining.manifest import MiningPlan, open_run
-from ..mining.mining_run import MiningWorkload, longest_prompt
+from ..mining.judge_labels import JudgeMiner, SelfLabels
+from ..mining.mining_run import MiningPlan, MiningWorkload, longest_prompt, open_run
 from ..mining.mining_run import mine as run
 from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner, PromptResult
 from ..mining.ratio_labels import RatioMiner
 from ..mining.reading import check
+from ..mining.search import UnfinishedSearches
 from ..mining.searches import Searches
-from ..mining.self_labels import SelfLabels
-from ..mining.unfinished import UnfinishedSearches
-from ..mining.writing import ResponseLimits, Writer
+from ..mining.writing import ApiWriter, LocalWriter, ResponseLimits, Writer
 from ..models.quantised import quantize_draft
 from ..store.process import this_process
 from ..store.shards import ShardStore, prompt_rows

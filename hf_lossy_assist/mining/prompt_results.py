@@ -29,6 +29,17 @@ class Prompt:
     tokens: Ids
 
 
+@dataclass(eq=False)
+class ResponseCost:
+    """The cost of mining one prompt: the tokens that the target has read.
+
+    ``retokenised`` counts an API's responses whose text is tokenised differently than its parts.
+    """
+
+    target_tokens: int = 0
+    retokenised: int = 0
+
+
 @dataclass(frozen=True)
 class PromptResult:
     """A finished prompt, as it is stored.

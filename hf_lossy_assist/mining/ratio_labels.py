@@ -21,9 +21,8 @@ from transformers import PreTrainedModel
 from ..heads import ModelIdentity
 from .choice import Choice, GumbelMax
 from .prompt_results import MINED, SKIPPED, Ids, Miner, Prompt, PromptResult, Schemas, table_schemas
-from .reading import CachedText, only_last_logits, read
+from .reading import CachedText, only_last_logits, read, read_text, variant_states
 from .row_batch import RowBatch
-from .states import read_text, variant_states
 from .writing import ResponseLimits
 
 # The probability that the other model takes over after a token, so each writes about four tokens in a row.

@@ -1,6 +1,10 @@
 """Reading texts of different lengths in one forward, and keeping each one's part of the cache.
 
 Texts are padded on the left, so any model that can generate in batches works, whatever its positions and windows are.
+
+Final hidden states are read in parallel as at inference. Token-by-token generation computes slightly different states,
+in bfloat16 by up to 10 % (Garipov et al. 2025, appendix C), so training data for heads use no states computed while
+writing.
 """
 
 from __future__ import annotations
@@ -16,8 +20,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from ..compat import cache_name, forward_accepts, has_recurrent_state, new_cache, obstacle_in_cache
+from ..core.distributions import Randomness
 from ..core.texts import common_prefix
 from ..errors import LossyUnsupportedError
+from ..models.lm_head_hook import lm_head_hook
+from .search import Mismatch
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values ``(H, n, D)`` of every layer."""
@@ -79,18 +86,22 @@ def read(
     past = [max(len(text) - k, 0) for text in texts]
     width = max(past)
     cache = new_cache(model)
-    fill(cache, [memory.layers for memory, _ in known], past, width)
+    _fill(cache, [memory.layers for memory, _ in known], past, width)
     ids = torch.zeros((len(texts), k), dtype=torch.long)
     mask = torch.zeros((len(texts), width + k), dtype=torch.long)
     for row, (text, n) in enumerate(zip(texts, past, strict=True)):
         ids[row, k - len(text) + n :] = torch.tensor(text[n:], dtype=torch.long)
         mask[row, width + k - len(text) :] = 1
     logits = forward(model, ids.to(model.device), mask.to(model.device), cache, **kwargs).logits
-    memories = [CachedText(tuple(text), _held(cache, row, width + k - len(text))) for row, text in enumerate(texts)]
+    memories = []
+    for row, text in enumerate(texts):
+        first = width + k - len(text)
+        held = ((layer.keys[row, :, first:].clone(), layer.values[row, :, first:].clone()) for layer in cache.layers)
+        memories.append(CachedText(tuple(text), tuple(held)))
     return Reading(logits, memories)
 
 
-def fill(cache: DynamicCache, layers: Sequence[Layers], past: Sequence[int], width: int) -> None:
+def _fill(cache: DynamicCache, layers: Sequence[Layers], past: Sequence[int], width: int) -> None:
     """Fill an empty cache with the first ``past`` tokens of every row, aligned on the right."""
     if width == 0:
         return
@@ -104,10 +115,76 @@ def fill(cache: DynamicCache, layers: Sequence[Layers], past: Sequence[int], wid
         cache.update(*aligned, i)
 
 
-def _held(cache: DynamicCache, row: int, start: int) -> Layers:
-    return tuple((layer.keys[row, :, start:].clone(), layer.values[row, :, start:].clone()) for layer in cache.layers)
-
-
 def only_last_logits(model: PreTrainedModel) -> dict[str, int]:
     """Return the argument of ``forward`` that runs the LM head on the last position only, if the model has one."""
     return {"logits_to_keep": 1} if forward_accepts(model, "logits_to_keep") else {}
+
+
+POSITIONS = ("previous", "draft", "target")
+"""The state that predicted a token, that after the draft's token, and that after the target's."""
+
+# Variants of a text that are read in one forward.
+_VARIANTS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class ReadText:
+    """A text read in one forward: the LM head's inputs ``(n, d)`` and logits ``(n, V)``, and the cache."""
+
+    states: Tensor
+    logits: Tensor
+    memory: CachedText
+
+
+def read_text(model: PreTrainedModel, tokens: Sequence[int]) -> ReadText:
+    reading, states = _read_states(model, [tokens], [(CachedText(), 0)], len(tokens))
+    return ReadText(states[0], reading.logits[0], reading.memories[0])
+
+
+def variant_states(model: PreTrainedModel, text: ReadText, variants: Sequence[tuple[int, int]]) -> Tensor:
+    """Return the states ``(N, d)`` after tokens that replace the text's.
+
+    Each of ``variants`` is an index and the token to read there, after the text before it.
+    """
+    states = []
+    for start in range(0, len(variants), _VARIANTS):
+        batch = variants[start : start + _VARIANTS]
+        texts = [(*text.memory.tokens[:index], token) for index, token in batch]
+        states.append(_read_states(model, texts, [(text.memory, index) for index, _ in batch], 1)[1][:, -1])
+    return torch.cat(states) if states else text.states[:0]
+
+
+def mismatch_states(
+    model: PreTrainedModel,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    mismatches: Sequence[Mismatch],
+    positions: Sequence[str] = ("previous", "draft"),
+) -> dict[str, Tensor]:
+    """Return a model's states ``(N, d)`` at every mismatch, for each of ``positions``.
+
+    ``response`` is the last one of the search (:attr:`.search.Found.last`).
+    """
+    text = read_text(model, (*prompt, *response))
+    places = [len(prompt) + one.index for one in mismatches]
+    found = {}
+    for position in positions:
+        if position == "previous":
+            found[position] = text.states[[place - 1 for place in places]]
+            continue
+        wanted = [(place, getattr(one, f"{position}_token")) for place, one in zip(places, mismatches, strict=True)]
+        found[position] = text.states[places]
+        others = [i for i, (place, token) in enumerate(wanted) if text.memory.tokens[place] != token]
+        found[position][others] = variant_states(model, text, [wanted[i] for i in others])
+    return found
+
+
+@torch.inference_mode()
+def _read_states(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], known: Sequence[tuple[CachedText, int]], k: int
+) -> tuple[Reading, Tensor]:
+    hook = lm_head_hook(model, Randomness())
+    with hook.over(k - 1):
+        reading = read(model, texts, known)
+    hook.split(reading.logits, k - 1)  # refuses a model that does not call its head as a module
+    return reading, hook.hidden

@@ -66,10 +66,6 @@ class _Layer(DynamicLayer):
             buffer[:, :, end - used : end] = kept
             self.buffers[i] = buffer
 
-    @torch.inference_mode()
-    def keep(self, rows: list[int]) -> None:
-        self.buffers = [buffer[rows] for buffer in self.buffers]
-
 
 @dataclass(eq=False)
 class RowBatch:
@@ -98,17 +94,14 @@ class RowBatch:
         self.lengths[row] = n
 
     @torch.inference_mode()
-    def take(self, row: int, tokens: Sequence[int]) -> CachedText:
-        """Copy the content of ``row``, whose text is ``tokens``."""
+    def remove(self, row: int, tokens: Sequence[int]) -> CachedText:
+        """Return the content of ``row``, whose text is ``tokens``; the row idles from now on."""
         end, n = self._columns.end, self.lengths[row]
         layers = tuple(
             tuple(buffer[row, :, end - n : end].clone() for buffer in layer.buffers) for layer in self._cache.layers
         )
-        return CachedText(tuple(tokens), layers)
-
-    def clear(self, row: int) -> None:
-        """Empty ``row``, which then idles."""
         self.lengths[row] = 0
+        return CachedText(tuple(tokens), layers)
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int], active: Sequence[bool]) -> Tensor:
@@ -133,7 +126,7 @@ class RowBatch:
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, renumbered in this order."""
         for layer in self._cache.layers:
-            layer.keep(rows)
+            layer.buffers = [buffer[rows] for buffer in layer.buffers]
         self.lengths = [self.lengths[row] for row in rows]
         self.count = self._columns.rows = len(rows)
 

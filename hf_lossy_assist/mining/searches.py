@@ -10,10 +10,9 @@ from typing import Any
 
 from ..tasks import Task
 from .draft_argmax import DraftArgmax, DraftQuery
-from .prompt_results import Prompt
-from .search import Ask, Continue, Found, Guess, Learned, Request, search
-from .unfinished import Search, UnfinishedSearches
-from .writing import ResponseCost, Writer
+from .prompt_results import Prompt, ResponseCost
+from .search import Ask, Continue, Found, Guess, Learned, Request, Search, UnfinishedSearches, search
+from .writing import Writer
 
 
 class TaskExecutor:

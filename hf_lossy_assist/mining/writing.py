@@ -1,12 +1,23 @@
-"""The interface of writers of responses, the ends of responses, and their cost."""
+"""Writers of responses: their interface, one with a model in this process, and one with a model behind an API."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from .prompt_results import Ids, Prompt
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import LossyServiceError, LossyValueError
+from ..tasks import Task
+from ..tasks.api_model import ApiModel
+from .choice import Choice, Greedy
+from .prompt_results import Ids, Prompt, ResponseCost
+from .reading import CachedText, only_last_logits, read
+from .row_batch import RowBatch
+
+_PATIENCE = 0.1  # seconds that a step waits for a completion; meanwhile the draft and the task are not served
 
 
 @dataclass(frozen=True)
@@ -21,17 +32,6 @@ class ResponseLimits:
 
     def ends(self, token: int) -> bool:
         return token in self.eos
-
-
-@dataclass(eq=False)
-class ResponseCost:
-    """The cost of mining one prompt: the tokens that the target has read.
-
-    ``retokenised`` counts an API's responses whose text is tokenised differently than its parts.
-    """
-
-    target_tokens: int = 0
-    retokenised: int = 0
 
 
 class Writer(Protocol):
@@ -54,3 +54,216 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Give up incomplete responses."""
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A prompt, and the text that is being written to it."""
+
+    number: int
+    prompt: Ids
+    cost: ResponseCost
+    # The next text begins like the current response or like the latest attempt to change it.
+    memories: list[CachedText] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    context: int = 0
+    row: int = -1
+
+
+@dataclass(eq=False)
+class LocalWriter(Writer):
+    """A writer with a model in this process: one token of every text per step.
+
+    Each slot keeps the cache of its best known prefix, so the cost of a continuation does not depend on the length of
+    the text before it.
+    """
+
+    model: PreTrainedModel
+    slots: int
+    limits: ResponseLimits
+    choice: Choice = field(default_factory=Greedy)
+
+    def __post_init__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._rows = RowBatch(self.model, self.slots)
+        self._free = list(range(self.slots))
+        self._slots: dict[int, _Slot] = {}
+        self._waiting: list[_Slot] = []
+        self._writing: list[_Slot] = []
+        self._done: list[tuple[int, Ids]] = []
+
+    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
+        self._slots[slot] = _Slot(slot, prompt.tokens, cost)
+
+    def end(self, slot: int) -> None:
+        del self._slots[slot]
+
+    def submit(self, slot: int, prefix: Ids) -> None:
+        if self.limits.over(prefix):
+            self._done.append((slot, prefix))
+            return
+        text = self._slots[slot]
+        text.ids = [*text.prompt, *prefix]
+        text.context = self.choice.context(text.ids)
+        self._waiting.append(text)
+
+    def busy(self) -> bool:
+        return bool(self._waiting or self._writing or self._done)
+
+    def step(self) -> list[tuple[int, Ids]]:
+        self._start_waiting()
+        if self._writing:
+            self._write()
+        done, self._done = self._done, []
+        return done
+
+    def _start_waiting(self) -> None:
+        """Give every waiting text a row; first read what is in no cache, such as a new prompt."""
+        unread: list[tuple[_Slot, CachedText, int]] = []
+        for slot in self._waiting:
+            best = max(slot.memories, key=lambda memory: memory.common(slot.ids), default=CachedText())
+            n = min(best.common(slot.ids), len(slot.ids) - 1)  # the first step reads the last token
+            if n < len(slot.ids) - 1:
+                unread.append((slot, best, n))
+            slot.memories = [best]
+        if unread:
+            texts, known = [slot.ids[:-1] for slot, *_ in unread], [(memory, n) for _, memory, n in unread]
+            memories = read(self.model, texts, known, **only_last_logits(self.model)).memories
+            for (slot, _, n), memory in zip(unread, memories, strict=True):
+                slot.memories = [memory]
+                slot.cost.target_tokens += len(memory.tokens) - n
+        for slot in self._waiting:
+            slot.row = self._free.pop()
+            self._rows.put(slot.row, slot.memories[0], len(slot.ids) - 1)
+        self._writing += self._waiting
+        self._waiting = []
+
+    def _write(self) -> None:
+        self._shrink()
+        tokens, active = [0] * self._rows.count, [False] * self._rows.count
+        for slot in self._writing:
+            tokens[slot.row], active[slot.row] = slot.ids[-1], True
+        logits = self._rows.step(tokens, active)[[slot.row for slot in self._writing]]
+        chosen = self.choice.choose(logits.float(), [slot.context for slot in self._writing])
+        for slot, token in zip([*self._writing], chosen, strict=True):
+            slot.cost.target_tokens += 1
+            slot.ids.append(token)
+            slot.context = self.choice.extend(slot.context, token)
+            if self.limits.ends(token) or len(slot.ids) - len(slot.prompt) >= self.limits.max_new_tokens:
+                self._finish(slot)
+
+    def _finish(self, slot: _Slot) -> None:
+        slot.memories.append(self._rows.remove(slot.row, slot.ids[:-1]))
+        self._free.append(slot.row)
+        self._writing.remove(slot)
+        self._done.append((slot.number, tuple(slot.ids[len(slot.prompt) :])))
+
+    def _shrink(self) -> None:
+        """Drop rows once half of them have no prompt left."""
+        if 2 * len(self._slots) > self._rows.count:
+            return
+        used = [slot.row for slot in self._writing]
+        kept = used + self._free[: len(self._slots) - len(used)]
+        self._rows.keep(kept)
+        self._free = list(range(len(used), len(kept)))
+        for row, slot in enumerate(self._writing):
+            slot.row = row
+
+
+@dataclass(frozen=True, eq=False)
+class PromptText:
+    """A prompt as the text for the server and as the draft's tokens; converts responses between both."""
+
+    tokenizer: PreTrainedTokenizerBase
+    text: str
+    tokens: Ids
+
+    @classmethod
+    def of(cls, prompt: Prompt, task: Task, tokenizer: PreTrainedTokenizerBase) -> PromptText:
+        text = task.render(prompt.example, tokenizer)
+        bos = tokenizer.bos_token
+        # If both template and tokenizer write a BOS, the server's tokenizer adds it.
+        if bos and text.startswith(bos) and tokenizer(text)["input_ids"][:2] == [tokenizer.bos_token_id] * 2:
+            text = text.removeprefix(bos)
+        return cls(tokenizer, text, prompt.tokens)
+
+    def write(self, prefix: Ids) -> str:
+        """Return the text of prompt and ``prefix``, which has to end with a whole character."""
+        before, after = (
+            self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            for ids in (self.tokens, (*self.tokens, *prefix))
+        )
+        if not after.startswith(before) or after.endswith("\ufffd"):
+            raise LossyValueError("a token is only a part of a character, which can't be sent to a server as text")
+        return self.text + after.removeprefix(before)
+
+    def read(self, prefix: Ids, addition: str) -> tuple[Ids, bool]:
+        """Return the response's tokens, and whether its whole text is tokenised differently."""
+        text = self.write(prefix) + addition
+        before = (*self.tokens, *prefix)
+        ids = tuple(self.tokenizer(text)["input_ids"])
+        if ids[: len(before)] == before:
+            return ids[len(self.tokens) :], False
+        return (*prefix, *self.tokenizer(addition, add_special_tokens=False)["input_ids"]), bool(addition)
+
+
+@dataclass(eq=False)
+class ApiWriter(Writer):
+    """A writer that sends up to ``slots`` requests at once to a server.
+
+    A response that the server ends gets the tokenizer's EOS.
+    """
+
+    model: ApiModel
+    task: Task
+    tokenizer: PreTrainedTokenizerBase
+    limits: ResponseLimits
+    slots: int
+
+    def __post_init__(self) -> None:
+        self._slots: dict[int, tuple[PromptText, ResponseCost]] = {}
+        self._open: dict[Future[tuple[str, bool] | None], tuple[int, Ids]] = {}
+        self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="target-api")
+
+    def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
+        self._slots[slot] = PromptText.of(prompt, self.task, self.tokenizer), cost
+
+    def end(self, slot: int) -> None:
+        del self._slots[slot]
+
+    def submit(self, slot: int, prefix: Ids) -> None:
+        if self.limits.over(prefix):
+            future: Future[tuple[str, bool] | None] = Future()
+            future.set_result(None)
+        else:
+            room = self.limits.max_new_tokens - len(prefix)
+            future = self._pool.submit(self.model.complete, self._slots[slot][0].write(prefix), room)
+        self._open[future] = (slot, prefix)
+
+    def busy(self) -> bool:
+        return bool(self._open)
+
+    def step(self) -> list[tuple[int, Ids]]:
+        finished, _ = wait(self._open, _PATIENCE, return_when=FIRST_COMPLETED)
+        return [self._response(*self._open.pop(future), future) for future in finished]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.model.client.close()
+
+    def _response(self, slot: int, prefix: Ids, future: Future[tuple[str, bool] | None]) -> tuple[int, Ids]:
+        try:
+            completion = future.result()
+        except LossyServiceError as error:
+            raise LossyServiceError(f"{error}; what was mined is kept: the same command goes on from there") from error
+        if completion is None:
+            return slot, prefix
+        text, ended = completion
+        prompt, cost = self._slots[slot]
+        response, otherwise = prompt.read(prefix, text)
+        response = (*response, *([self.tokenizer.eos_token_id] if ended else []))[: self.limits.max_new_tokens]
+        cost.retokenised += otherwise
+        cost.target_tokens += len(prompt.tokens) + len(response) - 1
+        return slot, response

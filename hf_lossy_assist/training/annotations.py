@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyValueError
 from ..heads import ModelIdentity
-from ..mining.states import read_text
+from ..mining.reading import read_text
 from .examples import Examples
 from .provenance import Origin
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from ..errors import LossyValueError
 from ..heads import ModelIdentity
 from ..heads.judge_head import MODELS
-from ..mining.manifest import Mined, load_mined
-from ..mining.states import POSITIONS
+from ..mining.mining_run import Mined, load_mined
+from ..mining.reading import POSITIONS
 from .examples import Examples, Ratios
 from .provenance import Origin, digest
 

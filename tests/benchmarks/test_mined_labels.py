@@ -8,10 +8,9 @@ from typer.testing import CliRunner
 
 from benchmarks import mined_labels
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.mining.manifest import load_mined
-from hf_lossy_assist.mining.search import Found, Mismatch
-from hf_lossy_assist.mining.unfinished import UnfinishedSearches
-from hf_lossy_assist.mining.writing import ResponseCost
+from hf_lossy_assist.mining.mining_run import load_mined
+from hf_lossy_assist.mining.prompt_results import ResponseCost
+from hf_lossy_assist.mining.search import Found, Mismatch, UnfinishedSearches
 from tests.tiny_pair import tiny_pair_folder  # noqa: F401
 
 

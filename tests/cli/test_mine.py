@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs, prepack
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.store.shards import ShardStore
 from tests.forking import ended, fork
 from tests.mining.server import serving

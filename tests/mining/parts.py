@@ -12,14 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from hf_lossy_assist.compat import ending_tokens
 from hf_lossy_assist.mining.draft_argmax import DraftArgmax
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
-from hf_lossy_assist.mining.local_writer import LocalWriter
-from hf_lossy_assist.mining.manifest import MiningPlan, open_run
-from hf_lossy_assist.mining.mining_run import MiningWorkload, mine
+from hf_lossy_assist.mining.mining_run import MiningPlan, MiningWorkload, mine, open_run
 from hf_lossy_assist.mining.prompt_results import Prompt, PromptResult
-from hf_lossy_assist.mining.search import Found
+from hf_lossy_assist.mining.search import Found, UnfinishedSearches
 from hf_lossy_assist.mining.searches import Searches
-from hf_lossy_assist.mining.unfinished import UnfinishedSearches
-from hf_lossy_assist.mining.writing import ResponseLimits
+from hf_lossy_assist.mining.writing import LocalWriter, ResponseLimits
 from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example, Task
 from tests.tiny_models import VOCAB, noisy_copy, tiny

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from hf_lossy_assist.mining.judge_labels import judge_schemas
-from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.store.shards import ShardStore
 
 SCHEMAS = judge_schemas({"target_draft": 4, "draft_draft": 2})

@@ -14,13 +14,12 @@ import pytest
 
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.errors import LossyServiceError
-from hf_lossy_assist.mining.api_writer import ApiWriter, PromptText
 from hf_lossy_assist.mining.draft_argmax import DraftArgmax
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
-from hf_lossy_assist.mining.manifest import MiningPlan, load_mined, open_run
-from hf_lossy_assist.mining.mining_run import mine
+from hf_lossy_assist.mining.mining_run import MiningPlan, load_mined, mine, open_run
 from hf_lossy_assist.mining.prompt_results import Prompt
 from hf_lossy_assist.mining.searches import Searches
+from hf_lossy_assist.mining.writing import ApiWriter, PromptText
 from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.api_model import ApiModel

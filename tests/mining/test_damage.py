@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.manifest import MiningPlan, load_mined, open_run
+from hf_lossy_assist.mining.mining_run import MiningPlan, load_mined, open_run
 from hf_lossy_assist.store import folder as files
 from hf_lossy_assist.store import shards as storage
 from hf_lossy_assist.store.process import Process

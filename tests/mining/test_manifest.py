@@ -8,7 +8,7 @@ import json
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.manifest import MiningPlan, open_run
+from hf_lossy_assist.mining.mining_run import MiningPlan, open_run
 from tests.tiny_models import noisy_copy, tiny
 
 TARGET = tiny("llama", 0)

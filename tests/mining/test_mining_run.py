@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.manifest import load_mined
-from hf_lossy_assist.mining.mining_run import fold_of, longest_prompt
-from hf_lossy_assist.mining.states import mismatch_states
+from hf_lossy_assist.mining.mining_run import fold_of, load_mined, longest_prompt
+from hf_lossy_assist.mining.reading import mismatch_states
 from hf_lossy_assist.store.process import Process
 from tests.forking import ended, fork
 from tests.mining.parts import Checksum, run, tiny_parts, workload

@@ -62,9 +62,8 @@ def test_rows_come_and_go(architecture):
         row = rng.randrange(3)
         if held[row] is None or rng.random() < 0.1:
             if held[row] is not None:
-                memories[row] = rows.take(row, held[row])
+                memories[row] = rows.remove(row, held[row])
                 assert memories[row].tokens == held[row]
-                rows.clear(row)
             memory = rng.choice(memories)
             n = rng.randrange(1, min(len(memory.tokens), 40) + 1)
             rows.put(row, memory, n)
@@ -89,8 +88,7 @@ def test_a_row_may_begin_with_nothing():
     rows.put(0, CachedText(), 0)
     logits = rows.step([7, 0], [True, False])
     close(logits[0], alone(model, (7,))[-1])
-    memory = rows.take(0, (7,))
-    rows.clear(0)
+    memory = rows.remove(0, (7,))
     rows.put(1, memory, 1)
     close(rows.step([0, 9], [False, True])[1], alone(model, (7, 9))[-1])
 

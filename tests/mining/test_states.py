@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyUnsupportedError
+from hf_lossy_assist.mining.reading import POSITIONS, mismatch_states, read_text, variant_states
 from hf_lossy_assist.mining.search import Mismatch
-from hf_lossy_assist.mining.states import POSITIONS, mismatch_states, read_text, variant_states
 from tests.mining.parts import states_of
 from tests.tiny_models import ARCHITECTURES, tiny
 

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.search import Found, Mismatch
-from hf_lossy_assist.mining.unfinished import UnfinishedSearches, record_of, search_of
-from hf_lossy_assist.mining.writing import ResponseCost
+from hf_lossy_assist.mining.prompt_results import ResponseCost
+from hf_lossy_assist.mining.search import Found, Mismatch, UnfinishedSearches, record_of, search_of
 from tests.mining.parts import Checksum, by_prompt, tiny_parts
 
 

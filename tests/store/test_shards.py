@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.mining.ratio_labels import ratio_schemas
 from hf_lossy_assist.store import folder as files
 from hf_lossy_assist.store import shards as storage

@@ -19,7 +19,7 @@ import torch
 
 from hf_lossy_assist import JudgeHead, LossyError, LossyValueError, VerifierHead, enabled
 from hf_lossy_assist.heads import Head
-from hf_lossy_assist.mining.manifest import load_mined
+from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.tasks.sandbox import Sandbox, isolation
 from tests.abuse.broken_off import Interruption, state_of
 from tests.acceptors.fixtures import HEADS
