@@ -27,6 +27,9 @@ GONE: Mapping[str, Mapping[str, str]] = {
         "hf_lossy_assist.lossy_fields": "`LossyConfig.from_fields(mode, config, head).to_fields()` returns the fields",
         "hf_lossy_assist.integrations.serving": "start transformers' own server as examples/12_serve.py does",
         "hf_lossy_assist.calibration.Watch": "certify settings on new problems with `calibration.calibrate`",
+        "hf_lossy_assist.inspection.TokenRecord": "import it from `hf_lossy_assist.core.token_records`",
+        "hf_lossy_assist.inspection.TokenScores": "import it from `hf_lossy_assist.core.token_records`",
+        "hf_lossy_assist.inspection.FATES": "import it from `hf_lossy_assist.inspection.page`",
     },
     "task": {
         "ifeval": "run it in lm-evaluation-harness, `lossy-assist lm-eval --tasks ifeval`",

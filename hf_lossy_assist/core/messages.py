@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..inspection.records import TokenScores
 from .shapes import Chain, Shape
 from .texts import RowShift
+from .token_records import TokenScores
 from .trees import Tree
 from .verification import Verification
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ..inspection import TokenRecord
 from .messages import DraftCost, RowDecision
 from .statistics import WORK, LossyStats, joined
+from .token_records import TokenRecord
 
 
 class RowRecorder:

@@ -10,10 +10,10 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LossyValueError
+from .token_records import TokenRecord
 
 if TYPE_CHECKING:
     from ..inspection.page import InspectionPage
-    from ..inspection.records import TokenRecord
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,7 @@ class LossyStats:
     trace
         For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``; row after row.
     records
-        A :class:`~hf_lossy_assist.inspection.TokenRecord` for every output token; row after row.
+        A :class:`~hf_lossy_assist.core.token_records.TokenRecord` for every output token; row after row.
     rows
         The statistics of every row of the batch; their ``seconds`` end with the row.
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..acceptors import Acceptor
 from ..core.messages import Decision, Draft, RowDecision, Verification
-from ..inspection.records import TokenScores
+from ..core.token_records import TokenScores
 
 LIKELIEST = 5
 """How many of the target's likeliest tokens are recorded, after the user's processors."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..core.token_records import TokenRecord
 from ..inspection.page import InspectedText, InspectionPage
-from ..inspection.records import TokenRecord
 from .modes import DecodingMode, Models
 from .requests import PromptBatch, Response, run_request
 

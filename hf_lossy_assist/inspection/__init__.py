@@ -1,5 +1,5 @@
-"""Records of every token of an output, and the pages that show them."""
+"""Pages that show an output token by token."""
 
-from .records import FATES as FATES
-from .records import TokenRecord as TokenRecord
-from .records import TokenScores as TokenScores
+from ..gone import absent_from
+
+__getattr__ = absent_from(__name__)

@@ -1,4 +1,4 @@
-"""A page that shows texts with every token's fate, made from records alone."""
+"""A page that shows texts with every token's fate, made from the records of ``core.token_records`` alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
-from .records import FATES, TokenRecord, TokenScores
+FATES: Mapping[str, str] = {
+    "accepted": "kept, as the lossless rule would",
+    "accepted_lossy": "kept only by a lossy rule",
+    "unverified": "not seen by the target",
+    "corrected": "the target's, in place of a drafted token",
+    "bonus": "the target's, after a draft that was kept",
+    "target": "the target's own",
+}
+"""The fates of a token, in words; the last is for positions where nothing was drafted."""
 
 LOSSY_STYLES = 3
 """How many lossy rules a page can show in different colours and lines."""
+
+_UNSCORED = SimpleNamespace(p=None, q=None, likeliest=(), quantities={}, replaced=None)
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,7 @@ class InspectedText:
     """One text of a page: its title, its tokens, and labelled figures about the whole text."""
 
     title: str
-    records: Sequence[TokenRecord]
+    records: Sequence[Any]  # a :class:`~hf_lossy_assist.core.token_records.TokenRecord` for every token
     figures: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,8 +96,8 @@ class InspectionPage:
         ]
         return {"title": text.title, "figures": {"tokens": f"{len(tokens)}", **text.figures}, "tokens": tokens}
 
-    def _token(self, record: TokenRecord, piece: str) -> dict[str, Any]:
-        said = record.scores or TokenScores()
+    def _token(self, record: Any, piece: str) -> dict[str, Any]:
+        said = record.scores or _UNSCORED
         replaced = said.replaced and dict(zip(("token", "p", "q"), said.replaced, strict=True))
         return {
             "text": piece,

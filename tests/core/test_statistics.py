@@ -12,7 +12,7 @@ import torch
 
 import hf_lossy_assist
 from hf_lossy_assist.core.statistics import LossyStats
-from hf_lossy_assist.inspection import TokenRecord
+from hf_lossy_assist.core.token_records import TokenRecord
 from tests.acceptors.fixtures import HEADS
 from tests.tiny_models import noisy_copy, prompt, tiny
 

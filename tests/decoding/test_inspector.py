@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_lossy_assist import LossyStats, LossyValueError, LossyVerification
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.inspection import TokenRecord
+from hf_lossy_assist.core.token_records import TokenRecord
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.tiny_models import noisy_copy, padded, prompt, tiny

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hf_lossy_assist import LossyStats, LossyValueError
-from hf_lossy_assist.inspection import FATES, TokenRecord, TokenScores
-from hf_lossy_assist.inspection.page import InspectedText, InspectionPage
+from hf_lossy_assist.core.token_records import TokenRecord, TokenScores
+from hf_lossy_assist.inspection.page import FATES, InspectedText, InspectionPage
 from tests.inspection.texts import HOSTILE, WORDS, Words
 
 JUDGED = TokenScores(0.25, 0.5, ((3, 0.75), (1, 0.25)), {"<rank>": 2.0}, (2, 0.125, None))

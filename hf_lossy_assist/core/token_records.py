@@ -5,16 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-FATES: Mapping[str, str] = {
-    "accepted": "kept, as the lossless rule would",
-    "accepted_lossy": "kept only by a lossy rule",
-    "unverified": "not seen by the target",
-    "corrected": "the target's, in place of a drafted token",
-    "bonus": "the target's, after a draft that was kept",
-    "target": "the target's own",
-}
-"""The fates of a token, in words; the last is for positions where nothing was drafted."""
-
 
 @dataclass(frozen=True)
 class TokenScores:
@@ -34,7 +24,7 @@ class TokenRecord:
     """One token of an output."""
 
     token: int  # its id
-    fate: str  # one of `FATES`: as in `LossyStats.trace`, or "unverified"
+    fate: str  # as in `LossyStats.trace`, or "unverified"
     round: int = 0  # the round that produced it, from 0
     rule: str | None = None  # the rule that a kept token is credited to
     scores: TokenScores | None = None  # recorded under `lossy_config={"inspect": True}`
