@@ -70,7 +70,6 @@ def _decoded(model: PreTrainedModel, gamma: int, length: int) -> tuple[str, str,
     plain = model.generate(**inputs, **greedy)
     ours = model.generate(
         **inputs, **greedy, assistant_model=noisy_copy(model, 0.003), num_assistant_tokens=gamma, lossy_mode="lossless",
-        lossy_config={"break_even": False},
     )  # fmt: skip
     stats = ours.lossy_stats
     equal = "yes" if ours.sequences.equal(plain.sequences) else "no"

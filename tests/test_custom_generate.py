@@ -64,16 +64,16 @@ def call(pair: pairs.Pair) -> dict:
 
 
 CUSTOM = {"custom_generate": str(FOLDER), "trust_remote_code": True}
-TOPK = {"lossy_mode": "topk", "lossy_config": {"k": 3, "break_even": False}}
+TOPK = {"lossy_mode": "topk", "lossy_config": {"k": 3}}
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         TOPK,
-        {"lossy_mode": ["topk", "typical"], "lossy_config": {"topk": {"k": 2}, "break_even": False}},
+        {"lossy_mode": ["topk", "typical"], "lossy_config": {"topk": {"k": 2}}},
         {"lossy_mode": "ears", "lossy_config": {"beta": 0.3, "seed": 1}, "do_sample": True, "temperature": 0.9},
-        {"lossy_mode": "lossless", "lossy_config": {"break_even": False}, "num_assistant_tokens": 8},
+        {"lossy_mode": "lossless", "num_assistant_tokens": 8},
     ],
     ids=["topk", "any", "ears", "lossless"],
 )

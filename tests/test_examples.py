@@ -11,7 +11,6 @@ import pytest
 
 from hf_lossy_assist import disable, enable, pairs
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.decoding import break_even
 
 # The server, which runs until it is stopped, has tests of its own.
 EXAMPLES = [x for x in sorted((Path(__file__).parent.parent / "examples").glob("*.py")) if x.stem != "12_serve"]
@@ -34,7 +33,6 @@ SAYS = {
 def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(pairs, "at_hand", lambda name: name == "arithmetic")
-    monkeypatch.setattr(break_even, "VERDICTS", 1)  # drafting is given up at the first sign
     known = dict(REGISTRY)
     disable()  # examples enable for themselves
     try:

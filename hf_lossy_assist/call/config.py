@@ -242,7 +242,7 @@ def head_users(mode: Any) -> list[str]:
 def _run_settings(settings: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
     """Take the keys that every rule has out of a ``lossy_config``; return arguments of :class:`LossyConfig`."""
     if settings.pop("break_even", None) is not None:
-        warn_once("`break_even` in `lossy_config` has no effect any more; leave it out")
+        warn_once("`break_even` in `lossy_config` has no effect any more, because every call drafts; leave it out")
     given = {key: value for key in RUN_KEYS if (value := settings.pop(key, None)) is not None}
     if limits := {key: given.pop(key) for key in _LIMITS if key in given}:
         given["limits"] = Limits(**limits)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,19 +223,6 @@ class DrafterChoice:
                 f"`candidate_generator` {type(self.candidate_generator).__name__} drafts for one sequence, but the "
                 f"batch has {rows} rows; pass a function that makes a generator for each row"
             )
-
-    @property
-    def identity(self) -> tuple[Hashable, ...]:
-        """The drafter and its settings: equal for two calls that draft alike."""
-        own = self.assistant_model is None or self.early_exit is not None
-        model = self.early_exit if own else weakref.ref(self.assistant_model)
-        try:
-            other = weakref.ref(self.candidate_generator)
-            hash(other)
-        except TypeError:  # there is none, or it can't be referred to
-            other = type(self.candidate_generator).__qualname__
-        length = self.num_assistant_tokens, self.confidence, self.schedule, repr(self.stop)
-        return model, other, repr(sorted(self.options.items())), length
 
     @property
     def drafts_with_model(self) -> bool:

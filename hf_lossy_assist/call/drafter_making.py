@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..core.distributions import Randomness
 from ..decoding.progress import Progress
 from ..drafting import Drafter
 from ..drafting.cross_tokenizer import CrossTokenizerDrafter
-from ..drafting.draft_length import DraftLength, draft_length_of, node_count_of
+from ..drafting.draft_length import DraftLength, draft_length_of
 from ..drafting.draft_stop import ConfidenceStop, fresh
 from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
@@ -37,17 +37,13 @@ _EAGLE3_TREES = {TreeConfig: Eagle3TreeDrafter, DrawnTreeConfig: Eagle3DrawnTree
 
 @dataclass(frozen=True, eq=False)
 class DrafterMaker:
-    """Makes the drafter of a call with all its rows; the draft's logits go through ``processors``.
-
-    Calls in one ``situation`` share what they learn about automatic trees.
-    """
+    """Makes the drafter of a call with all its rows; the draft's logits go through ``processors``."""
 
     choice: DrafterChoice
     acceptor: Acceptor
     call: Prepared
     processors: LogitsProcessorList
     randomness: Randomness
-    situation: tuple[Hashable, ...] = ()
 
     def drafter(
         self,
@@ -82,14 +78,13 @@ class DrafterMaker:
 
     def _tree_drafter(self, tree: TreeConfig | DrawnTreeConfig) -> Drafter:
         choice = self.choice
-        length = node_count_of(tree, choice.assistant_model, *self.situation)
         settings = self._settings(self.call, self.processors)
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in self.acceptor.needs}
         if choice.drafts_with_eagle3:
             kind = _EAGLE3_TREES[type(tree)]
-            return kind(choice.assistant_model, choice.target, length, **settings)
+            return kind(choice.assistant_model, choice.target, tree.depth, **settings)
         vocabulary = vocabulary_of(choice.target, choice.assistant_model)
-        return _TREES[type(tree)](choice.assistant_model, length, vocabulary=vocabulary, **settings)
+        return _TREES[type(tree)](choice.assistant_model, tree.depth, vocabulary=vocabulary, **settings)
 
     def _length(self) -> DraftLength:
         return draft_length_of(self.choice.num_assistant_tokens, self.choice.schedule)
@@ -101,7 +96,6 @@ class DrafterMaker:
             "max_length": call.config.max_length,
             "attention_mask": mask_of(call.ids, call.inputs),
             "randomness": self.randomness,
-            "agree": compat.agreement_of(self.choice.target),
         }
 
     def _kept(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -16,12 +16,9 @@ from ..core.distributions import Randomness
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
 from ..core.texts import BatchLayout
-from ..decoding.break_even import BreakEven, Experience, Plan, experience_of
 from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress, Stopping
-from ..drafting import IdleDrafter
-from ..drafting.draft_length import NoStopwatch, Stopwatch
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.prepared import Prepared
 from ..models.processing import row_aligned
@@ -145,9 +142,7 @@ class LossyCall:
         check_certificate(self.config, self.model, self.choice, generation_config)
         stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
-        situation = self._situation(call)
-        break_even = self._break_even(call, situation)
-        decoding = partial(self._decoding, stopping, randomness, break_even, situation)
+        decoding = partial(self._decoding, stopping, randomness)
         apart = False
         if call.batch > 1:
             self.choice.check_batch(call.batch)
@@ -155,21 +150,10 @@ class LossyCall:
             apart = self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
-            result = decode_row_by_row(lambda i: decoding(call.alone(i), row=i), stopping, call)
-        else:
-            result = decoding(call).decode()
-        break_even.finish()
-        return result
+            return decode_row_by_row(lambda i: decoding(call.alone(i), row=i), stopping, call)
+        return decoding(call).decode()
 
-    def _decoding(
-        self,
-        stopping: Stopping,
-        randomness: Randomness,
-        break_even: BreakEven,
-        situation: tuple[Hashable, ...],
-        call: Prepared,
-        row: int = 0,
-    ) -> Decoding:
+    def _decoding(self, stopping: Stopping, randomness: Randomness, call: Prepared, row: int = 0) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``stopping``."""
         acceptor, config = self.config.rule, call.config
         layout, processors = BatchLayout.of(call.ids, call.padding), call.processors
@@ -179,43 +163,24 @@ class LossyCall:
             processors = row_aligned(processors, layout)
         windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
         outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows)
-        stats = StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch, break_even.plain)
+        stats = StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch)
         progress = Progress(stopping, self.config.limits.bind(call.tokenizer), stats, call.streamer, row)
         keep_raw = "logits" in outputs.wanted
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
-        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness, situation).drafter(
+        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness).drafter(
             progress, draft_runner, self.config.tree
         )
         return Decoding(
             call.ids,
             layout,
             target=Target(runner, reader),
-            drafter=IdleDrafter(drafter) if break_even.plain else drafter,
+            drafter=drafter,
             acceptor=acceptor,
             progress=progress,
             outputs=outputs,
-            break_even=break_even,
             inspected=self.config.inspect,
             synced=call.synced_gpus,
         )
-
-    def _situation(self, call: Prepared) -> tuple[Hashable, ...]:
-        """Return the key of calls that learn from each other: drafter, rule, sampling, shapes, and device."""
-        # The repr of a head has the checksum of its weights.
-        settings = replace(self.config, seed=None, certificate=None)
-        sampling = {k: v for k, v in vars(call.config).items() if isinstance(v, bool | float) or k == "top_k"}
-        kinds = [type(x).__qualname__ for x in (compat.cache_of(call.inputs), *call.processors)]
-        lengths = [length.bit_length() // 2 for length in (call.ids.shape[1], call.config.max_length)]
-        return *self.choice.identity, repr((settings, sampling, kinds, call.ids.device, call.batch, lengths))
-
-    def _break_even(self, call: Prepared, situation: tuple[Hashable, ...]) -> BreakEven:
-        """Plan a call by what earlier ones like it have measured."""
-        device = call.ids.device
-        if self.config.seed is not None:
-            return BreakEven(Experience(), Plan.DRAFT, NoStopwatch(device))
-        experience = experience_of(self.model, *situation)
-        plan = Plan(int(compat.agreement_of(self.model)(experience.plan)))
-        return BreakEven(experience, plan, Stopwatch(device))
 
 
 def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:

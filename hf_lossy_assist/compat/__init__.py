@@ -56,7 +56,6 @@ from .models import (
     has_recurrent_state,
     idle_forward,
     innermost,
-    is_compiled,
     load_errors,
     obstacle_in_adapter,
     origin_of,
@@ -65,7 +64,7 @@ from .models import (
     unfinished,
     unwrap,
 )
-from .parallel import agreement_of, is_sharded, shared_seed
+from .parallel import is_sharded, shared_seed
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, process_rows_alike
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
 from .tree_inputs import TreeInputs, obstacle_to_trees

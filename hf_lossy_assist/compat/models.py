@@ -77,13 +77,6 @@ def compiles_by_itself(model: PreTrainedModel, model_kwargs: dict[str, Any], con
     return model._valid_auto_compile_criteria(model_kwargs, config)
 
 
-def is_compiled(model: PreTrainedModel) -> bool:
-    """Tell whether the user has compiled the forward of the model or of a part of it."""
-    return any(
-        x._compiled_call_impl is not None or hasattr(x.forward, "_torchdynamo_orig_callable") for x in model.modules()
-    )
-
-
 def innermost(model: Any) -> Any:
     """Return the model inside a pipeline and inside PEFT's and ``torch.compile``'s wrappers."""
     inner = model if isinstance(model, nn.Module) else getattr(model, "model", model)

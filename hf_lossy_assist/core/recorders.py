@@ -104,9 +104,8 @@ class RowRecorder:
 class StatsRecorder:
     """Collects one run's statistics: the rows' own, and the time and forwards that they share."""
 
-    def __init__(self, lossless: bool, rows: int = 1, plain: bool = False) -> None:
+    def __init__(self, lossless: bool, rows: int = 1) -> None:
         self.lossless = lossless
-        self.plain_after = 0 if plain else None
         self.rows = [RowRecorder() for _ in range(rows)]
         self.seconds = dict.fromkeys(("drafting", "verifying", "deciding"), 0.0)
         self.flops: Mapping[str, float] = {}
@@ -149,7 +148,7 @@ class StatsRecorder:
 
     def finish(self) -> LossyStats:
         """Return the sums over rows, with the rows' own statistics."""
-        rows = [replace(row.finish(self.lossless, self._started), plain_after=self.plain_after) for row in self.rows]
+        rows = [row.finish(self.lossless, self._started) for row in self.rows]
         total = (self._stopped or time.perf_counter()) - self._started
         shared = {**self.work, "flops": dict(self.flops), "seconds": {"total": total, **self.seconds}}
         if len(rows) == 1:

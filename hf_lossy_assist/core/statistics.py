@@ -58,9 +58,6 @@ class LossyStats:
     flops
         For a rule with unverified tokens: floating-point operations of all forwards, ``"actual"``, and in the paper's
         accounting, ``"paper"``, in which the target reads one token a call.
-    plain_after
-        0 where the call was decoded plainly, because drafting had been slower than the target alone in earlier calls;
-        None where it was drafted.
     trace
         For every output token: ``"accepted"``, ``"accepted_lossy"``, ``"corrected"`` or ``"bonus"``; row after row.
     records
@@ -87,7 +84,6 @@ class LossyStats:
     draft_tokens: int = 0
     head_calls: int = 0
     flops: Mapping[str, float] = field(default_factory=dict)
-    plain_after: int | None = None
     trace: tuple[str, ...] = ()
     records: tuple[TokenRecord, ...] = ()
     rows: tuple[LossyStats, ...] = ()
@@ -315,7 +311,6 @@ def joined(calls: Sequence[LossyStats]) -> LossyStats:
         seconds=_added(call.seconds for call in calls),
         flops=_added(call.flops for call in calls),
         lossless=all(call.lossless for call in calls),
-        plain_after=next((call.plain_after for call in calls if call.plain_after is not None), None),
         rows=tuple(replace(row, rows=()) for call in calls for row in call.rows or (call,)),
     )
 

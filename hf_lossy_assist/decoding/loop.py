@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
-from functools import partial
 
 from torch import Tensor
 
@@ -16,9 +15,9 @@ from ..core.statistics import LossyStats
 from ..core.texts import BatchLayout, TokenBuffer
 from ..drafting import Drafter
 from ..models.target import Target
-from .break_even import BreakEven
 from .inspector import with_scores
 from .outputs import GenerateLossyOutput, OutputRecorder
+from .pace import Pace
 from .progress import Progress
 
 
@@ -38,13 +37,13 @@ class Decoding:
     acceptor: Acceptor
     progress: Progress  # where tokens become part of the output
     outputs: OutputRecorder  # collects the outputs that the caller asked for
-    break_even: BreakEven  # times the rounds, for later calls
     inspected: bool = False  # whether the models' probabilities of every token are recorded
     synced: bool = False  # whether every process runs a forward of the target in every round, until all have finished
     done: bool = field(default=False, init=False)
 
     def __post_init__(self, prompts: Tensor) -> None:
         self.text = TokenBuffer(prompts)
+        self.pace = Pace(prompts.device)
 
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run rounds until every row ends; return the output of ``generate()``, and the statistics."""
@@ -57,14 +56,13 @@ class Decoding:
             return self.finish()
 
     def round(self) -> None:
-        self.break_even.mark()
+        self.pace.begin()
         draft = self.draft()
-        self.break_even.mark()
+        self.pace.drafted()
         candidate = self.text.with_draft(draft.tokens)
         verification = decision = None
         if draft.undecided_rows:
             verification = self.verify(draft, candidate)
-            self.break_even.mark()
             decision = self.accept(draft, candidate, verification)
         else:  # all texts have ended in unverified tokens
             self._keep_up()
@@ -118,7 +116,6 @@ class Decoding:
             path=None if decision is None else decision.path,
         )
         self._follow(commit)
-        self.break_even.end(sum(counts) / len(counts), len(counts), first=start == progress.stopping.prompt)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -134,8 +131,6 @@ class Decoding:
         progress, outputs = self.progress, self.outputs
         if progress.streamer is not None:
             progress.streamer.end()
-        if not self.synced:  # the other processes would wait for the forward
-            self.break_even.probe(partial(self.target.runner.rehearse, self.text.ids))
         prompt, rows = progress.stopping.prompt, range(self.layout.batch)
         for row in rows:  # stopping may have cut some back after their end
             progress.stats.rows[row].cut(progress.generated(row))
@@ -145,6 +140,7 @@ class Decoding:
             self.target.runner.settle(texts)
         progress.stats.flops = self.drafter.flops(self.target.model, texts.shape[1], progress.stats)
         stats = progress.stats.finish()
+        self.pace.warn_of_loss(self.target.model, max(map(progress.generated, rows)))
         if not outputs.as_dict:
             return texts, stats
         return outputs.finish(texts, stats, self.target.carried if len(rows) == 1 else {}), stats

@@ -42,14 +42,3 @@ class Drafter(ABC):
     def flops(self, target: PreTrainedModel, length: int, stats: StatsRecorder) -> Mapping[str, float]:
         """Count the floating-point operations of a whole run over texts of ``length``; empty where that is unknown."""
         return {}
-
-
-class IdleDrafter(Drafter):
-    """Proposes nothing, in the place of a drafter that is slower than the target alone."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.in_use = drafter.in_use
-        self.flops = drafter.flops
-
-    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
-        return Draft.empty(ids)

@@ -32,7 +32,7 @@ from ..models.processing import process, reads_text
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from . import Drafter
-from .draft_length import Agree, ConstantLength, DraftLength, Round
+from .draft_length import DraftLength
 from .draft_stop import DraftStop
 from .vocabulary import Vocabulary, check_vocabularies
 
@@ -73,7 +73,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
     ``draft_length`` is γ, or chooses it from round to round; ``max_length`` leaves room for the target's own token.
     ``attention_mask`` ``(B, L)`` is that of padded prompts. ``keep_logits`` and ``keep_hidden`` return the logits of q
     and the inputs of the LM head with the tokens. ``runner`` makes a runner for every text, by default on a dynamic
-    cache. The processes of one target ``agree`` on measured times.
+    cache.
     """
 
     def __init__(
@@ -91,10 +91,9 @@ class ModelDrafter(Drafter, CandidateGenerator):
         stop: DraftStop | None = None,
         vocabulary: Vocabulary | None = None,
         runner: Callable[[], ModelRunner] | None = None,
-        agree: Agree = float,
     ) -> None:
         self.model = model
-        self.draft_length = ConstantLength(draft_length) if isinstance(draft_length, int) else draft_length
+        self.draft_length = DraftLength(draft_length) if isinstance(draft_length, int) else draft_length
         self.processors = LogitsProcessorList() if processors is None else processors
         self._reads_text = reads_text(self.processors)
         self.do_sample = do_sample
@@ -106,7 +105,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.device = device_of(model)
         self._mask = attention_mask
         self._new_runner = self._default_runner if runner is None else runner
-        self._watch = self.draft_length.watch(self.device, agree)
         self._hook = lm_head_hook(model, self.randomness) if keep_hidden else None
         self.reset()
 
@@ -115,8 +113,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.calls = self.tokens = 0
         self.runner = self._new_runner()
         self._drafted = 0
-        self._first = True
-        self._marks: list[Any] = []
 
     def _default_runner(self) -> ModelRunner:
         carried: dict[str, Any] = {cache_name(self.model): new_cache(self.model), "use_cache": True}
@@ -139,8 +135,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
 
     def propose(self, ids: Tensor, layout: BatchLayout | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
-        self._marks = [self._watch.mark()]
-        self._first = not self.calls
         self._drafted = n = min(self.draft_length.size, max(remaining) - 1)
         if n <= 0:
             return Draft.empty(ids)
@@ -160,7 +154,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 if not any(map(all, zip(*sure, strict=True))):
                     break
         self._drafted = n = len(self.drafted)
-        self._marks.append(self._watch.mark())
         return Draft(
             torch.cat(self.drafted, dim=-1),
             torch.cat(scores, dim=1).float() if scores else None,
@@ -189,11 +182,9 @@ class ModelDrafter(Drafter, CandidateGenerator):
     def _learn(self, accepted: int) -> None:
         if self.stop is not None:
             self.stop.observe(self._drafted, accepted)
-        if len(self._marks) == 2:
-            begin, drafted, end = *self._marks, self._watch.mark()
-            seconds = self._watch.between(begin, drafted), self._watch.between(drafted, end)
-            self.draft_length.observe(Round(self._drafted, accepted, *seconds, first=self._first))
-            self._marks = []
+        if self._drafted:
+            self.draft_length.observe(self._drafted, accepted)
+            self._drafted = 0
 
     def begin(self, ids: Tensor) -> None:
         """Begin a draft after ``ids`` ``(B, W)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +19,9 @@ from .model import ModelDrafter
 from .tree_config import DrawnTreeConfig, TreeConfig
 from .vocabulary import NEVER
 
+LEAST, MOST = 0.01, 128
+"""The least probability of the path to a node of an automatic tree, by the draft; the most nodes of one."""
+
 
 class TreeDrafter(ModelDrafter):
     """Proposes trees with the draft model's own forward and cache, as EAGLE-2 does (arXiv 2406.16858, section 4).
@@ -33,8 +37,6 @@ class TreeDrafter(ModelDrafter):
 
     def propose(self, ids: Tensor, layout: BatchLayout | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
-        self._marks = [self._watch.mark()]
-        self._first = self.runner.seen == 0
         depth = min(self.shape.depth, max(remaining) - 1)
         if depth <= 0:
             self._drafted = 0
@@ -48,9 +50,8 @@ class TreeDrafter(ModelDrafter):
             states.append(self._state())
         self.runner.rewind(length)
         deep_enough = tuple(min(depth, max(room - 1, 0)) for room in remaining)
-        tokens, tree = growing.finish(self.draft_length.size, None if set(deep_enough) == {depth} else deep_enough)
+        tokens, tree = growing.finish(self.shape.nodes, None if set(deep_enough) == {depth} else deep_enough)
         self._drafted = len(tree)
-        self._marks.append(self._watch.mark())
         hidden = None
         if self._hook is not None:
             hidden = torch.cat(states, dim=1)[tree.rows.to(self.device), growing.predicted_by.to(self.device)]
@@ -192,12 +193,15 @@ class _GrowingTree:
         columns = self.ancestors.long().sort(dim=-1, descending=True, stable=True).indices[..., : self.levels]
         return every[_rows(every)[..., None], columns]
 
-    def finish(self, nodes: int, remaining: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
+    def finish(self, nodes: int | str, remaining: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
         """Return the likeliest ``nodes`` ``(B, N)``, each after its parent, and their shape.
 
         A node is at most as likely as its parent, which comes first among equals; so every kept node has its parent.
+        ``"auto"`` takes as many nodes as one row has paths of a probability of at least :data:`LEAST`.
         """
         tokens, scores, parents = (torch.cat(x, dim=-1) for x in (self._tokens, self._scores, self._parents))
+        if nodes == "auto":
+            nodes = min(max(1, int((scores >= math.log(LEAST)).sum(-1).max())), MOST)
         self._kept = kept = scores.sort(dim=-1, descending=True, stable=True).indices[:, :nodes].sort(-1).values
         numbers = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
         number_of = torch.zeros_like(tokens).scatter_(-1, kept, numbers)
@@ -232,7 +236,7 @@ class _DrawnGrowingTree(_GrowingTree):
     def keep(self, logits: Tensor) -> None:
         self._logits.append(logits)
 
-    def finish(self, nodes: int, remaining: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
+    def finish(self, nodes: int | str, remaining: tuple[int, ...] | None) -> tuple[Tensor, Tree]:
         tokens, tree = super().finish(nodes, remaining)
         return tokens, DrawnTree(tree.parents, tree.levels, remaining, self.branches)
 

@@ -20,7 +20,7 @@ class TreeConfig:
     drawn: ClassVar[bool] = False  # whether nodes are drawn, not chosen
     depth: int = 6  # tokens on the longest path; each takes a forward of the draft
     top_k: int = 8  # nodes to extend at each depth, and continuations of each node
-    nodes: int | str = 32  # how many of the likeliest nodes the target verifies; "auto" chooses by measured times
+    nodes: int | str = 32  # how many of the likeliest nodes the target verifies; "auto" goes by their probability
 
     def __post_init__(self) -> None:
         for x in fields(self):

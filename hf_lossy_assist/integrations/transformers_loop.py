@@ -196,7 +196,6 @@ class LossyVerification(LogitsProcessor):
                 randomness=randomness,
                 keep_hidden="draft_hidden" in self.config.rule.needs,
                 stop=fresh(self.stop),
-                agree=compat.agreement_of(self.target),
             )
         acceptor = self.config.rule
         known = self.assistant_model is not None or isinstance(drafter, compat.DRAFTERS_WITHOUT_LOGITS)

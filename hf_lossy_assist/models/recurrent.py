@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -95,9 +95,6 @@ class RecurrentRunner(DynamicCacheRunner):
             self._saved.pop()
         self.seen, snapshot = self._saved[-1]
         snapshot.restore(self.cache)
-
-    def rehearse(self, text: Tensor, mark: Callable[[], Any]) -> tuple[Any, Any] | None:
-        return None  # going back would take a forward over tokens that are known already
 
     def keep_path(self, start: int, columns: Tensor) -> None:
         ModelRunner.keep_path(self, start, columns)

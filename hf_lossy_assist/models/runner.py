@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import ForwardInputs, TreeInputs, cache_of, forgettable, is_compiled, quantises, recording, rollback
+from ..compat import ForwardInputs, TreeInputs, cache_of, forgettable, quantises, recording, rollback
 from ..core.texts import RowShift
 from ..errors import LossyUnsupportedError
 from .cache_rows import keep_path, move_cache
@@ -70,13 +70,6 @@ class ModelRunner(ABC):
     def _chains_only(self) -> LossyUnsupportedError:
         name = type(self).__name__
         return LossyUnsupportedError(f"{name} can't keep one path of a tree; draft chains, or use a dynamic cache")
-
-    def rehearse(self, text: Tensor, mark: Callable[[], Any]) -> tuple[Any, Any] | None:
-        """Run the forward over the last token of ``text``, and forget it; return marks before and after it.
-
-        Where the forward would leave a trace, it is not run, and the result is None.
-        """
-        return None
 
     @abstractmethod
     def move(self, shift: RowShift, ids: Tensor) -> None:
@@ -166,18 +159,6 @@ class DynamicCacheRunner(ModelRunner):
     def keep_path(self, start: int, columns: Tensor) -> None:
         keep_path(self.cache, start, columns)
         self.seen = start + columns.shape[1]
-
-    def rehearse(self, text: Tensor, mark: Callable[[], Any]) -> tuple[Any, Any] | None:
-        known = text.shape[1] - 1
-        self.rewind(known)  # a batch that has ended still holds its last drafts
-        # A compiled forward would be compiled anew for a single token.
-        if self.seen < known or self.forgettable(known) < 1 or is_compiled(self.model):
-            return None
-        begin = mark()
-        self.run(text, 1)
-        end = mark()
-        self.rewind(known)
-        return begin, end
 
     def extend(self, length: int) -> None:
         self.inputs.after(self._outputs, self.carried, length - self._covered)

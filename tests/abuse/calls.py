@@ -31,7 +31,6 @@ RUN_SETTINGS: dict[str, st.SearchStrategy] = {
     "budget": st.none() | _share,
     "scope": st.none()
     | st.fixed_dictionaries({"start": st.integers(0, 63), "end": st.lists(st.integers(0, 63), min_size=1, max_size=3)}),
-    "break_even": st.none() | st.booleans(),
     "require_lossless": st.none() | st.just(False),
 }  # fmt: skip
 

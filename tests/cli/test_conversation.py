@@ -13,7 +13,7 @@ from hf_lossy_assist.cli.rendering import ConsoleStreamer
 from tests.tiny_pair import TEMPLATE, TINY
 
 TURNS = ("Tom has 3 apples.", "And Ada?", "How many are left?")
-DRAFTING = {"prompt_lookup_num_tokens": 4, "lossy_mode": "lossless", "lossy_config": {"break_even": False}}
+DRAFTING = {"prompt_lookup_num_tokens": 4, "lossy_mode": "lossless"}
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_two_processes_keep_in_step(tmp_path):
 
 
 def test_processes_that_share_a_model_decide_alike(tmp_path):
-    """Tensor parallelism: draws without a seed, γ and break-even by the clock, every drafter and loop, the example."""
+    """Tensor parallelism: draws without a seed, every drafter and loop, the example."""
     configuration = pytest.importorskip("transformers.distributed").DistributedConfig
     if "tp_size" not in inspect.signature(configuration).parameters:
         pytest.skip("this version of transformers shards models in another way")

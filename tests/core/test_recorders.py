@@ -276,9 +276,3 @@ def test_time_goes_on_until_the_run_stops_and_a_row_s_until_it_ends():
     early, late = (row.seconds for row in first.rows)
     assert 0 < early["drafting"] < late["drafting"] == first.seconds["drafting"]
     assert early["total"] < late["total"] <= first.seconds["total"]
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_plain_call_is_one_from_its_first_token_on(plain: bool):
-    stats = StatsRecorder(lossless=True, rows=2, plain=plain).finish()
-    assert [x.plain_after for x in (stats, *stats.rows)] == [0 if plain else None] * 3

@@ -31,7 +31,7 @@ ROW = LossyStats(
     lossless=False,
     trace=("accepted",) * 7 + ("accepted_lossy",) * 3 + ("corrected",) * 3 + ("bonus",),
 )
-OTHER = replace(ROW, rounds=1, seconds={"total": 1.0, "deciding": 0.5}, accepted_by={"typical": 2}, plain_after=3)
+OTHER = replace(ROW, rounds=1, seconds={"total": 1.0, "deciding": 0.5}, accepted_by={"typical": 2})
 
 
 def test_what_follows_from_the_counts():
@@ -110,7 +110,6 @@ def test_calls_add_up():
     assert both.seconds == {"total": 3.0, "drafting": 1.0, "deciding": 0.5}
     assert both.accepted_by == {"topk": 10, "typical": 2}
     assert both.accepted_histogram == (2, 0, 4, 2)
-    assert both.plain_after == 3
     assert both.rows == (ROW, OTHER)
     assert sum([ROW, OTHER, ROW]) == ROW + OTHER + ROW
     batch = replace(both, rows=(ROW, OTHER))

@@ -27,7 +27,7 @@ TREE = {"depth": 4, "top_k": 3, "nodes": 12}
 
 def trees(target, draft, shape=TREE, mode="lossless", config=None, **kwargs):
     """Decode by trees."""
-    settings = {"tree": shape, "break_even": False, **(config or {})}
+    settings = {"tree": shape, **(config or {})}
     return target.generate(assistant_model=draft, lossy_mode=mode, lossy_config=settings, **kwargs)
 
 

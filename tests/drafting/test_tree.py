@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.drafting.eagle3_drafter import Eagle3Drafter
-from hf_lossy_assist.drafting.tree import Eagle3TreeDrafter, TreeDrafter
+from hf_lossy_assist.drafting.tree import LEAST, Eagle3TreeDrafter, TreeDrafter
 from hf_lossy_assist.drafting.tree_config import TreeConfig
 from tests.drafting.uncached import eagle3_logits
 from tests.eagle3_heads import random_head
@@ -65,7 +67,7 @@ def compare(monkeypatch, kind, log_q, **call) -> int:
         pytest.skip("with these weights no row says what no other does, so that they can't end apart")
     call["target"].generate(
         **fields, assistant_model=call["draft"], lossy_mode="lossless",
-        eos_token_id=own[-1], lossy_config={"tree": vars(SHAPE), "break_even": False},
+        eos_token_id=own[-1], lossy_config={"tree": vars(SHAPE)},
     )  # fmt: skip
     assert len(set(compared)) > 1, "rows have ended, and left"
     return len(compared)
@@ -109,6 +111,36 @@ def test_what_is_equally_likely_has_its_parents():
         lossy_config={"tree": {"depth": 5, "top_k": 4, "nodes": 7}}, return_dict_in_generate=True,
     )  # fmt: skip
     assert output.lossy_stats.mean_accepted > 3
+
+
+def test_an_automatic_tree_has_the_paths_that_one_row_finds_likely(monkeypatch):
+    target, sizes = tiny("llama"), []
+    draft = noisy_copy(target, 0.02)
+    with torch.no_grad():
+        draft.lm_head.weight.mul_(20)
+    every = TreeConfig(depth=3, top_k=3, nodes=999)
+
+    def log_q(text, path):
+        whole = torch.cat([text, torch.tensor(path, dtype=torch.long)])
+        return draft(whole[None], use_cache=False).logits[0, -1].log_softmax(-1)
+
+    propose = TreeDrafter.propose
+
+    def counting(self, ids, layout, remaining):
+        made = propose(self, ids, layout, remaining)
+        if max(remaining) > 3:
+            texts = (row[padding:] for row, padding in zip(ids, layout.left_padding, strict=True))
+            trees = [found(lambda path, text=text: log_q(text, path), every) for text in texts]
+            sizes.append(len(made))
+            assert sizes[-1] == max(1, *(sum(score >= math.log(LEAST) for score in tree.values()) for tree in trees))
+        return made
+
+    monkeypatch.setattr(TreeDrafter, "propose", counting)
+    target.generate(
+        **padded((6, 6)), assistant_model=draft, lossy_mode="lossless", do_sample=False, max_new_tokens=24,
+        eos_token_id=None, lossy_config={"tree": {"depth": 3, "top_k": 3, "nodes": "auto"}},
+    )  # fmt: skip
+    assert len(set(sizes)) > 2
 
 
 def test_the_defaults_are_written_out():

@@ -96,7 +96,7 @@ class Case:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """``lossy_config``: nothing in it looks at the clock."""
+        """``lossy_config``; with ``break_even``, an earlier tree of the package looked at the clock."""
         seed = {"seed": 3} if self.sampling == "seeded" else {}
         return {"break_even": False} | RULES[self.rule][1] | seed | dict(self.config)
 

@@ -41,7 +41,7 @@ def test_target_and_draft_of_every_family_in_a_padded_batch(model):
     plain = model.generate(**inputs, max_new_tokens=14, **GREEDY)
     ours = model.generate(
         **inputs, max_new_tokens=14, **GREEDY, assistant_model=noisy_copy(model, 0.003), lossy_mode="lossless",
-        num_assistant_tokens=3, lossy_config={"break_even": False},
+        num_assistant_tokens=3,
     )  # fmt: skip
     assert_same_rows(ours.sequences, plain)
     assert ours.lossy_stats.accepted

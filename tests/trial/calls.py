@@ -88,7 +88,7 @@ class Call:
             kwargs["stopping_criteria"] = StoppingCriteriaList([_stop_at_sum])
         kwargs |= {output: True for output in OUTPUTS if r.random() < 0.1}
         rule = "lossless" if r.random() < 0.5 else r.choice(sorted(RULES))
-        settings = {"break_even": False, "seed": r.randrange(99)}
+        settings = {"seed": r.randrange(99)}
         if r.random() < 0.2:
             settings |= r.choice([{"strict_first_n": 5}, {"budget": 0.3}, {"scope": {"start": [9], "end": [5, 6]}}])
         drafter = ", ".join(f"{key}={getattr(value, 'name_or_path', value)}" for key, value in drafting.items())

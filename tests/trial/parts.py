@@ -57,7 +57,7 @@ def interruptions(seed: int, count: int) -> Iterator[Case]:
             warnings.simplefilter("ignore")
             return target.generate(
                 prompt(), assistant_model=draft, lossy_mode=mode,
-                lossy_config=settings | {"seed": 0, "break_even": False},
+                lossy_config=settings | {"seed": 0},
                 do_sample=False, max_new_tokens=6, eos_token_id=None, **({"lossy_head": heads} if heads else {}),
             ).tolist()  # fmt: skip
 

@@ -1,0 +1,67 @@
+"""Times a call's rounds, to say so where drafting has cost more time than it has saved."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import warn
+
+ROUNDS = 16
+"""Rounds of a call that may be warned of."""
+CLEARLY = 0.9
+"""The target alone is clearly faster if its time per token is below this share of the call's."""
+
+_warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class Pace:
+    """The times at which a call's rounds began, and at which their drafts were there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began: list[Any] = []
+        self._drafted: list[Any] = []
+
+    def begin(self) -> None:
+        self._began.append(self._now())
+
+    def drafted(self) -> None:
+        self._drafted.append(self._now())
+
+    def warn_of_loss(self, target: nn.Module, tokens: int) -> None:
+        """Warn, once for each target, if the target alone would have written the longest row's ``tokens`` faster.
+
+        A plain token takes one forward over one token, so at most a round without its draft. Medians keep out rounds in
+        which something was compiled, and a text's first round, which reads the prompt.
+        """
+        rounds = len(self._began) - 1  # nobody has waited for the end of the last one
+        if rounds < ROUNDS or target in _warned:
+            return
+        whole = statistics.median(map(self._between, self._began, self._began[1:]))
+        plain = statistics.median(map(self._between, self._drafted, self._began[1:]))
+        own = whole * (rounds + 1) / tokens
+        if plain < CLEARLY * own:
+            _warned.add(target)
+            warn(
+                f"speculative decoding was slower here than the target alone: a token took {1000 * own:.4g} ms, but "
+                f"the target alone needs at most {1000 * plain:.4g} ms. A round wrote {tokens / (rounds + 1):.2f} "
+                f"tokens, and its draft took {1 - plain / whole:.0%} of its time. Compare settings by `lossy-assist "
+                "bench`; a smaller draft or another `num_assistant_tokens` may help"
+            )
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))  # which need not be the current device
+        return event
+
+    def _between(self, start: Any, end: Any) -> float:
+        """Return the seconds between two times."""
+        return end - start if self._device.type != "cuda" else start.elapsed_time(end) / 1000
