@@ -16,7 +16,7 @@ import typer
 from hf_lossy_assist.evaluation.answers import RESULTS, Answer, load_answers
 from hf_lossy_assist.evaluation.quality import mode_scores
 from hf_lossy_assist.store.folder import MANIFEST, append_lines, write_json
-from hf_lossy_assist.training.provenance import without_folder
+from hf_lossy_assist.training.saving import without_folder
 
 from . import command
 

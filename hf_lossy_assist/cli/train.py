@@ -23,9 +23,9 @@ from .options import TrainOptions
 
 if TYPE_CHECKING:
     from ..heads import JudgeConfig, VerifierConfig
+    from ..training.examples import LabelledMismatch
     from ..training.judge_training import JudgeSettings
-    from ..training.mined import LabelledMismatch
-    from ..training.provenance import Origin
+    from ..training.saving import Origin
 
 COMPARISON = "comparison.json"
 
@@ -97,7 +97,7 @@ class JudgeOptions(TrainOptions):
     def read(self, columns: Sequence[str] | None, screen: Console) -> LabelledMismatch:
         """Read the labels with the states in ``columns``, for which models read annotated responses first."""
         from ..training.annotations import annotated_examples, origin_of, read_annotations
-        from ..training.mined import LabelledMismatch, read_judged
+        from ..training.examples import LabelledMismatch, read_judged
 
         if self.data is not None:
             # A target behind an API has no weights here, so its configuration is enough.
@@ -190,7 +190,7 @@ def _area(metrics: dict[str, float]) -> str:
 
 
 def _compare(judged: LabelledMismatch, settings: JudgeSettings, out: Path, screen: Console) -> None:
-    from ..training.classifier_comparison import compare, count
+    from ..training.judge_training import compare, count
 
     total = count(list(judged.examples.states), settings)
     with progress(screen) as bar:
@@ -272,7 +272,7 @@ def verifier(options: VerifierOptions) -> None:
     The head is a linear layer and a sigmoid on the draft's hidden state, trained by binary cross-entropy and Adam, and
     stopped early on held-out prompts. The plot in OUT shows the ROC curves of λ = 1, 1.2 and 1.5.
     """
-    from ..training.mined import read_ratios
+    from ..training.examples import read_ratios
     from ..training.verifier_training import RATIOS, VerifierSettings, train_verifier
 
     limit_threads(options.threads)

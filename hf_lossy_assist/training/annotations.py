@@ -18,7 +18,7 @@ from ..errors import LossyValueError
 from ..heads import ModelIdentity
 from ..mining.reading import read_text
 from .examples import Examples
-from .provenance import Origin
+from .saving import Origin
 
 _FIELDS = {"prompt": str, "response": str, "spans": list}
 

@@ -1,43 +1,109 @@
-"""Training of judge heads from labelled mismatches: one for all prompts, and optionally one for each fold."""
+"""Training of judge heads from labelled mismatches, and comparison with other classifiers and other states."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from ..errors import LossyValueError
-from ..heads import JudgeConfig, JudgeHead, ThresholdRow, columns
-from .classifiers import STRENGTHS, Fit, best, fit_logistic, folded
+from ..heads import JudgeHead, ThresholdRow, columns
+from ..heads.judge_head import MODELS, POSITIONS
+from ..values import Checked, Rule
 from .examples import Examples, check
-from .provenance import Origin
-from .saving import Curve, save_with_roc
-from .validation import RECALLS, auc_interval, both_classes, largest_threshold, recall_rows, validation_mask
+from .saving import Curve, Origin, save_with_roc
+from .validation import RECALLS, Share, both_classes, largest_threshold, metrics_of, recall_rows, validation_mask
+
+STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
+"""The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
+
+MAX_ITER = 500  # from appendix B of the AutoJudge paper; all else is scikit-learn's default
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted pipeline of a standardisation and a classifier.
+
+    ``train`` and ``validation`` are its probabilities ``(N,)`` of the True class on both sets.
+    """
+
+    classifier: Pipeline
+    label: str
+    train: NDArray[np.floating]
+    validation: NDArray[np.floating]
+    train_auc: float
+    validation_auc: float
+    seconds: float
+
+
+def fit(classifier: Any, label: str, columns: Sequence[str], train: Examples, validation: Examples) -> Fit:
+    pipeline = make_pipeline(StandardScaler(), classifier)
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        # A fit that reaches the paper's limit of iterations is validated like any other.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        pipeline.fit(train.features(columns), train.labels)
+    seconds = time.perf_counter() - start
+    sides = (train, validation)
+    scores = [pipeline.predict_proba(side.features(columns))[:, 1] for side in sides]
+    areas = (float(roc_auc_score(side.labels, p)) for side, p in zip(sides, scores, strict=True))
+    return Fit(pipeline, label, *scores, *areas, seconds)
+
+
+def fit_logistic(
+    columns: Sequence[str],
+    train: Examples,
+    validation: Examples,
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    on_fit: Callable[[Fit], None] = lambda fit: None,
+) -> list[Fit]:
+    """Fit a logistic regression with L2 regularisation for each strength, scikit-learn's ``C``.
+
+    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B.
+    """
+    fits = []
+    for strength in strengths:
+        regression = LogisticRegression(C=strength, max_iter=MAX_ITER)
+        fits.append(fit(regression, f"logistic regression, C = {strength:g}", columns, train, validation))
+        on_fit(fits[-1])
+    return fits
+
+
+def best(fits: Sequence[Fit]) -> Fit:
+    """Return the fit with the highest validation AUC, the first among equals."""
+    return max(fits, key=lambda fit: fit.validation_auc)
 
 
 @dataclass(frozen=True)
-class JudgeSettings:
+class JudgeSettings(Checked):
     """Settings for training a judge head; ``models`` and ``positions`` are those of :func:`.heads.columns`."""
 
     models: str = "target"
     positions: str = "draft"
-    recall: float = 0.9  # the share of important validation tokens that the default threshold has to find
-    validation_share: float = 0.1  # the share of the prompts that is kept for validation
+    # The share of important validation tokens that the default threshold has to find.
+    recall: Annotated[float, Rule("above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.9
+    validation_share: Share = 0.1  # the share of the prompts that is kept for validation
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
     seed: int = 0  # of the split
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         columns(self.models, self.positions)
-        if not 0 < self.recall <= 1:
-            raise LossyValueError(f"`recall` has to be above 0 and at most 1, but is {self.recall}")
-        if not 0 < self.validation_share < 1:
-            raise LossyValueError(f"`validation_share` has to be between 0 and 1, but is {self.validation_share}")
 
     @property
     def columns(self) -> list[str]:
@@ -82,26 +148,24 @@ def train_judge(
     fits = fit_logistic(settings.columns, train, validation, strengths=settings.strengths, on_fit=on_fit)
     chosen = best(fits)
     fields = origin.config_fields(asdict(settings), **notes)
-    config = JudgeConfig(models=settings.models, positions=settings.positions, threshold=0.5, **fields)
-    head = JudgeHead(config, *folded(chosen))
+    scaler, regression = chosen.classifier[0], chosen.classifier[-1]
+    head = JudgeHead.from_linear(
+        regression.coef_, regression.intercept_, mean=scaler.mean_, scale=scaler.scale_,
+        models=settings.models, positions=settings.positions, threshold=0.5, **fields,
+    )  # fmt: skip
     # Measure the head as it is saved: folded, in float32.
     on_training, on_validation = (probabilities(head, side) for side in (train, validation))
     threshold = largest_threshold(validation.labels, on_validation, settings.recall)
     rows = recall_rows(validation.labels, on_validation, sorted({*RECALLS, settings.recall}))
-    low, high = auc_interval(validation.labels, on_validation, validation.prompts, seed=settings.seed)
-    metrics = {
-        "auc": float(roc_auc_score(validation.labels, on_validation)),
-        "auc_low": low,
-        "auc_high": high,
-        "train_auc": float(roc_auc_score(train.labels, on_training)),
-        "C": float(chosen.classifier[-1].C),
-        "recall": float((on_validation[validation.labels] >= threshold).mean()),
-        "skipped": float((on_validation < threshold).mean()),
-        **examples.counts(),
-        **{f"validation_{name}": value for name, value in validation.counts().items()},
-    }
+    metrics = metrics_of(
+        examples, validation, on_validation, seed=settings.seed,
+        train_auc=float(roc_auc_score(train.labels, on_training)),
+        C=float(regression.C),
+        recall=float((on_validation[validation.labels] >= threshold).mean()),
+        skipped=float((on_validation < threshold).mean()),
+    )  # fmt: skip
     head.config = replace(
-        config, threshold=threshold, thresholds=tuple(ThresholdRow(*row) for row in rows), metrics=metrics
+        head.config, threshold=threshold, thresholds=tuple(ThresholdRow(*row) for row in rows), metrics=metrics
     )
     return TrainedJudge(head, tuple(fits), train, validation)
 
@@ -168,3 +232,71 @@ def train_judges_by_fold(
     config = final.head.config
     final.head.config = replace(config, metrics={**config.metrics, "out_of_fold_auc": auc})
     return JudgesByFold(final, by_fold, auc)
+
+
+# The paper's "both" are the draft's and the target's token; a head can't read the latter, which is known too late.
+TOKENS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("previous", ("previous",)),
+    ("draft", ("draft",)),
+    ("both", POSITIONS),
+    ("target", ("target",)),
+    ("draft + target", ("draft", "target")),
+)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One classifier on one choice of states, with its ROC-AUCs and the seconds of the fit."""
+
+    classifier: str
+    models: str
+    positions: str
+    train_auc: float
+    validation_auc: float
+    seconds: float
+
+
+def variants(available: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Return models, positions and columns of every choice of states that the available columns allow."""
+    found = []
+    for positions, tokens in TOKENS:
+        for models, chosen in (*((model, (model,)) for model in MODELS), ("both", MODELS)):
+            columns = tuple(f"{model}_{token}" for model in chosen for token in tokens)
+            if set(columns) <= set(available):
+                found.append((models, positions, columns))
+    return found
+
+
+def compare(examples: Examples, settings: JudgeSettings) -> Iterator[Compared]:
+    """Compare classifiers on the chosen states, and logistic regressions on every choice of states.
+
+    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. The split is that of :func:`train_judge`.
+    First come the logistic regressions of all strengths, the random forest and the perceptron, then the best logistic
+    regression on every choice of states.
+    """
+    train, validation = split(examples, settings)
+    columns = settings.columns
+
+    def row(fit: Fit, models: str, positions: str, seconds: float) -> Compared:
+        return Compared(fit.label, models, positions, fit.train_auc, fit.validation_auc, seconds)
+
+    for strength in settings.strengths:
+        (fitted,) = fit_logistic(columns, train, validation, strengths=[strength])
+        yield row(fitted, settings.models, settings.positions, fitted.seconds)
+    # From appendix B: 128 trees, each leaf with 0.1 % of the tokens or more; 128 ReLU units in one hidden layer,
+    # stopped early on a tenth of the training set. All else is scikit-learn's default.
+    others = {
+        "random forest, 128 trees": RandomForestClassifier(128, min_samples_leaf=0.001, random_state=settings.seed),
+        "MLP, 128 hidden units": MLPClassifier((128,), early_stopping=True, random_state=settings.seed),
+    }
+    for label, classifier in others.items():
+        fitted = fit(classifier, label, columns, train, validation)
+        yield row(fitted, settings.models, settings.positions, fitted.seconds)
+    for models, positions, states in variants(list(examples.states)):
+        fits = fit_logistic(states, train, validation, strengths=settings.strengths)
+        yield row(best(fits), models, positions, sum(fit.seconds for fit in fits))
+
+
+def count(available: Sequence[str], settings: JudgeSettings) -> int:
+    """Return the number of rows that :func:`compare` yields."""
+    return len(settings.strengths) + 2 + len(variants(available))

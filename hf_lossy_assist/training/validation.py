@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupShuffleSplit
 
 from ..errors import LossyValueError
+from ..values import Rule
+from .examples import Examples
+
+Share = Annotated[float, Rule("between 0 and 1", lambda x: 0 < x < 1)]
 
 _DRAWS = 200
 
@@ -105,3 +111,17 @@ def auc_interval(
         return 0.0, 1.0
     low, high = np.quantile(areas, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
+
+
+def metrics_of(
+    examples: Examples, validation: Examples, probabilities: NDArray[np.floating], *, seed: int, **more: float
+) -> dict[str, float]:
+    """Return a head's figures on the validation side: area and interval, ``more``, and the sizes of data and side."""
+    low, high = auc_interval(validation.labels, probabilities, validation.prompts, seed=seed)
+    area = float(roc_auc_score(validation.labels, probabilities))
+    return {
+        **{"auc": area, "auc_low": low, "auc_high": high},
+        **more,
+        **examples.counts(),
+        **{f"validation_{name}": value for name, value in validation.counts().items()},
+    }

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold
 from ..heads.verifier_head import POSITIONS
+from ..values import Checked
 from .examples import Examples, Ratios, check
-from .provenance import Origin
-from .saving import Curve, save_with_roc
-from .validation import VERIFIER_THRESHOLDS, auc_interval, both_classes, rates, validation_mask
+from .saving import Curve, Origin, save_with_roc
+from .validation import VERIFIER_THRESHOLDS, Share, both_classes, metrics_of, rates, validation_mask
 
 
 @dataclass(frozen=True)
@@ -99,23 +99,22 @@ RATIOS = (1.0, 1.2, 1.5)
 
 
 @dataclass(frozen=True)
-class VerifierSettings:
+class VerifierSettings(Checked):
     """Settings for training a verifier head."""
 
     ratio: float = 1.0  # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1
     position: str | None = None  # the state to read, "previous" or "token"; None: the better one on validation
     threshold: float = 0.5  # a token is committed iff the head's probability is above it
-    validation_share: float = 0.1  # the share of the prompts for early stopping and validation
+    validation_share: Share = 0.1  # the share of the prompts for early stopping and validation
     descent: Descent = field(default_factory=Descent)
     seed: int = 0  # of the split
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.ratio < float("inf"):
             raise LossyValueError(f"`lambda` has to be a number above 0, but is {self.ratio}")
         if self.position not in (None, *POSITIONS):
             raise LossyValueError(f"`position` has to be one of {list(POSITIONS)} or None, but is {self.position!r}")
-        if not 0 < self.validation_share < 1:
-            raise LossyValueError(f"`validation_share` has to be between 0 and 1, but is {self.validation_share}")
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -166,7 +165,7 @@ def train_verifier(
         return fit
 
     fits = [fitted(position, settings.ratio) for position in settings.positions]
-    fits.sort(key=lambda fit: -fit.validation_auc)
+    fits.sort(key=lambda fit: -fit.validation_auc)  # the first among equals stays first
     by_ratio = {settings.ratio: fits[0]}
     for ratio in curve_ratios:
         labels = ratios.labelled(ratio).labels
@@ -177,44 +176,24 @@ def train_verifier(
         Curve(f"λ = {ratio:g}", ratios.labelled(ratio).labels[mask], fit.validation, color=f"C{i}")
         for i, (ratio, fit) in enumerate(by_ratio.items())
     )
-    validation = examples.only([]).where(mask)
-    metrics = {
-        **_figures(validation, fits[0], settings),
+    chosen, validation, kinds = fits[0], examples.only([]).where(mask), ratios.kinds[mask]
+    tpr, fpr = rates(validation.labels, chosen.validation, settings.threshold)
+    more = {
+        **{"train_auc": chosen.train_auc, "tpr": tpr, "fpr": fpr, "epochs": chosen.epoch},
         **{f"auc_{fit.position}": fit.validation_auc for fit in fits},
         **{f"auc_lambda_{ratio:g}": fit.validation_auc for ratio, fit in by_ratio.items()},
-        **_by_kind(validation.labels, fits[0].validation, ratios.kinds[mask]),
-        **examples.counts(),
-        **{f"validation_{name}": value for name, value in validation.counts().items()},
     }
-    return TrainedVerifier(_head(validation, origin, settings, fits[0], metrics), tuple(fits), by_ratio, curves)
-
-
-def _figures(validation: Examples, fit: VerifierFit, settings: VerifierSettings) -> dict[str, float]:
-    tpr, fpr = rates(validation.labels, fit.validation, settings.threshold)
-    low, high = auc_interval(validation.labels, fit.validation, validation.prompts, seed=settings.seed)
-    areas = {"auc": fit.validation_auc, "auc_low": low, "auc_high": high, "train_auc": fit.train_auc}
-    return areas | {"tpr": tpr, "fpr": fpr, "epochs": fit.epoch}
-
-
-def _by_kind(labels: NDArray[np.bool_], scores: NDArray[np.floating], kinds: NDArray[np.str_]) -> dict[str, float]:
-    areas = {}
     for kind in np.unique(kinds):
-        chosen = labels[kinds == kind]
-        if both_classes(chosen):
-            areas[f"auc_after_{kind}"] = float(roc_auc_score(chosen, scores[kinds == kind]))
-    return areas
-
-
-def _head(
-    validation: Examples, origin: Origin, settings: VerifierSettings, fit: VerifierFit, metrics: Mapping[str, float]
-) -> VerifierHead:
+        labels = validation.labels[kinds == kind]
+        if both_classes(labels):
+            more[f"auc_after_{kind}"] = float(roc_auc_score(labels, chosen.validation[kinds == kind]))
     thresholds = sorted({*VERIFIER_THRESHOLDS, settings.threshold})
     config = VerifierConfig(
-        position=fit.position,
+        position=chosen.position,
         ratio=settings.ratio,
         threshold=settings.threshold,
-        thresholds=tuple(VerifierRow(t, *rates(validation.labels, fit.validation, t)) for t in thresholds),
-        metrics=metrics,
+        thresholds=tuple(VerifierRow(t, *rates(validation.labels, chosen.validation, t)) for t in thresholds),
+        metrics=metrics_of(examples, validation, chosen.validation, seed=settings.seed, **more),
         **origin.config_fields(asdict(settings)),
     )
-    return VerifierHead(config, fit.weight, fit.bias)
+    return TrainedVerifier(VerifierHead(config, chosen.weight, chosen.bias), tuple(fits), by_ratio, curves)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from hf_lossy_assist.heads import ModelIdentity
 from hf_lossy_assist.training.examples import Examples, Ratios
-from hf_lossy_assist.training.provenance import Origin
+from hf_lossy_assist.training.saving import Origin
 
 TARGET_SIZE, DRAFT_SIZE = 6, 4
 TARGET = ModelIdentity("org/large", "abc", "LlamaForCausalLM", TARGET_SIZE, 100, (1.0, 2.0))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_lossy_assist.training.classifier_comparison import compare, count, variants
-from hf_lossy_assist.training.judge_training import JudgeSettings, train_judge
+from hf_lossy_assist.training.judge_training import JudgeSettings, compare, count, train_judge, variants
 from tests.training.synthetic import ORIGIN, judged
 
 

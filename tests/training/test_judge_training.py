@@ -14,8 +14,7 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.heads.repository import ROC
-from hf_lossy_assist.training.classifiers import best
-from hf_lossy_assist.training.judge_training import JudgeSettings, train_judge, train_judges_by_fold
+from hf_lossy_assist.training.judge_training import JudgeSettings, best, train_judge, train_judges_by_fold
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]
