@@ -12,7 +12,7 @@ JOBS ?= 2
 ONCE := acceptors benchmarks calibration core evaluation heads inspection mining pairs store tasks training trial \
 	$(foreach part,interruptions rules threads,abuse/test_$(part).py) \
 	$(filter-out %/test_chat.py %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
-	$(foreach part,rounds settings,integrations/test_vllm_$(part).py) \
+	$(foreach part,engines rounds settings,integrations/test_vllm_$(part).py) \
 	$(foreach part,distributions docstrings doctests errors examples layout notebooks theory,test_$(part).py)
 
 # The first Python on the PATH that is new enough and can make virtual environments.

@@ -25,7 +25,7 @@ from ..evaluation.modes import DecodingMode, Models, parse_gamma, parse_modes, u
 from ..evaluation.quality import ModeScore
 from ..evaluation.requests import Instruments, PromptBatch, Response, batches_of
 from ..evaluation.tables import plot
-from ..evaluation.vllm_engines import vllm_engines, vllm_has
+from ..integrations.vllm.engines import vllm_engines, vllm_has
 from . import bench_report
 from .console import limit_threads, progress
 from .models import LoadedModels, ModelOptions

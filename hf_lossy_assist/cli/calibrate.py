@@ -13,8 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ..calibration.calibrating import calibrate as certify_fastest
-from ..calibration.calibrating import calibrate_from
-from ..calibration.certificate_card import write_card
+from ..calibration.calibrating import calibrate_from, write_card
 from ..call.certificate import Certificate, TestedSetting
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore

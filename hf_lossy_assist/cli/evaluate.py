@@ -20,7 +20,7 @@ from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
 from ..evaluation.modes import DecodingMode, parse_gamma
 from ..evaluation.tables import length_table, score_table
-from ..evaluation.vllm_engines import VllmEngines, vllm_engines
+from ..integrations.vllm.engines import VllmEngines, vllm_engines
 from ..store.process import this_process
 from .console import limit_threads, progress
 from .models import ModelOptions

@@ -20,7 +20,7 @@ from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerification, enabled
 from hf_lossy_assist.calibration import Certificate, calibrate, calibrate_from
-from hf_lossy_assist.calibration.certificate_card import write_card
+from hf_lossy_assist.calibration.calibrating import write_card
 from hf_lossy_assist.call import certificate as certificates
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.cli.calibrate import outcome_table

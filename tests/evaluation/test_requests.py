@@ -8,7 +8,7 @@ import torch
 
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import Ending, batches_of, run_request, until_end
-from hf_lossy_assist.evaluation.vllm_engines import request_of
+from hf_lossy_assist.integrations.vllm.engines import request_of
 from tests.tiny_models import prompt
 
 

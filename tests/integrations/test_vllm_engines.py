@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import LossyError, LossyValueError, pairs, quantize_draft
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.evaluation import vllm_engines
 from hf_lossy_assist.evaluation.comparison import run_comparison, summarise
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
-from hf_lossy_assist.evaluation.vllm_engines import Engine, VllmEngines, engine_settings, request_of
+from hf_lossy_assist.integrations.vllm import engines as module
+from hf_lossy_assist.integrations.vllm.engines import Engine, VllmEngines, engine_settings, request_of
 
 PYTHON = Path(sys.executable)
 # Each token is the number of the prompt's tokens. Of five, the prompt's round gives the first, and a draft that is kept
@@ -115,7 +115,7 @@ def test_settings_and_requests(models):
 @pytest.mark.usefixtures("_stand_in")
 def test_a_quantised_draft_is_rounded_for_vllm_too(models, monkeypatch):
     seen = []
-    monkeypatch.setattr(vllm_engines, "Engine", lambda python, settings, threads: seen.append(settings))
+    monkeypatch.setattr(module, "Engine", lambda python, settings, threads: seen.append(settings))
     [mode] = parse_modes("topk@4", 5)
     with VllmEngines(PYTHON) as engines:
         for gamma in (3, 4):

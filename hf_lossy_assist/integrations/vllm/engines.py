@@ -15,11 +15,11 @@ from typing import IO, Any
 import torch
 from transformers import PreTrainedModel
 
-from ..compat import ending_tokens
-from ..errors import LossyUnsupportedError, LossyValueError
-from ..models.quantised import dtype_of, save_int8_draft
-from .modes import STOCK, DecodingMode, Models
-from .requests import PromptBatch, Response, RunCounts
+from ...compat import ending_tokens
+from ...errors import LossyUnsupportedError, LossyValueError
+from ...evaluation.modes import STOCK, DecodingMode, Models
+from ...evaluation.requests import PromptBatch, Response, RunCounts
+from ...models.quantised import dtype_of, save_int8_draft
 
 PROGRAM = ("-m", "hf_lossy_assist.integrations.vllm.answering")
 SECONDS = 1800.0
