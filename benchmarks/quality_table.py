@@ -1,119 +1,197 @@
-"""``python -m benchmarks.quality_table FOLDER``: the rows of an evaluation as a table for a page.
+"""``python -m benchmarks.quality_table FOLDER``: what rules cost and gain beside ``lossless``, on the same problems.
 
-With ``--bench``, an answer's seconds at batch 1 are those until the first tokens, and its later rounds times what such
-a round of the same rule and γ took there, in the median request.
+A round costs the same under every rule with as many drafted tokens. So tokens per call of the target say how much
+faster a rule decodes, and calls per answer how long an answer takes. Left out are the rules' own arithmetic, which
+only ``dropmatch`` has much of, and the reading of the prompt.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
+import numpy as np
 import typer
 
-from hf_lossy_assist.evaluation.answers import load_answers
-from hf_lossy_assist.evaluation.quality import ModeScore, mode_scores
+from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
+from hf_lossy_assist.evaluation.quality import Mean, paired_interval
 
 from . import command
 
-_ALONE = ("plain", "draft")
+DRAWS, SEED = 10_000, 0
+"""Of the bootstrap over problems."""
+
+Interval = tuple[float, float, float]
+"""An estimate, and the ends of its 95 % interval."""
+
 _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
+_ROWS = Path(__file__).parent / "qwen-coder"
+_FIRST_PAGE = {  # by rule, the folder of its answers and its label there: HumanEval, then GSM8K
+    "lossless": (("humaneval", "lossless"), ("gsm8k", "lossless")),
+    "min_p": (("humaneval", "min_p"), ("gsm8k", "min_p")),
+    "regret": (("humaneval", "regret"), ("gsm8k", "regret")),
+    "judge": (("judge-humaneval", "judge:threshold=0.1365"), ("gsm8k", "judge:threshold=0.263591")),
+    "dropmatch": (("humaneval", "dropmatch"), None),
+    "topk": (("humaneval", "topk"), ("gsm8k", "topk")),
+    "typical": (("humaneval", "typical"), ("gsm8k", "typical")),
+    "everything": (("humaneval", "everything"), ("gsm8k", "everything")),
+}
 
 
 @dataclass(frozen=True)
-class RoundTime:
-    """How long a mode takes at batch 1."""
+class Row:
+    """A mode beside the reference, on the problems that both have answered."""
 
-    first: float  # seconds until a round has given the first tokens, the prompt's reading included
-    later: float  # seconds of a later round
+    n: int
+    score: float  # the mean, in %
+    points: Interval  # more than the reference, in %
+    kept: float | None  # drafted tokens per round; None without a draft
+    tokens_per_call: Interval | None  # as a multiple of the reference's, as is all that follows
+    tokens: Interval
+    time: Interval | None
+    cut: float  # % of the answers that ended at the limit of their length
 
-    def of(self, rounds: float) -> float:
-        """Return the seconds of an answer with so many rounds.
+    @classmethod
+    def of(cls, own: Mapping[int, Answer], reference: Mapping[int, Answer], cost: float | None = 1.0) -> Row:
+        """Compare two modes; ``cost`` is that of a round, beside the reference's, or None if it is not known.
 
         Examples
         --------
-        >>> RoundTime(first=2.0, later=0.5).of(5)
-        4.0
+        >>> plain = {i: Answer("lossless", i, 1.0, 60, 12, 48, None, "") for i in range(2)}
+        >>> topk = {i: Answer("topk", i, i, 60, 10, 50, None, "", cut=not i) for i in range(2)}
+        >>> row = Row.of(topk, plain)
+        >>> row.points[0], row.kept, row.tokens_per_call[0], row.time[0], row.cut
+        (-50.0, 5.0, 1.2, 0.8333333333333334, 50.0)
         """
-        return self.first + (rounds - 1) * self.later
+        pairs = [(own[i], reference[i]) for i in sorted(own.keys() & reference.keys())]
+        counts = np.array([[(x.tokens, x.rounds) for x in pair] for pair in pairs], dtype=float)
+        drawn = np.random.default_rng(SEED).integers(len(pairs), size=(DRAWS, len(pairs)))
+        weights = np.stack([np.bincount(one, minlength=len(pairs)) for one in drawn])
+        sums = np.concatenate([counts.sum(0)[None], np.tensordot(weights, counts, 1)])  # (draws, own or not, 2)
+        drafts = any(x.accepted for x, _ in pairs) and bool(sums[0, 0, 1])
+        tokens = sums[:, 0, 0] / sums[:, 1, 0]
+        calls = sums[:, 0, 1] / sums[:, 1, 1]
+        return cls(
+            n=len(pairs),
+            score=100 * sum(x.score for x, _ in pairs) / len(pairs),
+            points=points(pairs),
+            kept=sum(x.accepted for x, _ in pairs) / sums[0, 0, 1] if drafts else None,
+            tokens_per_call=_interval(tokens / calls) if drafts else None,
+            tokens=_interval(tokens),
+            time=_interval(cost * calls) if drafts and cost is not None else None,
+            cut=100 * sum(x.cut for x, _ in pairs) / len(pairs),
+        )
 
 
-def round_times(bench: Path) -> dict[str, RoundTime]:
-    """Return the times of the modes of ``bench``, by label; the label leaves out the γ that is the default."""
-    rows = [json.loads(line) for line in bench.read_text(encoding="utf-8").splitlines()]
-    default = rf"@{rows[0]['gamma']}(?=:|$)"
-    firsts = {row["label"]: row["first_token"] for row in rows if row["table"] == "ModeSummary"}
-    timed: dict[str, list[float]] = {}
-    for row in rows:
-        if row["table"] != "RequestRecord" or row["split"] is not None or row["counts"] is None:
-            continue
-        if later := row["counts"]["rounds"] - 1:
-            timed.setdefault(row["label"], []).append((row["seconds"] - firsts[row["label"]]) / later)
-    return {re.sub(default, "", label): RoundTime(firsts[label], median(times)) for label, times in timed.items()}
+def points(pairs: Sequence[tuple[Answer, Answer]]) -> Interval:
+    """Return the mean difference of scores in %: with the interval for right and wrong answers, else the t-test's."""
+    own, reference = ([answer.score for answer in side] for side in zip(*pairs, strict=True))
+    if {*own, *reference} <= {0.0, 1.0}:
+        low_high = paired_interval(own, reference)
+    else:
+        mean = Mean.of(own, list(zip(own, reference, strict=True)))
+        low_high = (mean.difference, mean.low, mean.high)
+    return tuple(100 * value for value in low_high)
 
 
-def line(row: ModeScore, reference: str, times: Mapping[str, RoundTime], count: bool = False) -> str:
-    """Return the table's line of one mode, with the ``count`` of its problems if wanted.
+def _interval(values: np.ndarray) -> Interval:
+    """Return the first value, which is the estimate, and the middle 95 % of the others."""
+    return float(values[0]), *map(float, np.quantile(values[1:], (0.025, 0.975)))
 
-    Examples
-    --------
-    >>> from hf_lossy_assist.evaluation.answers import Answer
-    >>> modes = ("lossless", "topk")
-    >>> answers = [Answer(mode, i, 1.0, 60, 10, 50, None, "", cut=not i) for mode in modes for i in range(2)]
-    >>> _, row = mode_scores(answers, "lossless")
-    >>> line(row, "lossless", {})
-    '| `topk` | 100.0 | +0.0 (-100.0 … +100.0) | 5.00 | 16.7 | 60 (+0, +0 … +0) | 50.0 |'
+
+def round_costs(bench: Path) -> dict[int, float]:
+    """Return the seconds of a round by its γ drafted tokens: γ forwards of the draft, one of the target, and the rest.
+
+    Each is the median over the answers of every rule without dropped heads, whose own forwards are measured.
     """
-    own = row.label == reference
-    difference = [100 * value for value in (row.difference, row.low, row.high)]
-    points = "" if own else "{:+.1f} ({:+.1f} … {:+.1f})".format(*difference)
-    kept, calls = f"{row.mean_accepted:.2f}", f"{row.target_calls_per_100_tokens:.1f}"
-    if row.label in _ALONE:
-        kept = ""
-    if row.label == "draft":
-        calls = ""
-    length = row.tokens_per_answer
-    tokens = f"{length.mean:.0f}"
-    if not own and length.low is not None:
-        tokens += f" ({length.difference:+.0f}, {length.low:+.0f} … {length.high:+.0f})"
-    name = _NAMES.get(row.label, f"`{row.label}`")
-    cells = [name, f"{100 * row.score:.1f}", points, kept, calls, tokens, f"{100 * row.cut_off:.1f}"]
-    if count:
-        cells.insert(1, str(row.n))
-    if times:
-        timed = row.label in times and row.tokens_per_round
-        cells.append(f"{times[row.label].of(length.mean / row.tokens_per_round):.1f}" if timed else "")
-    return f"| {' | '.join(cells)} |"
+    drafted: list[float] = []
+    others: dict[int, list[float]] = {}
+    for row in map(json.loads, bench.read_text(encoding="utf-8").splitlines()):
+        split, gamma = row.get("split"), re.search(r"@(\d+)", row.get("label", ""))
+        if split and gamma and "dropmatch" not in row["label"]:
+            drafted.append(split["draft_call"])
+            own = (split["deciding"] + split["rest"]) / split["target_calls"]
+            others.setdefault(int(gamma[1]), []).append(split["target_call"] + own)
+    return {gamma: gamma * median(drafted) + median(seconds) for gamma, seconds in others.items()}
+
+
+def rows_of(folder: Path, bench: Path | None = None) -> tuple[str, dict[str, Row]]:
+    """Return the reference of a folder of ``evaluate``, and its modes by their labels."""
+    plan, answers = load_answers(folder)
+    modes, reference = by_mode(answers), plan["reference"]
+    gammas = {label: plan["modes"][label].get("num_assistant_tokens") for label in modes}
+    costs = {gammas[reference]: 1.0}
+    if bench is not None:
+        measured = round_costs(bench)
+        costs = {gamma: seconds / measured[gammas[reference]] for gamma, seconds in measured.items()}
+    return reference, {label: Row.of(own, modes[reference], costs.get(gammas[label])) for label, own in modes.items()}
+
+
+def line(label: str, row: Row, reference: str) -> str:
+    """Return a mode's line of the table."""
+    own = label == reference
+    cells = [_NAMES.get(label, f"`{label}`"), str(row.n), f"{row.score:.1f}", "" if own else _signed(row.points)]
+    cells.append("" if row.kept is None else f"{row.kept:.2f}")
+    cells += ["1" if own else _times(value) for value in (row.tokens_per_call, row.tokens, row.time)]
+    return f"| {' | '.join([*cells, f'{row.cut:.1f}'])} |"
+
+
+def _signed(value: Interval) -> str:
+    return "{:+.1f} ({:+.1f} … {:+.1f})".format(*value)
+
+
+def _times(value: Interval | None) -> str:
+    return "" if value is None else "{:.2f} ({:.2f} … {:.2f})".format(*value)
+
+
+def table(folder: Path, bench: Path | None = None) -> str:
+    """Return the table of a folder; rules are in the order of the tokens that they keep."""
+    reference, rows = rows_of(folder, bench)
+    heads = ("rule", "n", "score, %", "points", "kept", "tokens per call, ×", "tokens, ×", "time, ×", "cut off, %")
+    order = sorted(rows, key=lambda label: (rows[label].kept is not None, label != reference, rows[label].kept or 0))
+    lines = [line(label, rows[label], reference) for label in order]
+    return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
+
+
+def first_page() -> str:
+    """Return README's table: points and gains of the recommended rules on HumanEval and GSM8K, at one setting."""
+    known = {name: rows_of(_ROWS / name)[1] for name in ("humaneval", "judge-humaneval", "gsm8k")}
+    full = [known[name]["lossless"].n for name in ("humaneval", "gsm8k")]
+    heads = ["rule"]
+    for name, n in zip(("HumanEval", "GSM8K"), full, strict=True):
+        heads += [f"{name}, {n} problems: points", "tokens per call", "time of an answer"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for rule, places in _FIRST_PAGE.items():
+        cells = [_NAMES.get(rule, f"`{rule}`")]
+        for place, n in zip(places, full, strict=True):
+            if place is None:
+                cells += ["", "", ""]
+            elif rule == "lossless":
+                cells += ["0", "1", "1"]
+            else:
+                row = known[place[0]][place[1]]
+                note = "" if row.n == n else f", {row.n} problems"
+                cells += [_signed(row.points) + note, _times(row.tokens_per_call), _times(row.time)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="What `evaluate` has written.")],
-    bench: Annotated[Path | None, typer.Option(help="bench.jsonl of the same modes, for seconds.")] = None,
-    first: Annotated[int | None, typer.Option(help="Count only so many problems.")] = None,
-    unequal: Annotated[bool, typer.Option("--unequal", help="Modes that answered fewer problems, too.")] = False,
+    folder: Annotated[Path | None, typer.Argument(help="What `evaluate` has written; README's table without.")] = None,
+    bench: Annotated[
+        Path | None, typer.Option(help="bench.jsonl, for what rounds of several draft lengths cost.")
+    ] = None,
 ) -> None:
-    """Print a table of scores, tokens kept, lengths, and seconds, of the modes that answered all problems."""
-    plan, answers = load_answers(folder)
-    reference = plan["reference"]
-    rows = mode_scores([answer for answer in answers if first is None or answer.id < first], reference)
-    times = {} if bench is None else round_times(bench)
-    gammas = {config.get("num_assistant_tokens") for config in plan["modes"].values()} - {None}
-    kept = f"kept of {gammas.pop()}" if len(gammas) == 1 else "kept per round"
-    heads = ["rule", "solved, %", f"points against `{reference}`", kept, "target calls per 100 tokens"]
-    if unequal:
-        heads.insert(1, "problems")
-    heads += ["tokens per answer", "cut off, %", *(["seconds per answer"] if times else [])]
-    problems = max(row.n for row in rows)
-    typer.echo(f"{problems} problems\n")
-    typer.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    shown = [row for row in rows if unequal or row.n == problems]
-    for row in sorted(shown, key=lambda row: (row.label not in _ALONE, row.label != reference, row.mean_accepted)):
-        typer.echo(line(row, reference, times, unequal))
+    """Print a table of scores, tokens and time, with 95 % intervals, beside the reference on the same problems.
+
+    Gains are multiples of the reference's, with intervals of a bootstrap over problems.
+    """
+    typer.echo(first_page() if folder is None else table(folder, bench))
 
 
 app = command(main)

@@ -1,8 +1,9 @@
-"""Tables of quality for a page."""
+"""Tables of quality: their figures, and that the pages show what the kept answers say."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -10,12 +11,17 @@ from typer.testing import CliRunner
 from benchmarks import quality_table
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "benchmarks" / "qwen-coder"
+FORWARDS = KEPT / "forwards" / "bench.jsonl"
+LONG = ("humaneval-long", "gsm8k-long")
+
 
 @pytest.fixture
 def folder(tmp_path):
     rule = {"num_assistant_tokens": 5}
     modes = {
-        "typical": {},
+        "typical@8": {"num_assistant_tokens": 8},
         "draft": {},
         "topk": rule | {"lossy_mode": "topk"},
         "lossless": rule | {"lossy_mode": "lossless"},
@@ -23,54 +29,67 @@ def folder(tmp_path):
     plan = {"modes": modes, "problems": [1, 2, 3], "runs": [], "reference": "lossless"}
     store = AnswerStore(tmp_path / "answers", plan)
     store.add([Answer("lossless", i, 1.0, 60, 20, 40, None, "", cut=not i) for i in range(3)])
-    store.add([Answer("topk", i, float(i > 0), 66, 12, 54, None, "") for i in range(3)])
+    store.add([Answer("topk", i, float(i > 0), 66, 11, 54, None, "") for i in range(3)])
     store.add([Answer("draft", i, 0.0, 50, 0, 50, None, "") for i in range(3)])
-    store.add([Answer("typical", i, 0.0, 50, 0, 50, None, "") for i in range(2)])  # not all problems
+    store.add([Answer("typical@8", i, 0.5 - i / 4, 60, 10, 50, None, "") for i in range(2)])  # not all problems
     return tmp_path / "answers"
 
 
 def rows(*arguments):
     result = CliRunner().invoke(quality_table.app, [str(x) for x in arguments])
     assert result.exit_code == 0, result.output
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in result.stdout.splitlines()]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in result.stdout.splitlines()]
+    return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
 
 
-def test_scores_and_lengths(folder):
-    (count,), _, heads, _, draft, lossless, topk = rows(folder)
-    assert count == "3 problems"
-    assert heads[3] == "kept of 5"
-    assert lossless == ["`lossless`", "100.0", "", "2.00", "33.3", "60", "33.3"]
-    assert draft[:2] + draft[3:5] == ["draft alone", "0.0", "", ""]
-    assert topk[2].startswith("-33.3 (")
-    assert topk[3:5] == ["4.50", "18.2"]
-    assert topk[5].startswith("66 (+6, +6")
-    fewer = rows(folder, "--first", 2)
-    assert fewer[0] == ["2 problems"]
-    assert "`typical`" in {row[0] for row in fewer}
+def test_scores_and_gains(folder):
+    found = rows(folder)
+    assert list(found) == ["draft alone", "`lossless`", "`topk`", "`typical@8`"]
+    assert list(found["`lossless`"].values()) == ["`lossless`", "3", "100.0", "", "2.00", "1", "1", "1", "33.3"]
+    topk = found["`topk`"]
+    assert topk["points"].startswith("-33.3 (")
+    assert topk["kept"] == "4.91"
+    assert topk["tokens per call, ×"] == "2.00 (2.00 … 2.00)", "every problem gains the same"
+    assert topk["tokens, ×"] == "1.10 (1.10 … 1.10)"
+    assert topk["time, ×"] == "0.55 (0.55 … 0.55)"
+    assert found["draft alone"]["time, ×"] == found["draft alone"]["kept"] == ""
+    assert found["`typical@8`"]["n"] == "2"
+    assert found["`typical@8`"]["time, ×"] == "", "nobody knows what longer rounds cost"
 
 
-def test_modes_with_fewer_problems_are_compared_on_their_own(folder):
-    found = {row[0]: row[1:] for row in rows(folder, "--unequal")[4:]}
-    assert {name: row[0] for name, row in found.items()} == {
-        "draft alone": "3", "`lossless`": "3", "`topk`": "3", "`typical`": "2",
-    }  # fmt: skip
-    assert found["`typical`"][2].startswith("-100.0 (")
+def test_scores_between_right_and_wrong_have_the_interval_of_the_t_test(folder):
+    # Differences of -0.5 and -0.75: a mean of -0.625, and 12.706 standard errors of 0.125.
+    assert rows(folder)["`typical@8`"]["points"] == "-62.5 (-221.3 … +96.3)"
 
 
-@pytest.mark.parametrize("label", ["topk", "topk@5"])
-def test_seconds_are_those_of_the_first_and_of_later_rounds(folder, tmp_path, label):
+def test_longer_rounds_cost_what_their_forwards_take(folder, tmp_path):
     bench = tmp_path / "bench.jsonl"
-    summary = {"table": "ModeSummary", "label": label, "first_token": 2.0}
-    request = {"table": "RequestRecord", "label": label, "split": None}
+    split = {"draft_call": 0.03, "deciding": 0.05, "rest": 0.05, "target_calls": 10}
+    answer = {"table": "RequestRecord", "split": None}
     written = [
-        {"table": "provenance", "gamma": "5"}, summary,
-        request | {"seconds": 4.0, "counts": {"rounds": 5}},
-        request | {"seconds": 5.0, "counts": {"rounds": 7}},
-        request | {"seconds": 60.0, "counts": {"rounds": 7}},  # something else kept the machine busy
-        request | {"seconds": 2.5, "counts": {"rounds": 1}},  # has no later round
-        request | {"seconds": 99.0, "counts": {"rounds": 7}, "split": {"drafting": 1.0}},  # hooks slow it
-    ]  # fmt: skip
+        {"table": "provenance"},
+        answer | {"label": "lossless@5"},
+        answer | {"label": "lossless@5", "split": split | {"target_call": 0.14}},
+        answer | {"label": "typical@8", "split": split | {"target_call": 0.20}},
+        answer | {"label": "dropmatch@8", "split": split | {"target_call": 9.0}},
+    ]
     bench.write_text("\n".join(map(json.dumps, written)))
-    found = {row[0]: row[-1] for row in rows(folder, "--bench", bench)[4:]}
-    # A later round took 0.5 s in the median, so 12 rounds take 2 + 11 · 0.5 s.
-    assert found == {"`lossless`": "", "draft alone": "", "`topk`": "7.5"}
+    assert quality_table.round_costs(bench) == {5: pytest.approx(0.3), 8: pytest.approx(0.45)}
+    # Half the calls, each 1.5 × as long.
+    assert rows(folder, "--bench", bench)["`typical@8`"]["time, ×"] == "0.75 (0.75 … 0.75)"
+
+
+@pytest.mark.parametrize(
+    ("page", "kept"),
+    [
+        *(("which-rule", name) for name in ("humaneval", "gsm8k", "humaneval-rules", "drawn", "chat", *LONG)),
+        ("judge", "judge-humaneval"),
+    ],
+)
+def test_a_page_shows_what_the_kept_answers_say(page: str, kept: str):
+    table = quality_table.table(KEPT / kept, FORWARDS if kept in LONG else None)
+    assert table in (ROOT / "docs" / "results" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_the_first_page_is_that_of_the_kept_answers():
+    assert quality_table.first_page() in (ROOT / "docs" / "results" / "which-rule.md").read_text(encoding="utf-8")
