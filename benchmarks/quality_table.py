@@ -80,7 +80,7 @@ class Row:
             n=len(pairs),
             score=100 * sum(x.score for x, _ in pairs) / len(pairs),
             points=points(pairs),
-            kept=sum(x.accepted for x, _ in pairs) / sums[0, 0, 1] if drafts else None,
+            kept=float(sum(x.accepted for x, _ in pairs) / sums[0, 0, 1]) if drafts else None,
             tokens_per_call=_interval(tokens / calls) if drafts else None,
             tokens=_interval(tokens),
             time=_interval(cost * calls) if drafts and cost is not None else None,

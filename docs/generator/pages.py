@@ -30,8 +30,6 @@ TITLED = {
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/families.md": "families.md",
-    "benchmarks/smollm2/spec-bench.png": "results/spec-bench.png",
-    "benchmarks/smollm2/ifeval.png": "results/ifeval.png",
 }
 """The places on the site of pages and pictures outside `docs/`, by their paths in the repository."""
 
