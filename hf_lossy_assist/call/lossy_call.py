@@ -15,10 +15,10 @@ from .. import compat
 from ..core.distributions import Randomness
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
-from ..core.texts import BatchLayout
+from ..core.texts import Texts
 from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
-from ..decoding.progress import Progress, Stopping
+from ..decoding.progress import Progress
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.prepared import Prepared
 from ..models.processing import row_aligned
@@ -140,9 +140,10 @@ class LossyCall:
         check_prepared(self.model, self.config.rule, call)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
         check_certificate(self.config, self.model, self.choice, generation_config)
-        stopping = Stopping(call.config, call.stopping_criteria, call.ids, call.padding)
+        limits = self.config.limits.bind(call.tokenizer)
+        progress = Progress(call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer)
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
-        decoding = partial(self._decoding, stopping, randomness)
+        decoding = partial(self._decoding, progress, randomness)
         apart = False
         if call.batch > 1:
             self.choice.check_batch(call.batch)
@@ -150,33 +151,30 @@ class LossyCall:
             apart = self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
-            return decode_row_by_row(lambda i: decoding(call.alone(i), row=i), stopping, call)
+            return decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, call)
         return decoding(call).decode()
 
-    def _decoding(self, stopping: Stopping, randomness: Randomness, call: Prepared, row: int = 0) -> Decoding:
-        """Put a run together; ``row`` is the number of its first row in ``stopping``."""
+    def _decoding(self, progress: Progress, randomness: Randomness, call: Prepared, row: int = 0) -> Decoding:
+        """Put a run together; ``row`` is the number of its first row in ``progress``."""
         acceptor, config = self.config.rule, call.config
-        layout, processors = BatchLayout.of(call.ids, call.padding), call.processors
+        texts, processors = Texts(call.ids, call.padding, row), call.processors
         runner, draft_runner = choose_runners(self.model, self.config.compile, acceptor, self.choice, call)
         if call.batch > 1:
             check_together(acceptor.name, call)
-            processors = row_aligned(processors, layout)
+            processors = row_aligned(processors, texts)
         windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
-        outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows)
-        stats = StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch)
-        progress = Progress(stopping, self.config.limits.bind(call.tokenizer), stats, call.streamer, row)
-        keep_raw = "logits" in outputs.wanted
-        reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness, keep_raw)
+        outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows, row)
+        reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
         drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness).drafter(
             progress, draft_runner, self.config.tree
         )
         return Decoding(
-            call.ids,
-            layout,
-            target=Target(runner, reader),
+            texts,
+            target=Target(runner, reader, keep_raw="logits" in outputs.wanted),
             drafter=drafter,
             acceptor=acceptor,
             progress=progress,
+            stats=StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch, row),
             outputs=outputs,
             inspected=self.config.inspect,
             synced=call.synced_gpus,

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..core.statistics import LossyStats, joined
 from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, side_by_side
-from ..decoding.progress import Stopping
+from ..decoding.progress import Progress
 from ..models.prepared import Prepared
 
 _PER_TOKEN = (
@@ -24,17 +24,17 @@ _PER_LAYER = ("encoder_hidden_states", "encoder_attentions")
 
 
 def decode_row_by_row(
-    make: Callable[[int], Decoding], stopping: Stopping, call: Prepared
+    make: Callable[[int], Decoding], progress: Progress, call: Prepared
 ) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
     """Decode rows apart, for drafters that follow one sequence's states and for encoder-decoder models.
 
-    ``make`` turns a row's number into its run; the runs share ``stopping``. Rows are decoded one after another. Where
+    ``make`` turns a row's number into its run; the runs share ``progress``. Rows are decoded one after another. Where
     criteria are asked about the whole batch in order, the shortest text has the next round. Return the output of
     ``generate()``, and the statistics.
     """
     runs: dict[int, Decoding] = {}
     with ExitStack() as stack:
-        while (i := _next_row(stopping)) is not None:
+        while (i := _next_row(progress)) is not None:
             if i not in runs:
                 runs[i] = make(i)
                 stack.enter_context(runs[i].in_use())
@@ -54,9 +54,9 @@ def decode_row_by_row(
     return type(first)(**given).with_stats(total), total
 
 
-def _next_row(stopping: Stopping) -> int | None:
-    going_on = [i for i, ended in enumerate(stopping.ended) if not ended]
-    return min(going_on, key=lambda i: stopping.generated[i] if stopping.asks_in_order else i, default=None)
+def _next_row(progress: Progress) -> int | None:
+    going_on = [i for i, ended in enumerate(progress.ended) if not ended]
+    return min(going_on, key=lambda i: progress.generated[i] if progress.asks_in_order else i, default=None)
 
 
 def _padded(sequences: Sequence[Tensor], padding: int) -> Tensor:

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutput
 
 from .shapes import Chain, Shape
 from .texts import RowShift
 from .token_records import TokenScores
-from .trees import Tree
+from .trees import Tree, along_path
 from .verification import Verification
 
 
@@ -113,6 +114,37 @@ class Draft:
             hidden=None if self.hidden is None else self.hidden[:, start:],
             lengths=None,
             unverified=tuple(max(0, n - start) for n in self.unverified),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TargetOutput:
+    """Verification → outputs and drafters: the target's forward, apart from what rules read of it.
+
+    Attributes
+    ----------
+    outputs
+        The forward's output.
+    raw_logits
+        ``(B, n + 1, V)`` its logits before the processors, if the caller asked for them.
+    """
+
+    outputs: Any
+    raw_logits: Tensor | None = None
+
+    def along(self, path: Tensor | None, nodes: int) -> TargetOutput:
+        """Return the output about one path ``(B, k)`` of trees with so many nodes; None returns a chain's itself."""
+        if path is None:
+            return self
+        given, raw = self.outputs, self.raw_logits
+        states, weights = (getattr(given, name, None) for name in ("hidden_states", "attentions"))
+        if states is not None:
+            states = tuple(along_path(layer, path, nodes) for layer in states)
+        if weights is not None:
+            weights = tuple(along_path(along_path(layer, path, nodes, 2), path, nodes, 3) for layer in weights)
+        return TargetOutput(
+            CausalLMOutput(hidden_states=states, attentions=weights),
+            None if raw is None else along_path(raw, path, nodes),
         )
 
 
@@ -220,6 +252,8 @@ class Commit:
         Columns of padding before each row's text.
     verification
         The target's answer, or None if it was not asked.
+    outputs
+        The output of the target's forward, or None.
     shift
         How the rows move into the next round's rectangle; None if they stay.
     path
@@ -234,6 +268,7 @@ class Commit:
     rows: tuple[int, ...]
     padding: tuple[int, ...]
     verification: Verification | None
+    outputs: Any = None
     shift: RowShift | None = None
     path: Tensor | None = None
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .messages import DraftCost, RowDecision
@@ -19,8 +18,6 @@ class RowRecorder:
     def __init__(self) -> None:
         self.trace: list[str] = []
         self.records: list[TokenRecord] = []
-        self.lossy = 0  # tokens kept lossily so far
-        self.charged = 0.0  # against a budget over the whole text
         self.work = dict.fromkeys(WORK, 0)
         self._rules: dict[str, int] = {}
         # Per round: where its tokens begin in the trace, where those that the target decided begin, how many drafted
@@ -30,25 +27,19 @@ class RowRecorder:
         self._ended: tuple[float, Mapping[str, float]] | None = None
 
     @property
-    def generated(self) -> int:
-        return len(self.trace)
-
-    @property
     def rounds(self) -> int:
         """Rounds in which the target decided a token of the output."""
         return sum(decided < len(self.trace) for _, decided, _, _ in self._rounds)
 
-    def add(self, decision: RowDecision, undecided: int, committed: int, unverified_by: str | None) -> None:
+    def add(self, decision: RowDecision, undecided: int, committed: int, unverified_by: str | None) -> int:
         """Count a round of which ``committed`` tokens reached the output (a stopping criterion may cut a round short).
 
         ``undecided`` is the number of drafted tokens for the target to decide; ``unverified_by`` is the rule that
-        unverified tokens are credited to, if there is one.
+        unverified tokens are credited to, if there is one. Return how many tokens were kept lossily.
         """
         start, unverified = len(self.trace), min(decision.unverified, committed)
         kept = min(decision.n_accepted, committed - unverified)
         lossless = decision.lossless[:kept]
-        self.lossy += unverified + kept - sum(lossless)
-        self.charged += decision.charge
         decided = ["accepted" if yes else "accepted_lossy" for yes in lossless]
         rules = [unverified_by] * unverified + [None] * (committed - unverified)
         for rule, mask in decision.kept_by.items():
@@ -65,6 +56,7 @@ class RowRecorder:
         self.records += [TokenRecord(token, status, number, rule, said) for token, status, rule, said in tokens]
         self._rounds.append((start, start + unverified, kept, undecided))
         self._drafts_unverified = self._drafts_unverified or unverified_by is not None
+        return unverified + kept - sum(lossless)
 
     def cut(self, length: int) -> None:
         """Remove all but the first ``length`` tokens."""
@@ -104,23 +96,24 @@ class RowRecorder:
 class StatsRecorder:
     """Collects one run's statistics: the rows' own, and the time and forwards that they share."""
 
-    def __init__(self, lossless: bool, rows: int = 1) -> None:
+    def __init__(self, lossless: bool, rows: int = 1, first: int = 0) -> None:
         self.lossless = lossless
-        self.rows = [RowRecorder() for _ in range(rows)]
+        self.rows = {row: RowRecorder() for row in range(first, first + rows)}
         self.seconds = dict.fromkeys(("drafting", "verifying", "deciding"), 0.0)
         self.flops: Mapping[str, float] = {}
         self.work = dict.fromkeys(WORK, 0)
         self._started = time.perf_counter()
         self._stopped: float | None = None
 
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Add the block's time to a stage."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] += time.perf_counter() - started
+    def start(self) -> None:
+        """Begin a stage."""
+        self._lap = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Add the time since the last stage to this one, and begin the next."""
+        now = time.perf_counter()
+        self.seconds[stage] += now - self._lap
+        self._lap = now
 
     def target_call(self, tokens: int, rows: Sequence[int], among: int) -> None:
         """Count one forward of the target over ``tokens`` of ``among`` rows, for the rows that asked for it."""
@@ -148,7 +141,7 @@ class StatsRecorder:
 
     def finish(self) -> LossyStats:
         """Return the sums over rows, with the rows' own statistics."""
-        rows = [row.finish(self.lossless, self._started) for row in self.rows]
+        rows = [row.finish(self.lossless, self._started) for row in self.rows.values()]
         total = (self._stopped or time.perf_counter()) - self._started
         shared = {**self.work, "flops": dict(self.flops), "seconds": {"total": total, **self.seconds}}
         if len(rows) == 1:

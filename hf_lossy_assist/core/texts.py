@@ -1,10 +1,10 @@
-"""Texts in the making: their tokens in preallocated memory, and the rows of a batch in one rectangle."""
+"""Texts in the making: their tokens in preallocated memory, and how the rows of a batch move."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -14,61 +14,136 @@ ROOM = 256
 """Spare slots of a new buffer."""
 
 
-class TokenBuffer:
-    """The tokens of a text and of proposals after it; appending does not copy the text.
+class Texts:
+    """The texts of a batch in the making: where each stands, and their tokens, in preallocated memory.
 
-    All results are views. The next proposal overwrites what stands behind the text. ``ids`` ``(B, L)`` is copied as
-    64-bit integers.
+    A row's text is its prompt, with the padding that it came with, and the generated tokens: what plain
+    ``generate()`` shows to processors and criteria. All rows end in the last column of one rectangle, with padding on
+    the left of shorter ones, so neighbouring slots of a row are one position apart, as sliding windows and position
+    biases require. A row that has ended leaves the rectangle.
+
+    Appending does not copy the texts: results are views, and the next proposal overwrites what stands behind the
+    texts. ``ids`` ``(B, L)`` is copied as 64-bit integers; ``first`` is the number of its first row in the call.
+
+    Attributes
+    ----------
+    rows
+        The numbers of the rows that have not ended.
+    lengths
+        The lengths of their texts.
+    width
+        The columns of the rectangle.
+    prompt
+        The columns of the prompts.
+    batch
+        How many rows there were in the beginning.
+    pad
+        The padding token.
+    ended
+        The texts of the rows that have ended, by number.
 
     Examples
     --------
-    >>> text = TokenBuffer(torch.tensor([[5, 6]]))
-    >>> text.with_draft(torch.tensor([[7, 8]]))
+    >>> texts = Texts(torch.tensor([[5, 6]]))
+    >>> extended = texts.with_draft(torch.tensor([[7, 8]]))
+    >>> extended
     tensor([[5, 6, 7, 8]])
-    >>> text.advance(1)
-    >>> text.with_draft(torch.tensor([[9]]))
+    >>> texts.grow(extended, [3], [False])
+    >>> texts.with_draft(torch.tensor([[9]]))
     tensor([[5, 6, 7, 9]])
     """
 
-    def __init__(self, ids: Tensor) -> None:
-        rows, self.length = ids.shape
-        self._block = torch.empty(rows, 2 * self.length + ROOM, dtype=torch.long, device=ids.device)
+    def __init__(self, ids: Tensor, pad: int = 0, first: int = 0) -> None:
+        self.batch, self.prompt = ids.shape
+        self.pad = pad
+        self.rows = list(range(first, first + self.batch))
+        self.lengths = [self.prompt] * self.batch
+        self.ended: dict[int, Tensor] = {}
+        self._first = first
+        self._hold(ids)
+
+    def _hold(self, ids: Tensor) -> None:
+        rows, self.width = ids.shape
+        self._block = torch.empty(rows, 2 * self.width + ROOM, dtype=torch.long, device=ids.device)
         self.ids.copy_(ids)
 
     @property
     def ids(self) -> Tensor:
-        """``(B, L)`` the text."""
-        return self._block.narrow(1, 0, self.length)
+        """``(B', W)`` the rectangle."""
+        return self._block.narrow(1, 0, self.width)
+
+    @property
+    def left_padding(self) -> list[int]:
+        """Columns of padding before each row's text."""
+        return [self.width - length for length in self.lengths]
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the rectangle is the batch as plain ``generate()`` would have it."""
+        return len(self.rows) == self.batch and min(self.lengths) == max(self.lengths)
 
     def with_draft(self, tokens: Tensor) -> Tensor:
-        """Write a proposal ``(B, n)`` after the text and return both ``(B, L + n)``; the text does not grow."""
+        """Write a proposal ``(B', n)`` after the texts and return both ``(B', W + n)``; the texts do not grow."""
         end = self._reserve(tokens.shape[1])
-        self._block.narrow(1, self.length, tokens.shape[1]).copy_(tokens)
+        self._block.narrow(1, self.width, tokens.shape[1]).copy_(tokens)
         return self._block.narrow(1, 0, end)
 
     def with_next(self, drafted: int, kept: Sequence[int], token: Tensor) -> Tensor:
-        """Write ``token`` ``(B,)`` after the first ``kept`` of each row's ``drafted`` proposed tokens.
+        """Write ``token`` ``(B',)`` after the first ``kept`` of each row's ``drafted`` proposed tokens.
 
-        Returns the text and the proposal ``(B, L + drafted + 1)``.
+        Returns the texts and the proposal ``(B', W + drafted + 1)``.
         """
         end = self._reserve(drafted + 1)
         if min(kept) == max(kept):
-            self._block.narrow(1, self.length + kept[0], 1).copy_(token.unsqueeze(-1))
+            self._block.narrow(1, self.width + kept[0], 1).copy_(token.unsqueeze(-1))
         else:
             at = torch.tensor(kept).to(token.device, non_blocking=True)
-            self._block.narrow(1, self.length, drafted + 1).scatter_(1, at[:, None], token[:, None])
+            self._block.narrow(1, self.width, drafted + 1).scatter_(1, at[:, None], token[:, None])
         return self._block.narrow(1, 0, end)
 
-    def advance(self, count: int) -> None:
-        """Add ``count`` tokens of the last proposal to the text."""
-        self.length += count
-
     def _reserve(self, count: int) -> int:
-        """Make room for ``count`` tokens after the text, and return where they end."""
-        end = self.length + count
+        """Make room for ``count`` tokens after the texts, and return where they end."""
+        end = self.width + count
         if end > self._block.shape[1]:
             self._block = torch.cat([self._block, self._block.new_empty(len(self._block), end + ROOM)], dim=-1)
         return end
+
+    def grow(self, extended: Tensor, lengths: Sequence[int], ended: Sequence[bool]) -> RowShift | None:
+        """Let the texts have new ``lengths``; those that have ``ended`` leave.
+
+        ``extended`` ``(B', W + n + 1)`` are the texts with all of a round's tokens.
+
+        Returns how rows move into the next rectangle, or None when all stay in place or have ended.
+        """
+        width = self.width
+        ends = [width + new - old for new, old in zip(lengths, self.lengths, strict=True)]
+        if not any(ended) and min(ends) == max(ends):
+            self.lengths, self.width = list(lengths), ends[0]
+            return None
+        for i, (row, padding) in enumerate(zip(self.rows, self.left_padding, strict=True)):
+            if ended[i]:
+                self.ended[row] = extended[i, padding : ends[i]].clone()
+        stay = [i for i in range(len(self.rows)) if not ended[i]]
+        whole = len(stay) == len(self.rows)
+        self.rows = [self.rows[i] for i in stay]
+        self.lengths = [lengths[i] for i in stay]
+        if not stay:
+            self.width = max(ends)
+            return None
+        wider = max(self.lengths)
+        if whole and all(end == wider for end in ends):
+            self.width = wider
+            return None
+        shift = RowShift(tuple(stay), tuple(ends[i] for i in stay), wider, extended.device)
+        self._hold(shift.take(extended, self.pad))
+        return shift
+
+    def finish(self, lengths: Sequence[int]) -> Tensor:
+        """Return ``(B, T)`` all texts, cut to ``lengths`` and padded on the right."""
+        going_on = zip(self.rows, self.ids, self.left_padding, strict=False)
+        texts = self.ended | {row: text[padding:] for row, text, padding in going_on}
+        texts = [texts[self._first + i][:length] for i, length in enumerate(lengths)]
+        return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=self.pad)
 
 
 class GrowingTensor:
@@ -143,71 +218,3 @@ class RowShift:
         return kept.gather(-1, sources.clamp(min=0).expand(kept.shape[:-1] + sources.shape[-1:])).masked_fill(
             sources < 0, fill
         )
-
-
-@dataclass(eq=False)
-class BatchLayout:
-    """Which text stands where: every row ends in the last column, with padding on its left.
-
-    A row's text is the prompt, with the padding that it came with, and the generated tokens: what plain
-    ``generate()`` shows to processors and criteria. Neighbouring slots of a row are one position apart, as sliding
-    windows and position biases require.
-    """
-
-    rows: list[int]  # the rows that have not ended, by their number in the batch
-    lengths: list[int]  # their texts' lengths
-    batch: int  # rows in the beginning
-    pad: int  # the padding token
-    ended: dict[int, Tensor] = field(default_factory=dict)  # the texts of the other rows
-
-    @classmethod
-    def of(cls, ids: Tensor, pad: int) -> BatchLayout:
-        batch, length = ids.shape
-        return cls(list(range(batch)), [length] * batch, batch, pad)
-
-    @property
-    def width(self) -> int:
-        return max(self.lengths, default=0)
-
-    @property
-    def left_padding(self) -> list[int]:
-        """Columns of padding before each row's text."""
-        width = self.width
-        return [width - length for length in self.lengths]
-
-    @property
-    def untouched(self) -> bool:
-        """Whether the rectangle is the batch as plain ``generate()`` would have it."""
-        return len(self.rows) == self.batch and min(self.lengths) == max(self.lengths)
-
-    def grow(self, extended: Tensor, counts: Sequence[int], ended: Sequence[bool]) -> RowShift | None:
-        """Add a round: ``counts`` tokens per row from ``extended`` ``(B, W + n + 1)``.
-
-        Returns how rows move into the next rectangle, or None when all stay in place or have ended.
-        """
-        if not any(ended) and min(counts) == max(counts):
-            self.lengths = [length + counts[0] for length in self.lengths]
-            return None
-        width = self.width
-        ends = [width + count for count in counts]
-        for i, (row, padding) in enumerate(zip(self.rows, self.left_padding, strict=True)):
-            if ended[i]:
-                self.ended[row] = extended[i, padding : ends[i]].clone()
-        stay = [i for i in range(len(self.rows)) if not ended[i]]
-        lengths = [self.lengths[i] + counts[i] for i in stay]
-        changes = len(stay) < len(self.rows) or any(max(lengths) - width != counts[i] for i in stay)
-        self.rows = [self.rows[i] for i in stay]
-        self.lengths = lengths
-        if not changes or not stay:
-            return None
-        return RowShift(tuple(stay), tuple(ends[i] for i in stay), self.width, extended.device)
-
-    def texts(self, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return ``(B, T)`` all texts, cut to their lengths and padded on the right.
-
-        ``ids`` ``(B', W)`` are the rows that have not ended.
-        """
-        going_on = zip(self.rows, ids, self.left_padding, strict=False)
-        texts = self.ended | {row: text[padding:] for row, text, padding in going_on}
-        texts = [texts[row][: lengths[row]] for row in range(self.batch)]
-        return torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=self.pad)

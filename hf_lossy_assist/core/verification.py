@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import CausalLMOutput
 
 from .distributions import Randomness, residual
 from .shapes import Chain, Shape
@@ -52,12 +50,6 @@ class Verification:
         ``logits``, as for a chain.
     charged
         What a rule with a budget has charged each text so far, as numbers or as a tensor ``(B,)``; empty for nothing.
-    outputs
-        The output of the target's forward.
-    raw_logits
-        ``(B, n + 1, V)`` its logits before the processors, if the caller asked for them.
-    sent
-        The number of tokens in the forward, over all rows.
     """
 
     tokens: Tensor
@@ -72,9 +64,6 @@ class Verification:
     shape: Shape = None
     logits_after: Tensor | None = None
     charged: Sequence[float] | Tensor = ()
-    outputs: Any = field(default=None, repr=False)
-    raw_logits: Tensor | None = field(default=None, repr=False)
-    sent: int = 0
 
     def __post_init__(self) -> None:
         if self.shape is None:
@@ -227,10 +216,10 @@ class Verification:
         return self.randomness.categorical(distribution) if self.do_sample else distribution.argmax(-1)
 
     def of_rows(self, rows: Tensor) -> Verification:
-        """Return the answer about some rows ``(B',)`` of chains, without the forward's output."""
+        """Return the answer about some rows ``(B',)`` of chains."""
         per_row = ("tokens", "logits", "draft_logits", "hidden", "dropped_logits", "centroid_logits", "draft_hidden")
         picked = {name: values[rows] for name in per_row if (values := getattr(self, name)) is not None}
-        return replace(self, **picked, shape=self.shape.of_rows(rows), charged=(), outputs=None, raw_logits=None)
+        return replace(self, **picked, shape=self.shape.of_rows(rows), charged=())
 
     def at(self, positions: Tensor) -> Verification:
         """Return the answer about one drafted position ``(B,)`` of a chain, and about the one after it."""
@@ -241,24 +230,13 @@ class Verification:
         picked = {name: values[rows, at] for name, at in columns.items() if (values := getattr(self, name)) is not None}
         if (dropped := self.dropped_logits) is not None:
             picked["dropped_logits"] = dropped.transpose(1, 2)[rows, one].transpose(1, 2)
-        return replace(self, **picked, shape=None, logits_after=None, outputs=None, raw_logits=None)
+        return replace(self, **picked, shape=None, logits_after=None)
 
     def along(self, path: Tensor | None) -> Verification:
         """Return the answer about one path ``(B, k)`` of each tree, as a chain; None returns a chain itself."""
         if path is None:
             return self
-        n, raw, given = len(self), self.raw_logits, self.outputs
-        states, weights = (getattr(given, name, None) for name in ("hidden_states", "attentions"))
-        if states is not None:
-            states = tuple(along_path(layer, path, n) for layer in states)
-        if weights is not None:
-            weights = tuple(along_path(along_path(layer, path, n, 2), path, n, 3) for layer in weights)
-        return Verification(
-            tokens=self.tokens.gather(-1, path),
-            logits=along_path(self._after_tokens, path, n),
-            outputs=CausalLMOutput(hidden_states=states, attentions=weights),
-            raw_logits=None if raw is None else along_path(raw, path, n),
-        )
+        return Verification(self.tokens.gather(-1, path), along_path(self._after_tokens, path, len(self)))
 
     @property
     def _after_tokens(self) -> Tensor:

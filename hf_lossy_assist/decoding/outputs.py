@@ -14,7 +14,7 @@ from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDe
 from typing_extensions import Self
 
 from ..compat import CACHE, cache_of
-from ..core.messages import Verification
+from ..core.messages import TargetOutput
 from ..core.statistics import LossyStats
 
 OUTPUTS = ("scores", "logits", "hidden_states", "attentions")
@@ -59,42 +59,53 @@ class GenerateLossyEncoderDecoderOutput(GenerateEncoderDecoderOutput):
 class OutputRecorder:
     """Collects the wanted outputs row by row, and joins the rows in the end.
 
-    ``prompt`` is the width of the prompts; ``windows`` says how many keys each attending layer keeps, None for all.
+    ``prompt`` is the width of the prompts, and ``first`` the number of the first row. ``windows`` says how many keys
+    each attending layer keeps, None for all.
     """
 
     def __init__(
-        self, config: GenerationConfig, rows: int = 1, prompt: int = 0, windows: Sequence[int | None] = ()
+        self,
+        config: GenerationConfig,
+        rows: int = 1,
+        prompt: int = 0,
+        windows: Sequence[int | None] = (),
+        first: int = 0,
     ) -> None:
         self.as_dict = bool(config.return_dict_in_generate)
         asked = OUTPUTS if self.as_dict else ()
         self.wanted = frozenset(name for name in asked if getattr(config, f"output_{name}", False))
         # Per row and name, one entry per token, as plain `generate()` gives it.
-        self.rows: list[dict[str, list[Any]]] = [defaultdict(list) for _ in range(rows)]
+        self.rows: dict[int, dict[str, list[Any]]] = {i: defaultdict(list) for i in range(first, first + rows)}
         self.prompt = prompt
         self.windows = dict(enumerate(windows))
 
-    def record(self, rows: Sequence[int], verification: Verification, counts: Sequence[int], drafted: int) -> None:
-        """Record the first ``counts`` tokens of each row from a round that verified ``drafted`` tokens."""
+    def record(
+        self, rows: Sequence[int], scores: Tensor, output: TargetOutput, counts: Sequence[int], drafted: int
+    ) -> None:
+        """Record the first ``counts`` tokens of each row from a round that verified a chain of ``drafted`` tokens.
+
+        ``scores`` ``(B, n + 1, V)`` are the processed logits.
+        """
         one = len(rows) == 1
         for i, (number, count) in enumerate(zip(rows, counts, strict=True)):
             row, own = self.rows[number], slice(None) if one else slice(i, i + 1)
-            for name, values in (("scores", verification.logits), ("logits", verification.raw_logits)):
+            for name, values in (("scores", scores), ("logits", output.raw_logits)):
                 if name in self.wanted:
                     row[name].extend(values[own, j] for j in range(count))
             for name in ("hidden_states", "attentions"):
                 if name in self.wanted:
-                    layers = _of_decoder(verification.outputs, name)
+                    layers = _of_decoder(output.outputs, name)
                     layers = tuple(layer.narrow(_rows_of(layer, name), i, 1) for layer in layers)
                     first = not row[name]
                     row[name] += _per_token(layers, count, drafted, first, square=name == "attentions")
-                    cross = getattr(verification.outputs, "cross_attentions", None)
+                    cross = getattr(output.outputs, "cross_attentions", None)
                     if name == "attentions" and cross is not None:
                         cross = tuple(layer[own] for layer in cross)
                         row["cross_attentions"] += _per_token(cross, count, drafted, first)
 
     def scores_upto(self, count: int) -> tuple[Tensor, ...] | None:
         """Return the scores of the first ``count`` tokens ``(B, V)`` each, if the caller asked for scores."""
-        return side_by_side([row["scores"][:count] for row in self.rows]) if "scores" in self.wanted else None
+        return side_by_side([row["scores"][:count] for row in self.rows.values()]) if "scores" in self.wanted else None
 
     def cut(self, row: int, length: int) -> None:
         for entries in self.rows[row].values():
@@ -121,7 +132,7 @@ class OutputRecorder:
         ).with_stats(stats)
 
     def _given(self, name: str) -> tuple:
-        rows = [row[name] for row in self.rows]
+        rows = [row[name] for row in self.rows.values()]
         if name == "attentions":
             rows = [[self._seen(weights, i) for i, weights in enumerate(row)] for row in rows]
         return side_by_side(rows, name)

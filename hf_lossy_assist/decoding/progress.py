@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +18,8 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ..core.limits import BoundLimits, LosslessPositions
-from ..core.recorders import StatsRecorder
 from ..core.shapes import Chain, Shape
-from ..core.texts import ROOM
+from ..core.texts import ROOM, Texts
 
 
 class TokenStatusStreamer(BaseStreamer):
@@ -47,19 +45,42 @@ def _no_scores(count: int) -> None:
     return None
 
 
-class Stopping:
-    """Cuts the rows of a batch at the first token after which a stopping criterion holds.
+class Progress:
+    """How far the rows of a call have come; it cuts each at the first token after which a stopping criterion holds.
 
     Length and EOS need only the tokens on the host. transformers' own stateless criteria are asked row by row, as soon
     as a row has the token. All other criteria may count their calls or remember rows, so they are asked as plain
     ``generate()`` asks them: about the whole batch, once per position, in order. This has to wait until every row that
     goes on has reached the position; rows that were ahead are then cut back.
+
+    Runs that decode one row each share it. ``limits`` say where the output may be lossy; None for everywhere. The
+    ``streamer`` is shown every token; for one row only.
+
+    Attributes
+    ----------
+    generated
+        How many tokens each row has.
+    ended
+        Whether each row has ended; criteria that are asked in order may still cut it back.
+    lossy, charged
+        How many tokens of each row were kept lossily, and what they cost a rule with a budget over the whole text.
     """
 
-    def __init__(self, config: GenerationConfig, criteria: StoppingCriteriaList, prompts: Tensor, pad: int = 0) -> None:
+    def __init__(
+        self,
+        config: GenerationConfig,
+        criteria: StoppingCriteriaList,
+        prompts: Tensor,
+        pad: int = 0,
+        limits: BoundLimits | None = None,
+        streamer: Any = None,
+    ) -> None:
         batch, self.prompt = prompts.shape
-        self.generated = [0] * batch  # tokens of each row
-        self.ended = [False] * batch  # criteria that are asked in order may still cut ended rows back
+        self.limits = limits
+        self.streamer = streamer
+        self.generated = [0] * batch
+        self.ended = [False] * batch
+        self.lossy, self.charged = [0] * batch, [0.0] * batch
         self.max_length = config.max_length
         self.eos: set[int] = set()
         self._by_row, self._in_order = StoppingCriteriaList(), StoppingCriteriaList()
@@ -75,21 +96,16 @@ class Stopping:
             else:
                 self._in_order.append(criterion)
         self.asks_in_order = bool(self._in_order)
+        self._asks = bool(self._by_row or self._in_order)
         self._pad = pad
         self._texts = prompts.long()
         self._asked = 0  # how many positions the criteria have been asked about in order
         self._held = [False] * batch  # rows that a criterion has ended, but that go on until all end
 
-    def remaining(self, row: int) -> int:
-        """Return how many more tokens fit into a row's text."""
-        return self.max_length - self.prompt - self.generated[row]
-
-    def fork(self, row: int) -> int:
-        """Add a copy of a row, for criteria that are not asked in order; return its number."""
-        for values in (self.generated, self.ended):
-            values.append(values[row])
-        self._texts = torch.cat([self._texts, self._texts[row : row + 1]])
-        return len(self.generated) - 1
+    def remaining(self, rows: Sequence[int]) -> list[int]:
+        """Return how many more tokens fit into each row's text."""
+        most = self.max_length - self.prompt
+        return [most - self.generated[row] for row in rows]
 
     def commit(self, rows: Sequence[int], tokens: Sequence[list[int]], scores: Scores = _no_scores) -> list[int]:
         """Let rows grow by tokens up to where they end; return by how many each has grown."""
@@ -100,12 +116,19 @@ class Stopping:
         if self._in_order:
             while self._ask_about_next(scores):
                 pass
-        return [max(0, self.generated[row] - start) for row, start in zip(rows, before, strict=True)]
+        counts = [max(0, self.generated[row] - start) for row, start in zip(rows, before, strict=True)]
+        if self.streamer is not None and counts[0]:
+            self.streamer.put(torch.tensor([tokens[0][: counts[0]]]))
+        return counts
 
     def _take(self, row: int, tokens: list[int], scores: Scores) -> None:
-        room, start = self.remaining(row), self.generated[row]
-        count = next((i for i, token in enumerate(tokens, 1) if token in self.eos or i >= room), None)
-        if self._by_row or self._in_order:
+        start = self.generated[row]
+        room, count = self.max_length - self.prompt - start, None
+        for i, token in enumerate(tokens, 1):
+            if token in self.eos or i >= room:
+                count = i
+                break
+        if self._asks:
             self._write(row, tokens[:count])
             for i in range(1, len(tokens[:count]) + 1) if self._by_row else ():
                 text = self._texts[row : row + 1, : self.prompt + start + i]
@@ -144,49 +167,21 @@ class Stopping:
             self._texts = torch.nn.functional.pad(self._texts, (0, missing + ROOM), value=self._pad)
         self._texts[row, start : start + len(tokens)] = torch.tensor(tokens, device=self._texts.device)
 
-
-@dataclass(frozen=True, eq=False)
-class Progress:
-    """Where tokens become part of the output: cut where texts end, shown to a streamer, and counted."""
-
-    stopping: Stopping  # where texts end; runs that decode one row each share it
-    limits: BoundLimits | None  # where the output may be lossy; None for everywhere
-    stats: StatsRecorder
-    streamer: Any = None  # is shown every token; for one row only
-    offset: int = 0  # the number of the run's first row in `stopping`
-
-    def remaining(self, rows: Sequence[int]) -> list[int]:
-        return [self.stopping.remaining(row + self.offset) for row in rows]
-
-    def ended(self, row: int) -> bool:
-        return self.stopping.ended[row + self.offset]
-
-    def generated(self, row: int) -> int:
-        return self.stopping.generated[row + self.offset]
-
-    def commit(self, rows: Sequence[int], tokens: Sequence[list[int]], scores: Scores = _no_scores) -> list[int]:
-        """Let rows grow by tokens up to where they end; return by how many each has grown."""
-        counts = self.stopping.commit([row + self.offset for row in rows], tokens, scores)
-        if self.streamer is not None and counts[0]:
-            self.streamer.put(torch.tensor(tokens[0][: counts[0]]))
-        return counts
-
-    def show_statuses(self, statuses: Sequence[str]) -> None:
-        if statuses and isinstance(self.streamer, TokenStatusStreamer):
-            self.streamer.put_statuses(statuses)
-
-    def lossless_positions(self, candidate: Tensor, shape: Shape, rows: Sequence[int]) -> LosslessPositions | None:
+    def lossless_positions(self, candidate: Tensor, shape: Shape, texts: Texts) -> LosslessPositions | None:
         """Return where drafted tokens at the end of ``candidate`` ``(B, L)`` have to be lossless; None for nowhere."""
         if self.limits is None:
             return None
-        counted = [self.stats.rows[row] for row in rows]
-        generated, lossy = [row.generated for row in counted], [row.lossy for row in counted]
-        return self.limits.lossless_positions(candidate, shape, generated, lossy)
+        generated = [length - texts.prompt for length in texts.lengths]
+        return self.limits.lossless_positions(candidate, shape, generated, [self.lossy[row] for row in texts.rows])
 
-    def may_be_unverified(self, candidate: Tensor, drafted: int, rows: Sequence[int]) -> Tensor | None:
+    def may_be_unverified(self, candidate: Tensor, drafted: int, texts: Texts) -> Tensor | None:
         """Return ``(B,)`` whether the newest token of ``candidate`` may be lossy, if the drafted ones before it are."""
-        positions = self.lossless_positions(candidate, Chain(drafted, candidate.device), rows)
+        positions = self.lossless_positions(candidate, Chain(drafted, candidate.device), texts)
         if positions is None:
             return None
         last = torch.full((len(candidate),), drafted - 1, device=candidate.device)
         return ~positions.after(last).forbids_lossy[:, 0]
+
+    def show_statuses(self, statuses: Sequence[str]) -> None:
+        if statuses and isinstance(self.streamer, TokenStatusStreamer):
+            self.streamer.put_statuses(statuses)

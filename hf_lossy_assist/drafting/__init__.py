@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from ..core.messages import Commit, Draft
 from ..core.recorders import StatsRecorder
-from ..core.texts import BatchLayout
+from ..core.texts import Texts
 
 
 class Drafter(ABC):
     """Proposes tokens for the rows of a batch."""
 
     @abstractmethod
-    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
         """Propose tokens.
 
         Parameters

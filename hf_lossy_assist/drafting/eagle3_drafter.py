@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ..compat import rollback
 from ..core.messages import Commit, Draft
-from ..core.texts import BatchLayout, RowShift
+from ..core.texts import RowShift, Texts
 from ..core.trees import along_path
 from ..errors import LossyUnsupportedError
 from ..models.cache_rows import move_cache
@@ -54,7 +54,7 @@ class Eagle3Drafter(ModelDrafter):
             **settings,
         )
 
-    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
         return super().propose(ids, layout, remaining) if self.runner.seen else Draft.empty(ids)
 
     def observe(self, commit: Commit) -> None:

@@ -25,7 +25,7 @@ from ..compat import (
 )
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, DraftCost
-from ..core.texts import BatchLayout
+from ..core.texts import Texts
 from ..errors import LossyUnsupportedError
 from ..models.lm_head_hook import lm_head_hook
 from ..models.processing import process, reads_text
@@ -133,7 +133,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         # In a batch, padding may count beyond the highest position.
         return DynamicCacheRunner(DraftForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
 
-    def propose(self, ids: Tensor, layout: BatchLayout | None, remaining: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
         self._drafted = n = min(self.draft_length.size, max(remaining) - 1)
         if n <= 0:

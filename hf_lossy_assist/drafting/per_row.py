@@ -12,7 +12,7 @@ from ..acceptors import Acceptor
 from ..compat import DRAFTERS_WITHOUT_LOGITS, CandidateGenerator
 from ..core.distributions import point_mass
 from ..core.messages import Commit, Draft, DraftCost
-from ..core.texts import BatchLayout
+from ..core.texts import Texts
 from ..errors import LossyValueError
 from . import Drafter
 from .model import ModelDrafter
@@ -42,7 +42,7 @@ class GeneratorDrafter(Drafter):
         self._outputs: Any = None
         self._accepted = 0
 
-    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
         return self.ask(ids, remaining[0] - 1, **self._context())
 
     def ask(self, ids: Tensor, room: int, **context: Any) -> Draft:
@@ -71,7 +71,7 @@ class GeneratorDrafter(Drafter):
     def learn(self, commit: Commit, i: int) -> None:
         """Learn from the round's decision about the i-th row."""
         self._accepted = commit.accepted[i]
-        self._outputs = commit.verification.outputs
+        self._outputs = commit.outputs
         scores = commit.verification.logits[i : i + 1]
         self.generator.update_candidate_strategy(commit.text(i).clone(), scores, commit.accepted[i])
 
@@ -117,7 +117,7 @@ class PerRowDrafter(Drafter):
     def __init__(self, make: Callable[[int], GeneratorDrafter], batch: int) -> None:
         self.drafters = [make(row) for row in range(batch)]
 
-    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
         texts = [ids[i : i + 1, padding:] for i, padding in enumerate(layout.left_padding)]
         drafters = [self.drafters[row] for row in layout.rows]
         drafts = [x.propose(text, layout, [room]) for x, text, room in zip(drafters, texts, remaining, strict=True)]

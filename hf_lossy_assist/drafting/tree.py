@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.messages import Draft, DraftCost
-from ..core.texts import BatchLayout
+from ..core.texts import Texts
 from ..core.trees import DrawnTree, Tree
 from ..models.processing import process
 from .eagle3_drafter import Eagle3Drafter
@@ -35,7 +35,7 @@ class TreeDrafter(ModelDrafter):
         self.shape = shape
         super().__init__(model, *args, **settings)
 
-    def propose(self, ids: Tensor, layout: BatchLayout | None, remaining: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
         depth = min(self.shape.depth, max(remaining) - 1)
         if depth <= 0:

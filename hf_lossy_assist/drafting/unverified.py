@@ -14,22 +14,21 @@ from ..acceptors import UnverifiedDrafting
 from ..core.limits import BoundLimits
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.recorders import StatsRecorder
-from ..core.texts import BatchLayout
+from ..core.texts import Texts
 from ..errors import LossyUnsupportedError
 from ..theory import DenseDecoder
 from .model import ModelDrafter
 
 
-class Texts(Protocol):
+class Committing(Protocol):
     """The part of a call's progress that drafting without the target needs."""
 
     limits: BoundLimits | None
-
-    def ended(self, row: int) -> bool: ...
+    ended: list[bool]
 
     def commit(self, rows: Sequence[int], tokens: Sequence[list[int]]) -> list[int]: ...
 
-    def may_be_unverified(self, candidate: Tensor, drafted: int, rows: Sequence[int]) -> Tensor | None: ...
+    def may_be_unverified(self, candidate: Tensor, drafted: int, texts: Texts) -> Tensor | None: ...
 
 
 class UnverifiedDrafter(ModelDrafter):
@@ -39,7 +38,9 @@ class UnverifiedDrafter(ModelDrafter):
     are dropped. No token of the target's own follows a kept proposal, because theorem 1 would not hold with it.
     """
 
-    def __init__(self, model: PreTrainedModel, request: UnverifiedDrafting, progress: Texts, **settings: Any) -> None:
+    def __init__(
+        self, model: PreTrainedModel, request: UnverifiedDrafting, progress: Committing, **settings: Any
+    ) -> None:
         super().__init__(model, 1, keep_hidden=True, **settings)
         self.request = request
         self.progress = progress
@@ -52,18 +53,18 @@ class UnverifiedDrafter(ModelDrafter):
         Return the tokens ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and P(acceptable) ``(B,)``.
         """
 
-    def propose(self, ids: Tensor, layout: BatchLayout, remaining: Sequence[int]) -> Draft:
+    def propose(self, ids: Tensor, layout: Texts, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens, self._scored
         self.text, self.drafted = ids, []
         rows = range(len(ids))
         unverified, waits, logits, scores = [0] * len(ids), [False] * len(ids), [], []
-        while not all(waits[i] or self.progress.ended(layout.rows[i]) for i in rows):
+        while not all(waits[i] or self.progress.ended[layout.rows[i]] for i in rows):
             _, processed, score = self.propose_one()
             logits.append(processed)
             scores.append(score)
             passing = {}
             for i, (drafted, passes) in enumerate(self._fetch(len(logits), score, layout)):
-                if waits[i] or self.progress.ended(layout.rows[i]):
+                if waits[i] or self.progress.ended[layout.rows[i]]:
                     continue
                 if passes and unverified[i] < self.request.max_draft - 1:
                     unverified[i] += 1
@@ -100,19 +101,19 @@ class UnverifiedDrafter(ModelDrafter):
         except LossyUnsupportedError:
             return {}
         head = stats.work["head_calls"] * 2 * self.request.head.config.width
-        decided = sum(row.rounds for row in stats.rows)
+        decided = sum(row.rounds for row in stats.rows.values())
         return {
             "paper": head + stats.work["draft_tokens"] * draft.published + decided * verified.published,
             "actual": head + stats.work["draft_tokens"] * draft.total + stats.work["target_tokens"] * verified.total,
         }
 
-    def _fetch(self, drafted: int, score: Tensor, layout: BatchLayout) -> list[tuple[int, bool]]:
+    def _fetch(self, drafted: int, score: Tensor, layout: Texts) -> list[tuple[int, bool]]:
         """Bring each row's newest token to the host, and whether it passes: the step's only synchronisation."""
         newest = self.drafted[-1][:, 0]
         passes = score.to(newest.device) > self.request.threshold
         if self.progress.limits is not None:
             # Rows that wait are ignored; the others have the same number of unverified tokens.
-            passes &= self.progress.may_be_unverified(self.ids, drafted, layout.rows)
+            passes &= self.progress.may_be_unverified(self.ids, drafted, layout)
         return [(token, bool(ok)) for token, ok in torch.stack([newest, passes.long()], dim=-1).tolist()]
 
     def _score(self) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from .. import compat
 from ..acceptors import decide
@@ -18,11 +18,11 @@ from ..call.checks import check_mode, check_processors
 from ..call.config import LossyConfig
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
+from ..core.limits import BoundLimits
 from ..core.messages import Draft, RowDecision
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
 from ..decoding.inspector import with_scores
-from ..decoding.progress import Progress, Stopping
 from ..drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens
 from ..drafting.draft_stop import LONGEST, fresh
 from ..drafting.model import ModelDrafter, check_draft_model, mask_of
@@ -203,12 +203,12 @@ class LossyVerification(LogitsProcessor):
             raise LossyValueError(_UNKNOWN_DISTRIBUTION.format(acceptor.name))
         reader = TargetReader(self.target, others, acceptor, generation_config.do_sample, randomness)
         stats = StatsRecorder(acceptor.is_lossless(generation_config.do_sample))
-        # transformers' loop ends texts and shows tokens by itself.
-        stopping = Stopping(generation_config, StoppingCriteriaList(), input_ids)
         self._rounds = _TransformersRounds(
             drafter_of(drafter, acceptor, model_kwargs),
             reader,
-            Progress(stopping, self.limits, stats),
+            stats,
+            self.limits,
+            input_ids.shape[1],
             compat.ending_tokens(generation_config),
             self.config.inspect,
         )
@@ -238,7 +238,9 @@ class _TransformersRounds(CandidateGenerator):
 
     drafter: GeneratorDrafter
     reader: TargetReader
-    progress: Progress
+    stats: StatsRecorder
+    limits: BoundLimits | None
+    prompt: int  # its length
     ending: Container[int]  # tokens that end a text
     inspected: bool
     committed: int = 0
@@ -248,9 +250,10 @@ class _TransformersRounds(CandidateGenerator):
     selected: Tensor | None = None
     decision: RowDecision | None = None
     sent: int = 0
+    lossy: int = 0  # tokens kept lossily so far
+    charged: float = 0.0  # what they cost a rule with a budget
 
     def __post_init__(self) -> None:
-        self.stats = self.progress.stats
         self.requires_model_outputs = self.drafter.generator.requires_model_outputs
         self._forward = ExitStack()
 
@@ -261,9 +264,10 @@ class _TransformersRounds(CandidateGenerator):
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         self.draft = self.logits = self.decision = None
         ids = input_ids.to(compat.device_of(self.reader.model))
-        with self.stats.timed("drafting"):
-            self.draft = self.drafter.ask(ids, 2**31, **kwargs)
-            self.stats.draft_work(self.draft.cost, [0])
+        self.stats.start()
+        self.draft = self.drafter.ask(ids, 2**31, **kwargs)
+        self.stats.draft_work(self.draft.cost, [0])
+        self.stats.lap("drafting")
         # A copy of our own: see `rewrite`.
         self.candidate = torch.cat([ids, self.draft.tokens], dim=-1)
         self.committed = input_ids.shape[1]
@@ -281,7 +285,7 @@ class _TransformersRounds(CandidateGenerator):
         drafted = len(self.draft)
         padding = None if mask is None or mask.dim() != 2 else mask[:, : mask.shape[1] - drafted]
         room = self.reader.hook.wanted(padding, 1, max(1, tokens - drafted))
-        self._forward.enter_context(self.stats.timed("verifying"))
+        self.stats.start()
         self._forward.enter_context(self.reader.hook.over(drafted))
         return room
 
@@ -290,6 +294,7 @@ class _TransformersRounds(CandidateGenerator):
         if self.draft is None or self.logits is not None:
             return
         self._forward.close()
+        self.stats.lap("verifying")
         self.stats.target_call(self.sent, [0], 1)
         clean, dropped = self.reader.hook.split(outputs.logits, len(self.draft))
         if dropped is not None:
@@ -325,7 +330,8 @@ class _TransformersRounds(CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         committed = input_ids.shape[1] - self.committed
-        self.stats.rows[0].add(self.decision, len(self.draft), committed, None)
+        self.lossy += self.stats.rows[0].add(self.decision, len(self.draft), committed, None)
+        self.charged += self.decision.charge
         self.drafter.generator.update_candidate_strategy(input_ids, scores, num_matches)
         self.stats.stop()
         self.draft = None
@@ -336,17 +342,20 @@ class _TransformersRounds(CandidateGenerator):
         self.draft = None
 
     def _decide(self, device: torch.device) -> None:
-        with self.stats.timed("deciding"):
-            clean, dropped = self.logits
-            logits = clean.to(device=device, dtype=torch.float32)
-            charged = [self.stats.rows[0].charged]
-            verification = self.reader.read_logits(self.candidate, self.draft, logits, dropped, charged=charged)
-            positions = self.progress.lossless_positions(self.candidate, self.draft.shape, [0])
-            decision = decide(self.reader.acceptor, verification, positions)
-            self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
-            self.selected[:, :-1] = self.draft.tokens
-            self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
-            decisions = decision.to_host(self.draft)
-            if self.inspected:
-                decisions = with_scores(decisions, self.reader.acceptor, self.draft, verification, decision)
-            (self.decision,) = decisions
+        self.stats.start()
+        clean, dropped = self.logits
+        logits = clean.to(device=device, dtype=torch.float32)
+        verification = self.reader.read(self.candidate, self.draft, logits, dropped, [self.charged])
+        positions = None
+        if self.limits is not None:
+            generated = [self.committed - self.prompt]
+            positions = self.limits.lossless_positions(self.candidate, self.draft.shape, generated, [self.lossy])
+        decision = decide(self.reader.acceptor, verification, positions)
+        self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
+        self.selected[:, :-1] = self.draft.tokens
+        self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
+        decisions = decision.to_host(self.draft)
+        if self.inspected:
+            decisions = with_scores(decisions, self.reader.acceptor, self.draft, verification, decision)
+        (self.decision,) = decisions
+        self.stats.lap("deciding")

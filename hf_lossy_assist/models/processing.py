@@ -8,7 +8,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from ..compat import PREFIX_FREE_PROCESSORS, process_rows_alike
 from ..core.shapes import Chain, Shape
-from ..core.texts import BatchLayout
+from ..core.texts import Texts
 
 
 def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape: Shape | None = None) -> Tensor:
@@ -52,7 +52,7 @@ class RowAlignedProcessors(LogitsProcessor):
     batch: rows of other lengths are cut or padded for them, and their results dropped.
     """
 
-    def __init__(self, processors: LogitsProcessorList, layout: BatchLayout) -> None:
+    def __init__(self, processors: LogitsProcessorList, layout: Texts) -> None:
         self.processors = processors
         self.layout = layout
         self._alike = process_rows_alike(processors)
@@ -96,7 +96,7 @@ class RowProcessors(LogitsProcessor):
         return every[self.row : self.row + 1]
 
 
-def row_aligned(processors: LogitsProcessorList, layout: BatchLayout) -> LogitsProcessorList:
+def row_aligned(processors: LogitsProcessorList, layout: Texts) -> LogitsProcessorList:
     return LogitsProcessorList([RowAlignedProcessors(processors, layout)]) if reads_text(processors) else processors
 
 

@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from ..acceptors import Acceptor
 from ..compat import idle_forward
 from ..core.distributions import Randomness
-from ..core.messages import Commit, Draft, Verification
+from ..core.messages import Commit, Draft, TargetOutput, Verification
 from ..core.shapes import Shape
 from .lm_head_hook import LMHeadHook, NoHook, lm_head_hook
 from .processing import process, process_paths
@@ -21,11 +21,17 @@ from .runner import ModelRunner
 
 
 class Target:
-    """The model that verifies drafts; its runner alone knows cache, mask, positions, and how much has been read."""
+    """The model that verifies drafts; its runner alone knows cache, mask, positions, and how much has been read.
 
-    def __init__(self, runner: ModelRunner, reader: TargetReader) -> None:
+    With ``keep_raw``, the unprocessed logits are kept for the caller. ``output`` is the last forward's.
+    """
+
+    output: TargetOutput
+
+    def __init__(self, runner: ModelRunner, reader: TargetReader, keep_raw: bool = False) -> None:
         self.runner = runner
         self.reader = reader
+        self.keep_raw = keep_raw
 
     @property
     def model(self) -> PreTrainedModel:
@@ -47,14 +53,18 @@ class Target:
         Logits begin at the first token that the target decides. After unverified tokens the verification covers one
         token per row. ``charged`` is what the rule has charged each text so far.
         """
-        verified = draft.without_unverified()
+        verified, hook = draft.without_unverified(), self.reader.hook
         n = len(verified)
         known = candidate.shape[1] - n - self.runner.seen
-        keep = n + self.reader.hook.wanted(self.carried.get("attention_mask"), len(candidate), known)
+        keep = n + hook.wanted(self.runner.carried.get("attention_mask"), len(candidate), known)
         self.runner.catch_up(candidate, keep)
-        with self.reader.hook.over(n):
+        with hook.over(n):
             outputs = verified.shape.run(self.runner, candidate, keep, draft.target_inputs)
-        verification = self.reader.read(candidate, verified, outputs, self.runner.sent, charged)
+        clean, dropped = hook.split(outputs.logits, n)
+        raw = clean.to(device=candidate.device, dtype=torch.float32)
+        self.output = TargetOutput(outputs, raw if self.keep_raw else None)
+        # Processors may overwrite their input, and the raw logits belong to the caller.
+        verification = self.reader.read(candidate, verified, raw.clone() if self.keep_raw else raw, dropped, charged)
         if verified.unverified is None or n == 1:
             return verification
         return verification.at(verified.first_undecided)
@@ -79,14 +89,13 @@ class Target:
 
 @dataclass(eq=False)
 class TargetReader:
-    """Turns the output of the target's forward into what rules read; ``keep_raw`` keeps the unprocessed logits too."""
+    """Turns the logits of the target's forward into what rules read."""
 
     model: PreTrainedModel
     processors: LogitsProcessorList
     acceptor: Acceptor
     do_sample: bool
     randomness: Randomness
-    keep_raw: bool = False
     hook: NoHook | LMHeadHook = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,31 +103,19 @@ class TargetReader:
         self.hook = lm_head_hook(self.model, self.randomness, self.acceptor.dropped_heads) if wanted else NoHook()
 
     def read(
-        self, candidate: Tensor, draft: Draft, outputs: Any, sent: int = 0, charged: Sequence[float] = ()
-    ) -> Verification:
-        """Read a forward's output, whose logits stay as they are.
-
-        ``candidate`` ``(B, L + n)`` holds committed and drafted tokens, ``sent`` counts the tokens of the forward, and
-        ``charged`` is what the rule has charged each text so far.
-        """
-        clean, dropped = self.hook.split(outputs.logits, len(draft))
-        raw = clean.to(device=candidate.device, dtype=torch.float32)
-        # Processors may overwrite their input, and the raw logits belong to the caller.
-        logits, kept = (raw.clone(), raw) if self.keep_raw else (raw, None)
-        return self.read_logits(candidate, draft, logits, dropped, outputs, kept, sent, charged)
-
-    def read_logits(
         self,
         candidate: Tensor,
         draft: Draft,
         logits: Tensor,
-        dropped: Tensor | None,
-        outputs: Any = None,
-        raw: Tensor | None = None,
-        sent: int = 0,
+        dropped: Tensor | None = None,
         charged: Sequence[float] = (),
     ) -> Verification:
-        """Read logits that are split already; ``logits`` ``(B, n + 1, V)`` may be overwritten."""
+        """Read the logits of a forward.
+
+        ``candidate`` ``(B, L + n)`` holds committed and drafted tokens. ``logits`` ``(B, n + 1, V)`` are float32 and
+        may be overwritten; ``dropped`` ``(B, K, n, V)`` are those of dropped heads, and ``charged`` is what the rule
+        has charged each text so far.
+        """
         shape = draft.shape
         after = process(self.processors, candidate, logits, shape)
         positions = shape.positions(after)
@@ -136,9 +133,6 @@ class TargetReader:
             shape=shape,
             logits_after=None if positions is after else after,
             charged=charged,
-            outputs=outputs,
-            raw_logits=raw,
-            sent=sent,
         )
 
     def _read_dropped(

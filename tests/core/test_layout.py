@@ -15,13 +15,13 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from hf_lossy_assist.core.texts import BatchLayout, RowShift
+from hf_lossy_assist.core.texts import RowShift, Texts
 from hf_lossy_assist.models.processing import RowAlignedProcessors, RowProcessors, row_aligned
-from tests.decoding.fixtures import PAD, Round, between, random_round, random_tokens, rectangle
+from tests.decoding.fixtures import PAD, Round, between, longer, random_round, random_tokens, rectangle
 from tests.tiny_models import VOCAB
 
 
-class Texts:
+class Expected:
     """A batch as lists of tokens: the rows that go on, and those that have ended."""
 
     def __init__(self, rows: int, length: int, generator: torch.Generator) -> None:
@@ -32,9 +32,6 @@ class Texts:
     def rectangle(self) -> torch.Tensor:
         return rectangle(list(self.going_on.values()))
 
-    def with_round(self, new: Round) -> torch.Tensor:
-        return torch.cat([self.rectangle, torch.tensor(new.tokens)], dim=1)
-
     def grow(self, new: Round) -> None:
         after = dict(zip(self.going_on, new.after(list(self.going_on.values())), strict=True))
         gone = [row for row, ended in zip(self.going_on, new.ended, strict=True) if ended]
@@ -42,17 +39,17 @@ class Texts:
         self.going_on = after
 
 
-def grown(seed: int, rows: int = 5, rounds: int = 8) -> Iterator[tuple[BatchLayout, Texts, torch.Tensor]]:
+def grown(seed: int, rows: int = 5, rounds: int = 8) -> Iterator[tuple[Texts, Expected, torch.Tensor]]:
     """Yield layout, texts and rectangle after each of several rounds that leave rows; rows may be cut back."""
     generator = torch.Generator().manual_seed(seed)
-    texts = Texts(rows, 6, generator)
-    layout, ids = BatchLayout.of(texts.rectangle, PAD), texts.rectangle
+    texts = Expected(rows, 6, generator)
+    layout, ids = Texts(texts.rectangle, PAD), texts.rectangle
     for _ in range(rounds):
         yield layout, texts, ids
         # Up to 12 tokens more than the slowest, and up to two fewer than before.
         new = random_round(len(texts.going_on), between(0, 12, generator), generator, least=-2)
-        extended = texts.with_round(new)
-        shift = layout.grow(extended, new.counts, new.ended)
+        extended = layout.with_draft(torch.tensor(new.tokens))
+        shift = layout.grow(extended, longer(layout, new.counts), new.ended)
         before = texts.rectangle.shape[1]
         texts.grow(new)
         if not texts.going_on:
@@ -79,29 +76,29 @@ def test_rectangles_hold_the_texts(seed: int):
 def test_all_texts_cut_to_lengths(seed: int):
     """Rows that have ended may be cut back later, so what is asked for counts."""
     generator = torch.Generator().manual_seed(seed)
-    for layout, texts, ids in grown(seed):
+    for layout, texts, _ in grown(seed):
         every = texts.going_on | texts.ended
         lengths = [between(1, len(every[row]), generator) for row in range(5)]
         wanted = [every[row][:length] for row, length in enumerate(lengths)]
         padded = [text + [PAD] * (max(lengths) - len(text)) for text in wanted]
-        assert layout.texts(ids, lengths).tolist() == padded
+        assert layout.finish(lengths).tolist() == padded
 
 
 def test_all_texts_after_the_last_has_ended():
     ids = torch.tensor([[5, 6], [7, 8]])
-    layout = BatchLayout.of(ids, PAD)
-    extended = torch.cat([ids, torch.tensor([[9, 10, 11], [12, 13, 14]])], dim=1)
-    assert layout.grow(extended, [3, 1], [True, True]) is None
-    assert layout.texts(ids, [5, 3]).tolist() == [[5, 6, 9, 10, 11], [7, 8, 12, PAD, PAD]]
+    layout = Texts(ids, PAD)
+    extended = layout.with_draft(torch.tensor([[9, 10, 11], [12, 13, 14]]))
+    assert layout.grow(extended, longer(layout, [3, 1]), [True, True]) is None
+    assert layout.finish([5, 3]).tolist() == [[5, 6, 9, 10, 11], [7, 8, 12, PAD, PAD]]
 
 
 def test_rows_that_agree_stay_where_they_are():
     ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
-    layout = BatchLayout.of(ids, PAD)
-    assert layout.grow(torch.cat([ids, ids], dim=1), [2, 2], [False, False]) is None
-    assert layout.grow(torch.cat([ids, ids, ids], dim=1), [1, 3], [False, False]) is not None
+    layout = Texts(ids, PAD)
+    assert layout.grow(layout.with_draft(ids), longer(layout, [2, 2]), [False, False]) is None
+    assert layout.grow(layout.with_draft(ids), longer(layout, [1, 3]), [False, False]) is not None
     assert layout.left_padding == [2, 0]
-    assert layout.grow(torch.zeros(2, 12, dtype=torch.long), [1, 1], [False, False]) is None
+    assert layout.grow(layout.with_draft(ids), longer(layout, [1, 1]), [False, False]) is None
     assert layout.left_padding == [2, 0]
 
 
@@ -184,7 +181,7 @@ def test_one_row_of_a_batch_keeps_its_number():
 
 
 def test_processors_that_look_at_no_text_stay_as_they_are():
-    layout = BatchLayout.of(torch.zeros(2, 3, dtype=torch.long), PAD)
+    layout = Texts(torch.zeros(2, 3, dtype=torch.long), PAD)
     warpers = LogitsProcessorList([TemperatureLogitsWarper(0.5)])
     assert row_aligned(warpers, layout) is warpers
     (aligned,) = row_aligned(LogitsProcessorList([*warpers, RepetitionPenaltyLogitsProcessor(1.2)]), layout)

@@ -67,7 +67,8 @@ class Row:
         ids = [token.id for token in new]
         scores = tuple(TokenScores(q=x) for x in ids)
         decision = RowDecision(unverified, accepted, ids, accepted == n, lossless, kept_by, scores=scores)
-        self.recorder.add(decision, n, len(new), "ahead" if self.runs_ahead else None)
+        lossy = self.recorder.add(decision, n, len(new), "ahead" if self.runs_ahead else None)
+        assert lossy == sum(token.kind == "accepted_lossy" for token in new)
         self.tokens += new
         self.undecided.append(n)
 
@@ -113,11 +114,10 @@ def found(stats: LossyStats, names: Any) -> dict[str, Any]:
 def finished_rows(seed: int, recorder: StatsRecorder) -> list[Row]:
     """Let all rows end, and one or another be cut back after its end."""
     generator = random.Random(seed)
-    rows = [Row(generator, bool(seed % 2), own) for own in recorder.rows]
+    rows = [Row(generator, bool(seed % 2), own) for own in recorder.rows.values()]
     for row in rows:
         for _ in range(generator.randint(0, 6)):
             row.round()
-            assert row.recorder.lossy == row.counted()["accepted_lossy"]
             assert row.recorder.rounds == row.counted()["rounds"]
         row.round(last=True)
         if generator.random() < 0.5:
@@ -133,7 +133,7 @@ def test_rows_are_counted_token_by_token(seed: int):
     for row, own in zip(rows, stats.rows, strict=True):
         wanted = row.counted()
         assert found(own, wanted) == wanted
-        assert row.recorder.generated == len(row.tokens)
+        assert len(row.recorder.trace) == len(row.tokens)
         assert own.accepted + own.corrected + own.bonus == len(row.tokens)
         assert not own.lossless
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hf_lossy_assist.core.texts import Texts
 from tests.tiny_models import VOCAB
 
 PAD = 0
@@ -52,3 +53,8 @@ def random_round(rows: int, drafted: int, generator: torch.Generator, ends: floa
         counts=[between(least, drafted + 1, generator) for _ in range(rows)],
         ended=[float(torch.rand(1, generator=generator)) < ends for _ in range(rows)],
     )
+
+
+def longer(texts: Texts, counts: Sequence[int]) -> list[int]:
+    """Return the lengths of texts after a round that adds ``counts`` tokens."""
+    return [length + count for length, count in zip(texts.lengths, counts, strict=True)]

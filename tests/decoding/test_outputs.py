@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from hf_lossy_assist.compat import CACHE
-from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.messages import TargetOutput
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.decoding.outputs import (
     GenerateLossyEncoderDecoderOutput,
@@ -50,7 +50,7 @@ class Text:
         return PROMPT + self.done
 
 
-def forward(texts: list[Text], counts: list[int], drafted: int, seen: int) -> Verification:
+def forward(texts: list[Text], counts: list[int], drafted: int, seen: int) -> tuple[Tensor, TargetOutput]:
     """Return one forward over the rectangle's columns from ``seen`` on, of which rows keep ``counts`` tokens."""
     rows, width = len(texts), max(text.length for text in texts)
     queries, keys = width + drafted - seen, width + drafted
@@ -69,8 +69,7 @@ def forward(texts: list[Text], counts: list[int], drafted: int, seen: int) -> Ve
                 if not text.done:  # the prompt's own square: what comes later is masked, and has the weight 0
                     weights[:, i, :, query, padding + at + 1 :] = 0
     outputs = SimpleNamespace(hidden_states=tuple(states), attentions=tuple(weights))
-    tokens = torch.zeros(rows, drafted, dtype=torch.long)
-    return Verification(tokens, scores, outputs=outputs, raw_logits=logits)
+    return scores, TargetOutput(outputs, logits)
 
 
 def by_hand(texts: list[Text], lengths: list[int], name: str, i: int) -> list[Tensor]:
@@ -109,7 +108,7 @@ def test_every_output_is_that_of_plain_generation(rows: int, seed: int):
         own = [texts[row] for row in going_on]
         drafted = between(0, 4, generator)
         counts = [between(1, min(drafted + 1, TOKENS - text.done), generator) for text in own]
-        recorder.record(going_on, forward(own, counts, drafted, seen), counts, drafted)
+        recorder.record(going_on, *forward(own, counts, drafted, seen), counts, drafted)
         for text, count in zip(own, counts, strict=True):
             text.done += count
         still = [text.length for row, text in enumerate(texts) if text.done < ends[row]]
@@ -133,9 +132,9 @@ def test_every_output_is_that_of_plain_generation(rows: int, seed: int):
 
 def test_nothing_is_kept_that_nobody_asked_for():
     text = Text(torch.Generator().manual_seed(0))
-    verification = forward([text], [3], 2, 0)
+    scores, output = forward([text], [3], 2, 0)
     recorder = OutputRecorder(asked("logits"), 1, PROMPT)
-    recorder.record([0], verification, [3], 2)
+    recorder.record([0], scores, output, [3], 2)
     recorder.cut(0, 2)
     out = recorder.finish(torch.zeros(1, 1), STATS, {CACHE: "cache"})
     assert torch.cat(out.logits).equal(text.logits[:2])
@@ -148,13 +147,13 @@ def test_nothing_is_kept_that_nobody_asked_for():
 
 def test_an_encoder_s_outputs_are_those_of_the_call():
     text = Text(torch.Generator().manual_seed(0))
-    verification = forward([text], [3], 2, 0)
+    scores, output = forward([text], [3], 2, 0)
     crossed = torch.randn(LAYERS, 1, HEADS, PROMPT + 2, 6)
-    verification.outputs.cross_attentions = tuple(crossed)
-    verification.outputs.decoder_attentions = verification.outputs.attentions
-    verification.outputs.decoder_hidden_states = verification.outputs.hidden_states
+    output.outputs.cross_attentions = tuple(crossed)
+    output.outputs.decoder_attentions = output.outputs.attentions
+    output.outputs.decoder_hidden_states = output.outputs.hidden_states
     recorder = OutputRecorder(asked("attentions", "hidden_states"), 1, PROMPT)
-    recorder.record([0], verification, [3], 2)
+    recorder.record([0], scores, output, [3], 2)
     encoder = {"hidden_states": ("states",), "attentions": ("weights",)}
     out = recorder.finish(torch.zeros(1, 1), STATS, {"encoder_outputs": encoder})
     assert type(out) is GenerateLossyEncoderDecoderOutput

@@ -16,7 +16,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from hf_lossy_assist.decoding.progress import Stopping
+from hf_lossy_assist.decoding.progress import Progress
 from tests.tiny_models import VOCAB, noisy_copy, tiny
 
 TARGET = tiny()
@@ -166,10 +166,10 @@ def test_the_same_where_rows_are_decoded_one_by_one(name: str):
     assert texts[0].tolist() == texts[1].tolist()
 
 
-def stopping(batch: int, *criteria: StoppingCriteria, max_length: int = 100, eos: int | None = 2) -> Stopping:
+def stopping(batch: int, *criteria: StoppingCriteria, max_length: int = 100, eos: int | None = 2) -> Progress:
     known = [MaxLengthCriteria(max_length)] + ([] if eos is None else [EosTokenCriteria(eos)])
     config = GenerationConfig(max_length=max_length)
-    return Stopping(config, StoppingCriteriaList([*known, *criteria]), torch.zeros(batch, 4, dtype=torch.long))
+    return Progress(config, StoppingCriteriaList([*known, *criteria]), torch.zeros(batch, 4, dtype=torch.long))
 
 
 def test_rows_that_are_ahead_wait_for_their_verdict_and_are_cut_back():
@@ -193,7 +193,7 @@ def test_a_row_that_has_ended_takes_no_more():
     assert texts.commit([0, 1], [[5, 2, 6], [5, 6]]) == [2, 2]
     assert texts.ended == [True, False]
     assert texts.commit([0, 1], [[5], [5]]) == [0, 1]
-    assert texts.remaining(1) == 100 - 4 - 3
+    assert texts.remaining([1]) == [100 - 4 - 3]
 
 
 def test_length_and_end_are_the_first_of_both():

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from hf_lossy_assist.acceptors import Lossless
 from hf_lossy_assist.core.distributions import Randomness
-from hf_lossy_assist.core.texts import BatchLayout
+from hf_lossy_assist.core.texts import Texts
 from hf_lossy_assist.drafting.draft_length import HeuristicLength
 from hf_lossy_assist.drafting.model import ModelDrafter, mask_of
 from hf_lossy_assist.drafting.per_row import drafter_of
@@ -89,7 +89,7 @@ def test_the_model_and_its_configurations_stay_as_they_were():
 
 
 def test_a_draft_that_is_too_long_is_cut_to_the_room():
-    layout = BatchLayout.of(prompt(), pad=0)
+    layout = Texts(prompt(), pad=0)
     for drafter in (ModelDrafter(tiny(), 6), drafter_of(ModelDrafter(tiny(), 6), Lossless(), {})):
         cut = drafter.propose(prompt(), layout, [3])  # of which one is the target's
         assert cut.tokens.shape == (1, 2)

@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_lossy_assist.compat import CACHE
-from hf_lossy_assist.core.texts import BatchLayout, RowShift
+from hf_lossy_assist.core.texts import RowShift, Texts
 from hf_lossy_assist.models.runner import ModelRunner
-from tests.decoding.fixtures import PAD, random_round, random_tokens, rectangle
+from tests.decoding.fixtures import PAD, longer, random_round, random_tokens, rectangle
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
 
@@ -48,7 +48,7 @@ def prompts(lengths: tuple[int, ...], generator: torch.Generator) -> list[list[i
     return [[PAD] * (max(lengths) - len(text)) + text for text in texts]
 
 
-def keep(runner: ModelRunner, layout: BatchLayout, shift: RowShift | None, extended: torch.Tensor) -> None:
+def keep(runner: ModelRunner, layout: Texts, shift: RowShift | None, extended: torch.Tensor) -> None:
     """Follow a round of which ``extended`` has all tokens, also those that were not kept."""
     if shift is None:
         runner.rewind(layout.width - 1)
@@ -62,14 +62,14 @@ def follow_rows(
     runner: ModelRunner, texts: list[list[int]], lengths: Sequence[int], generator: torch.Generator
 ) -> None:
     """Run rounds of drafts, of which rows keep different parts and after which some leave, and compare each row."""
-    layout, ids, moved, began = BatchLayout.of(rectangle(texts), PAD), rectangle(texts), 0, len(texts)
+    layout, ids, moved, began = Texts(rectangle(texts), PAD), rectangle(texts), 0, len(texts)
     for drafted in lengths:
         new = random_round(len(texts), drafted, generator, ends=0.1)
         candidate = [text + tokens[:-1] for text, tokens in zip(texts, new.tokens, strict=True)]
         logits = runner.run(rectangle(candidate), drafted + 1).logits
         assert_last_logits(runner.model, logits[:, -(drafted + 1) :], candidate)
         extended = torch.cat([ids, torch.tensor(new.tokens)], dim=1)
-        shift = layout.grow(extended, new.counts, new.ended)
+        shift = layout.grow(extended, longer(layout, new.counts), new.ended)
         texts = [new.after(texts)[i] for i in new.stays()]
         ids = rectangle(texts)
         keep(runner, layout, shift, extended)

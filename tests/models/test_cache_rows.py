@@ -8,9 +8,9 @@ from transformers import DynamicCache, DynamicLayer, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from hf_lossy_assist.compat import CACHE, ready_for_rollback, recording
-from hf_lossy_assist.core.texts import BatchLayout
+from hf_lossy_assist.core.texts import Texts
 from hf_lossy_assist.models.cache_rows import movable, move_cache
-from tests.decoding.fixtures import PAD, random_round, random_tokens, rectangle
+from tests.decoding.fixtures import PAD, longer, random_round, random_tokens, rectangle
 from tests.models.references import TOLERANCE, assert_last_logits, inputs_of, states_of
 from tests.tiny_models import WINDOWS_ROLL_BACK, tiny
 
@@ -29,7 +29,7 @@ def test_keys_values_and_the_next_forward_s_logits(architecture: str, seed: int)
     model = tiny(architecture)
     generator = torch.Generator().manual_seed(seed)
     texts = [random_tokens(6, generator) for _ in range(4)]
-    layout, ids, seen = BatchLayout.of(rectangle(texts), PAD), rectangle(texts), 0
+    layout, ids, seen = Texts(rectangle(texts), PAD), rectangle(texts), 0
     cache = DynamicCache(config=model.config)
     ready_for_rollback(cache)
     moves = 0
@@ -42,7 +42,7 @@ def test_keys_values_and_the_next_forward_s_logits(architecture: str, seed: int)
             logits = model(rectangle(candidate)[:, seen:], **inputs).logits
             assert_last_logits(model, logits[:, -6:], candidate)
             extended = torch.cat([ids, torch.tensor(new.tokens)], dim=1)
-            shift = layout.grow(extended, new.counts, new.ended)
+            shift = layout.grow(extended, longer(layout, new.counts), new.ended)
             if not layout.rows:
                 break
             assert shift is not None, "every round of this test moves rows"

@@ -9,9 +9,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from hf_lossy_assist.compat import CACHE, ForwardInputs, PlainForwardInputs, forward_inputs, ready_for_rollback
-from hf_lossy_assist.core.texts import BatchLayout
+from hf_lossy_assist.core.texts import Texts
 from hf_lossy_assist.models.runner import DynamicCacheRunner
-from tests.decoding.fixtures import PAD, between, random_round, random_tokens, rectangle
+from tests.decoding.fixtures import PAD, between, longer, random_round, random_tokens, rectangle
 from tests.models.references import assert_last_logits, follow_rows, inputs_of, keep, prompts
 from tests.tiny_models import tiny
 
@@ -70,7 +70,7 @@ def test_a_batch_without_a_mask_gets_one_when_its_rows_part():
     texts = [random_tokens(5, generator) for _ in range(3)]
     cache = DynamicCache(config=model.config)
     forwards = DynamicCacheRunner(PlainForwardInputs(model), {CACHE: cache, "use_cache": True}, 5)
-    layout, ids = BatchLayout.of(rectangle(texts), PAD), rectangle(texts)
+    layout, ids = Texts(rectangle(texts), PAD), rectangle(texts)
     with forwards.in_use():
         for counts in ([3, 1, 2], [1, 1, 1], [2, 3, 1]):
             new = random_round(3, 2, generator, ends=0)
@@ -78,7 +78,7 @@ def test_a_batch_without_a_mask_gets_one_when_its_rows_part():
             candidate = [text + tokens[:-1] for text, tokens in zip(texts, new.tokens, strict=True)]
             assert_last_logits(model, forwards.run(rectangle(candidate), 3).logits[:, -3:], candidate)
             extended = torch.cat([ids, torch.tensor(new.tokens)], dim=1)
-            shift, texts = layout.grow(extended, new.counts, new.ended), new.after(texts)
+            shift, texts = layout.grow(extended, longer(layout, new.counts), new.ended), new.after(texts)
             ids = rectangle(texts)
             keep(forwards, layout, shift, extended)
 

@@ -12,11 +12,11 @@ from hf_lossy_assist.acceptors import Acceptor, Judge, Lossless
 from hf_lossy_assist.compat import CACHE, PlainForwardInputs
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Commit, Draft, Verification
-from hf_lossy_assist.core.texts import BatchLayout
+from hf_lossy_assist.core.texts import Texts
 from hf_lossy_assist.models.runner import DynamicCacheRunner
 from hf_lossy_assist.models.target import Target, TargetReader
 from tests.acceptors.table import judge_head
-from tests.decoding.fixtures import PAD, random_round, random_tokens, rectangle
+from tests.decoding.fixtures import PAD, longer, random_round, random_tokens, rectangle
 from tests.models.references import TOLERANCE, assert_last_logits, inputs_of
 from tests.tiny_models import VOCAB, tiny
 
@@ -64,12 +64,10 @@ def test_after_unverified_tokens_it_judges_one_of_each_row(unverified: tuple[int
     candidate = torch.cat([rectangle(texts), whole.tokens], dim=1)
     # Looks at the whole text, so that it matters which one it is shown.
     processors = [NoRepeatNGramLogitsProcessor(1)]
-    found, wanted = (
-        target_for(model, texts, Judge(judge_head(model, model)), processors).verify(candidate, draft)
-        for draft in (one_each, whole)
-    )
+    targets = [target_for(model, texts, Judge(judge_head(model, model)), processors) for _ in range(2)]
+    found, wanted = (x.verify(candidate, draft) for x, draft in zip(targets, (one_each, whole), strict=True))
     assert len(found) == 1
-    assert found.sent == wanted.sent == candidate.numel()
+    assert targets[0].runner.sent == targets[1].runner.sent == candidate.numel()
     for row in range(rows):
         if undecided[row]:
             mine, all_judged = at(found, row, 0), at(wanted, row, unverified[row])
@@ -91,13 +89,13 @@ def test_it_judges_all_tokens_otherwise_up_to_each_row_s_length():
     assert verification.draft_logits.equal(draft.logits)
 
 
-def commit_of(layout: BatchLayout, ids: torch.Tensor, tokens, counts, ended, verification) -> Commit:
+def commit_of(layout: Texts, ids: torch.Tensor, tokens, counts, ended, verification) -> Commit:
     rows, padding = tuple(layout.rows), tuple(layout.left_padding)
     extended = torch.cat([ids, torch.tensor(tokens)], dim=1)
     return Commit(
         ids=extended, start=ids.shape[1], drafted=len(tokens[0]) - 1, accepted=tuple(n - 1 for n in counts),
         counts=tuple(counts), rows=rows, padding=padding, verification=verification,
-        shift=layout.grow(extended, counts, ended),
+        shift=layout.grow(extended, longer(layout, counts), ended),
     )  # fmt: skip
 
 
@@ -108,7 +106,7 @@ def test_it_keeps_what_was_committed(rows: int):
     model, generator = tiny(), torch.Generator().manual_seed(4)
     texts = [random_tokens(4, generator) for _ in range(rows)]
     target = target_for(model, texts, Lossless())
-    layout, ids = BatchLayout.of(rectangle(texts), PAD), rectangle(texts)
+    layout, ids = Texts(rectangle(texts), PAD), rectangle(texts)
     with target.runner.in_use():
         for drafted in (3, 5, 0, 4):
             new = random_round(len(texts), drafted, generator, ends=0)
@@ -128,7 +126,7 @@ def test_it_keeps_what_was_committed(rows: int):
 @torch.no_grad()
 def test_a_round_without_it_changes_nothing():
     model, texts = tiny(), [[5, 6, 7]]
-    target, layout = target_for(model, texts, Lossless()), BatchLayout.of(rectangle(texts), PAD)
+    target, layout = target_for(model, texts, Lossless()), Texts(rectangle(texts), PAD)
     with target.runner.in_use():
         target.verify(rectangle(texts), Draft.empty(rectangle(texts)))
         before = target.runner.seen
