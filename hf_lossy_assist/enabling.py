@@ -188,7 +188,7 @@ def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     for given in layers:
         mode = merged.get("lossy_mode")
         dropped = FIELDS if mode is not None and given.get("lossy_mode", mode) != mode else ()
-        if any(name in given for name in DRAFTERS):
+        if not given.keys().isdisjoint(DRAFTERS):
             dropped = (*dropped, *DRAFTERS)
         merged = {name: value for name, value in merged.items() if name not in dropped} | given
     return {name: value for name, value in merged.items() if value is not None}
@@ -200,10 +200,10 @@ def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str
         defaults = _merged(_layers(_enabled.get(model, _everywhere)))
     if model not in _enabled and defaults.get("assistant_model") is model:
         return {"lossy_mode": None}
-    if any(name in defaults for name in DRAFTERS):
-        defaults.setdefault("lossy_mode", "lossless")
-    if arguments.get("lossy_mode", defaults) is None:
+    if not defaults or arguments.get("lossy_mode", defaults) is None:
         return {}
+    if not defaults.keys().isdisjoint(DRAFTERS):
+        defaults.setdefault("lossy_mode", "lossless")
     drafts = any(arguments.get(name) is not None for name in DRAFTERS)
     for name, value in defaults.items():
         if name in DRAFTING and not (drafts and name in DRAFTERS) and arguments.get(name) is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -224,14 +225,14 @@ class DrafterChoice:
                 f"batch has {rows} rows; pass a function that makes a generator for each row"
             )
 
-    @property
+    @cached_property
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
         others = self.candidate_generator is not None or self.translation is not None or self._transformers_with_model
         own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
         return own and not others and not self.drafts_with_eagle3
 
-    @property
+    @cached_property
     def drafts_with_eagle3(self) -> bool:
         """Whether a head on the target's own states drafts."""
         return isinstance(self.assistant_model, Eagle3) and self.candidate_generator is None
@@ -259,7 +260,7 @@ class DrafterChoice:
             or not all(movable(compat.new_cache(model)) for model in models)
         )
 
-    @property
+    @cached_property
     def _transformers_with_model(self) -> bool:
         """Whether transformers' own drafter runs a special kind of draft model."""
         return _runs_special_draft(self.options, self.assistant_model)

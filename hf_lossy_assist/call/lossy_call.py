@@ -66,24 +66,27 @@ class LossyCall:
         configs = [kwargs.get("generation_config"), model.generation_config]
 
         def explicit(name: str, *more: Any) -> Any:
-            values = [kwargs.get(name), *(getattr(config, name, None) for config in (*configs, *more))]
-            return next((value for value in values if value is not None), None)
+            value = kwargs.get(name)
+            for config in (*configs, *more):
+                if value is not None:
+                    break
+                value = getattr(config, name, None)
+            return value
 
         # Settings of a lower level than the mode's belong to another mode.
-        sources = [given, defaults, *map(_lossy_fields, configs)]
-        level = next((i for i, source in enumerate(sources) if "lossy_mode" in source), len(sources))
-
-        def field(name: str) -> Any:
-            return next((source[name] for source in sources[: level + 1] if name in source), None)
-
-        mode = field("lossy_mode")
+        fields, level = {}, 0
+        for level, source in enumerate((given, defaults, *map(_lossy_fields, configs))):  # noqa: B007
+            fields = source | fields
+            if "lossy_mode" in source:
+                break
+        mode = fields.get("lossy_mode")
         if mode is None:
             orphan = next((name for name in given if name != "lossy_mode" and given[name] is not None), None)
             if orphan is not None and "lossy_mode" not in given:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
         config = LossyConfig.from_fields(
-            mode, field("lossy_config"), field("lossy_head"), device=compat.device_of(model)
+            mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)
         )
         check_decoding(mode, explicit)
         if compat.replaces_decoding(model):

@@ -117,7 +117,7 @@ def replaces_decoding(model: PreTrainedModel) -> bool:
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
     """Tell whether the unwrapped model's ``forward`` has a parameter called ``name``."""
-    return _has_parameter(unwrap(model).forward, name)
+    return _has_parameter((model if isinstance(model, PreTrainedModel) else unwrap(model)).forward, name)
 
 
 def generation_accepts(model: PreTrainedModel, name: str) -> bool:

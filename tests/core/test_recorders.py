@@ -264,12 +264,11 @@ def test_nothing_counted_divides_nothing():
 
 def test_time_goes_on_until_the_run_stops_and_a_row_s_until_it_ends():
     recorder = StatsRecorder(lossless=True, rows=2)
-    with recorder.timed("drafting"):
+    recorder.start()
+    for row in range(2):
         sum(range(10_000))
-    recorder.end(0)
-    with recorder.timed("drafting"):
-        sum(range(10_000))
-    recorder.end(1)
+        recorder.lap("drafting")
+        recorder.end(row)
     recorder.stop()
     first, second = recorder.finish(), recorder.finish()
     assert first.seconds == second.seconds
