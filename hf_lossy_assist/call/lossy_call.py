@@ -185,5 +185,4 @@ class LossyCall:
 
 
 def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:
-    values = {name: getattr(config, name, None) for name in FIELDS}
-    return {name: value for name, value in values.items() if value is not None}
+    return {name: value for name in FIELDS if (value := getattr(config, name, None)) is not None}

@@ -96,7 +96,10 @@ def cache_of(inputs: Mapping[str, Any]) -> Any:
 
 def cache_name(model: PreTrainedModel) -> str:
     """Return the name of a cache among the inputs of a model's forward."""
-    return next((name for name in CACHE_NAMES if forward_accepts(model, name)), CACHE)
+    for name in CACHE_NAMES:
+        if forward_accepts(model, name):
+            return name
+    return CACHE
 
 
 def tokens_in(inputs: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -33,7 +34,7 @@ class Prepared:
     def wants_q(self) -> bool:
         return self.config.do_sample or self.inspected
 
-    @property
+    @cached_property
     def batch(self) -> int:
         return len(self.ids)
 
@@ -72,7 +73,7 @@ class Prepared:
         batched = value.dim() - 2 if name == "position_ids" else 0
         return value.narrow(batched, row, 1) if value.shape[batched] == self.batch else value
 
-    @property
+    @cached_property
     def padding(self) -> int:
         """The token that fills rows up; any token where the model has none."""
         return padding_token(self.config)

@@ -30,10 +30,8 @@ def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape:
 def process_paths(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape: Shape) -> Tensor:
     """Return processed logits of K heads ``(B, K, m, V)``, which may be overwritten.
 
-    The logits keep their precision where there are no processors; all else is as for :func:`process`.
+    All else is as for :func:`process`.
     """
-    if not processors:
-        return logits
     logits = logits.float()
     if not reads_text(processors):
         return process(processors, ids, logits.flatten(1, 2)).view_as(logits)

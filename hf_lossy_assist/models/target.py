@@ -117,7 +117,7 @@ class TargetReader:
         has charged each text so far.
         """
         shape = draft.shape
-        after = process(self.processors, candidate, logits, shape)
+        after = process(self.processors, candidate, logits, shape) if self.processors else logits
         positions = shape.positions(after)
         paths, centroid = self._read_dropped(candidate, shape, dropped, logits.device)
         return Verification(
@@ -144,8 +144,10 @@ class TargetReader:
         """
         if dropped is None:
             return None, None
-        dropped, centroid = dropped.to(device), None
+        paths, centroid = dropped.to(device), None
         if "draft_probs" in self.acceptor.needs:
-            centroid = process(self.processors, candidate, dropped.mean(1, dtype=torch.float32), shape)
-        paths = process_paths(self.processors, candidate, dropped, shape)
+            centroid = paths.mean(1, dtype=torch.float32)
+        if self.processors:
+            centroid = None if centroid is None else process(self.processors, candidate, centroid, shape)
+            paths = process_paths(self.processors, candidate, paths, shape)
         return shape.at_tokens(paths.transpose(1, 2)).transpose(1, 2), centroid
