@@ -56,10 +56,11 @@ class Decoding:
             return self.finish()
 
     def round(self) -> None:
+        pace = self.pace
         self.stats.start()
-        self.pace.begin()
+        pace.began.append(pace.now())
         draft = self.draft()
-        self.pace.drafted()
+        pace.drafted.append(pace.now())
         candidate = self.texts.with_draft(draft.tokens)
         verification = decision = None
         if draft.undecided_rows:

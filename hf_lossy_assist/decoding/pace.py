@@ -24,15 +24,10 @@ class Pace:
     """The times at which a call's rounds began, and at which their drafts were there."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._began: list[Any] = []
-        self._drafted: list[Any] = []
-
-    def begin(self) -> None:
-        self._began.append(self._now())
-
-    def drafted(self) -> None:
-        self._drafted.append(self._now())
+        self.device = device
+        self.now = self._recorded_event if device.type == "cuda" else time.perf_counter
+        self.began: list[Any] = []
+        self.drafted: list[Any] = []
 
     def warn_of_loss(self, target: nn.Module, tokens: int) -> None:
         """Warn, once for each target, if the target alone would have written the longest row's ``tokens`` faster.
@@ -40,11 +35,11 @@ class Pace:
         A plain token takes one forward over one token, so at most a round without its draft. Medians keep out rounds in
         which something was compiled, and a text's first round, which reads the prompt.
         """
-        rounds = len(self._began) - 1  # nobody has waited for the end of the last one
+        rounds = len(self.began) - 1  # nobody has waited for the end of the last one
         if rounds < ROUNDS or target in _warned:
             return
-        whole = statistics.median(map(self._between, self._began, self._began[1:]))
-        plain = statistics.median(map(self._between, self._drafted, self._began[1:]))
+        whole = statistics.median(map(self._between, self.began, self.began[1:]))
+        plain = statistics.median(map(self._between, self.drafted, self.began[1:]))
         own = whole * (rounds + 1) / tokens
         if plain < CLEARLY * own:
             _warned.add(target)
@@ -55,13 +50,11 @@ class Pace:
                 "bench`; a smaller draft or another `num_assistant_tokens` may help"
             )
 
-    def _now(self) -> Any:
-        if self._device.type != "cuda":
-            return time.perf_counter()
+    def _recorded_event(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))  # which need not be the current device
+        event.record(torch.cuda.current_stream(self.device))  # which need not be the current device
         return event
 
     def _between(self, start: Any, end: Any) -> float:
         """Return the seconds between two times."""
-        return end - start if self._device.type != "cuda" else start.elapsed_time(end) / 1000
+        return end - start if self.device.type != "cuda" else start.elapsed_time(end) / 1000
