@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
+from ..call.spelling import Spelling, read_gamma, read_settings, split
 from ..enabling import enable, last_stats
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..evaluation.modes import parse_config, parse_gamma
 
 NAME = "hf-lossy"
 
@@ -23,8 +23,8 @@ def register() -> type:
     ``model_args`` by the names of ``generate()``:
 
     - ``assistant``: the draft, a folder or a Hub id; without it nothing is lossy;
-    - ``lossy_mode``: a rule, or several with ``+`` between; ``lossless`` by default;
-    - ``lossy_config``: a dict, as JSON or as ``KEY=VALUE`` with ``:`` between;
+    - ``lossy_mode``: a mode as in ``evaluate --modes``, e.g. ``judge+topk@8``; ``lossless`` by default;
+    - ``lossy_config``: more settings, a dict as JSON or as ``KEY=VALUE`` with ``:`` between;
     - ``lossy_head``: a Hub id or a folder;
     - ``num_assistant_tokens``: drafted tokens per round, or ``auto``.
 
@@ -58,21 +58,15 @@ def register() -> type:
         ) -> None:
             super().__init__(pretrained, **options)
             self._lossy: dict[str, Any] = {}
+            if assistant is not None:
+                if isinstance(assistant, str):
+                    draft = AutoModelForCausalLM.from_pretrained(assistant, dtype=self.model.dtype)
+                    assistant = draft.to(self.device).eval()
+                enable(self.model)
+                self._lossy = {"assistant_model": assistant, "lossy_head": lossy_head}
+                self._lossy |= _fields(lossy_mode, lossy_config, num_assistant_tokens)
             self._asked = self._lossy
             self._rounds = self._accepted = 0
-            if assistant is None:
-                return
-            if isinstance(assistant, str):
-                draft = AutoModelForCausalLM.from_pretrained(assistant, dtype=self.model.dtype)
-                assistant = draft.to(self.device).eval()
-            enable(self.model)
-            self._lossy = {"assistant_model": assistant, **_fields(lossy_mode, lossy_config)}
-            if lossy_head is not None:
-                self._lossy["lossy_head"] = lossy_head
-            if num_assistant_tokens is not None:
-                gamma = parse_gamma("num_assistant_tokens", str(num_assistant_tokens))
-                self._lossy["num_assistant_tokens"] = gamma
-            self._asked = self._lossy
 
         def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
             names = {"lossy_mode", "lossy_config"} & generation_kwargs.keys()
@@ -101,12 +95,12 @@ def register() -> type:
     return HFLossy
 
 
-def _fields(mode: str | None, config: Any) -> dict[str, Any]:
-    """Return ``lossy_mode`` and ``lossy_config`` for ``generate()``, from their forms on a command line."""
-    fields = {}
-    if mode is not None:
-        names = mode.split("+") if isinstance(mode, str) else mode
-        fields["lossy_mode"] = names[0] if len(names) == 1 else names
+def _fields(mode: Any, config: Any, gamma: int | str | None = None) -> dict[str, Any]:
+    """Return keywords of ``generate()`` from their forms on a command line."""
+    spelling = Spelling.read(mode) if isinstance(mode, str) else Spelling(mode)
     if isinstance(config, str):
-        config = json.loads(config) if config.startswith("{") else parse_config(config.split(":"), "lossy_config")
-    return {**fields, "lossy_config": config or {}}
+        items = split(config, ":")
+        config = json.loads(config) if config.startswith("{") else read_settings(items, "lossy_config")
+    fields = {"lossy_mode": spelling.mode, "lossy_config": {**spelling.config, **(config or {})}}
+    gamma = spelling.gamma if gamma is None else read_gamma(str(gamma), "num_assistant_tokens")
+    return {name: value for name, value in {**fields, "num_assistant_tokens": gamma}.items() if value is not None}

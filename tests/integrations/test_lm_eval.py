@@ -99,6 +99,9 @@ def test_what_is_lossy_is_said_by_the_model_s_arguments_or_by_those_of_generatio
     ("given", "fields"),
     [
         (("topk", None), {"lossy_mode": "topk", "lossy_config": {}}),
+        (("topk@8:k=3", None), {"lossy_mode": "topk", "lossy_config": {"k": 3}, "num_assistant_tokens": 8}),
+        (("topk@8:k=3", "seed=1", "auto"),
+         {"lossy_mode": "topk", "lossy_config": {"k": 3, "seed": 1}, "num_assistant_tokens": "auto"}),
         (("topk+ears", "topk.k=2:ears.beta=0.2"),
          {"lossy_mode": ["topk", "ears"], "lossy_config": {"topk": {"k": 2}, "ears": {"beta": 0.2}}}),
         (("topk", '{"k": 3}'), {"lossy_mode": "topk", "lossy_config": {"k": 3}}),
