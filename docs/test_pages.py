@@ -122,7 +122,7 @@ def test_readme_lists_the_guides_in_the_order_of_the_navigation():
 
 
 def test_the_repository_s_address_is_the_same_everywhere():
-    for name in ("zensical.toml", "setup.py", "pyproject.toml"):
+    for name in ("zensical.toml", "pyproject.toml"):
         assert f'"{pages.SOURCE}"' in (pages.ROOT / name).read_text(encoding="utf-8")
 
 

@@ -29,7 +29,7 @@ from tests.forking import ended, fork
 from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.hub.server import TOKEN, LoopbackHub
 
-FOLDER = Path(__file__).parent.parent / "hub_cards" / "lossy-assist-generate"
+FOLDER = Path(hf_lossy_assist.__file__).parent / "published" / "custom-generate"
 ID = "org/lossy-assist"
 
 

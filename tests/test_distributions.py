@@ -1,8 +1,9 @@
-"""The files for the package index, installed and used."""
+"""The files for the package index, installed and used with nothing but what they require."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,16 +17,20 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hf_lossy_assist"
-CARDS = "hf_lossy_assist/hub_cards/lossy-assist-"
 LOCAL = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
 
 
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory) -> Path:
     """A folder with sdist and wheel, the wheel built from the sdist, of a copy that nothing was built in before."""
-    pytest.importorskip("build")
+    for name in ("build", "hatchling", "hatch_fancy_pypi_readme"):
+        pytest.importorskip(name)
     folder = tmp_path_factory.mktemp("distributions")
-    shutil.copytree(ROOT, folder / "tree", symlinks=True, ignore=LOCAL)
+    (folder / "tree").mkdir()
+    shutil.copytree(PACKAGE, folder / "tree" / PACKAGE.name, ignore=LOCAL)
+    for path in ROOT.iterdir():
+        if (path.is_file() and path.suffix in (".md", ".toml", ".cff")) or path.name == "LICENSE":
+            shutil.copy(path, folder / "tree")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(folder / "tree")]
     subprocess.run(command, check=True, capture_output=True)
     return folder
@@ -34,78 +39,142 @@ def distributions(tmp_path_factory) -> Path:
 def test_they_hold_the_package_and_nothing_else(distributions: Path):
     (wheel,), (sdist,) = distributions.glob("*.whl"), distributions.glob("*.tar.gz")
     own = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*") if path.is_file()}
-    own = {name for name in own if "__pycache__" not in name and "/hub_cards/" not in name}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
-    assert {name for name in names if "/hub_cards/" not in name} == own
-    assert all(name.startswith(CARDS) for name in names - own)
-    assert {f"{CARDS}{name}" for name in ("generate/custom_generate/generate.py", "space/app.py")} <= names
+    assert names == {name for name in own if "__pycache__" not in name}
     with tarfile.open(sdist) as archive:
         contents = {name.partition("/")[2] for name in archive.getnames()}
-    assert names | {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml"} <= contents
-    assert not any(name.startswith(("tests", "benchmarks", "docs", "examples")) for name in contents)
-    assert "](docs/" not in metadata, "links of the index's page lead to the repository"
-    assert "/blob/main/docs/results.md)" in metadata
+    beside = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml", "PKG-INFO"}
+    assert contents == names | beside
+    links = re.findall(r"\]\(([^)#]+)", metadata)
+    assert links
+    assert all(link.startswith("https://") for link in links), "links of the index's page lead to the repository"
 
 
-IMPORTS = """
+BASE_ONLY = '''
+"""Hides what a base install does not bring: every module of a distribution that the package does not require."""
+
+import re
 import sys
+from importlib import metadata
+from importlib.machinery import PathFinder
+
+from packaging.requirements import Requirement
+
+
+def plain(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+needed, waiting = set(), ["hf-lossy-assist", "packaging"]
+while waiting:
+    name = plain(waiting.pop())
+    if name in needed:
+        continue
+    try:
+        required = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:  # of another platform
+        continue
+    needed.add(name)
+    for each in map(Requirement, required):
+        if each.marker is None or each.marker.evaluate({"extra": ""}):
+            waiting.append(each.name)
+HIDDEN = {
+    module
+    for module, owners in metadata.packages_distributions().items()
+    if not needed & {plain(owner) for owner in owners}
+}
+
+
+class Hidden(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else super().find_spec(name, path, target)
+
+
+sys.meta_path = [Hidden if finder is PathFinder else finder for finder in sys.meta_path]
+'''
+
+USE = """
+import importlib.util
+import sys
+
 import hf_lossy_assist
+
 assert not {"torch", "transformers"} & sys.modules.keys()
+print(hf_lossy_assist.__file__)
 names = [x for x in dir(hf_lossy_assist) if x != "__version__"]
 assert names == sorted(hf_lossy_assist.__all__)
+for name in ("sklearn", "scipy", "datasets", "matplotlib", "pyarrow", "pytest"):
+    assert importlib.util.find_spec(name) is None, name
 from transformers import GenerationMixin
+
 before, loaded = dict(vars(GenerationMixin)), set(sys.modules)
 hf_lossy_assist.Eagle3.from_pretrained
 assert "transformers.models.llama.modeling_llama" not in sys.modules, "a class of heads, and no models"
 assert all(getattr(hf_lossy_assist, name) is not None for name in names)
 assert dict(vars(GenerationMixin)) == before, "nothing is changed"
-assert not {"matplotlib", "sklearn", "datasets", "typer"} & (set(sys.modules) - loaded), "heavy imports"
-"""
-USE = f"""
-{IMPORTS}
-import runpy
-from importlib.resources import files
-from hf_lossy_assist import pairs
-from hf_lossy_assist.cli import app
+assert not {"typer", "rich"} & (set(sys.modules) - loaded), "heavy imports"
 
-print(hf_lossy_assist.__file__)
-sys.argv = sys.argv[1:]
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as end:
-    assert not end.code
-app(["generate", "--pair", "arithmetic", "--mode", "judge", "--max-new-tokens", "20"], standalone_mode=False)
+from importlib.resources import files
+from hf_lossy_assist import JudgeHead, pairs
+from hf_lossy_assist.heads import Head
+from hf_lossy_assist.pairs.pair import bundled_folder
+
+own = [Head.from_pretrained(path) for path in sorted(bundled_folder("qwen-coder").iterdir())]
+print("heads of qwen-coder:", [head.config.task for head in own])
 pair = pairs.load("arithmetic")
 inputs = pair.tokenizer("Tom has 3 apples.", return_tensors="pt")
-repository = files("hf_lossy_assist") / "hub_cards" / "lossy-assist-generate"
-ids = pair.target.generate(
-    **inputs, assistant_model=pair.draft, custom_generate=str(repository), trust_remote_code=True,
-    lossy_mode="topk", max_new_tokens=20,
-)
+for name, head in pair.heads.items():
+    head.save_pretrained(f"saved-{name}")
+repository = files("hf_lossy_assist") / "published/custom-generate"
+kwargs = {"assistant_model": pair.draft, "max_new_tokens": 20, "lossy_mode": "judge"}
+kwargs |= {"custom_generate": str(repository), "trust_remote_code": True}
+ids = pair.target.generate(**inputs, **kwargs, lossy_head=JudgeHead.from_pretrained("saved-judge"))
 print("generated", ids.shape[1] - inputs.input_ids.shape[1])
 """
 
 
-def test_the_wheel_works_in_a_fresh_environment(distributions: Path, tmp_path: Path):
-    """One that sees the packages installed here, but not this checkout.
-
-    Importing the package imports nothing else, changes nothing and shows what is public.
-    """
-    venv.create(tmp_path / "venv", symlinks=True)
-    folder = tmp_path / "venv" / "bin"
+@pytest.fixture(scope="module")
+def installed(distributions: Path, tmp_path_factory) -> Path:
+    """The ``bin`` of an environment with the wheel, which sees what is installed here, but not this checkout."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, symlinks=True)
     (wheel,) = distributions.glob("*.whl")
-    quiet = {"check": True, "capture_output": True, "text": True, "cwd": tmp_path}
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "python")]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], **quiet)
-    site = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")})
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    command = [*pip, "install", "--no-deps", "--no-index", "--no-compile", str(wheel)]
+    subprocess.run(command, check=True, capture_output=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     # Of a folder that a .pth file names, other .pth files are not read: this checkout's is not.
-    (Path(site) / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    script = folder / "lossy-assist"
-    assert script.read_text().startswith(f"#!{folder / 'python'}")
-    command = [str(folder / "python"), "-c", USE, str(script), "--version"]
-    used = subprocess.run(command, env=environment, **quiet).stdout
-    assert used.splitlines()[0].startswith(site)
-    assert used.splitlines()[-1] == "generated 20"
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (site / "zz_base_only.py").write_text(BASE_ONLY)
+    (site / "zz_base_only.pth").write_text("import zz_base_only\n")
+    return folder / "bin"
+
+
+def run(command: list[str | Path], folder: Path, code: int = 0) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_wheel_is_used_from_python(installed: Path, tmp_path: Path):
+    """Importing the package imports nothing else, changes nothing and shows what is public; README runs."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    block, printed = re.search(r"\n```python\n(.*?\n)```\n.*?\n```text\n(.*?\n)```", text, re.DOTALL).groups()
+    said = run([installed / "python", "-c", f"{USE}\n{block}"], tmp_path)
+    assert said.startswith(str(installed.parent))
+    assert "\nheads of qwen-coder: ['gsm8k', 'code', 'prompts']\n" in said
+    assert "\ngenerated 20\n" in said
+    assert f"\n{printed}" in said
+
+
+def test_the_demo_and_inspect_run(installed: Path, tmp_path: Path):
+    script = installed / "lossy-assist"
+    assert "RULE@N" in run([script, "demo", "--problems", "2"], tmp_path)
+    page = ("--pair", "arithmetic", "--max-new-tokens", "8", "--out", "page.html")
+    run([script, "inspect", *page, "Tom has 3 apples."], tmp_path)
+    assert (tmp_path / "page.html").stat().st_size

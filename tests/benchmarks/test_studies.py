@@ -24,9 +24,3 @@ def test_docstring_examples(name: str):
 def test_every_command_explains_itself_and_is_documented(name: str):
     assert "Usage" in run(importlib.import_module(f"benchmarks.{name}").app, "--help").stdout
     assert f"python -m benchmarks.{name}" in README.read_text(encoding="utf-8")
-
-
-def test_studies_are_not_installed():
-    packages = pytest.importorskip("setuptools").find_packages(str(README.parents[1]), include=["hf_lossy_assist*"])
-    assert "hf_lossy_assist.evaluation" in packages
-    assert not any(package.startswith("benchmarks") for package in packages)

@@ -10,10 +10,9 @@ from pathlib import Path
 import hf_lossy_assist
 
 PACKAGE = Path(hf_lossy_assist.__file__).parent
-SHARED = ("hub_cards", "examples")
 SOURCES = sorted(
     path
-    for folder in (PACKAGE, *(PACKAGE.parent / name for name in SHARED))
+    for folder in (PACKAGE, PACKAGE.parent / "examples")
     for path in folder.rglob("*.py")
     if not {PACKAGE / "compat", PACKAGE / "integrations" / "vllm" / "inside"} & set(path.parents)  # vLLM's, too
 )

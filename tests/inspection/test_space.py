@@ -19,7 +19,7 @@ from tests.tiny_models import tiny
 
 parse = LossyConfig.from_fields
 
-APP = Path(__file__).parents[2] / "hub_cards" / "lossy-assist-space" / "app.py"
+APP = Path(__file__).parents[2] / "hf_lossy_assist" / "published" / "space" / "app.py"
 TARGET = tiny()
 _SPEC = importlib.util.spec_from_file_location("space_app", APP)
 space = importlib.util.module_from_spec(_SPEC)
