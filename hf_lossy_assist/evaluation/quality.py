@@ -14,6 +14,7 @@ from ..errors import LossyValueError
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import rouge_l
 from .answers import Answer, by_mode
+from .intervals import mean_interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +63,13 @@ def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> tupl
     >>> [round(value, 3) for value in paired_interval([1.0] * 1000, [1.0] * 1000)]
     [0.0, -0.003, 0.003]
     """
-    from scipy.stats import ttest_rel
-
     outside = [score for score in (*scores, *reference) if not 0 <= score <= 1]
     if outside:
         raise LossyValueError(f"a score has to be a number from 0 to 1, but one is {outside[0]!r}")
     difference = (sum(scores) - sum(reference)) / len(scores)
-    interval = ttest_rel([*scores, 1.0, 0.0], [*reference, 0.0, 1.0]).confidence_interval()
-    return difference, max(-1.0, float(interval.low)), min(1.0, float(interval.high))
+    apart = [a - b for a, b in zip((*scores, 1.0, 0.0), (*reference, 0.0, 1.0), strict=True)]
+    _, low, high = mean_interval(apart)
+    return difference, max(-1.0, low), min(1.0, high)
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,11 @@ class Mean:
     @classmethod
     def of(cls, own: Sequence[float], both: Sequence[tuple[float, float]]) -> Mean:
         """Return the mean of ``own`` values, compared on the pairs of own and reference values in ``both``."""
-        from scipy.stats import ttest_1samp
-
         mean, apart = sum(own) / len(own), [a - b for a, b in both]
         if len(apart) < 2 or len(set(apart)) == 1:  # without any spread, the interval has no length
             known = apart[0] if apart else 0.0
             return cls(mean, known, *((known, known) if len(apart) > 1 else ()))
-        interval = ttest_1samp(apart, 0.0).confidence_interval()
-        return cls(mean, sum(apart) / len(apart), float(interval.low), float(interval.high))
+        return cls(mean, *mean_interval(apart))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def address(gradio: Any, pair: pairs.Pair, monkeypatch: pytest.MonkeyPatch) -> I
 
 def untouched(knob: space.Knob) -> list[Any]:
     """Return what the components of a knob say where nobody has moved them."""
-    if knob.setting.choices or knob.setting.text:
+    if knob.setting.choices:
         return [knob.setting.default]
     return [knob.start] if knob.start is not None else [False, knob.bounds[0]]
 
@@ -62,12 +62,12 @@ def test_every_setting_of_every_rule_has_a_knob_whose_ends_are_allowed():
         (name, each.name) for name, rule in REGISTRY.items() for each in settings_of(rule)
     }
     for knob in space.KNOBS:
-        values = [knob.setting.default] if knob.setting.text else knob.setting.choices or knob.bounds
+        values = knob.setting.choices or knob.bounds
         for value in values:
             value = int(value) if knob.setting.integer else value
             head = HEADS[knob.rule](TARGET, TARGET) if knob.rule in HEADS else None
             parse(knob.rule, {knob.setting.name: value}, head)
-        if not knob.setting.choices and not knob.setting.text:
+        if not knob.setting.choices:
             low, high = knob.bounds
             assert low <= (low if knob.start is None else knob.start) <= high
 

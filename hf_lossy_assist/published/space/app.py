@@ -35,7 +35,7 @@ _WIDEST = 10.0  # a slider's range for a setting without an upper limit
 
 @dataclass(frozen=True)
 class Knob:
-    """A setting of a rule on the screen: a choice, a text, or a slider, with a checkbox if it is optional."""
+    """A setting of a rule on the screen: a choice, or a slider, with a checkbox if it is optional."""
 
     rule: str
     setting: Setting
@@ -57,8 +57,6 @@ class Knob:
         name, about = self.setting.name, self.setting.help
         if self.setting.choices:
             return [gr.Dropdown(list(self.setting.choices), value=self.setting.default, label=name, info=about)]
-        if self.setting.text:
-            return [gr.Textbox(value=self.setting.default, label=name, info=about)]
         (low, high), step = self.bounds, 1 if self.setting.integer else 0.01
         begin = low if self.start is None else self.start
         switch = [] if self.start is not None else [gr.Checkbox(label=f"set {name}")]
@@ -66,7 +64,7 @@ class Knob:
 
     def read(self, values: Iterator[Any]) -> dict[str, Any]:
         """Take the values of its components, and return the setting if it differs from the default."""
-        wanted = self.setting.choices or self.setting.text or self.start is not None or next(values)
+        wanted = self.setting.choices or self.start is not None or next(values)
         value = next(values)
         value = int(value) if self.setting.integer else value
         return {self.setting.name: value} if wanted and value != self.setting.default else {}
