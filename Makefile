@@ -34,7 +34,7 @@ help:
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
 	@echo 'make test-vllm     run the tests inside vLLM, in an environment of its own'
 	@echo 'make docs          build the documentation into build/site, and run its examples'
-	@echo 'make tables        write what README and the page of rules say about each rule, from the rules themselves'
+	@echo 'make tables        write what the page of rules says about each rule, from the rules themselves'
 	@echo 'make lint          check style, formatting, and that imports run down the floors'
 	@echo 'make format        format the code'
 	@echo 'make venv          make $(VENV) and install the package into it'
@@ -96,6 +96,7 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m docs.generator build/pages
 	$(BIN)/zensical build --strict
 	$(BIN)/python -m pytest -n $(JOBS) docs
+	@echo 'The site is built: open build/site/index.html'
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[docs]'

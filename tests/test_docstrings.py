@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import hf_lossy_assist
-from docs.generator import MODULES
+from docs.generator.tables import MODULES
 
 
 def public() -> Iterator[Any]:

@@ -10,13 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from latex2mathml.converter import convert
+
 import hf_lossy_assist
 from hf_lossy_assist.acceptors import REGISTRY
 
-from . import MODULES
 from .plots import draw
-from .rules import PLOTS, section
-from .tables import with_part
+from .tables import MODULES, with_part
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -33,7 +33,8 @@ TITLED = {
 }
 """The places on the site of pages and pictures outside `docs/`, by their paths in the repository."""
 
-_PICTURES = {".png", ".svg"}
+_COPIED = {".css", ".png", ".svg"}
+_PLOTS = "plots"
 _CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
@@ -44,15 +45,15 @@ def write_pages(folder: Path) -> None:
     for path, place in sources():
         out = folder / place
         out.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix in _PICTURES:
+        if path.suffix in _COPIED:
             shutil.copy(path, out)
         else:
             out.write_text(relinked(path.read_text(encoding="utf-8"), path, Path(place)), encoding="utf-8")
-    (folder / PLOTS).mkdir()
+    (folder / _PLOTS).mkdir()
     for name in REGISTRY:
-        draw(name, folder / PLOTS / f"{name}.svg")
+        draw(name, folder / _PLOTS / f"{name}.svg")
     rules = folder / "rules.md"
-    sections = "\n\n".join(map(section, REGISTRY))
+    sections = "\n\n".join(map(_section, REGISTRY))
     rules.write_text(with_part(rules.read_text(encoding="utf-8"), "formulas", sections), encoding="utf-8")
     (folder / "api").mkdir()
     for name, text in reference():
@@ -60,9 +61,9 @@ def write_pages(folder: Path) -> None:
 
 
 def sources() -> Iterator[tuple[Path, str]]:
-    """Yield each file that is a page or a picture of one, and its place on the site."""
+    """Yield each file that is a page or belongs to one, and its place on the site."""
     for path in sorted(DOCS.rglob("*")):
-        if path.suffix in {".md", *_PICTURES}:
+        if path.suffix in {".md", *_COPIED}:
             yield path, path.relative_to(DOCS).as_posix()
     for path, place in TITLED.items():
         yield ROOT / path, place
@@ -95,6 +96,25 @@ def relinked(text: str, path: Path, place: Path) -> str:
 
     parts = _CODE.split(text)
     return "".join(part if i % 2 else _LINK.sub(moved, part) for i, part in enumerate(parts))
+
+
+def _section(name: str) -> str:
+    """Return a rule's section: formula, picture, documentation and settings."""
+    cls, formula = REGISTRY[name], REGISTRY[name].formula
+    options = ("members: false", "heading_level: 3", "show_root_toc_entry: false")
+    # MathML needs no script to be shown.
+    keep, correction = (convert(latex, display="block") for latex in (formula.keep, formula.correction))
+    return "\n\n".join(
+        [
+            f"## {name}",
+            f"{formula.idea} Keep x iff",
+            f"<div>{keep}</div>",
+            "Correction, the token that replaces the first one not kept",
+            f"<div>{correction}</div>",
+            f"![How often {name} keeps a token]({_PLOTS}/{name}.svg)",
+            "\n      ".join([f"::: {cls.__module__}.{cls.__name__}\n    options:", *options]),
+        ]
+    )
 
 
 def reference() -> Iterator[tuple[str, str]]:

@@ -1,7 +1,4 @@
-"""Writes README's table of rules and the formulas of the page of rules from the rules' classes.
-
-``python -m docs.generator.tables`` writes both between their markers.
-"""
+"""``python -m docs.generator.tables``: write what the rules' classes say into the page of rules, between markers."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ HEADER = ("name", "source", "file", "settings: default (bounds)", "reads", "loss
 
 
 def table() -> str:
-    """Return README's table of all rules."""
+    """Return the table of all rules."""
     rows = [HEADER, ("---",) * len(HEADER), *map(_cells, REGISTRY.values())]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -37,8 +34,12 @@ def _block(latex: str) -> str:
     return f"```math\n{latex}\n```"
 
 
-MADE = {("README.md", "rules"): table, ("docs/rules.md", "formulas"): formulas}
-"""The parts that are made, by the page and the name of their markers in it."""
+PAGE = ROOT / "docs" / "rules.md"
+MADE = {"rules": table, "formulas": formulas}
+"""The parts of the page that are made, by the name of their markers."""
+
+MODULES = ("acceptors", "calibration", "pairs", "tasks", "theory", "core.messages", "core.verification")
+"""The modules that have a page of reference, beside the package itself."""
 
 
 def with_part(text: str, name: str, part: str) -> str:
@@ -61,7 +62,7 @@ def _cells(rule: type[Acceptor]) -> tuple[str, ...]:
     return (
         f"`{rule.name}`",
         rule.paper,
-        f"[{file.name}]({file.as_posix()})",
+        f"[{file.name}](../{file.as_posix()})",
         ", ".join(map(_setting, settings_of(rule))) or "–",
         ", ".join(reads_of(rule)) or "–",
         at + ("" if rule.lossless_when_sampling else ", greedy") + elsewhere,
@@ -81,10 +82,11 @@ def _setting(each: Setting) -> str:
 
 
 def main() -> None:
-    """Write every part that is made into its page."""
-    for (page, name), make in MADE.items():
-        path = ROOT / page
-        path.write_text(with_part(path.read_text(encoding="utf-8"), name, make()), encoding="utf-8")
+    """Write every part that is made into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, make in MADE.items():
+        text = with_part(text, name, make())
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
