@@ -247,7 +247,6 @@ class _TransformersRounds(CandidateGenerator):
     candidate: Tensor | None = None
     draft: Draft | None = None
     logits: tuple[Tensor, Tensor | None] | None = None
-    selected: Tensor | None = None
     decision: RowDecision | None = None
     sent: int = 0
     lossy: int = 0  # tokens kept lossily so far
@@ -311,8 +310,9 @@ class _TransformersRounds(CandidateGenerator):
             self._mismatch(scores.shape[-1])
         if position > self.decision.n_accepted:
             return scores
-        token = self.selected[:, position, None]
-        certain = torch.full_like(scores, -torch.inf).scatter_(-1, token, 0.0)
+        token = self.decision.tokens[position]
+        certain = torch.full_like(scores, -torch.inf)
+        certain[:, token] = 0.0
         if self.reader.do_sample:
             return certain
         return torch.where(scores.argmax(-1, keepdim=True) == token, scores, certain)
@@ -351,9 +351,6 @@ class _TransformersRounds(CandidateGenerator):
             generated = [self.committed - self.prompt]
             positions = self.limits.lossless_positions(self.candidate, self.draft.shape, generated, [self.lossy])
         decision = decide(self.reader.acceptor, verification, positions)
-        self.selected = self.draft.tokens.new_zeros(1, len(self.draft) + 1)
-        self.selected[:, :-1] = self.draft.tokens
-        self.selected.scatter_(1, decision.n_accepted[:, None], decision.next_token[:, None])
         decisions = decision.to_host(self.draft)
         if self.inspected:
             decisions = with_scores(decisions, self.reader.acceptor, self.draft, verification, decision)
