@@ -1,4 +1,4 @@
-"""Answers in a folder: what is there is kept, and nothing of other settings is added to it."""
+"""Answers in a folder: what is there is kept, and nothing of other settings is added to it. Rows of measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import multiprocessing
 import pytest
 
 from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.evaluation import records
 from hf_lossy_assist.evaluation.answers import MANIFEST, RESULTS, Answer, AnswerStore, load_answers
+from hf_lossy_assist.evaluation.comparison import Spread
 
 PLAN = {"task": "t", "seed": 0, "modes": {"a": {"k": 1}}, "problems": [7, 8], "runs": [{"date": "today"}]}
 
@@ -124,3 +126,32 @@ def test_a_killed_process_loses_nothing_that_it_has_told(tmp_path):
         store = AnswerStore(tmp_path / str(run), PLAN)
         assert {("a", i) for i in range(last + 1)} <= store.known.keys()
         assert all(store.known["a", i] == answer("a", i) for _, i in store.known)
+
+
+def test_rows_are_written_with_their_origin(tmp_path):
+    rows = [Spread(median, 0.0, 9.0) for median in (1.0, 3.0, 2.0)]
+    file = tmp_path / "deep" / "rows.jsonl"
+    with records.written(file, records.provenance("cpu", gamma=4)) as write:
+        for count, row in enumerate(rows, 2):
+            write(row)
+            assert len(file.read_text().splitlines()) == count, "a row is on disk before the next one is measured"
+    with records.written(None, {}) as write:
+        write(rows[0])
+    origin, *read = (json.loads(line) for line in file.read_text().splitlines())
+    assert origin["table"] == "provenance"
+    assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
+    assert (origin["device"], origin["gamma"]) == ("cpu", 4)
+    assert [(row["table"], row["median"]) for row in read] == [("Spread", 1.0), ("Spread", 3.0), ("Spread", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("started", "said"),
+    [
+        (["/bin/python", "/bin/lossy-assist"], "lossy-assist bench --out x"),
+        (["/bin/python", "-u", "-m", "hf_lossy_assist"], "lossy-assist bench --out x"),
+        (["/bin/python", "-m", "benchmarks.grown_models"], "python -m benchmarks.grown_models bench --out x"),
+    ],
+)
+def test_the_command_line_is_that_which_one_would_type(started, said):
+    arguments = ["bench", "--out", "x"]
+    assert records._command_line([*started, *arguments], arguments) == said.split()

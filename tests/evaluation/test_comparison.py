@@ -1,16 +1,26 @@
-"""The order of requests, and which modes are left out."""
+"""The order of requests, which modes are left out, and sums over requests, worked out by hand."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
 import torch
 
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.evaluation.comparison import rotated, run_comparison, texts_of, warm_up
+from hf_lossy_assist.evaluation.comparison import (
+    RequestRecord,
+    RunCounts,
+    Spread,
+    rotated,
+    run_comparison,
+    summarise,
+    texts_of,
+    warm_up,
+)
 from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE, DecodingMode
-from hf_lossy_assist.evaluation.requests import Instruments, PromptBatch
+from hf_lossy_assist.evaluation.requests import Instruments, PromptBatch, TimeSplit
 from tests.tiny_models import prompt
 
 MODES = [
@@ -91,3 +101,106 @@ def test_what_is_said_is_that_of_the_first_repeat(models):
     plain, *others = (texts_of(answers) for answers in responses.values())
     assert [len(text) for text in plain] == [6, 6]
     assert others == [plain, plain]
+
+
+ALONE, BY_STOCK, OURS = DecodingMode(), DecodingMode.stock(5), DecodingMode("lossless", "lossless", gamma=5)
+
+
+def timed(label, repeat, batch, seconds, tokens, **more):
+    return RequestRecord(0, repeat, batch, label, seconds, tokens, **more)
+
+
+def metered(label, tokens, draft_calls, target_calls, deciding=None, counts=None, seconds=1.0):
+    split = TimeSplit(
+        drafting=0.01 * draft_calls, verifying=0.1 * target_calls, deciding=deciding,
+        rest=seconds - 0.01 * draft_calls - 0.1 * target_calls - (deciding or 0), draft_calls=draft_calls,
+        target_calls=target_calls, draft_call=0.01 if draft_calls else None, target_call=0.1, first_token=0.25,
+    )  # fmt: skip
+    return RequestRecord(0, 2, 0, label, seconds, tokens, counts, None, 2**20, split)
+
+
+def requests():
+    return [
+        *(timed(ALONE.label, r, b, 1.0, 10) for r in range(2) for b in range(2)),
+        *(timed(BY_STOCK.label, r, b, 0.5, 10, joules=3.0) for r in range(2) for b in range(2)),
+        *(timed(OURS.label, r, b, (0.2, 0.4)[r], 10) for r in range(2) for b in range(2)),
+        metered(ALONE.label, 10, 0, 10),
+        metered(ALONE.label, 10, 0, 10),
+        metered(BY_STOCK.label, 10, 10, 2, seconds=0.6),
+        metered(BY_STOCK.label, 10, 20, 4, seconds=0.9),
+        metered(OURS.label, 10, 10, 2, 0.02, RunCounts(2, 10, 8, 10, 2, (0.8,)), seconds=0.4),
+        metered(OURS.label, 10, 20, 4, 0.04, RunCounts(4, 20, 6, 20, 4, (0.3,)), seconds=0.8),
+    ]
+
+
+TEXTS = {ALONE.label: [[1, 2], [3]], BY_STOCK.label: [[1, 2], [3]], OURS.label: [[1, 2], [4]]}
+
+
+def test_speeds_ratios_and_latencies():
+    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests(), TEXTS)
+    assert alone.tokens_per_second == Spread(10.0, 10.0, 10.0)
+    assert ours.tokens_per_second == Spread(pytest.approx(37.5), pytest.approx(25.0), pytest.approx(50.0))
+    # Ratios are taken within a repeat: 5 and 2.5 times the target, 2.5 and 1.25 times stock.
+    assert ours.ratios == pytest.approx({ALONE.label: 3.75, BY_STOCK.label: 1.875, OURS.label: 1.0})
+    assert ours.latencies == pytest.approx((0.3, 0.4, 0.4))
+    assert [row.same_text for row in (alone, stock, ours)] == [1.0, 1.0, 0.5]
+    assert (ours.requests, ours.tokens, ours.first_token) == (2, 20, 0.25)
+    assert (alone.joules_per_token, stock.joules_per_token) == (None, pytest.approx(0.3))
+    assert ours.config == {"lossy_mode": "lossless", "lossy_config": {}, "num_assistant_tokens": 5}
+
+
+def test_rounds_of_stock_are_inferred_and_ours_are_counted():
+    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests(), TEXTS)
+    assert (alone.tokens_per_round, alone.mean_accepted, alone.draft_calls_per_round) == (1.0, None, 0)
+    for row in (stock, ours):
+        assert row.tokens_per_round == pytest.approx(20 / 6)
+        assert row.mean_accepted == pytest.approx(14 / 6)
+        assert row.draft_calls_per_round == 5
+        assert (row.acceptance_rates[0], row.acceptance_rates[-1]) == (pytest.approx(0.3), pytest.approx(0.8))
+        assert row.acceptance_rates[3] == pytest.approx(0.55)
+    assert (ours.draft_call, ours.target_call, alone.draft_call) == (0.01, 0.1, None)
+
+
+def test_time_per_round():
+    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests(), TEXTS)
+    assert stock.per_round.drafting == ours.per_round.drafting == pytest.approx(0.05)
+    assert stock.per_round.verifying == ours.per_round.verifying == pytest.approx(0.1)
+    assert (stock.per_round.deciding, ours.per_round.deciding) == (None, pytest.approx(0.01))
+    assert stock.per_round.outside == pytest.approx((1.5 - 0.9) / 6)
+    assert ours.per_round.outside == pytest.approx((1.2 - 0.9) / 6)
+    assert alone.per_round.outside == pytest.approx(0.0)
+
+
+def test_compiled_passes_that_can_t_be_metered_leave_the_split_empty():
+    blind = [r if r.split is None else dataclasses.replace(r, split=None) for r in requests()]
+    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], blind, TEXTS)
+    assert (alone.tokens_per_round, stock.per_round, stock.first_token) == (None, None, None)
+    assert ours.per_round is None
+    assert ours.tokens_per_round == pytest.approx(20 / 6)
+    assert ours.draft_calls_per_round == 5
+
+
+def test_a_text_without_a_pass_of_the_target():
+    rows = [timed(OURS.label, 0, 0, 1.0, 9), dataclasses.replace(metered(OURS.label, 9, 9, 0), split=None)]
+    rows[1] = dataclasses.replace(rows[1], counts=RunCounts(0, 9, 9, 9, 0))
+    (ours,) = summarise([OURS], rows, None)
+    assert (ours.tokens_per_round, ours.mean_accepted, ours.draft_calls_per_round) == (9, 9, 9)
+
+
+def test_rows_of_a_batch_are_rounds_of_their_own():
+    """Three rows, two passes: stock's kind of count has six rounds; ten tokens are kept beyond one a round."""
+    rows = [timed(BY_STOCK.label, 0, 0, 1.0, 16), metered(BY_STOCK.label, 16, 10, 2)]
+    (stock,) = summarise([BY_STOCK], rows, {BY_STOCK.label: [[1]]}, rows=3)
+    assert stock.tokens_per_round == pytest.approx(16 / 6)
+    assert stock.mean_accepted == pytest.approx(10 / 6)
+    assert stock.draft_calls_per_round == 5
+    assert stock.same_text is None
+    assert summarise([BY_STOCK], rows, None)[0].same_text is None
+
+
+def test_without_a_metered_repeat_only_what_counts_itself_shows_its_rounds():
+    counts = RunCounts(rounds=3, drafted=12, accepted=6, draft_calls=12, target_calls=3)
+    rows = [timed(BY_STOCK.label, 0, 0, 1.0, 9), timed(OURS.label, 0, 0, 1.0, 9, counts=counts)]
+    stock, ours = summarise([BY_STOCK, OURS], rows)
+    assert (stock.tokens_per_round, stock.mean_accepted) == (None, None)
+    assert (ours.tokens_per_round, ours.mean_accepted, ours.per_round) == (3, 2, None)

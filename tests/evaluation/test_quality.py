@@ -1,17 +1,23 @@
-"""Scores, and how well their differences are known."""
+"""Scores by several measures, how well their differences are known, and a picture of them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer
-from hf_lossy_assist.evaluation.quality import Mean, mode_scores, paired_interval
-from hf_lossy_assist.evaluation.tables import as_text, length_table
+from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from hf_lossy_assist.evaluation.quality import Mean, Measurable, likelihood, mode_scores, paired_interval
+from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist.evaluation.tables import PlotPoint, as_text, length_table, plot
+from tests.tiny_models import prompt
 
 
 def interval_of_counts(n: int, better: int, worse: int) -> tuple[float, float]:
@@ -105,3 +111,34 @@ def test_lengths_and_times_are_compared_problem_by_problem():
 def test_lengths_without_a_spread_have_no_interval_to_compute():
     assert Mean.of([3.0, 4.0], [(3.0, 2.0), (4.0, 3.0)]) == Mean(3.5, 1.0, 1.0, 1.0)
     assert Mean.of([3.0], [(3.0, 2.0)]) == Mean(3.0, 1.0)
+
+
+def test_likelihood_is_that_of_token_by_token_scoring(models):
+    put = batches_of(prompt(6).tolist())[0]
+    tokens = run_request(models, DecodingMode("x", "topk", {"k": 8}, 5, 1.3), put, 12).rows[0]
+    text, log_p = torch.cat([put.ids[0], tokens]), []
+    for i, token in enumerate(tokens):
+        with torch.no_grad():
+            z = models.target(input_ids=text[None, : 6 + i]).logits[0, -1].double().numpy()
+        log_p.append(z[token] - np.log(np.exp(z).sum()))
+    answer = Measurable(None, None, models.target, put.ids[0], tokens, "", "")
+    assert likelihood(answer) == pytest.approx(np.exp(np.mean(log_p)), rel=1e-4)
+
+
+def test_open_texts_are_compared_with_the_target_s_own(pair):
+    modes = named_modes("plain,lossless,topk:k=9999", 5)
+    models = Models(pair.target, pair.draft)
+    evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 2, batch_size=2, measure="rouge")
+    for answers in evaluation.run():
+        assert answers["plain"].score == answers["lossless"].score == 1
+        assert 0 <= answers["topk:k=9999"].score < 1
+    for answers in replace(evaluation, measure="likelihood").run():
+        assert answers["topk:k=9999"].score < answers["plain"].score <= 1
+    with pytest.raises(LossyValueError, match="`measure` has to be one of"):
+        replace(evaluation, measure="beauty")
+
+
+def test_a_picture_is_written(tmp_path):
+    point = PlotPoint((1.0, 0.9, 1.2), (5.0, 4.0, 6.0))
+    plot({"one": point, "two": point}, "x", "y", tmp_path / "plot.png", "title", bottom=0, limit=1.0)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

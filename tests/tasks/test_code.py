@@ -101,11 +101,9 @@ def test_the_reference_solutions_are_correct(task):
     examples = task.examples("test", 10)
     assert [example.prompt for example in examples] == [MEAN["prompt"], DECODE["prompt"]]
     assert all(task.correct(example, example.solution) for example in examples)
-
-
-def test_what_a_prompt_defines_before_its_function_is_kept(task):
-    _, decode = task.examples("test", 2)
-    assert task.correct(decode, "```python\ndef decode(s):\n    return ''.join(reversed(s))\n```")
+    assert f"```python\n{PROMPT}```" in task.user_turn(examples[0])
+    # What a prompt defines before its function is kept.
+    assert task.correct(examples[1], "```python\ndef decode(s):\n    return ''.join(reversed(s))\n```")
 
 
 @pytest.mark.parametrize(
@@ -127,11 +125,8 @@ def test_the_answer_is_which_tests_pass(task, body, answer):
 
 def test_two_responses_have_the_same_answer_if_the_same_tests_pass(task):
     [example] = task.examples("test", 1)
-    assert task.keeps_answer(example, SOLUTION, "    return sum(xs) / len(xs)\n")
-    assert task.keeps_answer(example, "    return 0\n", "    return 1\n")
     assert task.keeps_answer(example, "    return 2\n", "    return xs[1]\n")
     assert not task.keeps_answer(example, "    return 2\n", "    return 5\n")
-    assert not task.keeps_answer(example, SOLUTION, "    return 0\n")
     assert not task.keeps_answer(example, SOLUTION, "  \n")
     assert task.answer(example, " \n") is None
 
@@ -168,17 +163,13 @@ def test_programs_can_run_in_several_threads(task):
     assert answers == {i: "failed" if i % 2 else "passed" for i in range(6)}
 
 
-def test_a_chat_model_is_asked_for_the_whole_function(task):
-    [example] = task.examples("test", 1)
-    assert f"```python\n{PROMPT}```" in task.user_turn(example)
-
-
 def test_the_sandbox_has_options(tmp_path, sandbox_options):
     path = tmp_path / "problems.jsonl.gz"
     with gzip.open(path, "wt") as file:
         file.write(json.dumps(MEAN))
     task = Code(str(path), cpu_seconds=1, memory_mb=64, **sandbox_options)
     assert task.sandbox == Sandbox(cpu_seconds=1, memory_mb=64, **sandbox_options)
+    assert len(task.examples("test", 9)) == 1
     with pytest.raises(LossyValueError, match=r"`cpu` is no setting of the sandbox; there are \['cpu_seconds'"):
         Code(str(path), cpu=1)
     with pytest.raises(LossyValueError, match="`cpu_seconds` has to be a whole number > 0"):
@@ -193,16 +184,14 @@ def test_without_isolation_the_task_is_refused_at_once_unless_asked_for_by_name(
         assert tasks.load("code", "problems.jsonl", unsafe_no_isolation="true").sandbox.unsafe_no_isolation
 
 
-def test_an_example_of_another_task_is_refused(task):
-    with pytest.raises(LossyValueError, match="`example` has to be a problem of this task, but its prompt is 'def f'"):
-        task.answer(Example("def f", "passed"), "    pass")
-
-
 def test_bad_rows_are_refused(tmp_path, sandbox_options):
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps({**MEAN, "entry_point": "mean; import os"}))
     with pytest.raises(LossyValueError, match="`entry_point` of mine/0 has to be a name"):
         Code(str(path), **sandbox_options).examples("test", 1)
+    path.write_text(json.dumps(MEAN))
+    with pytest.raises(LossyValueError, match="`example` has to be a problem of this task, but its prompt is 'def f'"):
+        Code(str(path), **sandbox_options).answer(Example("def f", "passed"), "    pass")
     path.write_text(json.dumps({name: value for name, value in MEAN.items() if name != "test"}))
     with pytest.raises(LossyValueError, match="the field 'test' has to be a text, but in line 1"):
         Code(str(path), **sandbox_options).examples("test", 1)

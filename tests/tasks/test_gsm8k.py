@@ -1,16 +1,18 @@
-"""GSM8K: its files, its splits, its prompts."""
+"""GSM8K: its files, its splits, its prompts, and the number that a solution ends in."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
+from fractions import Fraction
 
 import datasets
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.tasks.gsm8k import GSM8K
+from hf_lossy_assist.tasks.gsm8k import GSM8K, final_number
 
 ROWS = [
     {"question": f"What is {i} + {i}?", "answer": f"{i}+{i}=<<{i}+{i}={2 * i}>>{2 * i}\n#### {2 * i}"}
@@ -74,13 +76,6 @@ def test_a_file_s_name_or_the_argument_tells_what_it_holds(tmp_path):
         GSM8K(path, split="dev")
 
 
-def test_a_gzipped_file_is_read(tmp_path):
-    path = tmp_path / "test.jsonl.gz"
-    with gzip.open(path, "wt") as file:
-        file.write(json.dumps(ROWS[0]))
-    assert len(GSM8K(str(path)).examples("test", 5)) == 1
-
-
 def test_worked_problems_come_first_and_belong_to_no_split(folder):
     task = GSM8K(folder, shots=2)
     [example] = task.examples("test", 1)
@@ -94,14 +89,6 @@ def test_worked_problems_come_first_and_belong_to_no_split(folder):
     assert not any("What is 1 + 1?" in question for question in asked)
 
 
-def test_a_chat_model_is_told_how_to_end(folder):
-    task = GSM8K(folder)
-    turn = task.user_turn(task.examples("test", 1)[0])
-    assert "Problem: What is 300 + 300?\n" in turn
-    assert "Question:" not in turn
-    assert '"The final answer is N."' in turn
-
-
 def test_a_chat_model_sees_worked_problems_as_turns(folder):
     task = GSM8K(folder, shots=2)
     [example] = task.examples("test", 1)
@@ -110,7 +97,9 @@ def test_a_chat_model_sees_worked_problems_as_turns(folder):
     assert turns[1]["content"] == "0+0=0\n#### 0\nThe final answer is 0."
     assert "Problem: What is 1 + 1?\n" in turns[2]["content"]
     assert turns[4:] == GSM8K(folder).turns(GSM8K(folder).examples("test", 1)[0])
-    assert "What is 300 + 300?" in turns[4]["content"]
+    assert "Problem: What is 300 + 300?\n" in turns[4]["content"]
+    assert "Question:" not in turns[4]["content"]
+    assert '"The final answer is N."' in turns[4]["content"]
     assert "What is 1 + 1?" not in turns[4]["content"]
     assert task.extract_answer(turns[3]["content"]) == "2"
 
@@ -149,19 +138,18 @@ def test_a_missing_file_or_an_empty_folder_is_named(tmp_path):
         GSM8K(str(tmp_path))
 
 
-@pytest.mark.parametrize("content", [b"\x1f\x8b\x08 cut off", b"no gzip at all"])
-def test_a_broken_archive_is_named(tmp_path, content):
-    path = tmp_path / "train.jsonl.gz"
-    path.write_bytes(content)
-    with pytest.raises(LossyValueError, match=r"can't be read as .gz text"):
-        GSM8K(str(path)).examples("train", 1)
-
-
-def test_text_that_is_no_unicode_is_named(tmp_path):
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(b'{"question": "\xff"}')
-    with pytest.raises(LossyValueError, match=r"can't be read as .jsonl text"):
-        GSM8K(str(path)).examples("train", 1)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train.jsonl.gz", b"\x1f\x8b\x08 cut off", "can't be read as .gz text"),
+        ("train.jsonl.gz", b"no gzip at all", "can't be read as .gz text"),
+        ("train.jsonl", b'{"question": "\xff"}', "can't be read as .jsonl text"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(LossyValueError, match=message):
+        GSM8K(str(tmp_path / name)).examples("train", 1)
 
 
 def test_worked_problems_need_a_training_split(tmp_path):
@@ -191,3 +179,65 @@ def test_without_data_and_network_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(LossyValueError, match=r"can't be loaded from the Hub \(Couldn't reach .* local JSONL"):
         GSM8K().examples("test", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("#### 18", "18"),
+        ("The answer is 1,000.00", "1000"),
+        ("The answer is $1,000.00.", "1000"),
+        ("It costs $5.", "5"),
+        ("-$5", "-5"),
+        ("$-5", "-5"),
+        (r"\$5", "5"),
+        ("€ 5", "5"),
+        ("The answer is 50 %.", "50"),
+        ("50%", "50"),
+        ("18.", "18"),
+        ("18.50", "18.5"),
+        (".5", "0.5"),
+        ("007", "7"),
+        ("-0", "0"),
+        ("−7", "-7"),
+        ("10-5", "5"),
+        ("10 - 5", "5"),
+        ("(2)-5", "5"),
+        ("x = -5", "-5"),
+        ("3/4", "0.75"),
+        ("1/3", "1/3"),
+        ("2/6", "1/3"),
+        ("5/0", "5"),
+        ("12,345,678.90", "12345678.9"),
+        ("1,2,3", "3"),
+        (r"\boxed{18}", "18"),
+        ("**18**", "18"),
+        ("The answer is **$1,234**.", "1234"),
+        ("3 + 4 = 7", "7"),
+        ("The final answer is 5, because 2 + 3.", "5"),
+        ("The answer is 3. No: the answer is 4. That took 2 tries.", "4"),
+        ("Answer: 6 (of 10)", "6"),
+        ("I get 8, so the answer is", "8"),
+        ("#### 1,080\n", "1080"),
+        ("٣ x²", None),
+        ("The answer is unknown", None),
+        ("", None),
+    ],
+)
+def test_final_number(text, number):
+    assert final_number(text) == number
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(0, 6), st.booleans())
+def test_writing_a_number_differently_does_not_matter(units, places, commas):
+    value = Fraction(units, 10**places)
+    whole, rest = divmod(abs(units), 10**places)
+    text = f"{whole:,}" if commas else f"{whole}"
+    text = ("-" if units < 0 else "") + text + (f".{rest:0{places}d}" if places else "")
+    for written in (text, f"${text}", f"{text}%", f"{text}.", f"The answer is {text}"):
+        assert Fraction(final_number(written)) == value
+    assert final_number(final_number(text)) == final_number(text)
+
+
+def test_a_model_that_repeats_a_digit_for_ever_gets_an_answer():
+    assert final_number("3" * 100_000) == "3" * 100_000

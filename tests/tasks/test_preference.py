@@ -16,7 +16,6 @@ from hf_lossy_assist.tasks.preference import Preference, verdict
 from tests.tasks.chat_server import chat_server, fails, late, says, sends
 
 EXAMPLE = Example("Write a poem.", "")
-VERDICTS = {1: ("[[A>>B]]", "[[A>B]]"), 0: ("[[A=B]]",), -1: ("[[B>A]]", "[[B>>A]]")}
 
 
 @pytest.fixture(autouse=True)
@@ -125,11 +124,6 @@ def signed(first: str, for_current: int) -> int:
     return for_current if first == "current" else -for_current
 
 
-def test_the_same_response_is_as_good_without_asking(server, make):
-    assert make().keeps_answer(EXAMPLE, "a poem", " a poem\n")
-    assert server.requests == []
-
-
 def test_what_is_sent(server, make, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-mine")
     server.replies = [says("[[A=B]]")]
@@ -139,25 +133,14 @@ def test_what_is_sent(server, make, monkeypatch):
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
     for option in ("[[A>>B]]", "[[A>B]]", "[[A=B]]", "[[B>A]]", "[[B>>A]]"):
         assert option in request["messages"][0]["content"]
-    assert server.keys == ["Bearer sk-mine"]
-
-
-def test_a_hugging_face_token_is_not_sent_to_strangers(server, make):
-    server.replies = [says("[[A=B]]")]
     make(votes=1).keeps_answer(EXAMPLE, "one", "two")
-    assert server.keys == ["Bearer none"]
+    assert server.keys == ["Bearer sk-mine", "Bearer none"], "strangers get no token of Hugging Face"
 
 
-def test_a_busy_or_broken_server_is_asked_again(server, make):
-    server.replies = [fails(500), fails(429), fails(503), prefers("good")]
-    assert not make(votes=1).keeps_answer(EXAMPLE, "good", "bad")
-    assert len(server.requests) == 4
-
-
-def test_a_late_reply_is_asked_for_again(server, make):
-    server.replies = [late(1.0), prefers("good")]
+def test_a_busy_broken_or_late_server_is_asked_again(server, make):
+    server.replies = [fails(500), fails(429), late(1.0), fails(503), prefers("good")]
     assert not make(votes=1, timeout=0.2).keeps_answer(EXAMPLE, "good", "bad")
-    assert len(server.requests) == 2
+    assert len(server.requests) == 5
 
 
 @pytest.mark.parametrize(
@@ -221,12 +204,9 @@ def test_without_the_extra_an_error_says_what_to_install(make, monkeypatch):
         make()
 
 
-def test_hugging_face_s_providers_are_asked_with_its_token(make):
+def test_hugging_face_s_providers_get_its_token_and_need_one(make, monkeypatch):
     client = make(base_url=None).judge.client
     assert (str(client.base_url), client.api_key) == ("https://router.huggingface.co/v1/", "hf_secret")
-
-
-def test_hugging_face_s_providers_need_a_token(make, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(LossyServiceError, match="'judge' needs a Hugging Face token: log in"):
         make(base_url=None).keeps_answer(EXAMPLE, "one", "two")
@@ -286,14 +266,6 @@ def test_a_judge_that_can_t_be_is_refused_at_once(options, message):
         Preference("questions.jsonl", **options)
 
 
-def test_texts_are_compared_as_they_are(make):
-    task = make()
-    assert task.extract_answer(" a poem \n") == "a poem"
-    assert task.extract_answer("  ") is None
-    assert task.equivalent("a", "a")
-    assert not task.equivalent(None, None)
-
-
 @pytest.mark.parametrize("votes", [1, 2, 3])
 def test_a_score_is_a_win_a_tie_or_a_loss(server, make, votes):
     server.replies = [prefers("good")]
@@ -302,10 +274,7 @@ def test_a_score_is_a_win_a_tie_or_a_loss(server, make, votes):
     assert scores == [1, 0, 0.5]
     asked = len(server.requests)
     assert task.score(EXAMPLE, "same ", "same") == 0.5
-    assert len(server.requests) == asked
-
-
-def test_where_there_is_a_reference_a_score_is_against_it(server, make):
-    server.replies = [prefers("good")]
-    example = Example("Write a poem.", "good")
-    assert make().score(example, "bad", "bad") == 0
+    assert task.keeps_answer(EXAMPLE, "a poem", " a poem\n")
+    assert len(server.requests) == asked, "the same response is as good without asking"
+    assert task.score(Example("Write a poem.", "good"), "bad", "bad") == 0, "where there is a reference, it is compared"
+    assert (task.extract_answer(" a poem \n"), task.extract_answer("  ")) == ("a poem", None)

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.tasks import Arithmetic, Example, Task
+from hf_lossy_assist.tasks import Example, Task
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }} {% endfor %}"
@@ -27,9 +27,6 @@ class Echo(Task):
 
     def extract_answer(self, text: str) -> str | None:
         return text.split()[-1] if text.split() else None
-
-    def equivalent(self, a: str | None, b: str | None) -> bool:
-        return a is not None and a == b
 
 
 class Polite(Echo):
@@ -68,16 +65,6 @@ def test_a_template_makes_a_user_turn_and_opens_the_answer(chat_tokenizer):
     assert Polite().render(example, chat_tokenizer) == f"{bos}[user] Please: Ada has 3 apples. [assistant]"
 
 
-def test_a_template_takes_several_turns(chat_tokenizer):
-    class Prepared(Echo):
-        def turns(self, example):
-            return [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}, *super().turns(example)]
-
-    [example] = Echo().examples("test", 1)
-    expected = f"{chat_tokenizer.bos_token}[user] 1 [assistant] 2 [user] Ada has 3 apples. [assistant]"
-    assert Prepared().render(example, chat_tokenizer) == expected
-
-
 def test_a_template_s_bos_is_not_doubled(chat_tokenizer):
     [example] = Echo().examples("test", 1)
     bos = chat_tokenizer.bos_token_id
@@ -92,24 +79,10 @@ def test_a_template_s_bos_is_not_doubled(chat_tokenizer):
     ("current", "new", "kept"),
     [("two apples", "3 apples", True), ("apples", "pears", False), ("apples", "", False), ("", "", False)],
 )
-def test_an_answer_is_kept_where_both_responses_give_the_same_one(current, new, kept):
+def test_an_answer_is_kept_or_right_where_it_is_the_same(current, new, kept):
     [example] = Echo().examples("test", 1)
     assert Echo().keeps_answer(example, current, new) is kept
-
-
-def test_a_response_is_correct_if_it_gives_the_reference():
-    [example] = Echo().examples("test", 1)
-    assert Echo().correct(example, "these are apples")
-    assert not Echo().correct(example, "these are pears")
-    assert not Echo().correct(example, "")
-
-
-def test_the_arithmetic_task_answers_by_the_defaults(tokenizer):
-    task = Arithmetic()
-    right, other = task.examples("test", 2)
-    assert task.correct(right, right.solution)
-    assert not task.correct(right, other.solution)
-    assert task.encode(right, tokenizer) == tokenizer(right.prompt)["input_ids"]
+    assert Echo().correct(example, new) is Echo().equivalent(Echo().extract_answer(new), "apples") is kept
 
 
 def test_a_split_that_is_not_there_is_named():
