@@ -377,17 +377,7 @@ def test_a_file_with_any_other_value_is_refused_by_name_or_works(judged: Path, t
     names = "|".join(["x", *(each.name for kind in kinds for each in fields(kind))])  # "x" is an unknown field
     for message in refused.values():
         assert re.search(rf"certificate\.json' does not: .*['`]({names})['`]", message), message
-    for way in (
-        "heads",
-        "usual",
-        "tested",
-        "target",
-        "max_loss",
-        "confidence",
-        "problems",
-        "versions",
-        "tested.0.loss",
-    ):
+    for way in "heads usual tested target max_loss confidence problems versions tested.0.loss".split():
         assert {(way, repr(junk)) for junk in ("x", [None], math.nan)} <= refused.keys(), way
     assert ("heads", "None") in refused
 
@@ -399,14 +389,13 @@ def test_a_file_that_holds_something_else_is_refused(saved: Path, content: str):
         Certificate.load(saved)
 
 
-@pytest.mark.parametrize(
-    "change", [lambda x: x | {"more": 1}, lambda x: {name: x[name] for name in x if name != "heads"}]
-)
-def test_a_file_with_other_fields_is_refused_by_name(saved: Path, change):
+def test_a_file_with_other_fields_is_refused_by_name(saved: Path):
     path = saved / "certificate.json"
-    path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
-    with pytest.raises(LossyValueError, match=r"certificate\.json' does not: .*'(more|heads)'"):
-        Certificate.load(saved)
+    good = json.loads(path.read_text(encoding="utf-8"))
+    for name, values in (("more", good | {"more": 1}), ("heads", {x: good[x] for x in good if x != "heads"})):
+        path.write_text(json.dumps(values), encoding="utf-8")
+        with pytest.raises(LossyValueError, match=rf"certificate\.json' does not: .*'{name}'"):
+            Certificate.load(saved)
 
 
 @pytest.mark.parametrize("source", ["no such folder", 3, "/", "a/b/c"])

@@ -62,16 +62,14 @@ def test_passes_of_stock_and_ours_are_counted_alike(models, mode):
     assert response.peak_memory > 0
 
 
-def test_deciding_is_what_the_statistics_say(models):
+def test_what_a_meter_sees_of_a_plain_and_of_a_lossless_call(models):
     ids = prompt(6)
-    response = run_request(models, LOSSLESS, PromptBatch(ids, torch.ones_like(ids)), 9, meter=True)
-    assert response.split.deciding == response.stats.seconds["deciding"] > 0
-
-
-def test_the_target_alone_takes_a_pass_a_token(models):
-    ids = prompt(6)
-    response = run_request(models, DecodingMode(), PromptBatch(ids, torch.ones_like(ids)), 9, meter=True)
-    assert (response.split.target_calls, response.split.draft_calls, response.split.draft_call) == (9, 0, None)
+    alone, ours = (
+        run_request(models, mode, PromptBatch(ids, torch.ones_like(ids)), 9, meter=True)
+        for mode in (DecodingMode(), LOSSLESS)
+    )
+    assert (alone.split.target_calls, alone.split.draft_calls, alone.split.draft_call) == (9, 0, None)
+    assert ours.split.deciding == ours.stats.seconds["deciding"] > 0
 
 
 def test_no_hook_stays_and_plain_calls_have_none(models):

@@ -90,10 +90,6 @@ def test_what_costs_the_answer(program, reason, sandbox):
     assert re.search(reason, run.reason), run.reason
 
 
-def test_annotations_are_what_the_program_says(sandbox):
-    assert runs(sandbox, "def g(x: int): return x\nassert g.__annotations__ == {'x': int}") == PASSED
-
-
 @pytest.mark.parametrize("program", ENDLESS)
 def test_what_has_no_end_is_ended_in_time(sandbox, program):
     started = time.monotonic()
@@ -171,6 +167,8 @@ def f(name): return eval(name)
 def test_a_result_that_is_no_plain_data_costs_its_test(sandbox):
     report = sandbox.run("def f(x): return object() if x else 0", "f", "assert f(1) is not None\nassert f(0) == 0")
     assert report == ProgramReport(False, "-+", "raised TypeError")
+    missing = sandbox.run("x = 1", "f", "assert f() is None")
+    assert missing == ProgramReport(False, "-", "raised TypeError")
 
 
 def test_tests_that_pass_something_else_can_t_be_run(sandbox):
@@ -178,33 +176,30 @@ def test_tests_that_pass_something_else_can_t_be_run(sandbox):
         sandbox.run(IDENTITY, "f", "assert f(lambda: 1)")
 
 
-def test_the_tests_import_nothing_that_the_program_has_written(sandbox):
-    program = "open('written.py', 'w').close()\n" + IDENTITY
-    tests = "try:\n  import written\n  found = True\nexcept ImportError:\n  found = False\nassert not found"
-    assert sandbox.run(program, "f", tests) == PASSED
+DRAWN = "str({'a', 'b', 'c', 'd', 'e', 'f'}), random.random()"  # the usual ways for a test to come out by chance
+SECRETS = "import os\ndef f(): return list(os.environ.values())"
+SEPARATE = {
+    "annotations": ("def g(x: int): pass\ndef f(): return g.__annotations__ == {'x': int}", "assert f()", ""),
+    "files that the program has written are not imported": (
+        "open('written.py', 'w').close()\n" + IDENTITY,
+        "try:\n  import written\n  found = True\nexcept ImportError:\n  found = False\nassert not found", "",
+    ),
+    "helpers are the tests' own": (
+        "def helper(x): return 'cheat'\n" + IDENTITY, "assert f(helper(1)) == 2", "def helper(x): return 2 * x",
+    ),
+    "every run draws the same numbers": (
+        f"import random\ndrawn = {DRAWN}\ndef f(): return drawn", f"import random\nassert f() == ({DRAWN})", "",
+    ),
+    "environment variables stay here": (
+        SECRETS, "import os\nassert 'secret' not in f() and 'secret' not in os.environ.values()", "",
+    ),
+}  # fmt: skip
 
 
-def test_helpers_are_the_tests_own(sandbox):
-    program = "def helper(x): return 'cheat'\n" + IDENTITY
-    assert sandbox.run(program, "f", "assert f(helper(1)) == 2", "def helper(x): return 2 * x") == PASSED
-
-
-def test_a_missing_function_fails(sandbox):
-    assert sandbox.run("x = 1", "f", "assert f() is None") == ProgramReport(False, "-", "raised TypeError")
-
-
-def test_the_same_program_draws_the_same_numbers(sandbox):
-    # The order of a set of texts and an unseeded generator are the usual ways for a test to come out by chance.
-    program = "import random\nseen, draw = str({'a', 'b', 'c', 'd', 'e', 'f'}), random.random()\n"
-    program += "def f(): return seen, draw"
-    tests = "import random\nassert f() == (str({'a', 'b', 'c', 'd', 'e', 'f'}), random.random())"
-    assert sandbox.run(program, "f", tests) == PASSED
-
-
-def test_environment_variables_stay_here(sandbox, monkeypatch):
+@pytest.mark.parametrize(("program", "tests", "helpers"), SEPARATE.values(), ids=SEPARATE.keys())
+def test_program_and_tests_share_nothing_but_the_function(sandbox, monkeypatch, program, tests, helpers):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    tests = "import os\nassert 'secret' not in f() and 'secret' not in os.environ.values()"
-    assert sandbox.run("import os\ndef f(): return list(os.environ.values())", "f", tests) == PASSED
+    assert sandbox.run(program, "f", tests, helpers) == PASSED
 
 
 @on_linux
