@@ -197,13 +197,16 @@ def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def _add_defaults(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     """Add an enabled model's defaults to one call's arguments; return the lossy fields among them."""
     with _lock:
-        defaults = _merged(_layers(_enabled.get(model, _everywhere)))
+        layers = _layers(_enabled.get(model, _everywhere))
+    if not any(layers):
+        return {}
+    defaults = _merged(layers)
     if model not in _enabled and defaults.get("assistant_model") is model:
         return {"lossy_mode": None}
-    if not defaults or arguments.get("lossy_mode", defaults) is None:
-        return {}
     if not defaults.keys().isdisjoint(DRAFTERS):
         defaults.setdefault("lossy_mode", "lossless")
+    if arguments.get("lossy_mode", defaults) is None:
+        return {}
     drafts = any(arguments.get(name) is not None for name in DRAFTERS)
     for name, value in defaults.items():
         if name in DRAFTING and not (drafts and name in DRAFTERS) and arguments.get(name) is None:
@@ -215,10 +218,10 @@ def _install() -> None:
     # generate() prepares inputs, cache, processors and criteria; lossy calls replace the decoding method at its end.
     # Class attributes serve copies and subclasses of a model too. Each wrapper knows its original, so an interruption
     # between them leaves the model usable.
-    for name, wrap in (("generate", _wrap_generate), *((name, _wrap_decoding) for name in DECODING_METHODS)):
+    for name in ("generate", *DECODING_METHODS):
         current = getattr(GenerationMixin, name)
         if not hasattr(current, _ORIGINAL):
-            wrapper = wrap(current)
+            wrapper = (_wrap_generate if name == "generate" else _wrap_decoding)(current)
             setattr(wrapper, _ORIGINAL, current)
             setattr(GenerationMixin, name, wrapper)
 

@@ -83,7 +83,7 @@ class DrafterChoice:
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
-        options = {name: explicit(name) for name in TRANSFORMERS_OPTIONS if explicit(name)}
+        options = {name: value for name in TRANSFORMERS_OPTIONS if (value := explicit(name))}
         if (layers := explicit("assistant_early_exit")) is not None:
             assistant = first_layers(target, layers)
         for name in ("assistant_early_exit", *TRANSFORMERS_OPTIONS):

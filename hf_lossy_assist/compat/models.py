@@ -108,11 +108,8 @@ def obstacle_in_adapter(model: nn.Module) -> str | None:
 
 def replaces_decoding(model: PreTrainedModel) -> bool:
     """Tell whether the model's class overrides transformers' decoding loop."""
-    return any(
-        getattr(type(model), name) is not getattr(GenerationMixin, name)
-        for name in DECODING_METHODS
-        if hasattr(GenerationMixin, name)
-    )
+    own = [getattr(type(model), name, None) for name in DECODING_METHODS]
+    return own != [getattr(GenerationMixin, name, None) for name in DECODING_METHODS]
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:

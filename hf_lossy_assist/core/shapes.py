@@ -7,7 +7,7 @@ Notation as in :mod:`~hf_lossy_assist.core.messages`: ``B`` rows, ``n`` drafted 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -119,10 +119,6 @@ class Shape(ABC):
         """
         values, n = of_text(ids), len(self)
         return values[:, -n - 1 : -1], values[:, -n:]
-
-    def run(self, runner: Any, ids: Tensor, keep: int, inputs: Mapping[str, Any]) -> Any:
-        """Run a model over ``ids`` ``(B, L + n)``, with logits of the last ``keep`` positions."""
-        return runner.run(ids, keep, inputs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ Notation as in :mod:`~hf_lossy_assist.core.shapes`, with ``N`` nodes in the plac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -177,9 +177,6 @@ class Tree(Shape):
         values = of_text(texts.flatten(0, 1)).view(texts.shape)
         end = text.shape[1] + self.depths[..., None]
         return values.gather(-1, end - 2)[..., 0], values.gather(-1, end - 1)[..., 0]
-
-    def run(self, runner: Any, ids: Tensor, keep: int, inputs: Mapping[str, Any]) -> Any:
-        return runner.run_tree(ids, keep, self.ancestors, self.depths)
 
     def _columns(self, chosen: Tensor) -> Tensor:
         """Return ``(…, levels)`` the ``chosen`` ``(…, N)`` nodes of one path in order, then arbitrary ones."""

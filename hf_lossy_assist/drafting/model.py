@@ -234,8 +234,11 @@ class ModelDrafter(Drafter, CandidateGenerator):
 
 def _lengths(n: int, remaining: Sequence[int], sure: Sequence[Sequence[bool]]) -> tuple[int, ...] | None:
     """Return how many of n drafted tokens each row gets: up to the first unsure one, and as many as fit."""
+    apart = len(remaining) > 1 and bool(sure)
+    if not apart and min(remaining) > n:
+        return None
     full = [n] * len(remaining)
-    if len(remaining) > 1 and sure:
+    if apart:
         full = [row.index(False) + 1 if False in row else n for row in zip(*sure, strict=True)]
     lengths = tuple(min(length, max(room - 1, 0)) for length, room in zip(full, remaining, strict=True))
     return None if set(lengths) == {n} else lengths

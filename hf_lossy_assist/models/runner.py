@@ -124,7 +124,7 @@ class DynamicCacheRunner(ModelRunner):
         return self._forward(inputs, *text.shape)
 
     def read(self, tokens: Tensor) -> Any:
-        rows, length = len(tokens), self.seen + tokens.shape[1]
+        rows, length = tokens.shape[0], self.seen + tokens.shape[1]
         return self._forward(self.inputs.of_tokens(tokens, self.carried, length - self._covered, 1), rows, length)
 
     def _forward(self, inputs: dict[str, Any], rows: int, length: int) -> Any:

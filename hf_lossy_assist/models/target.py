@@ -59,7 +59,10 @@ class Target:
         keep = n + hook.wanted(self.runner.carried.get("attention_mask"), len(candidate), known)
         self.runner.catch_up(candidate, keep)
         with hook.over(n):
-            outputs = verified.shape.run(self.runner, candidate, keep, draft.target_inputs)
+            if (tree := draft.tree) is None:
+                outputs = self.runner.run(candidate, keep, draft.target_inputs)
+            else:
+                outputs = self.runner.run_tree(candidate, keep, tree.ancestors, tree.depths)
         clean, dropped = hook.split(outputs.logits, n)
         raw = clean.to(device=candidate.device, dtype=torch.float32)
         self.output = TargetOutput(outputs, raw if self.keep_raw else None)
