@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads import ModelIdentity
@@ -58,58 +57,37 @@ def write_all(
     ids = [list(continuation.prompt) for continuation in continuations]
     contexts = [choice.context((continuation.salt, *continuation.prompt)) for continuation in continuations]
     turns = [continuation.turns(limits.max_new_tokens) for continuation in continuations]
-    authors = {
-        role: Author(model, {i: ids[i] for i, one in enumerate(continuations) if role in one.authors})
-        for role, model in models.items()
-    }
-    unfinished = set(range(len(continuations)))
+    rows: dict[str, RowBatch] = {}
+    for role, model in models.items():
+        # The first step reads the last token.
+        known = {i: ids[i][:-1] for i, one in enumerate(continuations) if role in one.authors}
+        memories = [CachedText()] * len(known)
+        if any(known.values()):
+            unread = [(memory, 0) for memory in memories]
+            memories = read(model, [*known.values()], unread, **only_last_logits(model)).memories
+        rows[role] = RowBatch(model, len(known))
+        for (i, text), memory in zip(known.items(), memories, strict=True):
+            rows[role].put(i, memory, len(text))
+    unfinished = list(range(len(continuations)))
     for t in range(limits.max_new_tokens):
         if not unfinished:
             break
         tokens: dict[int, int] = {}
-        for role, author in authors.items():
-            logits = author.read(unfinished)
-            written = [i for i in logits if turns[i][t] == role]
+        for role, batch in rows.items():
+            reading = [i for i in unfinished if role in continuations[i].authors]
+            if not reading:
+                continue
+            logits = batch.step({i: ids[i][-1] for i in reading}, len(reading))
+            written = [row for row, i in enumerate(reading) if turns[i][t] == role]
             if written:
-                rows = torch.stack([logits[i] for i in written]).float()
-                tokens.update(zip(written, choice.choose(rows, [contexts[i] for i in written]), strict=True))
+                chosen = choice.choose(logits[written].float(), [contexts[reading[row]] for row in written])
+                tokens.update(zip((reading[row] for row in written), chosen, strict=True))
         # Both models have read the tokens before these.
         for i, token in tokens.items():
             ids[i].append(token)
             contexts[i] = choice.extend(contexts[i], token)
-        unfinished = {i for i in unfinished if not limits.ends(ids[i][-1])}
+        unfinished = [i for i in unfinished if not limits.ends(ids[i][-1])]
     return [tuple(text[len(continuation.prompt) :]) for continuation, text in zip(continuations, ids, strict=True)]
-
-
-class Author:
-    """A model that reads the numbered texts that it may write to, while they grow elsewhere."""
-
-    def __init__(self, model: PreTrainedModel, texts: Mapping[int, list[int]]) -> None:
-        self._texts = texts
-        self._numbers = list(texts)
-        self._rows = RowBatch(model, len(texts))
-        known = [text[:-1] for text in texts.values()]  # the first step reads the last token
-        if not any(known):
-            return
-        memories = read(model, known, [(CachedText(), 0)] * len(known), **only_last_logits(model)).memories
-        for row, (text, memory) in enumerate(zip(known, memories, strict=True)):
-            self._rows.put(row, memory, len(text))
-
-    def read(self, unfinished: set[int]) -> dict[int, Tensor]:
-        """Read the last token of every unfinished text, and return its logits ``(V,)``."""
-        self._drop(unfinished)
-        if not self._numbers:
-            return {}
-        active = [i in unfinished for i in self._numbers]
-        logits = self._rows.step([self._texts[i][-1] for i in self._numbers], active)
-        return {i: logits[row] for row, (i, on) in enumerate(zip(self._numbers, active, strict=True)) if on}
-
-    def _drop(self, unfinished: set[int]) -> None:
-        """Drop finished texts once they are half of the batch."""
-        left = [row for row, i in enumerate(self._numbers) if i in unfinished]
-        if 2 * len(left) <= len(self._numbers):
-            self._rows.keep(left)
-            self._numbers = [self._numbers[row] for row in left]
 
 
 KINDS: Mapping[str, tuple[str, ...]] = {

@@ -1,12 +1,12 @@
 """Batches whose rows can be replaced by other texts at any time.
 
-As in :mod:`.reading`, texts are aligned on the right. A row can be taken out, kept, and put back cut to any length.
+As in :mod:`.reading`, texts are aligned on the right. A text can be taken out, kept, and put back cut to any length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -67,75 +67,79 @@ class _Layer(DynamicLayer):
             self.buffers[i] = buffer
 
 
-@dataclass(eq=False)
 class RowBatch:
-    """A batch whose rows grow by one token per step, and can be replaced between steps."""
+    """A batch of texts that grow by one token per step, and come and go between steps. Each has a key and a row."""
 
-    model: PreTrainedModel
-    count: int
-    lengths: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.lengths = [0] * self.count
-        self._columns = _Columns(self.count)
-        self._cache = new_cache(self.model)
+    def __init__(self, model: PreTrainedModel, count: int) -> None:
+        self.model = model
+        self._rows: dict[int, int] = {}  # of each text, by its key
+        self._lengths = [0] * count  # of the rows; idle ones are empty
+        self._columns = _Columns(count)
+        self._cache = new_cache(model)
         self._cache.layers = [_Layer(self._columns) for _ in self._cache.layers]
 
     @torch.inference_mode()
-    def put(self, row: int, memory: CachedText, n: int) -> None:
-        """Fill ``row`` with the first ``n`` tokens of a text that the model has read."""
+    def put(self, key: int, memory: CachedText, n: int) -> None:
+        """Fill an idle row with the first ``n`` tokens of a text that the model has read."""
         self._make_room(n)
-        end = self._columns.end
+        row, end = self._idle()[0], self._columns.end
         for layer, states in zip(self._cache.layers, memory.layers, strict=False):
             if not layer.buffers:
                 layer.lazy_initialization(*states)
             for buffer, piece in zip(layer.buffers, states, strict=True):
                 buffer[row, :, end - n : end] = piece[:, :n]
-        self.lengths[row] = n
+        self._rows[key], self._lengths[row] = row, n
 
     @torch.inference_mode()
-    def remove(self, row: int, tokens: Sequence[int]) -> CachedText:
-        """Return the content of ``row``, whose text is ``tokens``; the row idles from now on."""
-        end, n = self._columns.end, self.lengths[row]
+    def remove(self, key: int, tokens: Sequence[int]) -> CachedText:
+        """Return what the model knows of the text ``tokens``, whose row idles from now on."""
+        row, end = self._rows.pop(key), self._columns.end
+        n, self._lengths[row] = self._lengths[row], 0
         layers = tuple(
             tuple(buffer[row, :, end - n : end].clone() for buffer in layer.buffers) for layer in self._cache.layers
         )
-        self.lengths[row] = 0
         return CachedText(tuple(tokens), layers)
 
     @torch.inference_mode()
-    def step(self, tokens: Sequence[int], active: Sequence[bool]) -> Tensor:
-        """Append one token to every active row, and return the next token's logits ``(B, V)``.
+    def step(self, tokens: Mapping[int, int], wanted: int) -> Tensor:
+        """Append a token to every text, by key, and return the next token's logits ``(N, V)`` in the same order.
 
-        Inactive rows become empty; their logits are meaningless.
+        Texts without a token are forgotten. Idle rows are dropped once half of all rows would do for the ``wanted``
+        texts that are at work from now on.
         """
-        self._make_room(max(self.lengths))
+        self._rows = {key: self._rows[key] for key in tokens}
+        if 2 * wanted <= len(self._lengths):
+            kept = [*self._rows.values(), *self._idle()][:wanted]
+            for layer in self._cache.layers:
+                layer.buffers = [buffer[kept] for buffer in layer.buffers]
+            self._rows = {key: row for row, key in enumerate(self._rows)}
+            self._lengths = [self._lengths[row] for row in kept]
+            self._columns.rows = len(kept)
+        self._make_room(max(self._lengths))
         at = self._columns
-        at.start = at.end - max(self.lengths)
+        at.start = at.end - max(self._lengths)
         width = at.end - at.start
         device = self.model.device
-        lengths = torch.tensor(self.lengths, device=device)
+        lengths = torch.tensor(self._lengths, device=device)
         mask = (torch.arange(width + 1, device=device) >= width - lengths[:, None]).long()
-        ids = torch.tensor(tokens, device=device)[:, None]
-        logits = forward(self.model, ids, mask, self._cache).logits[:, -1]
+        ids = torch.zeros((len(self._lengths), 1), dtype=torch.long)
+        used = list(self._rows.values())
+        ids[used, 0] = torch.tensor([*tokens.values()])
+        logits = forward(self.model, ids.to(device), mask, self._cache).logits[:, -1]
         at.end += 1
-        self.lengths = [n + 1 if on else 0 for n, on in zip(self.lengths, active, strict=True)]
-        return logits
+        self._lengths = [n + 1 if row in used else 0 for row, n in enumerate(self._lengths)]
+        return logits[used]
 
-    @torch.inference_mode()
-    def keep(self, rows: list[int]) -> None:
-        """Keep only these rows, renumbered in this order."""
-        for layer in self._cache.layers:
-            layer.buffers = [buffer[rows] for buffer in layer.buffers]
-        self.lengths = [self.lengths[row] for row in rows]
-        self.count = self._columns.rows = len(rows)
+    def _idle(self) -> list[int]:
+        used = set(self._rows.values())
+        return [row for row in range(len(self._lengths)) if row not in used]
 
     def _make_room(self, width: int) -> None:
         """Make room for ``width`` columns left of the end, and one right of it."""
         at = self._columns
         if width <= at.end < at.capacity:
             return
-        used = max(self.lengths)
+        used = max(self._lengths)
         end = max(width, used)
         capacity = max(at.capacity, end + _SLACK)
         for layer in self._cache.layers:

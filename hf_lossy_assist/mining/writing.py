@@ -67,7 +67,6 @@ class _Slot:
     memories: list[CachedText] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     context: int = 0
-    row: int = -1
 
 
 @dataclass(eq=False)
@@ -88,7 +87,6 @@ class LocalWriter(Writer):
 
     def close(self) -> None:
         self._rows = RowBatch(self.model, self.slots)
-        self._free = list(range(self.slots))
         self._slots: dict[int, _Slot] = {}
         self._waiting: list[_Slot] = []
         self._writing: list[_Slot] = []
@@ -135,41 +133,21 @@ class LocalWriter(Writer):
                 slot.memories = [memory]
                 slot.cost.target_tokens += len(memory.tokens) - n
         for slot in self._waiting:
-            slot.row = self._free.pop()
-            self._rows.put(slot.row, slot.memories[0], len(slot.ids) - 1)
+            self._rows.put(slot.number, slot.memories[0], len(slot.ids) - 1)
         self._writing += self._waiting
         self._waiting = []
 
     def _write(self) -> None:
-        self._shrink()
-        tokens, active = [0] * self._rows.count, [False] * self._rows.count
-        for slot in self._writing:
-            tokens[slot.row], active[slot.row] = slot.ids[-1], True
-        logits = self._rows.step(tokens, active)[[slot.row for slot in self._writing]]
+        logits = self._rows.step({slot.number: slot.ids[-1] for slot in self._writing}, len(self._slots))
         chosen = self.choice.choose(logits.float(), [slot.context for slot in self._writing])
         for slot, token in zip([*self._writing], chosen, strict=True):
             slot.cost.target_tokens += 1
             slot.ids.append(token)
             slot.context = self.choice.extend(slot.context, token)
-            if self.limits.ends(token) or len(slot.ids) - len(slot.prompt) >= self.limits.max_new_tokens:
-                self._finish(slot)
-
-    def _finish(self, slot: _Slot) -> None:
-        slot.memories.append(self._rows.remove(slot.row, slot.ids[:-1]))
-        self._free.append(slot.row)
-        self._writing.remove(slot)
-        self._done.append((slot.number, tuple(slot.ids[len(slot.prompt) :])))
-
-    def _shrink(self) -> None:
-        """Drop rows once half of them have no prompt left."""
-        if 2 * len(self._slots) > self._rows.count:
-            return
-        used = [slot.row for slot in self._writing]
-        kept = used + self._free[: len(self._slots) - len(used)]
-        self._rows.keep(kept)
-        self._free = list(range(len(used), len(kept)))
-        for row, slot in enumerate(self._writing):
-            slot.row = row
+            if self.limits.over(slot.ids[len(slot.prompt) :]):
+                slot.memories.append(self._rows.remove(slot.number, slot.ids[:-1]))
+                self._writing.remove(slot)
+                self._done.append((slot.number, tuple(slot.ids[len(slot.prompt) :])))
 
 
 @dataclass(frozen=True, eq=False)

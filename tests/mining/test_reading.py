@@ -59,38 +59,32 @@ def test_rows_come_and_go(architecture):
         read(model, [text], [(CachedText(), 0)]).memories[0] for text in texts(2, (4, 11, 25))
     ]
     for step in range(160):
-        row = rng.randrange(3)
-        if held[row] is None or rng.random() < 0.1:
-            if held[row] is not None:
-                memories[row] = rows.remove(row, held[row])
-                assert memories[row].tokens == held[row]
+        key = rng.randrange(3)
+        if held[key] is None or rng.random() < 0.1:
+            if held[key] is not None:
+                memories[key] = rows.remove(key, held[key])
+                assert memories[key].tokens == held[key]
             memory = rng.choice(memories)
             n = rng.randrange(1, min(len(memory.tokens), 40) + 1)
-            rows.put(row, memory, n)
-            held[row] = memory.tokens[:n]
-        active = [text is not None for text in held]
-        tokens = [rng.randrange(3, VOCAB) for _ in held]
-        logits = rows.step(tokens, active)
-        for i, on in enumerate(active):
-            if on:
-                held[i] = (*held[i], tokens[i])
-                if step % 8 == 0:
-                    close(logits[i], alone(model, held[i])[-1])
-    rows.keep([2, 0])
-    logits = rows.step([5, 6], [True, True])
-    close(logits[0], alone(model, (*held[2], 5))[-1])
-    close(logits[1], alone(model, (*held[0], 6))[-1])
+            rows.put(key, memory, n)
+            held[key] = memory.tokens[:n]
+        tokens = {i: rng.randrange(3, VOCAB) for i, text in enumerate(held) if text is not None}
+        logits = rows.step(tokens, 3)
+        for row, i in enumerate(tokens):
+            held[i] = (*held[i], tokens[i])
+            if step % 8 == 0:
+                close(logits[row], alone(model, held[i])[-1])
+    close(rows.step({2: 5, 0: 6}, 2)[1], alone(model, (*held[0], 6))[-1])  # one text is forgotten
+    close(rows.step({0: 7}, 1)[0], alone(model, (*held[0], 6, 7))[-1])  # one row is enough
 
 
 def test_a_row_may_begin_with_nothing():
     model = tiny()
     rows = RowBatch(model, 2)
     rows.put(0, CachedText(), 0)
-    logits = rows.step([7, 0], [True, False])
-    close(logits[0], alone(model, (7,))[-1])
-    memory = rows.remove(0, (7,))
-    rows.put(1, memory, 1)
-    close(rows.step([0, 9], [False, True])[1], alone(model, (7, 9))[-1])
+    close(rows.step({0: 7}, 2)[0], alone(model, (7,))[-1])
+    rows.put(1, rows.remove(0, (7,)), 1)
+    close(rows.step({1: 9}, 2)[0], alone(model, (7, 9))[-1])
 
 
 def test_a_model_that_keeps_a_state_is_refused():
