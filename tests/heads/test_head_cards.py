@@ -71,15 +71,10 @@ def test_metadata(judge: JudgeHead, tmp_path: Path):
     assert 'from_pretrained("org/large")' in snippet(card)
 
 
-def test_models_that_are_not_on_the_hub_are_no_base_models(judge: JudgeHead, tmp_path: Path):
-    card = card_of(judge, tmp_path)
-    assert card.data.base_model is None
-    assert "base_model" not in card.content
-    assert "https://huggingface.co/" not in card.text
-
-
 def test_judge_says_what_it_is(judge: JudgeHead, tmp_path: Path):
-    card = card_of(judge, tmp_path, metrics={"auc": 0.98125, "recall": 0.913, "tokens": 12345, "C": 0.001})
+    (tmp_path / "roc.png").write_bytes(b"")
+    figures = {"auc": 0.98125, "recall": 0.913, "tokens": 12345, "C": 0.001}
+    card = card_of(judge, tmp_path, metrics=figures, results=RESULTS)
     found = tables(card.text)
     facts = dict(found["Judge head for LlamaForCausalLM with LlamaForCausalLM: arithmetic"])
     assert facts["Target"] == "LlamaForCausalLM (LlamaForCausalLM)"
@@ -99,6 +94,12 @@ def test_judge_says_what_it_is(judge: JudgeHead, tmp_path: Path):
         ["0.125", "0.9", "0.7"],
         ["0.01", "0.99", "0.2"],
     ]
+    assert found["Accuracy and speed"] == [
+        ["mode", "accuracy", "mean accepted"],
+        ["lossless", "0.951", "6.21"],
+        ["judge", "0.944", "12.5"],
+    ]
+    assert "![ROC curve](roc.png)" in card.text
     assert 'lossy_mode="judge"' in snippet(card)
     assert f'lossy_head="{PLACEHOLDER_ID}"' in snippet(card)
     assert "lossy-assist train judge --data D --out H" in card.text
@@ -115,24 +116,10 @@ def test_verifier_says_what_it_is(verifier: VerifierHead, tmp_path: Path):
     assert tables(card.text)["Thresholds"][1] == ["0.5", "0.9", "0.2"]
 
 
-def test_test_split_table(judge: JudgeHead, tmp_path: Path):
-    assert "Accuracy and speed" not in card_of(judge, tmp_path / "without").text
-    found = tables(card_of(judge, tmp_path / "with", results=RESULTS).text)
-    assert found["Accuracy and speed"] == [
-        ["mode", "accuracy", "mean accepted"],
-        ["lossless", "0.951", "6.21"],
-        ["judge", "0.944", "12.5"],
-    ]
-
-
-def test_figure_is_shown_where_there_is_one(judge: JudgeHead, tmp_path: Path):
-    assert "roc.png" not in card_of(judge, tmp_path).text
-    (tmp_path / "roc.png").write_bytes(b"")
-    assert "![ROC curve](roc.png)" in card_of(judge, tmp_path).text
-
-
 def test_bare_head_has_a_card(judge: JudgeHead, tmp_path: Path):
     card = card_of(judge, tmp_path, thresholds=(), metrics={}, provenance={})
+    assert card.data.base_model is None
+    assert not any(word in card.content for word in ("base_model", "https://huggingface.co/", "roc.png"))
     assert card.data.eval_results is None
     assert set(tables(card.text)) == {"Judge head for LlamaForCausalLM with LlamaForCausalLM: arithmetic"}
     assert "How it was made" not in card.text

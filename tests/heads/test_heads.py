@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from transformers import PreTrainedModel
@@ -74,12 +73,6 @@ def test_columns(models: str, positions: str, names: list[str]):
     assert columns(models, positions) == names
     width = sum(24 if name.startswith("target") else 8 for name in names)
     assert judge_config(models=models, positions=positions).width == width
-
-
-@pytest.mark.parametrize(("models", "positions"), [("targets", "draft"), ("target", "last"), ("", "draft")])
-def test_unknown_features(models: str, positions: str):
-    with pytest.raises(LossyValueError, match=r"has to be one of \['"):
-        columns(models, positions)
 
 
 def classifier(width: int, **scaling: bool) -> tuple[torch.Tensor, StandardScaler, LogisticRegression]:
@@ -199,7 +192,8 @@ def test_threshold_that_the_table_lacks(judge: JudgeHead):
         (lambda: judge_config(metrics={"auc": "high"}), "`metrics` has to be numbers by name"),
         (lambda: judge_config(provenance={"seed": {1, 2}}), "`provenance` has to be a mapping of plain JSON"),
         (lambda: ThresholdRow(float("inf"), 0.0, 1.0), "`threshold` has to be a number between 0 and 1, but is inf"),
-        (lambda: judge_config(models="all"), "`models` has to be one of"),
+        (lambda: judge_config(models="all"), r"`models` has to be one of \['target', 'draft', 'both'\], but is 'all'"),
+        (lambda: columns("target", ""), "`positions` has to be one of"),
         (lambda: judge_config(results=({"a": 1}, {"b": 2})), "`results` has to be rows .* with the same columns"),
         (lambda: verifier_config(position="draft"), "`position` has to be one of"),
         (lambda: verifier_config(ratio=0), "`ratio` has to be a number above 0, but is 0"),
@@ -283,50 +277,11 @@ def test_keys_of_the_future_are_a_warning(saved: Path):
         (lambda v: v.update(positions="last"), "`positions` has to be one of"),
         (lambda v: v.update(positions="both"), r"has to hold .*\(64,\).* but holds .*\(32,\)"),
         (lambda v: v.update(weights_sha256="0" * 64), "not the file that config.json was saved with"),
+        (lambda v: v.clear(), "not the configuration of a head"),
     ],
 )
 def test_bad_configurations(saved: Path, change: Callable[[dict], object], message: str):
     edit(saved, change)
-    with pytest.raises(LossyValueError, match=message):
-        JudgeHead.from_pretrained(saved)
-
-
-@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "not the configuration of a head")])
-def test_configurations_that_are_none(saved: Path, text: str, message: str):
-    (saved / "config.json").write_text(text)
-    with pytest.raises(LossyValueError, match=message):
-        JudgeHead.from_pretrained(saved)
-    with pytest.raises(LossyValueError, match=message):
-        Head.from_pretrained(saved)
-
-
-def test_missing_files(saved: Path):
-    (saved / "model.safetensors").unlink()
-    with pytest.raises(LossyValueError, match=r"has no model\.safetensors"):
-        JudgeHead.from_pretrained(saved)
-    (saved / "config.json").unlink()
-    with pytest.raises(LossyValueError, match=r"has no config\.json"):
-        JudgeHead.from_pretrained(saved)
-
-
-GOOD = {"weight": torch.zeros(32), "bias": torch.zeros(())}
-
-
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        (GOOD | {"weight": torch.full((32,), torch.nan)}, "`weight` in .* not finite"),
-        (GOOD | {"bias": torch.tensor(torch.inf)}, "`bias` in .* not finite"),
-        (GOOD | {"weight": torch.zeros(16)}, r"has to hold .*\(32,\).* but holds .*\(16,\)"),
-        (GOOD | {"weight": torch.zeros(1, 32)}, r"but holds .*\(1, 32\)"),
-        ({"weight": torch.zeros(32)}, "has to hold"),
-        (GOOD | {"more": torch.zeros(1)}, "has to hold"),
-    ],
-)
-def test_weights_that_do_not_fit(saved: Path, tensors: dict[str, torch.Tensor], message: str):
-    """Without the digest, which would notice first."""
-    edit(saved, lambda values: values.pop("weights_sha256"))
-    save_file(tensors, saved / "model.safetensors")
     with pytest.raises(LossyValueError, match=message):
         JudgeHead.from_pretrained(saved)
 
@@ -340,11 +295,6 @@ def test_cut_weights(saved: Path, length: int, digest: bool):
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(LossyValueError, match=r"model\.safetensors' is (not the file|cut short)"):
         JudgeHead.from_pretrained(saved)
-
-
-def test_other_kinds_are_refused(saved: Path):
-    with pytest.raises(LossyValueError, match="that of a 'judge' head, but a 'verifier' head is wanted"):
-        VerifierHead.from_pretrained(saved)
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -369,8 +319,3 @@ def test_folders_that_are_not_there():
     for source in ("./nowhere", "/no/such/folder", "a/b/c"):
         with pytest.raises(LossyValueError, match=r"`lossy_head` is .*, which is neither a folder nor"):
             load_head(JudgeHead, source)
-
-
-def test_rows_may_come_from_a_table():
-    row = ThresholdRow(threshold=0.1, recall=0.9, skipped=0.5)
-    assert judge_config(thresholds=(row,)).to_dict()["thresholds"][0] == dataclasses.asdict(row)

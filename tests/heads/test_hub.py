@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard, constants
 
-from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
+from hf_lossy_assist import JudgeHead, LossyValueError
 from hf_lossy_assist.heads import Head, load_head
 from hf_lossy_assist.heads.head import _load
 from tests.hub.server import TOKEN, LoopbackHub
@@ -36,31 +36,28 @@ def published(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path) -> Lo
     return loopback_hub
 
 
-def test_round_trip(judge: JudgeHead, signed_in: LoopbackHub):
-    address = judge.push_to_hub(ID)
+@pytest.mark.parametrize("kind", ["judge", "verifier"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_round_trip(kind: str, at_once: bool, signed_in: LoopbackHub, tmp_path: Path, request: pytest.FixtureRequest):
+    head = request.getfixturevalue(kind)
+    if at_once:
+        address = head.save_pretrained(tmp_path / "head", repo_id=ID, push_to_hub=True)
+    else:
+        address = head.push_to_hub(ID, private=True)
+    assert signed_in.repositories[ID].private is not at_once
     assert sorted(signed_in.repositories[ID].commits[address.rsplit("/", 1)[1]]) == [
         "README.md",
         "config.json",
         "model.safetensors",
     ]
-    loaded = JudgeHead.from_pretrained(ID)
-    assert loaded.config == judge.config
-    assert torch.equal(loaded.weight, judge.weight)
-    assert torch.equal(loaded.bias, judge.bias)
+    loaded = Head.from_pretrained(ID)
+    assert type(loaded) is type(head)
+    assert loaded.config == head.config
+    assert torch.equal(loaded.weight, head.weight)
+    assert torch.equal(loaded.bias, head.bias)
     card = ModelCard.load(ID)
     assert card.data.library_name == "hf_lossy_assist"
     assert f'lossy_head="{ID}"' in card.text
-
-
-def test_verifier_round_trip(verifier: VerifierHead, signed_in: LoopbackHub):
-    verifier.push_to_hub("org/verifier", private=True)
-    assert signed_in.repositories["org/verifier"].private
-    assert VerifierHead.from_pretrained("org/verifier").config == verifier.config
-
-
-def test_save_and_push_at_once(judge: JudgeHead, signed_in: LoopbackHub, tmp_path: Path):
-    judge.save_pretrained(tmp_path / "head", repo_id=ID, push_to_hub=True)
-    assert torch.equal(JudgeHead.from_pretrained(ID).weight, judge.weight)
 
 
 def test_pushing_again_changes_only_what_differs(judge: JudgeHead, signed_in: LoopbackHub):
@@ -124,39 +121,39 @@ def test_unreachable_hub(loopback_hub: LoopbackHub, monkeypatch: pytest.MonkeyPa
         JudgeHead.from_pretrained(ID)
 
 
-def test_missing_repository(loopback_hub: LoopbackHub):
-    with pytest.raises(LossyValueError, match=r"can't use 'org/nothing': no such repository, or a private one"):
-        JudgeHead.from_pretrained("org/nothing")
-    with pytest.raises(LossyValueError, match=r"no such repository"):
-        load_head(JudgeHead, "org/nothing")
+@pytest.mark.parametrize(
+    ("source", "revision", "message"),
+    [
+        ("org/nothing", None, "can't use 'org/nothing': no such repository, or a private one"),
+        (ID, "v9", "'org/judge' at revision 'v9': there is no such revision"),
+        ("not an id", None, "neither a folder nor an id"),
+        ("a/b/c", None, "neither a folder nor an id"),
+        ("org/name--", None, "neither a folder nor an id"),
+    ],
+)
+def test_sources_that_are_none(published: LoopbackHub, source: str, revision: str | None, message: str):
+    with pytest.raises(LossyValueError, match=message):
+        JudgeHead.from_pretrained(source, revision=revision)
+    assert bool(published.requests) == ("neither" not in message)
+    with pytest.raises(LossyValueError, match=message):
+        load_head(JudgeHead, source if revision is None else f"{source}@{revision}")
 
 
-def test_missing_revision(published: LoopbackHub):
-    with pytest.raises(LossyValueError, match=r"'org/judge' at revision 'v9': there is no such revision"):
-        JudgeHead.from_pretrained(ID, revision="v9")
-
-
-def test_private_repository_wants_a_token(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path):
-    loopback_hub.add(ID, files_of(judge, tmp_path / "saved"), private=True)
-    with pytest.raises(LossyValueError, match="pass `token` or run `hf auth login`"):
-        JudgeHead.from_pretrained(ID)
-    with pytest.raises(LossyValueError, match="pass `token` or run `hf auth login`"):
-        JudgeHead.from_pretrained(ID, token="hf_wrong")
+@pytest.mark.parametrize(
+    ("access", "wrong_token", "message"),
+    [
+        ("private", None, "pass `token` or run `hf auth login`"),
+        ("private", "hf_wrong", "pass `token` or run `hf auth login`"),
+        ("gated", None, "ask for access on its page"),
+    ],
+)
+def test_repositories_that_want_a_token(
+    judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path, access: str, wrong_token: str | None, message: str
+):
+    loopback_hub.add(ID, files_of(judge, tmp_path / "saved"), **{access: True})
+    with pytest.raises(LossyValueError, match=message):
+        JudgeHead.from_pretrained(ID, token=wrong_token)
     assert torch.equal(JudgeHead.from_pretrained(ID, token=TOKEN).weight, judge.weight)
-
-
-def test_gated_repository_wants_access(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path):
-    loopback_hub.add(ID, files_of(judge, tmp_path / "saved"), gated=True)
-    with pytest.raises(LossyValueError, match="ask for access on its page"):
-        JudgeHead.from_pretrained(ID)
-    assert torch.equal(JudgeHead.from_pretrained(ID, token=TOKEN).weight, judge.weight)
-
-
-@pytest.mark.parametrize("repo_id", ["not an id", "a/b/c", "org/name--"])
-def test_ids_that_are_none(loopback_hub: LoopbackHub, repo_id: str):
-    with pytest.raises(LossyValueError, match="neither a folder nor an id"):
-        JudgeHead.from_pretrained(repo_id)
-    assert not loopback_hub.requests
 
 
 def half(content: bytes) -> bytes:
@@ -172,18 +169,11 @@ def test_download_that_breaks_off(published: LoopbackHub, monkeypatch: pytest.Mo
     published.repositories[ID].served["model.safetensors"] = half
     with pytest.raises(LossyValueError, match=r"can't use 'org/judge'"):
         JudgeHead.from_pretrained(ID)
-    published.repositories[ID].served.clear()
-    assert JudgeHead.from_pretrained(ID).weight.isfinite().all()
-
-
-def test_download_that_breaks_off_once_is_resumed(
-    judge: JudgeHead, published: LoopbackHub, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    answers = iter([half])
+    # A download that breaks off once is resumed.
+    answers, tried = iter([half]), len(published.downloads)
     published.repositories[ID].served["model.safetensors"] = lambda content: next(answers, bytes)(content)
-    assert torch.equal(JudgeHead.from_pretrained(ID).weight, judge.weight)
-    assert published.downloads.count("model.safetensors") == 2
+    assert JudgeHead.from_pretrained(ID).weight.isfinite().all()
+    assert published.downloads[tried:].count("model.safetensors") == 2
 
 
 def test_weights_changed_on_the_server(published: LoopbackHub):
@@ -214,34 +204,25 @@ def test_repository_of_something_else(loopback_hub: LoopbackHub):
         JudgeHead.from_pretrained("org/llama")
 
 
-def test_pickled_weights_are_not_looked_at(published: LoopbackHub, tmp_path: Path):
+def test_only_configuration_and_weights_are_fetched(published: LoopbackHub, tmp_path: Path):
     files = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    hostile = {"head.py": b"raise SystemExit", "pytorch_model.bin": b"cos\nsystem\n(S'false'\ntR."}
+    published.add(ID, files | hostile)
+    JudgeHead.from_pretrained(ID)
     del files["model.safetensors"]
-    published.add("org/pickled", files | {"pytorch_model.bin": b"cos\nsystem\n(S'false'\ntR."})
+    published.add("org/pickled", files | hostile)
     with pytest.raises(LossyValueError, match=r"has no model\.safetensors"):
         JudgeHead.from_pretrained("org/pickled")
-    assert "pytorch_model.bin" not in published.downloads
+    assert {*published.downloads} == {"config.json", "model.safetensors"}
 
 
-def test_code_in_the_repository_is_not_fetched(judge: JudgeHead, loopback_hub: LoopbackHub, tmp_path: Path):
-    hostile = {"head.py": b"raise SystemExit", "tokenizer_config.json": b"{}"}
-    loopback_hub.add(ID, files_of(judge, tmp_path / "saved") | hostile)
-    JudgeHead.from_pretrained(ID)
-    assert sorted(loopback_hub.downloads) == ["config.json", "model.safetensors"]
-
-
-def test_pushing_without_a_token(judge: JudgeHead, loopback_hub: LoopbackHub):
-    with pytest.raises(LossyValueError, match=r"hf auth login"):
-        judge.push_to_hub(ID)
-    assert not loopback_hub.repositories
-
-
-def test_pushing_into_a_foreign_namespace(judge: JudgeHead, signed_in: LoopbackHub):
-    with pytest.raises(LossyValueError, match=r"'strangers/judge': the Hub refused"):
-        judge.push_to_hub("strangers/judge")
-
-
-def test_untrained_head_is_not_pushed(judge: JudgeHead, signed_in: LoopbackHub):
+def test_pushes_that_are_refused(judge: JudgeHead, signed_in: LoopbackHub, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(LossyValueError, match="train the head"):
         JudgeHead(judge.config).push_to_hub(ID)
     assert not signed_in.requests
+    with pytest.raises(LossyValueError, match=r"'strangers/judge': the Hub refused"):
+        judge.push_to_hub("strangers/judge")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with pytest.raises(LossyValueError, match=r"hf auth login"):
+        judge.push_to_hub(ID, token=False)
+    assert not signed_in.repositories

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -34,18 +36,35 @@ def test_norms_are_those_of_the_head(target: PreTrainedModel):
     assert ModelIdentity.of(target).fingerprint == pytest.approx(expected.tolist(), rel=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_dtype_does_not_matter(target: PreTrainedModel, dtype: torch.dtype):
-    assert ModelIdentity.of(target).differences(copy.deepcopy(target).to(dtype)) == []
-
-
-def test_quantisation_does_not_matter(target: PreTrainedModel):
-    quantised = copy.deepcopy(target)
+def rounded(model: PreTrainedModel) -> PreTrainedModel:
     with torch.no_grad():
-        weight = quantised.lm_head.weight
+        weight = model.lm_head.weight
         scale = weight.abs().amax(dim=1, keepdim=True) / 127
         weight.copy_((weight / scale).round() * scale)
-    assert ModelIdentity.of(target).differences(quantised) == []
+    return model
+
+
+def renamed(model: PreTrainedModel) -> PreTrainedModel:
+    model.__class__ = type("MyLlama", (type(model),), {})
+    return model
+
+
+def adapted(model: PreTrainedModel) -> PreTrainedModel:
+    return get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.to(torch.bfloat16), lambda model: model.to(torch.float16), rounded, renamed,
+        torch.compile, adapted, lambda model: torch.compile(adapted(model)),
+        lambda model: model.to("meta"),
+    ],
+    ids=["bfloat16", "float16", "rounded", "subclass", "compiled", "adapted", "both", "without weights"],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_same_model_in_another_form(target: PreTrainedModel, change: Callable[[PreTrainedModel], Any]):
+    assert ModelIdentity.of(target).differences(change(copy.deepcopy(target))) == []
 
 
 def test_packed_weights_are_compared_by_the_rest(target: PreTrainedModel):
@@ -68,32 +87,11 @@ def test_weights_without_rows_are_compared_by_the_rest(target: PreTrainedModel):
     assert (identity.hidden_size, identity.vocab_size, identity.fingerprint) == (32, 64, ())
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_wrappers_do_not_matter(target: PreTrainedModel):
-    identity = ModelIdentity.of(target)
-    assert identity.differences(torch.compile(target)) == []
-    adapted = get_peft_model(copy.deepcopy(target), LoraConfig(target_modules=["q_proj"]))
-    assert identity.differences(adapted) == []
-    assert identity.differences(torch.compile(adapted)) == []
-
-
 def test_offloaded_weights_can_be_read(target: PreTrainedModel):
     offloaded = cpu_offload(copy.deepcopy(target), execution_device=torch.device("cpu"))
     assert offloaded.lm_head.weight.is_meta
     assert ModelIdentity.of(offloaded) == ModelIdentity.of(target)
     assert offloaded.lm_head.weight.is_meta
-
-
-def test_a_model_without_weights_has_no_norms(target: PreTrainedModel):
-    empty = copy.deepcopy(target).to("meta")
-    assert ModelIdentity.of(empty).fingerprint == ()
-    assert ModelIdentity.of(target).differences(empty) == []
-
-
-def test_subclasses_are_the_same_architecture(target: PreTrainedModel):
-    model = copy.deepcopy(target)
-    model.__class__ = type("MyLlama", (type(target),), {})
-    assert ModelIdentity.of(target).differences(model) == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,28 +80,34 @@ def test_dry_run_lists_sizes_and_asks_nobody(folder: Path, loopback_hub: Loopbac
     assert not loopback_hub.requests
 
 
-def test_damaged_heads_are_not_published(folder: Path, signed_in: LoopbackHub):
-    (folder / "model.safetensors").write_bytes(b"")
-    result = run(str(folder), ID)
+@pytest.mark.parametrize(
+    ("change", "arguments", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), [ID], "not the file that config.json was"),
+        (lambda folder: (folder / "README.md").unlink(), [ID], "lacks ['README.md']"),
+        (lambda folder: (folder / "config.json").unlink(), [ID], "has no config.json"),
+        (lambda folder: shutil.rmtree(folder), [ID], "is not a folder"),
+        (lambda folder: None, ["no such/id/at all"], "can't use 'no such/id/at all'"),
+        (lambda folder: None, [ID, "--out", "."], "`--out` has to be a new or an empty folder"),
+    ],
+    ids=["damaged", "no card", "no configuration", "no folder", "no id", "not empty"],
+)
+def test_what_can_not_be_published(
+    change: Callable[[Path], object], arguments: list[str], message: str, folder: Path, signed_in: LoopbackHub
+):
+    change(folder)
+    result = run(str(folder), *arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
-    assert "not the file that config.json was saved with" in result.stderr
-    assert not signed_in.requests
+    assert message in result.stderr
+    assert not signed_in.repositories
 
 
-def test_heads_without_a_card_are_not_published(folder: Path, signed_in: LoopbackHub):
-    (folder / "README.md").unlink()
+def test_without_a_token_nothing_is_published(folder: Path, loopback_hub: LoopbackHub):
     result = run(str(folder), ID)
-    assert result.exit_code == 2
-    assert "lacks ['README.md']" in result.stderr
-    assert not signed_in.requests
-
-
-def test_folders_that_are_no_heads(tmp_path: Path, signed_in: LoopbackHub):
-    assert "is not a folder" in run(str(tmp_path / "nothing"), ID).stderr
-    assert "has no config.json" in run(str(tmp_path), ID).stderr
-    assert not signed_in.requests
+    assert (result.exit_code, "hf auth login" in result.stderr) == (2, True)
+    assert not loopback_hub.repositories
 
 
 def test_eagle3_heads_are_published(tmp_path: Path, signed_in: LoopbackHub):
@@ -132,19 +139,6 @@ def test_assistants_are_published_with_their_tokenizer(
     result = run(str(folder), ID)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
-
-
-def test_without_a_token(folder: Path, loopback_hub: LoopbackHub):
-    result = run(str(folder), ID)
-    assert result.exit_code == 2
-    assert "hf auth login" in result.stderr
-    assert "Traceback" not in result.output
-
-
-def test_bad_ids(folder: Path, signed_in: LoopbackHub):
-    result = run(str(folder), "no such/id/at all")
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
 
 
 def test_things_that_are_no_folders_can_be_published_by_name(
@@ -184,11 +178,3 @@ def test_what_is_written_to_a_folder_is_what_would_be_sent(
     written = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert written == stored(signed_in)
     assert PLACEHOLDER_ID.encode() not in b"".join(written.values())
-
-
-def test_folders_with_something_in_them_are_not_written_to(tmp_path: Path):
-    (tmp_path / "mine.txt").write_text("")
-    result = run("space", ID, "--out", str(tmp_path))
-    assert result.exit_code == 2
-    assert "`--out` has to be a new or an empty folder" in result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt"]
