@@ -10,8 +10,6 @@ from scipy import stats
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.mining.choice import Greedy, GumbelMax, gumbel
-from tests.mining import reference
-from tests.mining.parts import by_prompt, tiny_parts
 
 MASK = (1 << 64) - 1
 
@@ -73,39 +71,3 @@ def test_the_likeliest_token_is_the_first_of_equals():
 def test_a_temperature_has_to_be_positive(temperature):
     with pytest.raises(LossyValueError, match="`temperature`"):
         GumbelMax(0, temperature)
-
-
-def draw(model, ids: list[int], room: int, choice: GumbelMax, eos) -> list[int]:
-    """Return a continuation drawn token by token, each with a forward of its own."""
-    new: list[int] = []
-    while len(new) < room and not (new and new[-1] in eos):
-        with torch.no_grad():
-            scores = model(input_ids=torch.tensor([ids + new]), use_cache=False).logits[0, -1].double()
-        noise = gumbel([choice.context(ids + new)], len(scores))[0]
-        new.append(int(((scores / choice.temperature).log_softmax(-1) + noise).argmax()))
-    return new
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_sampled_search_is_deterministic_and_the_printed_one(seed):
-    parts = tiny_parts(seed=seed, max_new_tokens=10)
-    choice = GumbelMax(seed, 0.9)
-    eos = parts.limits().eos
-    prompts = parts.prompts(4)
-    found = by_prompt(parts, prompts, slots=3, choice=choice)
-    assert by_prompt(parts, prompts, slots=1, choice=choice) == found
-    assert by_prompt(parts, prompts, slots=3, choice=GumbelMax(seed + 7, 0.9)) != found
-    for prompt in prompts:
-        wanted = reference.important_tokens(
-            parts.target, parts.draft, list(prompt.tokens), eos, parts.max_new_tokens, parts.answer,
-            parts.task.equivalent,
-            generate=lambda model, ids, room: draw(model, ids, room, choice, eos),
-            choices=lambda model, ids, response: [
-                draw(model, ids + response[:i], 1, choice, eos)[0] for i in range(len(response))
-            ],
-        )  # fmt: skip
-        one = found[prompt.id]
-        assert (one.answer is None) == (wanted is None)
-        if wanted is not None:
-            assert [(m.index, m.target_token, m.draft_token, m.important) for m in one.mismatches] == wanted[2]
-            assert (list(one.first), list(one.last)) == wanted[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -119,42 +120,74 @@ def test_another_number_of_processes_at_the_same_time_is_refused(tmp_path: Path)
     assert all(labels[row["prompt_id"]] == row["mismatches"] for row in mined.prompts)
 
 
-def test_processes_of_one_run_share_a_folder(folder: Path):
-    with ShardStore(folder, 0, SCHEMAS, 2) as first, ShardStore(folder, 1, SCHEMAS, 2) as second:
-        put(first, 0)
-        put(second, 1)
-        assert first.finished() == second.finished() == {0, 1}
-    with ShardStore(folder, 2, SCHEMAS, 3) as third, ShardStore(folder, 1, SCHEMAS, 3):
-        assert third.finished() == {0, 1}
-        put(third, 2)
-    assert_holds(folder, range(3))
+SETTINGS = {"max_new_tokens": 8, "decoding": "greedy", "seed": (1, 2)}
+PLAN = MiningPlan("judge", "checksum", TARGET, noisy_copy(TARGET), SETTINGS)
 
 
-def plan(**settings) -> MiningPlan:
-    return MiningPlan("judge", "gsm8k", TARGET, noisy_copy(TARGET), settings)
+def test_a_run_is_entered(tmp_path):
+    folder = tmp_path / "new" / "data"
+    open_run(folder, PLAN, {"argv": ["lossy-assist", "mine"], "torch": "2"})
+    open_run(folder, PLAN, {"argv": ["again"]})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["kind"] == "judge"
+    assert manifest["task"] == "checksum"
+    assert manifest["target"]["architecture"] == "LlamaForCausalLM"
+    assert manifest["draft"]["hidden_size"] == 32
+    assert manifest["settings"] == {"max_new_tokens": 8, "decoding": "greedy", "seed": [1, 2]}
+    assert [run["argv"] for run in manifest["runs"]] == [["lossy-assist", "mine"], ["again"]]
+    assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "ratio"}, "`kind` was 'judge' and is 'ratio'"),
+        ({"task": "gsm8k"}, "`task` was 'checksum' and is 'gsm8k'"),
+        ({"settings": {**SETTINGS, "max_new_tokens": 9}}, "`max_new_tokens` was 8 and is 9;"),
+        ({"settings": {**SETTINGS, "decoding": {"temperature": 0.5}}}, r"`decoding` was 'greedy' and is \{'temp"),
+        ({"settings": {**SETTINGS, "new": 1}}, "`new` was None and is 1"),
+        ({"target": tiny("llama", 1)}, "of the target, the weights of the LM head differ"),
+        ({"draft": tiny("qwen3")}, "of the draft, the architecture is Qwen3ForCausalLM, not LlamaForCausalLM"),
+        ({"target": None}, "of the target, there is none"),
+    ],
+)
+def test_another_plan_is_refused_and_named(tmp_path, changes, message):
+    open_run(tmp_path, PLAN, {})
+    before = (tmp_path / "manifest.json").read_text()
+    with pytest.raises(LossyValueError, match=message):
+        open_run(tmp_path, dataclasses.replace(PLAN, **changes), {})
+    assert (tmp_path / "manifest.json").read_text() == before
+
+
+def test_a_plan_without_a_target_is_one_too(tmp_path):
+    plan = dataclasses.replace(PLAN, target=None)
+    open_run(tmp_path, plan, {})
+    open_run(tmp_path, plan, {})
+    assert json.loads((tmp_path / "manifest.json").read_text())["target"] is None
+    with pytest.raises(LossyValueError, match="there was none"):
+        open_run(tmp_path, PLAN, {})
 
 
 def test_task_data_that_changed_are_refused(tmp_path: Path):
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "1 + 1"}\n')
     folder = tmp_path / "mined"
-    open_run(folder, plan(task_data=str(data)), {})
-    open_run(folder, plan(task_data=str(data)), {})
+    plan = dataclasses.replace(PLAN, settings={"task_data": str(data)})
+    open_run(folder, plan, {})
+    open_run(folder, plan, {})
     data.write_text('{"question": "1 + 2"}\n')
     with pytest.raises(LossyValueError, match=r"`task_data_sha256` was '.*' and is '"):
-        open_run(folder, plan(task_data=str(data)), {})
-
-
-def test_task_data_that_are_no_file_are_names(tmp_path: Path):
-    open_run(tmp_path, plan(task_data="org/dataset"), {})
-    assert "task_data_sha256" not in json.loads((tmp_path / "manifest.json").read_text())["settings"]
+        open_run(folder, plan, {})
+    # What is no file is a name.
+    named = dataclasses.replace(PLAN, settings={"task_data": "org/dataset"})
+    assert "task_data_sha256" not in named.record()["settings"]
 
 
 def test_a_file_is_no_folder(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(LossyValueError, match="`out` has to be a folder to write to"):
-            open_run(out, plan(), {})
+            open_run(out, PLAN, {})
 
 
 def full(*args: object, **kwargs: object) -> None:
@@ -173,7 +206,7 @@ def test_a_full_disk_keeps_what_was_mined(folder: Path, monkeypatch: pytest.Monk
     assert_holds(folder, [1, 3])
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(LossyValueError, match="No space left on device"):
-        open_run(folder.parent / "new", plan(), {})
+        open_run(folder.parent / "new", PLAN, {})
 
 
 BROKEN = {
@@ -190,25 +223,26 @@ BROKEN = {
     "fingerprint": lambda m: m["target"].update(fingerprint="x"),
     "nothing": lambda m: m.clear(),
 }
+NONE = {
+    "empty": b"", "another encoding": b"\xff\xfe", "deep": b"[" * 100_000, "long": b"1" * 10_000, "null": b"null",
+    "cut off": b"{", "a list": b"[]", "of something else": b'{"a": 1}',
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", [*BROKEN, *NONE])
 def test_broken_manifests(name: str, tmp_path: Path):
-    open_run(tmp_path, plan(), {})
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
-    BROKEN[name](manifest)
-    text = json.dumps(manifest)
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(LossyValueError) as caught:
-        open_run(tmp_path, plan(), {})
+    open_run(tmp_path, PLAN, {})
+    path = tmp_path / "manifest.json"
+    if name in BROKEN:
+        manifest = json.loads(path.read_text())
+        BROKEN[name](manifest)
+        path.write_text(json.dumps(manifest))
+    else:
+        path.write_bytes(NONE[name])
+        with pytest.raises(LossyValueError, match=r"manifest\.json"):
+            load_mined(tmp_path)
+    content = path.read_bytes()
+    with pytest.raises(LossyValueError, match=r"manifest\.json") as caught:
+        open_run(tmp_path, PLAN, {})
     assert str(tmp_path) in str(caught.value)
-    assert (tmp_path / "manifest.json").read_text() == text
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"1" * 10_000, b"null"])
-def test_manifests_that_are_none(content: bytes, tmp_path: Path):
-    (tmp_path / "manifest.json").write_bytes(content)
-    with pytest.raises(LossyValueError, match=r"manifest\.json"):
-        open_run(tmp_path, plan(), {})
-    with pytest.raises(LossyValueError, match=r"manifest\.json"):
-        load_mined(tmp_path)
+    assert path.read_bytes() == content

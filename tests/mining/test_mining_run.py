@@ -121,12 +121,12 @@ def test_a_task_that_always_raises_stops_the_run(tmp_path):
     with pytest.raises(LossyValueError, match=r"`task`.*first 10 prompts.*ZeroDivisionError: no idea"):
         run(tmp_path, parts, workload(parts, 40))
     assert load_mined(tmp_path).prompts.num_rows == 10
-
-
-def test_one_success_is_enough_to_go_on(tmp_path):
-    parts = tiny_parts(task=Moody(lambda example: example.prompt != first))
+    with pytest.raises(LossyValueError, match="`split`"):
+        run(tmp_path, parts, workload(parts, 0))
+    # One success is enough to go on.
     first = parts.task.examples("train", 1)[0].prompt
-    notes = run(tmp_path, parts, workload(parts, 14))
+    parts.task.moods = lambda example: example.prompt != first
+    notes = run(tmp_path / "more", parts, workload(parts, 14))
     assert Counter(outcome.status for outcome in notes.outcomes)["failed"] == 13
 
 
@@ -140,12 +140,6 @@ def test_prompts_that_do_not_fit_are_skipped(tmp_path):
         assert (row["error"] or "").startswith("the prompt has") == too_long
         assert row["status"] == "skipped" or not too_long
     assert longest_prompt([tiny("llama"), tiny("gpt2")], 100) == 156
-
-
-def test_a_split_without_examples_is_refused(tmp_path):
-    parts = tiny_parts()
-    with pytest.raises(LossyValueError, match="`split`"):
-        run(tmp_path, parts, workload(parts, 0))
 
 
 def test_a_killed_process_is_continued(tmp_path):

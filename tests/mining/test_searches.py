@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_lossy_assist import pairs
+from hf_lossy_assist.mining.choice import GumbelMax, gumbel
 from hf_lossy_assist.mining.search import Found
 from tests.mining import reference
 from tests.mining.parts import Checksum, Parts, by_prompt, tiny_parts
@@ -140,24 +141,6 @@ def test_a_task_that_raises_costs_one_prompt_only():
         assert str(results[2].error) == "no idea"
 
 
-def test_a_continuation_costs_nothing_but_its_own_tokens():
-    parts = tiny_parts(seed=2)
-    (prompt,) = parts.prompts(1)
-    (result,) = parts.searches(slots=1).run([prompt])
-    lengths = []
-
-    def generate(model, ids, room):
-        new = reference.generate(model, ids, room)
-        lengths.append(len(new))
-        return new
-
-    wanted = expected(parts, prompt, generate=generate)
-    assert_same(result.found, wanted)
-    # The prompt's last token, or the one put in another's place, is read first, and the last one written is not read.
-    assert result.counts.target_tokens == len(prompt.tokens) - 1 + sum(lengths)
-    assert lengths[1:], "nothing was continued"
-
-
 def test_prompts_are_taken_one_by_one():
     """A run over a long list begins with the first prompts, and does not look at the rest before it needs them."""
     parts = tiny_parts()
@@ -171,3 +154,61 @@ def test_prompts_are_taken_one_by_one():
     results = parts.searches(slots=2).run(source())
     list(itertools.islice(results, 1))
     assert len(taken) <= 4
+
+
+def draw(model, ids: list[int], room: int, choice: GumbelMax, eos) -> list[int]:
+    """Return a continuation drawn token by token, each with a forward of its own."""
+    new: list[int] = []
+    while len(new) < room and not (new and new[-1] in eos):
+        with torch.no_grad():
+            scores = model(input_ids=torch.tensor([ids + new]), use_cache=False).logits[0, -1].double()
+        noise = gumbel([choice.context(ids + new)], len(scores))[0]
+        new.append(int(((scores / choice.temperature).log_softmax(-1) + noise).argmax()))
+    return new
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_sampled_search_is_deterministic_and_the_printed_one(seed):
+    parts = tiny_parts(seed=seed, max_new_tokens=10)
+    choice = GumbelMax(seed, 0.9)
+    eos = parts.limits().eos
+    prompts = parts.prompts(4)
+    found = by_prompt(parts, prompts, slots=3, choice=choice)
+    assert by_prompt(parts, prompts, slots=1, choice=choice) == found
+    assert by_prompt(parts, prompts, slots=3, choice=GumbelMax(seed + 7, 0.9)) != found
+    for prompt in prompts:
+        wanted = expected(
+            parts, prompt,
+            generate=lambda model, ids, room: draw(model, ids, room, choice, eos),
+            choices=lambda model, ids, response: [
+                draw(model, ids + response[:i], 1, choice, eos)[0] for i in range(len(response))
+            ],
+        )  # fmt: skip
+        assert_same(found[prompt.id], wanted)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_continuation_costs_nothing_but_its_own_tokens(slots: int):
+    parts = tiny_parts(seed=3)
+    prompts, lengths, read = parts.prompts(3), [], []
+
+    def generate(model, ids, room):
+        new = reference.generate(model, ids, room)
+        lengths.append(len(new))
+        return new
+
+    wanted = [expected(parts, prompt, generate=generate) for prompt in prompts]
+    handle = parts.target.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append((args[0] if args else kwargs["input_ids"]).numel()), with_kwargs=True
+    )
+    results = {one.prompt.id: one for one in parts.searches(slots).run(prompts)}
+    handle.remove()
+    for prompt, labels in zip(prompts, wanted, strict=True):
+        assert_same(results[prompt.id].found, labels)
+    # The prompt's last token, or the one put in another's place, is read first, and the last one written is not read.
+    cost = sum(one.counts.target_tokens for one in results.values())
+    assert cost == sum(len(prompt.tokens) - 1 for prompt in prompts) + sum(lengths)
+    assert len(lengths) > len(prompts), "nothing was continued"
+    assert sum(read) >= cost
+    if slots == 1:  # no text is padded
+        assert sum(read) == cost
