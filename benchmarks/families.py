@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from hf_lossy_assist import enable
 from hf_lossy_assist.cli.console import limit_threads, progress
-from hf_lossy_assist.cli.options import Gamma, Threads
+from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.compat import has_recurrent_state, obstacle_to_rollback
 from tests.families import CONFIGS, family, has_family
 from tests.tiny_models import noisy_copy, padded
@@ -77,7 +77,7 @@ def _decoded(model: PreTrainedModel, gamma: int, length: int) -> tuple[str, str,
 
 
 def main(
-    gamma: Gamma = 4,
+    gamma: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of each text.")] = 24,
     only: Annotated[str | None, typer.Option(help="Families, separated by commas; all by default.")] = None,
     threads: Threads = None,

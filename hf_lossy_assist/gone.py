@@ -17,6 +17,9 @@ GONE: Mapping[str, Mapping[str, str]] = {
         "examples/12_serve.py does, or vLLM's with this package's plugin",
     },
     "option": {
+        "--config": "write settings after the rule, `--mode topk:k=3`, or a calibrated folder instead, `--mode FOLDER`",
+        "--mode": "name all modes in one option, `--modes plain,topk:k=3`",
+        "--mode RULE,RULE": "join the rules of one mode by a plus, `--mode RULE+RULE`",
         "--share-rows": "each mode now runs for itself; answer in batches with `--batch-size`",
     },
     "rule": {

@@ -28,7 +28,7 @@ class Spelling:
     >>> Spelling.read("judge+topk@8:topk.k=3:seed=0")
     Spelling(mode=['judge', 'topk'], config={'topk': {'k': 3}, 'seed': 0}, gamma=8)
     >>> str(Spelling({"all_of": ["topk", "typical"]}, {"tree": {"depth": 3}}))
-    'topk^typical:tree={"depth": 3}'
+    'topk^typical:tree.depth=3'
     """
 
     mode: str | list[str] | dict[str, list[str]]  # `lossy_mode`
@@ -58,15 +58,21 @@ class Spelling:
             mode = {"all_of": mode}
         return cls(mode, read_settings(settings, argument), read_gamma(gamma, argument) if at else None)
 
+    @property
+    def names(self) -> list[str]:
+        """The rules' names."""
+        named = self.mode["all_of"] if isinstance(self.mode, Mapping) else self.mode
+        return [named] if isinstance(named, str) else list(named)
+
     def __str__(self) -> str:
         together = "^" if isinstance(self.mode, Mapping) else "+"
-        names = self.mode["all_of"] if isinstance(self.mode, Mapping) else self.mode
-        names = [names] if isinstance(names, str) else list(names)
-        own = {name: value for name, value in self.config.items() if name in names and isinstance(value, Mapping)}
-        items = [(f"{name}.{key}", value) for name in own for key, value in own[name].items()]
-        items += [(key, value) for key, value in self.config.items() if key not in own]
+        items = [
+            (f"{key}.{part}" if part else key, value)
+            for key, parts in self.config.items()
+            for part, value in (parts.items() if isinstance(parts, Mapping) else [("", parts)])
+        ]
         at = "" if self.gamma is None else f"@{self.gamma}"
-        return ":".join([together.join(names) + at, *(f"{key}={_written(value)}" for key, value in items)])
+        return ":".join([together.join(self.names) + at, *(f"{key}={_written(value)}" for key, value in items)])
 
 
 def spelt(mode: Any, config: Any, argument: str) -> tuple[Any, Any]:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from typer.core import TyperCommand
 
 from ..version import __version__
 from .console import CleanCommand, CleanGroup, flattened
 
 COMMANDS = {
-    "demo": ("demo:demo", "Answer the same questions with every mode on the bundled pair, and compare."),
-    "generate": ("generate:generate", "Continue a prompt, streaming, with a draft and an acceptance rule."),
+    "demo": ("demo:demo", "Compare modes on questions, with the bundled pair."),
+    "generate": ("generate:generate", "Continue a prompt with a draft and an acceptance rule."),
     "chat": ("chat:chat", "Chat with a model, and see which tokens only a lossy rule kept."),
     "rules": ("rules:rules", "List the rules with their settings, sources and what they read."),
-    "inspect": ("inspect:inspect", "Write a page that shows what became of every token, in several modes."),
-    "evaluate": ("evaluate:evaluate", "Let every mode answer a task's problems: scores with intervals, and speed."),
-    "calibrate": ("calibrate:calibrate", "Certify the fastest setting whose loss of a task's score is bounded."),
-    "bench": ("bench:bench", "Compare modes of generation: speed, where the time goes, accuracy, memory."),
-    "dropout": ("dropout:dropout", "Find the dropout that suits a model under dropmatch, and store it."),
-    "mine": ("mine:mine", "Find which drafted tokens change the answer, and store them with hidden states."),
+    "inspect": ("inspect:inspect", "Write a page that shows what became of every token."),
+    "evaluate": ("evaluate:evaluate", "Compare modes on a task: scores with intervals, and speed."),
+    "calibrate": ("calibrate:calibrate", "Certify the fastest setting that loses little of a score."),
+    "bench": ("bench:bench", "Compare modes: speed, where the time goes, accuracy, memory."),
+    "dropout": ("dropout:dropout", "Find the dropout for a model under dropmatch, and store it."),
+    "mine": ("mine:mine", "Make training data for heads: which tokens change an answer."),
     "train": ("train:app", "Train heads from labelled data."),
-    "publish": ("publish:publish", "Upload a head, a draft, a certificate, the custom generation method or the Space."),
+    "publish": ("publish:publish", "Upload a head, a draft, a certificate or the Space."),
     "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with models that are assisted."),
 }
 """Each subcommand's place and summary for ``--help``. typer gets the module's ``COMMAND_OPTIONS``, if it has them."""
@@ -37,7 +35,7 @@ class LazyCommand(TyperCommand):
 
     def __init__(self, name: str) -> None:
         self.place, summary = COMMANDS[name]
-        super().__init__(name, help=escape(summary))
+        super().__init__(name, help=summary)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         return self.load().make_context(info_name, args, parent=parent, **extra)
@@ -47,25 +45,10 @@ class LazyCommand(TyperCommand):
         module = import_module(f".{name}", __name__)
         found = getattr(module, attribute)
         if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False)
+            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
             own = getattr(module, "COMMAND_OPTIONS", {})
             found.command(self.name, cls=CleanCommand, **own)(flattened(function))
-        command = typer.main.get_command(found)
-        for each in _with_subcommands(command):
-            each.help, each.epilog = _plain(each.help), _plain(each.epilog)
-            for option in each.params:
-                option.help = _plain(getattr(option, "help", None))
-        return command
-
-
-def _with_subcommands(command: Any) -> Iterator[Any]:
-    yield command
-    for subcommand in getattr(command, "commands", {}).values():
-        yield from _with_subcommands(subcommand)
-
-
-def _plain(text: str | None) -> str | None:
-    return None if text is None else escape(text)  # brackets are markup otherwise
+        return typer.main.get_command(found)
 
 
 class LazyGroup(CleanGroup):
@@ -84,6 +67,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 

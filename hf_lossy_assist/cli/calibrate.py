@@ -15,13 +15,17 @@ from rich.table import Table
 from ..calibration.calibrating import calibrate as certify_fastest
 from ..calibration.calibrating import calibrate_from, write_card
 from ..call.certificate import Certificate, TestedSetting
+from ..call.spelling import FORM, split
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, reference_of
 from ..evaluation.tables import Column, number, table
 from .console import progress
 from .evaluate import EvaluationOptions
-from .models import head_sources
+from .models import read_heads
+from .options import RULES
+
+COMMAND_OPTIONS = {"epilog": RULES}
 
 
 def calibrate(
@@ -31,8 +35,7 @@ def calibrate(
         Path | None, typer.Option("--from", help="A folder that `evaluate` has written; nothing is generated.")
     ] = None,
     modes: Annotated[
-        str | None,
-        typer.Option(help="Settings, for each rule from cautious to bold: RULE[+RULE][@GAMMA][:KEY=VALUE…],…"),
+        str | None, typer.Option(metavar="MODE,…", help=f"Settings, for each rule from cautious to bold: {FORM}.")
     ] = None,
     max_loss: Annotated[float, typer.Option(help="Points of the score that may be lost on average.")] = 1.0,
     max_longer: Annotated[
@@ -46,20 +49,20 @@ def calibrate(
 
     The settings of each rule are tested in the given order. Problems are answered until a setting is certified or no
     longer can be; the bound stays valid however often it is checked. OUT gets certificate.json, a card with a plot, and
-    generation_config.json, which `--config OUT` and `GenerationConfig.from_pretrained(OUT)` read. The exit status is 1
+    generation_config.json, which `--mode OUT` and `GenerationConfig.from_pretrained(OUT)` read. The exit status is 1
     if no setting is certified.
     """
     screen = Console()
-    heads: Mapping[str, Any] = head_sources(shared.head or ())
+    heads: Mapping[str, Any] = read_heads(shared.head)
     if answers is not None:
-        chosen = None if modes is None else [name.strip() for name in modes.split(",")]
+        chosen = None if modes is None else [name.strip() for name in split(modes, ",")]
         certificate = calibrate_from(answers, max_loss, confidence, chosen, heads, max_longer)
     else:
         if modes is None:
             raise LossyValueError("`--modes` has to name the settings to test, or `--from` a folder of `evaluate`")
-        listed = shared.modes(modes)
+        listed = shared.listed(modes)
         if shared.reference is None and reference_of(listed) == listed[0].label and listed[0].gamma is not None:
-            listed = [*shared.modes("plain"), *listed]
+            listed = [*shared.listed("plain"), *listed]
         evaluation = shared.evaluation(listed, limit, assisted=True)
         with shared.vllm or nullcontext():
             certificate = _answered(evaluation, (max_loss, confidence, max_longer), out, screen)

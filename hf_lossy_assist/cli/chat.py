@@ -9,21 +9,88 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.text import Text
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .. import enabled
+from ..call.spelling import Spelling, split
+from ..compat import CACHE, has_recurrent_state, new_cache, rollback, tokens_in
 from ..core.statistics import LossyStats, joined
+from ..core.texts import common_prefix
 from ..errors import LossyError, LossyValueError
-from ..evaluation.modes import parse_config
-from .assisted import LOOKED_UP, AssistedDecoding, AssistedOptions
-from .conversation import Conversation, encode_conversation
-from .models import LoadedModels
-from .options import RULES, parse_mode
+from .generate import AssistedDecoding, AssistedOptions
+from .models import LoadedModels, encode_conversation
+from .options import RULES, MaxNewTokens
 from .rendering import ConsoleStreamer, marked, stats_table
 
 COMMAND_OPTIONS = {"epilog": RULES}
+
+LOOKED_UP = 10
+"""Default draft length of prompt lookup."""
+
+
+class Conversation:
+    """Messages, and the target's cache of them.
+
+    The next turn reuses the cache for the tokens that both texts begin with, so answers equal those of ``generate()``
+    on the whole conversation. ``system`` replaces the template's system prompt.
+    """
+
+    def __init__(self, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> None:
+        self._target, self._tokenizer = target, tokenizer
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = list(self._system)
+        self._cache, self._read = None, []
+
+    def answer(self, text: str, streamer: ConsoleStreamer, max_new_tokens: int, **keywords: Any) -> LossyStats | None:
+        """Let the model answer a message; return the statistics, or None after Ctrl-C.
+
+        The answer so far stays in the conversation then. ``keywords`` go to ``generate()``.
+        """
+        asked = [*self.messages, {"role": "user", "content": text}]
+        ids = encode_conversation(self._tokenizer, asked)
+        room = getattr(self._target.config.get_text_config(), "max_position_embeddings", len(ids) + 1) - len(ids)
+        if room < 1:
+            raise LossyValueError(
+                f"the conversation has {len(ids)} tokens, {1 - room} more than the model can answer; "
+                "/reset starts again"
+            )
+        # An interrupted call leaves the cache in an unknown state.
+        cache, self._cache, self._read = self._kept(ids), None, []
+        inputs = torch.tensor([ids], device=self._target.device)
+        stats = None
+        try:
+            with enabled(self._target):
+                output = self._target.generate(
+                    input_ids=inputs,
+                    attention_mask=torch.ones_like(inputs),
+                    streamer=streamer,
+                    max_new_tokens=min(max_new_tokens, room),
+                    return_dict_in_generate=True,
+                    **{CACHE: cache},
+                    **keywords,
+                )
+        except KeyboardInterrupt:
+            streamer.end()
+        else:
+            self._cache, self._read, stats = getattr(output, CACHE), output.sequences[0].tolist(), output.lossy_stats
+        self.messages = [*asked, {"role": "assistant", "content": streamer.text}]
+        return stats
+
+    def _kept(self, ids: list[int]) -> Any:
+        """Return the cache cut to the tokens in common with the last text, or a new cache."""
+        seen = tokens_in({CACHE: self._cache})
+        common = min(common_prefix(self._read, ids), len(ids) - 1)
+        if not seen or (common < seen and has_recurrent_state(self._target)):
+            return new_cache(self._target)
+        rollback(self._cache, max(0, seen - common))
+        return self._cache
 
 
 @dataclass(eq=False)
@@ -35,7 +102,6 @@ class ChatSession:
     conversation: Conversation
     screen: Console
     keywords: dict[str, Any]  # of every answer
-    head: Any = None  # of rules that use one
     answers: list[LossyStats] = field(default_factory=list)
 
     def take(self, line: str) -> bool:
@@ -58,17 +124,17 @@ class ChatSession:
         self._say("Ctrl-C stops an answer, Ctrl-D leaves.")
 
     def mode(self, wanted: str) -> None:
-        name, *settings = wanted.split() or [None]
-        if name is not None:
-            seed = {key: value for key, value in self.decoding.config.items() if key == "seed"}
-            config = seed | parse_config(settings, "/mode")
-            decoding = replace(self.decoding, mode=parse_mode(name), config=config, head=None)
-            decoding = replace(decoding, head=self.head if decoding.rules_with_head else None)
-            decoding.check_rule(brings_heads=bool(self.loaded.heads))
+        if len(split(wanted, " ")) > 1:
+            raise LossyValueError(f"a mode has no spaces, such as topk:k=3, but is {wanted!r}")
+        if wanted:
+            decoding = AssistedDecoding.read(wanted, "/mode", self.decoding.heads)
+            seed = {key: value for key, value in self.decoding.mode.settings.items() if key == "seed"}
+            mode = replace(decoding.mode, settings={**seed, **decoding.mode.settings})
+            decoding = replace(decoding, mode=mode, lookup=self.decoding.lookup)
+            decoding.check()
             self.decoding = decoding
-        names = self.decoding.mode if isinstance(self.decoding.mode, list) else [self.decoding.mode]
-        shown = " ".join(f"{key}={value}" for key, value in self.decoding.config.items())
-        self._say(f"mode: {','.join(names)} {shown}".rstrip())
+        mode = self.decoding.mode
+        self._say(f"mode: {Spelling(mode.rule, mode.settings, mode.gamma)}")
 
     def stats(self, _: str) -> None:
         if not self.answers:
@@ -106,7 +172,7 @@ class ChatSession:
 
 
 COMMANDS = {
-    "/mode": "RULE [K=V …]: change the rule; alone: show it",
+    "/mode": "RULE[:KEY=VALUE…]: change the mode; alone: show it",
     "/stats": "show the statistics so far",
     "/reset": "forget the conversation",
     "/help": "show these commands",
@@ -118,22 +184,20 @@ COMMANDS = {
 def chat(
     assisted: AssistedOptions,
     system: Annotated[str | None, typer.Option(help="The system prompt; the template's own by default.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 512,
+    max_new_tokens: MaxNewTokens = 512,
 ) -> None:
     """Chat with a model; answers stream, with tokens marked that only a lossy rule kept.
 
     Without an assistant, prompt lookup drafts from the conversation.
     """
-    options, decoding = assisted.checked(optional=("--assistant",))
-    disable_progress_bar()
-    loaded = options.load()
+    loaded, decoding = assisted.prepared(optional=("--assistant",))
     encode_conversation(loaded.tokenizer, [{"role": "user", "content": ""}])  # refuses tokenizers without a template
     if loaded.draft is None and decoding.lookup is None:
-        decoding = replace(decoding, lookup=assisted.num_assistant_tokens or LOOKED_UP)
+        drafted = decoding.mode.gamma
+        decoding = replace(decoding, lookup=drafted if isinstance(drafted, int) else LOOKED_UP)
     keywords = {"max_new_tokens": max_new_tokens, **assisted.sampling}
     screen = Console()
-    conversation = Conversation(loaded.target, loaded.tokenizer, system)
-    session = ChatSession(loaded, decoding, conversation, screen, keywords, decoding.head)
+    session = ChatSession(loaded, decoding, Conversation(loaded.target, loaded.tokenizer, system), screen, keywords)
     _greet(session)
     while (line := _read(screen)) is not None and session.take(line):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,37 +14,37 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import REGISTRY
+from ..call.spelling import read_gamma
 from ..mining.reading import read_text
 from ..models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
-from .console import limit_threads
 from .models import ModelOptions
-from .options import Dtype, Gamma, PairInstead, PromptFile, TargetSource, Threads, Where
+from .options import Gamma, PromptFile
 
 RULE = "dropmatch"
 
 
-def dropout(
-    out: Annotated[Path, typer.Option(help="Folder for the generation configuration.")],
-    model: TargetSource = None,
-    pair: PairInstead = None,
-    prompts: PromptFile = None,
-    count: Annotated[int, typer.Option(min=1, help="The most prompts.")] = 10,
-    num_paths: Annotated[int, typer.Option(min=1, help="K, the number of dropped heads.")] = REGISTRY[RULE].num_paths,
-    gamma: Gamma = 5,
-    dtype: Dtype = None,
-    device: Where = None,
-    threads: Threads = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DropoutOptions(ModelOptions):
+    """The options of ``dropout``."""
+
+    out: Annotated[Path, typer.Option(help="Folder for the generation configuration.")]
+    assistant: str | None = None
+    prompts: PromptFile = None
+    count: Annotated[int, typer.Option(min=1, help="The most prompts.")] = 10
+    num_paths: Annotated[int, typer.Option(min=1, help="K, the number of dropped heads.")] = REGISTRY[RULE].num_paths
+    gamma: Gamma = "5"
+
+
+def dropout(options: DropoutOptions) -> None:
     """Choose dropmatch's dropout for a model on several prompts, as a call does on its own prompt, and store it.
 
-    OUT gets generation_config.json with rule, dropout and draft length, which `--config OUT` and
+    OUT gets generation_config.json with rule, dropout and draft length, which `--mode OUT` and
     `GenerationConfig.from_pretrained(OUT)` read.
     """
-    limit_threads(threads)
-    options = ModelOptions(pair, model, None, dtype, device)
     options.check(optional=("--assistant",))
-    loaded, screen = options.load().asked("--prompts", prompts), Console()
-    states = head_inputs(loaded.target, loaded.encode(loaded.examples(count)))
+    gamma, num_paths, out = read_gamma(options.gamma, "--gamma"), options.num_paths, options.out
+    loaded, screen = options.load().asked("--prompts", options.prompts), Console()
+    states = head_inputs(loaded.target, loaded.encode(loaded.examples(options.count)))
     head = loaded.target.get_output_embeddings()
     found, *each = (DROPOUTS[choose_dropout(head, own, num_paths)] for own in (torch.cat(states), *states))
     each.sort()

@@ -12,32 +12,26 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
-from ..evaluation.modes import DecodingMode, parse_gamma
+from ..evaluation.modes import DecodingMode
 from ..evaluation.tables import length_table, score_table
 from ..integrations.vllm.engines import VllmEngines, vllm_engines
 from ..store.process import this_process
-from .console import limit_threads, progress
-from .models import ModelOptions
+from .console import progress
+from .models import DecodingOptions
 from .options import (
     RULES,
-    DraftDtype,
-    FirstSeed,
-    GammaOrAuto,
-    Prepack,
+    Gamma,
+    MaxNewTokens,
+    Modes,
     PromptLookup,
-    RuleHeads,
-    Sample,
     TaskData,
     TaskName,
     TaskOptions,
-    Temperature,
-    Threads,
     VllmPython,
     parse_task_options,
 )
@@ -46,26 +40,18 @@ COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)
-class EvaluationOptions(ModelOptions):
+class EvaluationOptions(DecodingOptions):
     """The options that ``evaluate`` and ``calibrate`` share."""
 
-    folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None
     task: TaskName = None
     data: TaskData = None
     task_option: TaskOptions = None
+    split: Annotated[str, typer.Option(help="The task's split.")] = "test"
     reference: Annotated[
         str | None, typer.Option(help="The mode to compare with; plain, else lossless by default.")
     ] = None
-    head: RuleHeads = None
-    split: Annotated[str, typer.Option(help="The task's split.")] = "test"
-    gamma: GammaOrAuto = "5"
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest response; the task's by default.")] = None
-    sample: Sample = False
-    temperature: Temperature = 0.9
-    seed: FirstSeed = 0
-    draft_dtype: DraftDtype = None
-    prepack: Prepack = False
-    threads: Threads = None
+    gamma: Gamma = "5"
+    max_new_tokens: MaxNewTokens = None
     engine: Annotated[str, typer.Option(help="hf: generate(); vllm: vLLM.")] = "hf"
     vllm_python: VllmPython = None
 
@@ -76,61 +62,55 @@ class EvaluationOptions(ModelOptions):
             raise LossyValueError(f"`--engine` has to be 'hf' or 'vllm', but is {self.engine!r}")
         return vllm_engines(self.engine == "vllm", self.vllm_python, self.threads)
 
-    def modes(self, text: str) -> list[DecodingMode]:
-        gamma = self.prompt_lookup or parse_gamma("--gamma", self.gamma)
-        listed = named_modes(text, gamma, self.temperature if self.sample else None)
+    def listed(self, text: str) -> list[DecodingMode]:
+        listed = named_modes(text, self.prompt_lookup or self.drafted, self.warmth)
         return listed if self.vllm is None else self.vllm.modes(listed)
 
     def evaluation(self, modes: Sequence[DecodingMode], limit: int, assisted: bool = False, **more: Any) -> Evaluation:
         """Load what the options name; ``assisted`` requires a draft even if no mode uses it."""
-        limit_threads(self.threads)
         self.check({} if self.pair else {"--task": self.task}, () if assisted else ("--assistant",))
         lookup = self.prompt_lookup is not None
         for mode in modes:
             mode.check_draft(model=not lookup and bool(self.assistant or self.pair), lookup=lookup)
         task = self.task and tasks.load(self.task, self.data, **parse_task_options(self.task_option or ()))
-        loaded = self.load_for_task(task, self.head or ())
+        loaded = self.load_for_task(task).with_heads(self.head)
         return Evaluation(
             replace(loaded.models, lookup=lookup), loaded.tokenizer, loaded.task, modes,
             self.reference or reference_of(modes), limit, self.split, max_new_tokens=self.max_new_tokens,
-            seed=self.seed, process=this_process(), **more,
+            seed=self.seed or 0, process=this_process(), **more,
         )  # fmt: skip
 
 
-def evaluate(
-    shared: EvaluationOptions,
-    prompt_lookup: PromptLookup = None,
-    modes: Annotated[
-        str | None,
-        typer.Option(
-            help="plain,draft,stock,everything,RULE[+RULE][@GAMMA][:KEY=VALUE…],…; plain,lossless,topk,dropmatch by "
-            "default."
-        ),
-    ] = None,
+@dataclass(frozen=True)
+class EvaluateOptions(EvaluationOptions):
+    """The options of ``evaluate``."""
+
+    prompt_lookup: PromptLookup = None
+    modes: Modes = None
     measure: Annotated[
         str,
         typer.Option(
             help="task: its score; rouge: ROUGE-L to the reference's text; likelihood: mean of the target's p."
         ),
-    ] = "task",
-    limit: Annotated[int, typer.Option(min=1, help="Number of problems; a repeated command may raise it.")] = 100,
-    batch_size: Annotated[int, typer.Option(min=1, help="Problems that are answered together.")] = 1,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; an interrupted run continues there.")
-    ] = None,
-) -> None:
+    ] = "task"
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems; a repeated command may raise it.")] = 100
+    batch_size: Annotated[int, typer.Option(min=1, help="Problems that are answered together.")] = 1
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; an interrupted run continues there.")] = None
+
+
+def evaluate(options: EvaluateOptions) -> None:
     """Let every mode answer the same problems: scores with paired differences, tokens kept, and speed.
 
-    OUT gets results.jsonl (a line per problem and mode), summary.json and plot.png. `accelerate launch -m
-    hf_lossy_assist evaluate …` splits the problems over processes.
+    Without --modes, the target alone, lossless, topk and dropmatch answer. OUT gets results.jsonl (a line per problem
+    and mode), summary.json and plot.png. `accelerate launch -m hf_lossy_assist evaluate …` splits the problems over
+    processes.
     """
-    disable_progress_bar()
-    usual = ["plain", "lossless", "topk", "dropmatch" if prompt_lookup is None else "dropmatch:criterion=naive"]
-    shared = replace(shared, prompt_lookup=prompt_lookup)
-    listed = shared.modes(modes or ",".join(usual))
-    evaluation = shared.evaluation(listed, limit, batch_size=batch_size, measure=measure)
+    out = options.out
+    dropmatch = "dropmatch" if options.prompt_lookup is None else "dropmatch:criterion=naive"
+    listed = options.listed(options.modes or f"plain,lossless,topk,{dropmatch}")
+    evaluation = options.evaluation(listed, options.limit, batch_size=options.batch_size, measure=options.measure)
     screen = Console()
-    with shared.vllm or nullcontext():
+    with options.vllm or nullcontext():
         result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)
     if out is None or len(result.answers) == len(listed) * len(evaluation.examples):
         screen.print(score_table(result.modes.values(), evaluation.reference))

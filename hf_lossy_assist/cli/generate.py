@@ -2,22 +2,103 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.text import Text
-from transformers.utils.logging import disable_progress_bar
+from transformers import set_seed
 
 from .. import enabled
+from ..call.config import LossyConfig
+from ..call.spelling import Spelling
+from ..drafting.vocabulary import same_tokenizer
+from ..errors import LossyValueError
+from ..evaluation.modes import DecodingMode, parse_modes
 from ..tasks import Example
-from .assisted import AssistedOptions
-from .conversation import encode_conversation
-from .options import RULES
+from .models import DecodingOptions, LoadedModels, ModelOptions, encode_conversation, read_heads
+from .options import RULES, MaxNewTokens, Mode, PromptLookup
 from .rendering import ConsoleStreamer, stats_table
 
 COMMAND_OPTIONS = {"epilog": RULES}
+
+
+@dataclass(frozen=True)
+class AssistedDecoding:
+    """A mode, its heads and its drafter, as the options name them."""
+
+    mode: DecodingMode
+    heads: Mapping[str, Any]
+    lookup: int | None = None  # draft length of prompt lookup
+
+    @classmethod
+    def read(cls, text: str, option: str, heads: Mapping[str, Any], gamma: int | str | None = None) -> AssistedDecoding:
+        mode, *others = parse_modes(text, gamma)
+        if others or mode.rule is None:
+            Spelling.read(text, option)  # refuses several
+            raise LossyValueError(f"`{option}` has to name rules, but is {text!r}, which only comparisons take")
+        return cls(mode, heads)
+
+    @property
+    def own_heads(self) -> Any:
+        return {rule: self.heads[rule] for rule in self.mode.rules if rule in self.heads} or self.mode.head
+
+    def check(self) -> None:
+        LossyConfig.from_fields(self.mode.rule, self.mode.settings, self.own_heads)
+
+    def keywords(self, loaded: LoadedModels) -> dict[str, Any]:
+        """Return the keywords of ``generate()`` for drafting and the rule."""
+        mode = self.mode
+        keywords = {"lossy_mode": mode.rule, "lossy_config": dict(mode.settings), "lossy_head": self.own_heads}
+        keywords["tokenizer"] = loaded.tokenizer
+        if self.lookup is not None:
+            return keywords | {"prompt_lookup_num_tokens": self.lookup}
+        keywords["assistant_model"] = loaded.draft
+        if mode.gamma is not None:
+            keywords["num_assistant_tokens"] = mode.gamma
+        other = loaded.draft_tokenizer
+        if other is not None and not same_tokenizer(loaded.tokenizer, other):
+            keywords["assistant_tokenizer"] = other
+        return keywords
+
+
+@dataclass(frozen=True)
+class AssistedOptions(DecodingOptions):
+    """The options that ``generate`` and ``chat`` share."""
+
+    assistant_tokenizer: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="The draft's tokenizer, if its folder has none.")
+    ] = None
+    prompt_lookup: PromptLookup = None
+    mode: Mode = None
+
+    def prepared(
+        self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()
+    ) -> tuple[LoadedModels, AssistedDecoding]:
+        """Return the models and how to decode; what conflicts is refused before weights are read."""
+        self.check(others, optional)
+        decoding = AssistedDecoding.read(self.mode or "lossless", "--mode", read_heads(self.head), self.drafted)
+        if unused := [rule for rule in decoding.heads if rule not in decoding.mode.rules]:
+            raise LossyValueError(f"`--head` is for the rule {unused[0]!r}, which is not in `--mode`; leave it out")
+        if self.seed is not None:
+            settings = {"seed": self.seed, **decoding.mode.settings}
+            decoding = replace(decoding, mode=replace(decoding.mode, settings=settings))
+            set_seed(self.seed)
+        if self.pair is None or decoding.heads:
+            decoding.check()
+        device = self.device or ("cpu" if self.pair is not None else "auto")
+        loaded = ModelOptions.load(replace(self, device=device))
+        decoding = replace(decoding, heads={**loaded.heads, **decoding.heads}, lookup=self.prompt_lookup)
+        decoding.check()
+        return loaded, decoding
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The keywords of ``generate()`` for sampling."""
+        return {"do_sample": self.sample} | ({} if self.temperature is None else {"temperature": self.temperature})
 
 
 def generate(
@@ -29,17 +110,14 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="Put the prompt into the chat template as a user's message.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation.")] = 160,
+    max_new_tokens: MaxNewTokens = 160,
     stats: Annotated[bool, typer.Option("--stats", help="Print the statistics.")] = False,
     show_acceptance: Annotated[
         bool, typer.Option("--show-acceptance", help="Mark tokens kept only by a lossy rule.")
     ] = False,
 ) -> None:
     """Continue a prompt with a drafter and an acceptance rule, streaming."""
-    options, decoding = assisted.checked({"PROMPT": prompt} if assisted.pair is None else None)
-    if assisted.pair is not None:
-        disable_progress_bar()
-    loaded = options.load()
+    loaded, decoding = assisted.prepared({"PROMPT": prompt} if assisted.pair is None else None)
     target, tokenizer, screen = loaded.target, loaded.tokenizer, Console()
     if prompt is None:
         prompt = loaded.examples(1)[0].prompt

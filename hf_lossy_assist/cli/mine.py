@@ -14,7 +14,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from transformers.utils.logging import disable_progress_bar
 
 from .. import tasks
 from ..compat import ending_tokens
@@ -35,9 +34,9 @@ from ..models.quantised import quantize_draft
 from ..store.process import this_process
 from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
-from .console import limit_threads, progress
+from .console import progress
 from .models import LoadedModels, ModelOptions
-from .options import Prepack, TaskData, TaskName, TaskOptions, Threads, parse_task_options
+from .options import Prepack, TaskData, TaskName, TaskOptions, parse_task_options
 
 Labels = Literal["judge", "self", "ratio"]
 
@@ -101,7 +100,6 @@ class MiningOptions(ModelOptions):
         ),
     ] = None
     prepack: Prepack = False
-    threads: Threads = None
 
     def refuse_conflicts(self) -> None:
         """Refuse options that conflict, before anything is loaded."""
@@ -135,7 +133,7 @@ class MiningOptions(ModelOptions):
     def load_all(self) -> LoadedModels:
         """Load task and models; refuse models with different tokenizers, or with a cache that can't be cut back."""
         task = self.task and tasks.load(self.task, self.task_data, **parse_task_options(self._settings))
-        loaded = self.load_for_task(task, ())
+        loaded = self.load_for_task(task)
         for model in loaded.by_role.values():
             check(model)
         sizes = {role: model.config.get_text_config(decoder=True).vocab_size for role, model in loaded.by_role.items()}
@@ -262,8 +260,6 @@ def mine(options: MiningOptions) -> None:
     Interrupted runs continue when the command is repeated. With `accelerate launch -m hf_lossy_assist mine …` the
     prompts are split over the processes.
     """
-    limit_threads(options.threads)
-    disable_progress_bar()
     out, process = options.out, this_process()
     if out is None:
         raise LossyValueError("`--out` has to be a folder for the data, but is not given")

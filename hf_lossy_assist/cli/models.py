@@ -16,20 +16,40 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
 from ..acceptors import REGISTRY, head_type, place_rule_head
+from ..call.spelling import read_gamma
 from ..compat import load_errors
 from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
+from ..gone import check_name
 from ..heads import Head, ModelIdentity
+from ..heads.head import load_head
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
 from ..store.process import this_process
 from ..tasks import Example, Task
-from .options import DraftSource, Dtype, PairInstead, TargetSource, Where
+from .console import limit_threads
+from .options import (
+    DraftDtype,
+    DraftSource,
+    Dtype,
+    Folder,
+    Gamma,
+    Heads,
+    PairInstead,
+    Prepack,
+    Sample,
+    Seed,
+    TargetSource,
+    Temperature,
+    Threads,
+    Where,
+)
 
 STORY_OPENINGS = (
     "Once upon a time, there was a little girl named Lily.",
@@ -42,16 +62,6 @@ STORY_OPENINGS = (
     "There was once an old man who had a magic box.",
     "Mia saw a big dog near the house. She was scared, but",
     "It was raining, so the children had to stay inside.",
-    "A little fish lived in a blue lake. Every day",
-    "Sam wanted to bake a cake for his grandma.",
-    "Once there was a tiny mouse who was always hungry.",
-    "Anna lost her favorite doll. She looked under the bed and",
-    "In a small town, there was a shop full of toys.",
-    "The sun was hot and Max wanted to swim.",
-    'A frog sat on a rock. "Hello," said the frog,',
-    "Lucy found a shiny key in the garden.",
-    "One night, the moon was very bright and",
-    "Jack and his dad went to the farm to see the animals.",
 )
 """Prompts for models without a task."""
 
@@ -109,11 +119,9 @@ class LoadedModels:
             raise LossyValueError(f"`{option}` has to hold one prompt a line, but {str(file)!r} has none")
         return replace(self, task=None, texts=lines)
 
-    def with_heads(self, items: Sequence[str], device: torch.device | str) -> LoadedModels:
+    def with_heads(self, items: Sequence[str] | None) -> LoadedModels:
         """Add the trained heads of the option ``--head``."""
-        named = head_sources(items).items()
-        heads = {name: place_rule_head(REGISTRY[name], source, device) for name, source in named}
-        return replace(self, heads={**self.heads, **heads})
+        return replace(self, heads={**self.heads, **read_heads(items)})
 
     def examples(self, n: int) -> list[Example]:
         return (self.task or Openings(self.texts)).examples("test", n)
@@ -131,19 +139,21 @@ class ModelOptions:
     pair: PairInstead = None
     model: TargetSource = None
     assistant: DraftSource = None
-    dtype: Dtype = None  # None: float32 for a pair with a task, else as stored
-    device: Where = None  # ``"auto"`` spreads ``model``; None is a GPU if there is one
+    dtype: Dtype = None
+    device: Where = None
     folder: Path | None = None  # with the pair's models
     assistant_tokenizer: str | None = None  # if the draft's folder has none
     prompt_lookup: int | None = None  # draft length without a draft model
-    prepack: bool = False  # :func:`~hf_lossy_assist.prepack` target and draft
-    draft_dtype: str | None = None  # of :func:`~hf_lossy_assist.quantize_draft`
+    prepack: bool = False
+    draft_dtype: str | None = None
+    threads: Threads = None
 
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
-        """Refuse options that conflict, before anything is loaded.
+        """Refuse options that conflict, before anything is loaded; set the number of threads.
 
         Without a pair, model and assistant and the options in ``others`` are required unless they are ``optional``.
         """
+        limit_threads(self.threads)
         named = {"--model": self.model, "--assistant": self.assistant, **(others or {})}
         if self.pair is not None and self.model is not None:
             raise LossyValueError(f"`--pair` {self.pair!r} brings its own models; leave out `--model`")
@@ -161,12 +171,14 @@ class ModelOptions:
             raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
-            raise LossyValueError(f"{' and '.join(missing)} has to be given, or `--pair arithmetic` instead")
+            has = "has" if len(missing) == 1 else "have"
+            raise LossyValueError(f"{' and '.join(missing)} {has} to be given, or `--pair arithmetic` instead")
         if self.pair is None and self.folder is not None:
             raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
 
     def load(self, task: Task | None = None) -> LoadedModels:
         """Load what the options name; ``task`` replaces the pair's."""
+        disable_progress_bar()
         loaded = self._load(task)
         if self.draft_dtype is not None and loaded.draft is not None:
             loaded = replace(loaded, draft=quantize_draft(loaded.draft, self.draft_dtype))
@@ -177,27 +189,27 @@ class ModelOptions:
 
     def _load(self, task: Task | None) -> LoadedModels:
         device = self.device or default_device()
-        if self.pair is not None:
-            one = "cpu" if device == "auto" else device
-            known = pairs.task_of(self.pair)
-            dtype = self.dtype or ("bfloat16" if known is None else "float32")
-            pair = pairs.load(self.pair, dtype=getattr(torch, dtype, "auto"), device=one, folder=self.folder)
-            draft, heads = pair.draft, pair.rule_heads
-            if self.assistant == "eagle3" and pair.eagle3 is not None:
-                draft = pair.eagle3
-            elif self.assistant is not None:
-                draft, heads = load_draft("--assistant", self.assistant, dtype, one), {}
-            if self.prompt_lookup is not None:
-                draft = None
+        if self.pair is None:
             return LoadedModels(
-                pair.target, draft, pair.tokenizer, task or pair.task, heads, draft_tokenizer=self._draft_tokenizer()
+                None if self.model is None else load_model("--model", self.model, self.dtype, device),
+                None if self.assistant is None else load_draft("--assistant", self.assistant, self.dtype, device),
+                pretrained("--model", self.model or self.assistant, AutoTokenizer),
+                task,
+                draft_tokenizer=self._draft_tokenizer(),
             )
+        one = "cpu" if device == "auto" else device
+        dtype = self.dtype and getattr(torch, self.dtype, "auto")
+        pair = pairs.load(self.pair, dtype=dtype, device=one, folder=self.folder)
+        draft, heads = pair.draft, pair.rule_heads
+        if self.assistant == "eagle3" and pair.eagle3 is not None:
+            draft = pair.eagle3
+        elif self.assistant is not None:
+            dtype = self.dtype or str(pair.target.dtype).removeprefix("torch.")
+            draft, heads = load_draft("--assistant", self.assistant, dtype, one), {}
+        if self.prompt_lookup is not None:
+            draft = None
         return LoadedModels(
-            None if self.model is None else load_model("--model", self.model, self.dtype, device),
-            None if self.assistant is None else load_draft("--assistant", self.assistant, self.dtype, device),
-            pretrained("--model", self.model or self.assistant, AutoTokenizer),
-            task,
-            draft_tokenizer=self._draft_tokenizer(),
+            pair.target, draft, pair.tokenizer, task or pair.task, heads, draft_tokenizer=self._draft_tokenizer()
         )
 
     def _draft_tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -208,12 +220,54 @@ class ModelOptions:
         except (OSError, ValueError):
             return None  # such a draft shares the target's
 
-    def load_for_task(self, task: Task | None, heads: Sequence[str]) -> LoadedModels:
-        """Load what the options name, and trained heads; a task is required."""
+    def load_for_task(self, task: Task | None) -> LoadedModels:
+        """Load what the options name; a task is required."""
         loaded = self.load(task)
         if loaded.task is None:
             raise LossyValueError(f"`--task` has to be given: the pair {self.pair!r} has none of its own")
-        return loaded.with_heads(heads, (loaded.target or loaded.draft).device)
+        return loaded
+
+
+@dataclass(frozen=True)
+class DecodingOptions(ModelOptions):
+    """The options of commands that decode by rules."""
+
+    folder: Folder = None
+    draft_dtype: DraftDtype = None
+    prepack: Prepack = False
+    head: Heads = None
+    gamma: Gamma = None
+    sample: Sample = False
+    temperature: Temperature = None
+    seed: Seed = None
+
+    def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
+        if self.temperature is not None and not self.sample:
+            raise LossyValueError(
+                f"`--temperature` {self.temperature} needs `--sample`; add it, or leave out the temperature"
+            )
+        super().check(others, optional)
+
+    @property
+    def drafted(self) -> int | str | None:
+        """How many tokens are drafted, where that is said."""
+        return None if self.gamma is None else read_gamma(self.gamma, "--gamma")
+
+    @property
+    def warmth(self) -> float | None:
+        """The temperature of draws where modes are compared; None for greedy decoding."""
+        return (0.9 if self.temperature is None else self.temperature) if self.sample else None
+
+
+def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Return the token ids of messages in the chat template, with the prompt for an answer."""
+    if not tokenizer.chat_template:
+        raise LossyValueError(
+            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use a chat model, or continue a text "
+            "by `lossy-assist generate` without `--chat`"
+        )
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def load_model(option: str, source: str, dtype: str | None, device: str) -> PreTrainedModel:
@@ -249,13 +303,15 @@ def default_device() -> str:
     return f"cuda:{this_process().local}" if torch.cuda.is_available() else "cpu"
 
 
-def head_sources(items: Sequence[str]) -> dict[str, str]:
-    """Read ``--head RULE=SOURCE``."""
-    sources = {}
-    for item in items:
+def read_heads(items: Sequence[str] | None) -> dict[str, Head]:
+    """Load the heads of ``--head SOURCE`` and ``--head RULE=SOURCE``, by rule."""
+    heads: dict[str, Head] = {}
+    for item in items or ():
         name, equals, source = item.partition("=")
-        if not equals or name not in REGISTRY or head_type(REGISTRY[name]) is None:
-            with_heads = [rule for rule in REGISTRY if head_type(REGISTRY[rule]) is not None]
-            raise LossyValueError(f"`--head` has to be RULE=SOURCE with RULE one of {with_heads}, but is {item!r}")
-        sources[name] = source
-    return sources
+        if equals and name.isidentifier():
+            check_name("RULE` of `--head", name, [x for x in REGISTRY if head_type(REGISTRY[x]) is not None], "rule")
+            heads[name] = place_rule_head(REGISTRY[name], source, "cpu")
+        else:
+            head = load_head(Head, item)
+            heads[head.config.rule] = head
+    return heads

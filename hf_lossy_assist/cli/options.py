@@ -1,44 +1,70 @@
-"""Options of several commands, and parsers of their values."""
+"""The options that commands share, each declared once, and parsers of their values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
-from transformers import GenerationConfig
 
-from ..acceptors import REGISTRY, describe
-from ..call.certificate import GENERATION_CONFIG
+from ..call.spelling import FORM
 from ..errors import LossyValueError
-from ..evaluation.modes import DecodingMode
 from ..pairs import NAMES
 from ..tasks.lookup import SHIPPED
 
 T = TypeVar("T", int, float)
 
-# `--help` joins the lines of a paragraph, so blank lines separate all.
-RULES = "\n\n".join(["The rules and their settings:", *map(describe, REGISTRY.values())]).replace("\n  ", "\n\n- ")
-"""All rules with settings, bounds and defaults, for the end of ``--help``."""
-
 PAIRS = ", ".join(NAMES)
+RULES = "`lossy-assist rules` lists the rules, and `lossy-assist rules NAME` a rule's settings."
+"""The end of the help of commands that take modes."""
+
 PairName = Annotated[str, typer.Option(help=f"The pair: {PAIRS}.")]
-PairInstead = Annotated[str | None, typer.Option(help=f"A pair ({PAIRS}) instead of --model and --assistant.")]
-TargetSource = Annotated[str | None, typer.Option(help="The target: a folder or a Hub id.")]
-DraftSource = Annotated[str | None, typer.Option(help="The draft: a folder, a Hub id, or eagle3 for a pair's head.")]
-Gamma = Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")]
-VllmPython = Annotated[Path | None, typer.Option(help="The interpreter of an environment with vLLM and this package.")]
+PairInstead = Annotated[
+    str | None, typer.Option("--pair", help=f"A pair ({PAIRS}) instead of --model and --assistant.")
+]
+TargetSource = Annotated[str | None, typer.Option("--model", help="The target: a folder or a Hub id.")]
+DraftSource = Annotated[
+    str | None, typer.Option("--assistant", help="The draft: a folder, a Hub id, or eagle3 for a pair's head.")
+]
+Folder = Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"] | None,
+    typer.Option(help="The weights' type; float32 with --pair arithmetic, else as stored."),
+]
+Where = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda:0, …, or auto to spread the models; a GPU if there is one.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
-Device = Annotated[str, typer.Option(help="Where both models run.")]
-Temperature = Annotated[float, typer.Option(help="Temperature, with --sample.")]
-GammaOrAuto = Annotated[str, typer.Option(help="Drafted tokens per round, or 'auto'.")]
-RuleHeads = Annotated[
-    list[str] | None, typer.Option(metavar="RULE=SOURCE", help="A trained head, e.g. judge=FOLDER. Repeatable.")
+DraftDtype = Annotated[
+    Literal["int8", "int4"] | None, typer.Option(help="Round the draft's weights; as --dtype by default.")
+]
+Prepack = Annotated[
+    bool, typer.Option("--prepack", help="Order bfloat16 or float32 weights for this CPU's kernels, once.")
+]
+PromptLookup = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Draft up to N tokens by prompt lookup, without a model.")
+]
+Mode = Annotated[str | None, typer.Option(metavar="MODE", help=f"{FORM}, or a calibrated folder; lossless by default.")]
+Modes = Annotated[
+    str | None,
+    typer.Option(metavar="MODE,…", help=f"Each plain, draft, stock, everything, {FORM}, or a calibrated folder."),
+]
+Gamma = Annotated[
+    str | None,
+    typer.Option("--gamma", "--num-assistant-tokens", metavar="N", help="Drafted tokens a round, or auto."),
+]
+Heads = Annotated[
+    list[str] | None,
+    typer.Option("--head", metavar="[RULE=]SOURCE", help="A trained head: a folder or a Hub id. Repeatable."),
 ]
 Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")]
-FirstSeed = Annotated[int, typer.Option(min=0, help="Seed of the first prompt; each further prompt adds one.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="Temperature of draws; 0.9 where modes are compared, else the model's own.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the first prompt; each further prompt adds one.")]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest response.")]
 PromptFile = Annotated[
     Path | None, typer.Option(help="One prompt a line; openings of stories, or the pair's problems, by default.")
 ]
@@ -48,29 +74,7 @@ TaskName = Annotated[
 ]
 TaskData = Annotated[str | None, typer.Option(help="A file for the task to read.")]
 TaskOptions = Annotated[list[str] | None, typer.Option(metavar="K=V", help="A setting of the task. Repeatable.")]
-PromptLookup = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Draft up to N tokens by prompt lookup, without a model."),
-]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"] | None,
-    typer.Option(help="The weights' type; float32 with --pair arithmetic, else as stored."),
-]
-DraftDtype = Annotated[
-    Literal["int8", "int4"] | None,
-    typer.Option(help="Round the draft's weights to int8 or int4; as --dtype by default."),
-]
-Prepack = Annotated[
-    bool, typer.Option("--prepack", help="Order bfloat16 or float32 weights for this CPU's kernels, once.")
-]
-Where = Annotated[str | None, typer.Option("--device", help="cpu, cuda:0, …, or auto to spread the models.")]
-RuleSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="K=V",
-        help="A setting, e.g. beta=0.2, or topk.k=2 among several rules; repeatable. Or a folder of `calibrate`.",
-    ),
-]
+VllmPython = Annotated[Path | None, typer.Option(help="The interpreter of an environment with vLLM and this package.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +95,6 @@ def numbers(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
         raise LossyValueError(f"`{option}` has to be numbers separated by commas, but is {text!r}") from None
 
 
-def parse_mode(value: str) -> str | list[str]:
-    names = [name.strip() for name in value.split(",")]
-    return names[0] if len(names) == 1 else names
-
-
 def parse_task_options(items: Sequence[str]) -> dict[str, str]:
     """Read ``K=V`` settings of a task.
 
@@ -111,20 +110,3 @@ def parse_task_options(items: Sequence[str]) -> dict[str, str]:
             raise LossyValueError(f"`--task-option` has to be KEY=VALUE, but is {item!r}")
         parsed[key] = value
     return parsed
-
-
-def stored(
-    mode: str | None, config: Sequence[str] | None, head: Any, gamma: Any = None
-) -> tuple[Any, dict[str, Any], Any, Any] | None:
-    """Return mode, settings, head and γ of the folder in ``--config``, or None if it holds settings.
-
-    The settings of a calibrated folder name its certificate, which refuses other models, heads and temperatures.
-    """
-    if config is None or len(config) != 1 or not (Path(config[0]) / GENERATION_CONFIG).is_file():
-        return None
-    for option, value in {"--mode": mode, "--head": head, "--num-assistant-tokens": gamma}.items():
-        if value is not None:
-            raise LossyValueError(f"`{option}` is set by the folder of `--config` {config[0]!r}; leave it out")
-    setting = DecodingMode.stored(config[0])
-    found = GenerationConfig.from_pretrained(config[0])
-    return setting.rule, dict(setting.settings), getattr(found, "lossy_head", None), setting.gamma

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..acceptors import REGISTRY, Acceptor, Setting, head_type, settings_of, summary_of
+from ..call.spelling import Spelling
 from ..gone import check_name
 
 READS = {
@@ -105,7 +107,7 @@ def _example(rule: type[Acceptor]) -> str:
     own = dict(rule.usual) or {x.name: x.default for x in settings_of(rule)[:1] if x.default is not None}
     head = head_type(rule) is not None
     python = [f'lossy_mode="{rule.name}"', *([f"lossy_config={own}"] if own else [])]
-    shell = [f"--mode {rule.name}", *(f"--config {key}={value}" for key, value in own.items())]
+    shell = [f"--mode {shlex.quote(str(Spelling(rule.name, own)))}"]
     return "\n".join(
         [
             f"target.generate(**inputs, assistant_model=draft, {', '.join(python + ['lossy_head=HEAD'] * head)})",

@@ -38,6 +38,7 @@ app = typer.Typer(
     add_completion=False,
     help="Train heads from labelled data.",
     no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Validation = Annotated[float, typer.Option(help="Share of the prompts that is kept for validation.")]

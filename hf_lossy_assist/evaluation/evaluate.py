@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .. import tasks
+from ..call.spelling import split
 from ..compat import ending_tokens
 from ..drafting.frequent_tokens import kept_tokens
 from ..errors import LossyValueError
@@ -240,7 +241,7 @@ def _check_count(name: str, value: Any) -> None:
 
 def named_modes(text: str, gamma: int | str = 5, temperature: float | None = None) -> list[DecodingMode]:
     """Read modes like :func:`~hf_lossy_assist.evaluation.modes.parse_modes`, but label each as it is written."""
-    names = [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in split(text, ",")]
     modes = parse_modes(text, gamma, temperature)
     return [replace(mode, label=name) for name, mode in zip(names, modes, strict=True)]
 

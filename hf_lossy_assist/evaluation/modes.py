@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..acceptors import REGISTRY, head_type
 from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
 from ..call.config import LossyConfig
+from ..call.spelling import Spelling, split
 from ..drafting.draft_length import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
 from ..errors import LossyValueError
@@ -67,6 +67,7 @@ class DecodingMode:
     temperature: float | None = None  # of sampling, with no other warper; None decodes greedily
     answers: str = "target"  # the model that generates
     engine: Engine | None = None  # what decodes, if not this process
+    head: Any = None  # ``lossy_head``, where the mode brings its own
 
     @classmethod
     def stock(cls, gamma: int | str, temperature: float | None = None, label: str = STOCK) -> DecodingMode:
@@ -81,12 +82,12 @@ class DecodingMode:
         if (Path(folder) / CERTIFICATE).is_file():
             settings["certificate"] = folder
         temperature = config.temperature if config.do_sample else None
-        return cls(folder, config.lossy_mode, settings, config.num_assistant_tokens, temperature)
+        head = getattr(config, "lossy_head", None)
+        return cls(folder, config.lossy_mode, settings, config.num_assistant_tokens, temperature, head=head)
 
     @property
     def rules(self) -> list[str]:
-        named = self.rule["all_of"] if isinstance(self.rule, Mapping) else self.rule or []
-        return [named] if isinstance(named, str) else list(named)
+        return [] if self.rule is None else Spelling(self.rule).names
 
     @property
     def config(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class DecodingMode:
 
     def check_heads(self, heads: Mapping[str, Head]) -> None:
         for rule in self.rules:
-            if head_type(REGISTRY[rule]) is not None and rule not in heads:
+            if head_type(REGISTRY[rule]) is not None and rule not in heads and self.head is None:
                 raise LossyValueError(
                     f"`modes` has {self.label!r}, which needs a head; give one for {rule!r} by `heads`"
                 )
@@ -139,7 +140,7 @@ class DecodingMode:
         elif self.gamma is not None:
             keywords["assistant_model"] = models.draft
         if self.rule is not None:
-            heads = {name: models.heads[name] for name in self.rules if name in models.heads}
+            heads = {name: models.heads[name] for name in self.rules if name in models.heads} or self.head
             keywords |= {
                 **({} if models.lookup else {"num_assistant_tokens": self.gamma}),
                 "lossy_config": {**self.settings, "seed": seed},
@@ -173,7 +174,7 @@ def usual_modes(
         for chosen in (rule.usual, *(variants or {}).get(name, ())):
             acceptor = LossyConfig.from_fields(name, dict(chosen), head).rule
             if name == "lossless" or not acceptor.is_lossless(temperature is not None):
-                label = ":".join([name, *(f"{key}={value}" for key, value in chosen.items() if variants)])
+                label = str(Spelling(name, chosen if variants else {}))
                 modes.append(DecodingMode(label, name, chosen, gamma, temperature))
     return modes
 
@@ -196,38 +197,8 @@ def _stock_draft_length(draft: PreTrainedModel, gamma: int) -> Iterator[None]:
         config.__dict__.update(before)
 
 
-def parse_config(items: Iterable[str], option: str = "--config") -> dict[str, Any]:
-    """Turn ``KEY=VALUE`` items into a ``lossy_config``; a value that is not JSON is a string.
-
-    Examples
-    --------
-    >>> parse_config(["beta=0.2", "criterion=naive", "topk.k=2"])
-    {'beta': 0.2, 'criterion': 'naive', 'topk': {'k': 2}}
-    """
-    parsed: dict[str, Any] = {}
-    for item in items:
-        path, equals, value = item.partition("=")
-        *rule, key = path.split(".")
-        if not equals or not key or len(rule) > 1:
-            raise LossyValueError(f"`{option}` has to be KEY=VALUE or RULE.KEY=VALUE, but is {item!r}")
-        settings = parsed.setdefault(rule[0], {}) if rule else parsed
-        try:
-            settings[key] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[key] = value
-    return parsed
-
-
-def parse_gamma(option: str, text: str) -> int | str:
-    if text == "auto":
-        return text
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise LossyValueError(f"`{option}` has to have a γ >= 1 or 'auto', but has {text!r}")
-    return int(text)
-
-
-def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -> list[DecodingMode]:
-    """Read modes separated by commas, each ``RULE[+RULE…][@GAMMA][:KEY=VALUE…]`` or a calibrated folder.
+def parse_modes(text: str, gamma: int | str | None, temperature: float | None = None) -> list[DecodingMode]:
+    """Read modes separated by commas: each a :class:`~hf_lossy_assist.call.spelling.Spelling`, or a calibrated folder.
 
     ``plain`` is the target alone, ``draft`` the draft alone, ``stock`` transformers' assisted generation;
     ``everything`` keeps every drafted token.
@@ -237,29 +208,25 @@ def parse_modes(text: str, gamma: int | str, temperature: float | None = None) -
     >>> [mode.label for mode in parse_modes("plain,stock,topk@8:k=3,topk+typical", 5)]
     ['target alone', 'stock assisted', 'topk@8:k=3', 'topk+typical']
     """
-    return [_mode(part.strip(), gamma, temperature) for part in text.split(",")]
+    return [_mode(part.strip(), gamma, temperature) for part in split(text, ",")]
 
 
-def _mode(text: str, gamma: int | str, temperature: float | None) -> DecodingMode:
+def _mode(text: str, gamma: int | str | None, temperature: float | None) -> DecodingMode:
     if (Path(text) / GENERATION_CONFIG).is_file():
         return DecodingMode.stored(text)
-    name, *settings = text.split(":")
-    name, at, own = name.partition("@")
-    if at:
-        gamma = parse_gamma("modes", own)
-    if settings and name in ("plain", "stock", "draft"):
+    spelt = Spelling.read(text, "modes")
+    name, own = spelt.mode, spelt.gamma
+    gamma = gamma if own is None else own
+    if name in ("plain", "stock", "draft") and spelt.config:
         raise LossyValueError(f"`modes` has to name {name!r} without settings, but is {text!r}")
     if name == "plain":
         return DecodingMode(TARGET_ALONE, temperature=temperature)
     if name == "stock":
-        return DecodingMode.stock(gamma, temperature, f"{STOCK}@{own}" if at else STOCK)
+        return DecodingMode.stock(gamma, temperature, STOCK if own is None else f"{STOCK}@{own}")
     if name == "draft":
         return DecodingMode(DRAFT_ALONE, temperature=temperature, answers="draft")
     if name == EVERYTHING:
-        keeps_all = {**parse_config(settings, "modes"), "threshold_single": 0}
-        return DecodingMode(text, "thresholds", keeps_all, gamma, temperature)
-    names = name.split("+")
-    for rule in names:
+        return DecodingMode(text, "thresholds", {**spelt.config, "threshold_single": 0}, gamma, temperature)
+    for rule in spelt.names:
         check_name("modes", rule, ["plain", "draft", "stock", EVERYTHING, *REGISTRY], "rule")
-    rule = names[0] if len(names) == 1 else names
-    return DecodingMode(text, rule, parse_config(settings, "modes"), gamma, temperature)
+    return DecodingMode(text, name, spelt.config, gamma, temperature)

@@ -24,7 +24,6 @@ from hf_lossy_assist.calibration.calibrating import write_card
 from hf_lossy_assist.call import certificate as certificates
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.cli.calibrate import outcome_table
-from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
@@ -405,10 +404,6 @@ def test_what_is_no_certificate_is_refused(source):
 
 
 def test_commands_take_the_folder(saved: Path):
-    mode, config, head, gamma = stored(None, [str(saved)], None)
-    assert (mode, config, head, gamma) == ("topk", {"k": 2, "certificate": str(saved)}, None, 5)
-    assert stored("topk", ["k=3"], None) is None
-    with pytest.raises(LossyValueError, match="`--mode`"):
-        stored("topk", [str(saved)], None)
     (named,) = parse_modes(str(saved), 8)
+    config = {"k": 2, "certificate": str(saved)}
     assert named.config == {"lossy_mode": "topk", "lossy_config": config, "num_assistant_tokens": 5}

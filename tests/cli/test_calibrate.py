@@ -38,7 +38,7 @@ def test_the_path_from_nothing_to_a_certified_run(bundled, tmp_path: Path):
     assert outcomes(certified) == ALL_CERTIFIED
     answered = (certified / "answers" / "results.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(answered) < 4 * 40, "it stops where the evidence is enough"
-    pair = ("--pair", "arithmetic", "--config", str(certified))
+    pair = ("--pair", "arithmetic", "--mode", str(certified))
     assert "certificate" in run("generate", *pair, "--sample", "2 + 2", status=2), (
         "it was certified for greedy decoding"
     )

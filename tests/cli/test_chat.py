@@ -49,23 +49,38 @@ def test_a_conversation(folder: Path):
 
 
 def test_modes_change_and_lossy_tokens_are_marked(folder: Path):
-    lines = ("Tom has 3 apples.", "/mode topk k=9999", "And Ada?", "/mode", "/mode topk q=1", "/mode", "And Bob?")
+    lines = ("Tom has 3 apples.", "/mode topk:k=9999", "And Ada?", "/mode", "/mode topk:q=1", "/mode", "And Bob?")
     shown = chat(folder, *lines, assisted=True, options=("--seed", "3")).stdout
     assert "Drafting by a draft model" in shown
     lossless, lossy, after_an_error = answers_in(shown)
     assert "«" not in lossless
     assert "«" in lossy
     assert "«" in after_an_error
-    assert shown.count("mode: topk seed=3 k=9999") == 3
+    assert shown.count("mode: topk:seed=3:k=9999") == 3
     assert "error: `lossy_config` key 'q' is unknown to the rule 'topk'" in shown
 
 
 def test_mistakes_are_answered_and_the_conversation_goes_on(folder: Path):
     result = chat(
-        folder, "/frobnicate", "/mode fsd", "Tom has 3 apples.", "/mode tpok", "/help", "", "/mode lossless", "Ada?"
+        folder,
+        "/frobnicate",
+        "/mode topk k=3",
+        "/mode fsd",
+        "Tom has 3 apples.",
+        "/mode tpok",
+        "/help",
+        "",
+        "/mode lossless",
+        "Ada?",
     )
     assert result.exit_code == 0, result.output
-    for message in ("but is '/frobnicate'", "draft's distribution", "did you mean 'topk'", "/reset"):
+    for message in (
+        "but is '/frobnicate'",
+        "a mode has no spaces",
+        "draft's distribution",
+        "did you mean 'topk'",
+        "/reset",
+    ):
         assert message in result.stdout
     assert len(answers_in(result.stdout)) == 1
 

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from benchmarks.bundled_pair.recipe import build_model, build_tokenizer
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.cli.conversation import Conversation, encode_conversation
+from hf_lossy_assist.cli.chat import Conversation
+from hf_lossy_assist.cli.models import encode_conversation
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
 from tests.tiny_pair import TEMPLATE, TINY
 

@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.dropout import head_inputs
-from hf_lossy_assist.cli.options import stored
 from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.models.lm_head_hook import AGREEMENT, DROPOUTS
 from tests.agreement import agreement
@@ -36,8 +35,7 @@ def test_the_largest_that_suits_all_prompts_is_stored_and_used(pair, tmp_path):
         assert all(agreement(head, all_of_them, 3, dropout) < AGREEMENT for dropout in larger)
 
     settings = {"dropout": found, "num_paths": 3}
-    assert stored(None, [str(tmp_path)], None) == ("dropmatch", settings, None, 7)
     (mode,) = parse_modes(str(tmp_path), 5)
     assert mode.config == {"lossy_mode": "dropmatch", "lossy_config": settings, "num_assistant_tokens": 7}
     given = ("generate", "--pair", "arithmetic", "--max-new-tokens", "12", "--stats")
-    assert "dropmatch" in run(*given, "--config", str(tmp_path))
+    assert "dropmatch" in run(*given, "--mode", str(tmp_path))

@@ -18,7 +18,7 @@ from hf_lossy_assist.cli import app
         ("evaluate --pair arithmetic --task gsm", "`--task` has to be one of"),
         ("evaluate --pair arithmetic --modes plain,plain", "`--modes` has to name every mode once"),
         ("generate --pair arithmetic --mode tpok", "`--mode` has to be one of"),
-        ("generate --pair arithmetic --mode topk --config K=1", "`--config` key 'K' is unknown"),
+        ("generate --pair arithmetic --mode topk:K=1", "`--mode` key 'K' is unknown"),
         ("generate --model M --assistant A --mode judge P", "`--head` has to be given for the rule 'judge'"),
         ("mine --pair arithmetic --task gsm8k --task-data /no --out OUT", "`--task-data` has to be"),
         ("mine --pair arithmetic --out OUT --split nonsense --num-prompts 1", "`--split` has to be one of"),

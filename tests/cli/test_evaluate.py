@@ -76,7 +76,7 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--modes", "plain,topl"), "`--modes` has to name ['plain',"),
+        (("--modes", "plain,topl"), "`--modes` has to be one of ['plain',"),
         (("--modes", "plain,dropmtch"), "did you mean 'dropmatch'"),
         (("--modes", "plain", "--reference", "lossless"), "`--reference` has to be one of the modes ['plain']"),
         (("--modes", "plain,plain"), "every mode once"),

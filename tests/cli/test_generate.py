@@ -87,7 +87,7 @@ def test_text_arrives_in_pieces(tiny_pair_folder):
 
 
 def test_statistics_are_printed_on_request(bundled):
-    printed = run_pair("--stats", "--mode", "topk", "--config", "k=2")
+    printed = run_pair("--stats", "--mode", "topk:k=2")
     for name in ("tokens per round", "mean accepted", "accepted only by the lossy rule", "seconds, drafting"):
         assert name in printed
     assert "(lossy)" in printed
@@ -96,15 +96,16 @@ def test_statistics_are_printed_on_request(bundled):
 
 
 def test_trees_are_asked_for_like_any_setting(bundled):
-    printed = run_pair("--stats", "--config", "tree.depth=3", "--config", "tree.top_k=2", "--config", "tree.nodes=5")
+    printed = run_pair("--stats", "--mode", "lossless:tree.depth=3:tree.top_k=2:tree.nodes=5")
     rounds, drafted = (int(re.search(rf"\b{name}[^\d\n]+(\d+)", printed)[1]) for name in ("rounds", "drafted"))
     assert rounds < drafted <= 5 * rounds
 
 
 def test_settings_reach_the_rule(bundled):
     # An untrained draft is hardly ever the target's first choice, but always among all its choices.
-    options = ("--show-acceptance", "--mode", "topk", "--num-assistant-tokens", "8")
-    marks = {k: run_pair(*options, "--config", f"k={k}").count("«") for k in (1, 9999)}
+    marks = {k: run_pair("--show-acceptance", "--mode", f"topk@8:k={k}").count("«") for k in (1, 9999)}
+    assert run_pair("--show-acceptance", "--mode", "topk:k=9999", "--gamma", "8").count("«") == marks[9999]
+    assert run_pair("--mode", "topk:k=9999", "--num-assistant-tokens", "8", "--show-acceptance").count("«") > 5
     assert marks[1] == 0
     assert marks[9999] > 5
 
@@ -168,13 +169,18 @@ def test_a_seed_makes_samples_repeat(bundled):
     ("arguments", "message"),
     [
         (["--pair", "arithmetic", "--mode", "topkk"], r"`--mode` has to be one of"),
-        (["--pair", "arithmetic", "--mode", "ears", "--config", "beta=2"], r"beta"),
-        (["--pair", "arithmetic", "--mode", "ears", "--config", "bta=0.1"], r"did you mean 'beta'"),
-        (["--pair", "arithmetic", "--config", "beta"], r"`--config` has to be KEY=VALUE"),
+        (["--pair", "arithmetic", "--mode", "ears:beta=2"], r"beta"),
+        (["--pair", "arithmetic", "--mode", "ears:bta=0.1"], r"did you mean 'beta'"),
+        (["--pair", "arithmetic", "--mode", "ears:beta"], r"`--mode` has to have settings KEY=VALUE"),
+        (["--pair", "arithmetic", "--mode", "topk,ears"], r"`--mode` has to be one mode.* write `topk\+ears`"),
+        (["--pair", "arithmetic", "--mode", "stock"], r"`--mode` has to name rules"),
+        (["--pair", "arithmetic", "--config", "k=3"], r"'--config' was removed"),
+        (["--pair", "arithmetic", "--head", "judge=x"], r"`--head` has to be .*'x'|neither a folder"),
+        (["--pair", "arithmetic", "--gamma", "none"], r"`--gamma` has to have"),
         (["--pair", "aritmetic"], r"did you mean 'arithmetic'"),
         (["--pair", "arithmetic", "--model", "x"], r"`--pair` 'arithmetic' brings its own models"),
         (["--temperature", "0.7", "--pair", "arithmetic"], r"`--temperature` 0.7 needs `--sample`"),
-        (["--model", "x"], r"`--assistant` and `PROMPT` has to be given"),
+        (["--model", "x"], r"`--assistant` and `PROMPT` have to be given"),
         (["--model", "/no/such", "--assistant", "/no/such", "p"], r"`--model` has to be .*'/no/such'"),
     ],
 )

@@ -24,8 +24,17 @@ def headings(path: Path) -> list[str]:
 
 def test_modes_of_the_pair_stand_side_by_side(bundled, tmp_path: Path):
     out = tmp_path / "page.html"
-    modes = [option for mode in ("plain", "topk@4:k=3", "topk+typical") for option in ("--mode", mode)]
-    result = run("--pair", "arithmetic", *modes, "--max-new-tokens", "12", "--out", str(out), PROMPT)
+    result = run(
+        "--pair",
+        "arithmetic",
+        "--modes",
+        "plain,topk@4:k=3,topk+typical",
+        "--max-new-tokens",
+        "12",
+        "--out",
+        str(out),
+        PROMPT,
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout == f"written: {out}\n"
     assert headings(out) == ["target alone", "topk@4:k=3", "topk+typical"]
@@ -41,7 +50,7 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
     result = run(*models, "--max-new-tokens", "8", "--sample", "--seed", "3", "--out", str(out), PROMPT)
     assert result.exit_code == 0, result.output
     assert headings(out) == ["lossless"]
-    refused = run(*models, "--head", head, "--mode", "judge", "--out", str(out), PROMPT)
+    refused = run(*models, "--head", head, "--modes", "judge", "--out", str(out), PROMPT)
     assert refused.exit_code == 2
     assert "judge" in refused.stderr
 
@@ -49,9 +58,10 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pair", "arithmetic", "--mode", "topkk", "--out", "x.html"], "topkk"),
+        (["--pair", "arithmetic", "--modes", "topkk", "--out", "x.html"], "topkk"),
         (["--pair", "arithmetic", "--out", "/no/such/folder/x.html"], "`--out` has to be a file in an existing folder"),
-        (["--model", "x", "--out", "x.html"], "`--assistant` and `PROMPT` has to be given"),
+        (["--model", "x", "--out", "x.html"], "`--assistant` and `PROMPT` have to be given"),
+        (["--pair", "arithmetic", "--mode", "topk", "--out", "x.html"], "name all modes in one option"),
         (["--pair", "arithmetic", "--gamma", "none", "--out", "x.html"], "`--gamma` has to have"),
     ],
 )

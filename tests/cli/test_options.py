@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import pytest
 import typer
 from typer.testing import CliRunner
 
-from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.cli.console import flattened
-from hf_lossy_assist.cli.options import TrainOptions, parse_mode
-from hf_lossy_assist.evaluation.modes import parse_config, parse_modes
+from hf_lossy_assist.cli.options import TrainOptions
+from hf_lossy_assist.evaluation.modes import parse_modes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,26 +54,3 @@ def test_baselines():
     draft, everything = parse_modes("draft,everything@7", 5, 0.5)
     assert (draft.answers, draft.gamma, draft.temperature) == ("draft", None, 0.5)
     assert (everything.label, everything.rule, everything.gamma) == ("everything@7", "thresholds", 7)
-
-
-def test_modes_are_one_or_several():
-    assert parse_mode("ears") == "ears"
-    assert parse_mode("topk, dropmatch") == ["topk", "dropmatch"]
-
-
-def test_settings_are_json_where_they_can_be():
-    items = ["beta=0.2", "criterion=naive", "seed=3", "require_lossless=true", "topk.k=2", "x=a=b"]
-    assert parse_config(items) == {
-        "beta": 0.2,
-        "criterion": "naive",
-        "seed": 3,
-        "require_lossless": True,
-        "topk": {"k": 2},
-        "x": "a=b",
-    }
-
-
-@pytest.mark.parametrize("item", ["beta", "=1", "a.b.c=1", "topk.=1"])
-def test_settings_without_a_key_are_an_error(item):
-    with pytest.raises(LossyValueError, match=r"`--config` has to be KEY=VALUE"):
-        parse_config([item])
