@@ -208,7 +208,7 @@ def growth_bound(own: Any, reference: Any, limit: int, confidence: float = 0.95)
 
 
 def _least(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Bisect for the least number from which on a statement holds; ``high`` if there is none."""
+    """Return, by bisection, the least number for which a statement holds; ``high`` if there is none."""
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)

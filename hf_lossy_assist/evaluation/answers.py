@@ -54,9 +54,8 @@ def by_mode(answers: Iterable[Answer]) -> dict[str, dict[int, Answer]]:
 class AnswerStore:
     """Answers by mode and problem; with a folder, each is on disk before the next is made.
 
-    ``plan`` has what the answers depend on. In a folder with answers of another plan, a store refuses to open, but for
-    three things that may be added to: the modes, the problems, and the runs. Several processes may have a folder's
-    store open.
+    ``plan`` names everything that the answers depend on. Opening a folder raises if its plan differs. Only modes,
+    problems and runs may be added. Several processes may have a folder's store open.
     """
 
     def __init__(self, folder: Path | None = None, plan: Mapping[str, Any] | None = None) -> None:
@@ -79,7 +78,7 @@ class AnswerStore:
                 append_lines(self.folder / RESULTS, map(asdict, answers))
 
     def refresh(self) -> None:
-        """Read the folder, which other processes may have added to."""
+        """Read the folder again: other processes may have added answers."""
         if self.folder is not None:
             with self._lock:
                 self.known |= {(answer.mode, answer.id): answer for answer in _answers(self.folder)}

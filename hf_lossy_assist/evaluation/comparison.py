@@ -79,7 +79,7 @@ def run_comparison(
 
 
 def texts_of(responses: Iterable[Response]) -> list[list[int]]:
-    """Return what was generated for every prompt, as token ids."""
+    """Return the generated token ids of every prompt."""
     return [row.tolist() for response in responses for row in response.rows]
 
 

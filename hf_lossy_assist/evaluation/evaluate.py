@@ -346,7 +346,7 @@ def evaluate(
 
 
 def _model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
-    """Say how models were made cheaper, which their identities do not tell."""
+    """Return the changes that made the models cheaper; their identities do not tell."""
     changes: dict[str, Any] = {"prepacked": is_prepacked(target) or None}
     if draft is not None:
         changes |= {"draft_dtype": dtype_of(draft), "draft_tokens": kept_tokens(draft)}

@@ -94,7 +94,7 @@ def reset_peak_memory(device: torch.device, process: Path = _PROCESS) -> None:
 
 
 def peak_memory(device: torch.device, process: Path = _PROCESS) -> int:
-    """Return bytes: what torch has allocated on a GPU, else the process's resident set, weights included."""
+    """Return the peak in bytes, weights included: torch's allocations on a GPU, else the process's resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if (status := process / "status").exists():

@@ -1,4 +1,4 @@
-"""Measured rows on disk, with what it takes to measure them again."""
+"""Measured rows on disk, and their origin: versions, command line and machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
 
 
 def _command_line(started: list[str], arguments: list[str]) -> list[str]:
-    """Return what a user would type: the package's command or the module that was run, and the arguments."""
+    """Return the command line as a user would type it, with the package's command or the module that was run."""
     *before, program = started[: len(started) - len(arguments)]
     is_study = before[-1:] == ["-m"] and program != "hf_lossy_assist"
     return [*(["python", "-m", program] if is_study else ["lossy-assist"]), *arguments]

@@ -33,7 +33,7 @@ class Ending:
         return {"stop_strings": list(self.strings), "tokenizer": self.tokenizer}
 
     def cut(self, tokens: Tensor) -> Tensor:
-        """Return the tokens up to the first with which their text has one of the strings."""
+        """Return the tokens up to the first that completes one of the strings in their text."""
 
         def ended(count: int) -> bool:
             text = self.tokenizer.decode(tokens[:count])

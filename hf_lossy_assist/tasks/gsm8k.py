@@ -36,7 +36,7 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _MARKER = re.compile(r"#{4}|\banswer\s*(?:is|:|=)", re.IGNORECASE)
-# Python refuses to read very long numbers, which a model may write that repeats one digit.
+# A model that repeats one digit may write a number that is too long for Python to read.
 _MAX_DIGITS = 1000
 
 

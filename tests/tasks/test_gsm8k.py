@@ -181,50 +181,32 @@ def test_without_data_and_network_the_remedy_is_named(monkeypatch):
         GSM8K().examples("test", 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("#### 18", "18"),
-        ("The answer is 1,000.00", "1000"),
-        ("The answer is $1,000.00.", "1000"),
-        ("It costs $5.", "5"),
-        ("-$5", "-5"),
-        ("$-5", "-5"),
-        (r"\$5", "5"),
-        ("€ 5", "5"),
-        ("The answer is 50 %.", "50"),
-        ("50%", "50"),
-        ("18.", "18"),
-        ("18.50", "18.5"),
-        (".5", "0.5"),
-        ("007", "7"),
-        ("-0", "0"),
-        ("−7", "-7"),
-        ("10-5", "5"),
-        ("10 - 5", "5"),
-        ("(2)-5", "5"),
-        ("x = -5", "-5"),
-        ("3/4", "0.75"),
-        ("1/3", "1/3"),
-        ("2/6", "1/3"),
-        ("5/0", "5"),
-        ("12,345,678.90", "12345678.9"),
-        ("1,2,3", "3"),
-        (r"\boxed{18}", "18"),
-        ("**18**", "18"),
-        ("The answer is **$1,234**.", "1234"),
-        ("3 + 4 = 7", "7"),
-        ("The final answer is 5, because 2 + 3.", "5"),
-        ("The answer is 3. No: the answer is 4. That took 2 tries.", "4"),
-        ("Answer: 6 (of 10)", "6"),
-        ("I get 8, so the answer is", "8"),
-        ("#### 1,080\n", "1080"),
-        ("٣ x²", None),
-        ("The answer is unknown", None),
-        ("", None),
-    ],
-)
-def test_final_number(text, number):
+NUMBERS = {
+    "18": ("#### 18", "18.", r"\boxed{18}", "**18**"),
+    "1000": ("The answer is 1,000.00", "The answer is $1,000.00."),
+    "5": ("It costs $5.", r"\$5", "€ 5", "10-5", "10 - 5", "(2)-5", "5/0", "The final answer is 5, because 2 + 3."),
+    "-5": ("-$5", "$-5", "x = -5"),
+    "50": ("The answer is 50 %.", "50%"),
+    "18.5": ("18.50",),
+    "0.5": (".5",),
+    "7": ("007", "3 + 4 = 7"),
+    "0": ("-0",),
+    "-7": ("−7",),
+    "0.75": ("3/4",),
+    "1/3": ("1/3", "2/6"),
+    "12345678.9": ("12,345,678.90",),
+    "3": ("1,2,3",),
+    "1234": ("The answer is **$1,234**.",),
+    "4": ("The answer is 3. No: the answer is 4. That took 2 tries.",),
+    "6": ("Answer: 6 (of 10)",),
+    "8": ("I get 8, so the answer is",),
+    "1080": ("#### 1,080\n",),
+    None: ("٣ x²", "The answer is unknown", ""),
+}
+
+
+@pytest.mark.parametrize(("number", "text"), [(number, text) for number, texts in NUMBERS.items() for text in texts])
+def test_final_number(number, text):
     assert final_number(text) == number
 
 

@@ -33,7 +33,7 @@ class ProgramReport:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Runs untrusted programs; SECURITY.md says what it promises.
+    """Runs untrusted programs; SECURITY.md lists the promises and their limits.
 
     A program and its tests run in two processes, isolated by `bwrap`. The tests call the program's function over a
     socket with copies of plain data (numbers, texts, bytes, lists, tuples, sets, dictionaries, ranges, iterators), so
