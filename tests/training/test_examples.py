@@ -1,32 +1,131 @@
-"""Data from which no head can be trained are refused."""
+"""Labelled states: mined data, good and bad, and data from which no head can be trained."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.training.examples import check
-from tests.training.synthetic import judged
+from hf_lossy_assist.training.examples import check, read_judged, read_ratios
+from tests.training.synthetic import DRAFT, TARGET, judged, ratios, write_judged, write_ratios
 
 
-def test_no_tokens():
-    with pytest.raises(LossyValueError, match="has none"):
-        check(judged().where(np.zeros(600, bool)))
+def by_prompt(examples):
+    """Shards come in an order of their own; within a prompt, tokens do not."""
+    order = np.argsort(examples.prompts, kind="stable")
+    return {name: state[order] for name, state in examples.states.items()}, examples.labels[order], order
 
 
-@pytest.mark.parametrize(("label", "name"), [(True, "important"), (False, "unimportant")])
-def test_one_class(label, name):
-    examples = judged()
-    with pytest.raises(LossyValueError, match=f"all of its 600 tokens are {name}"):
-        check(replace(examples, labels=np.full(600, label)))
+def test_what_was_written_is_read(tmp_path):
+    examples = judged(prompts=20)
+    found = read_judged(write_judged(tmp_path, examples))
+    states, labels, _ = by_prompt(found.examples)
+    assert list(states) == ["target_previous", "target_draft", "draft_previous", "draft_draft"]
+    for name, state in states.items():
+        assert state.dtype == np.float32
+        assert (state == examples.states[name]).all()
+    assert (labels == examples.labels).all()
+    assert (np.sort(found.examples.prompts) == examples.prompts).all()
+    assert found.folds is None
+    assert (found.origin.target, found.origin.draft, found.origin.task) == (TARGET, DRAFT, "arithmetic")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    ordered = json.dumps(manifest, sort_keys=True, ensure_ascii=False)
+    assert found.origin.data["sha256"] == hashlib.sha256(ordered.encode()).hexdigest()
+    assert found.origin.data["tokens"] == 100
 
 
-def test_one_prompt():
-    with pytest.raises(LossyValueError, match="all 600 are of one"):
-        check(replace(judged(), prompts=np.zeros(600, int)))
+def test_folds_are_those_of_the_prompts(tmp_path):
+    found = read_judged(write_judged(tmp_path, judged(prompts=20), folds=4), ["target_draft"])
+    assert list(found.examples.states) == ["target_draft"]
+    assert (found.folds == (found.examples.prompts // 7) % 4).all()
+    more = write_judged(tmp_path / "more", judged(prompts=20, extra=("target_target",)))
+    assert "target_target" in read_judged(more).examples.states
+
+
+def test_ratios(tmp_path):
+    data = ratios(prompts=20)
+    found, origin = read_ratios(write_ratios(tmp_path, data))
+    order = np.argsort(found.prompts, kind="stable")
+    assert origin.draft == DRAFT
+    for position, state in found.states.items():
+        assert (state[order] == data.states[position]).all()
+    np.testing.assert_allclose(found.p[order], data.p, rtol=1e-6)
+    np.testing.assert_allclose(found.q[order], data.q, rtol=1e-6)
+    assert found.kinds[order].tolist() == data.kinds.tolist()
+    only, _ = read_ratios(tmp_path, ["token"])
+    assert list(only.states) == ["token"]
+
+
+def test_folders_of_something_else(tmp_path):
+    with pytest.raises(LossyValueError, match=r"there is no folder '.*nowhere'"):
+        read_judged(tmp_path / "nowhere")
+    with pytest.raises(LossyValueError, match=r"manifest\.json"):
+        read_judged(tmp_path)
+    write_judged(tmp_path / "judge", judged(prompts=4))
+    write_ratios(tmp_path / "ratio", ratios(prompts=4))
+    with pytest.raises(LossyValueError, match=r"'ratio', but .* 'judge'; use `lossy-assist train judge`"):
+        read_ratios(tmp_path / "judge")
+    with pytest.raises(LossyValueError, match=r"'judge', but .* 'ratio'; use `lossy-assist train verifier`"):
+        read_judged(tmp_path / "ratio")
+
+
+def test_prompts_without_labels(tmp_path):
+    folder = write_judged(tmp_path, judged(prompts=4), shards=1)
+    (path,) = folder.glob("tokens-*.parquet")
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    with pytest.raises(LossyValueError, match="none of the 4 prompts"):
+        read_judged(folder)
+
+
+def test_states_that_were_not_mined(tmp_path):
+    examples = judged(prompts=4)
+    write_judged(tmp_path, examples.only(["target_draft"]))
+    with pytest.raises(LossyValueError, match=r"\['draft_draft'\].* mined with \['target_draft'\] only"):
+        read_judged(tmp_path, ["target_draft", "draft_draft"])
+
+
+def test_rows_of_different_lengths(tmp_path):
+    examples = judged(prompts=4)
+    ragged = [*examples.states["target_draft"][1:], np.zeros(3, np.float32)]
+    write_judged(tmp_path, replace(examples, states={"target_draft": ragged}))
+    with pytest.raises(LossyValueError, match="'target_draft'"):
+        read_judged(tmp_path)
+
+
+def test_a_target_behind_an_api(tmp_path):
+    write_judged(tmp_path, judged(prompts=4), target=None)
+    with pytest.raises(LossyValueError, match=r"has to name the target.*`--model`"):
+        read_judged(tmp_path)
+    assert read_judged(tmp_path, target=DRAFT).origin.target == DRAFT
+    write_judged(tmp_path / "named", judged(prompts=4))
+    with pytest.raises(LossyValueError, match=r"`--model` is for data without a target, but .* has 'org/large'"):
+        read_judged(tmp_path / "named", target=DRAFT)
+
+
+def test_probabilities_that_are_none(tmp_path):
+    data = ratios(prompts=4)
+    data.q[3] = np.nan
+    with pytest.raises(LossyValueError, match="column 'q' has NaN or infinite values in 1 of 20"):
+        read_ratios(write_ratios(tmp_path, data))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.where(np.zeros(600, bool)), "has none"),
+        (lambda data: replace(data, labels=np.full(600, True)), "all of its 600 tokens are important"),
+        (lambda data: replace(data, labels=np.full(600, False)), "all of its 600 tokens are unimportant"),
+        (lambda data: replace(data, prompts=np.zeros(600, int)), "all 600 are of one"),
+    ],
+)
+def test_data_that_can_not_be_split(change, message: str):
+    with pytest.raises(LossyValueError, match=message):
+        check(change(judged()))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -14,7 +14,15 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.heads.repository import ROC
-from hf_lossy_assist.training.judge_training import JudgeSettings, best, train_judge, train_judges_by_fold
+from hf_lossy_assist.training.judge_training import (
+    JudgeSettings,
+    best,
+    compare,
+    count,
+    train_judge,
+    train_judges_by_fold,
+    variants,
+)
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]
@@ -83,6 +91,9 @@ def test_figures_and_origin_are_in_the_configuration():
     assert config.metrics["important_share"] == pytest.approx(0.3, abs=0.06)
     assert config.metrics["validation_prompts"] == 12
     assert not set(trained.train.prompts) & set(trained.validation.prompts)
+    again, other = (train_judge(judged(), origin, JudgeSettings(seed=seed)).head for seed in (4, 5))
+    assert torch.equal(again.weight, trained.head.weight)
+    assert not torch.equal(other.weight, trained.head.weight)
 
 
 def test_the_origin_names_no_folders_of_the_machine(monkeypatch):
@@ -97,12 +108,6 @@ def test_the_origin_names_no_folders_of_the_machine(monkeypatch):
         "settings": {"task_data": "train.jsonl", "split": "train"},
         "runs": [{"argv": bare}],
     }
-
-
-def test_the_same_seed_gives_the_same_head():
-    first, second, third = (train_judge(judged(), ORIGIN, JudgeSettings(seed=s)).head for s in (0, 0, 1))
-    assert torch.equal(first.weight, second.weight)
-    assert not torch.equal(first.weight, third.weight)
 
 
 def test_a_saved_head_has_a_curve_and_comes_back(tmp_path):
@@ -167,8 +172,28 @@ def test_folds_of_one_class_cannot_be_measured():
     examples.labels[:] = examples.prompts % 2 == 0
     with pytest.raises(LossyValueError, match=r"`folds`|`data`"):
         train_judges_by_fold(examples, (examples.prompts % 2).astype(int), ORIGIN)
-
-
-def test_one_fold_is_none():
     with pytest.raises(LossyValueError, match=r"`folds` .* \[3\]"):
         train_judges_by_fold(judged(), np.full(600, 3), ORIGIN)
+
+
+def test_classifiers_and_states_are_compared_on_one_split():
+    examples, settings = judged(prompts=60), JudgeSettings(models="both", strengths=(0.001, 1.0))
+    rows = list(compare(examples, settings))
+    assert len(rows) == count(list(examples.states), settings) == 2 + 2 + 9
+    assert [row.classifier.split(",")[0] for row in rows[:4]] == [
+        "logistic regression", "logistic regression", "random forest", "MLP",
+    ]  # fmt: skip
+    by_states = {(row.models, row.positions): row for row in rows[4:]}
+    assert set(by_states) == {(m, p) for m in ("target", "draft", "both") for p in ("previous", "draft", "both")}
+    trained = train_judge(examples, ORIGIN, settings)
+    assert by_states["both", "draft"].validation_auc == pytest.approx(trained.head.config.metrics["auc"], abs=1e-3)
+    assert max(row.validation_auc for row in rows[:2]) == by_states["both", "draft"].validation_auc
+    # The states that know more are ranked higher, and forests learn their training set by heart.
+    assert by_states["target", "draft"].validation_auc > by_states["target", "previous"].validation_auc
+    assert rows[2].train_auc > rows[1].train_auc
+
+
+def test_states_of_the_targets_token_are_compared_where_they_were_mined():
+    found = variants([f"{model}_{token}" for model in ("target", "draft") for token in ("previous", "draft", "target")])
+    assert len(found) == 15
+    assert found[-1][-1] == ("target_draft", "target_target", "draft_draft", "draft_target")

@@ -112,13 +112,10 @@ def test_one_curve_for_each_lambda(trained, tmp_path):
     assert torch.equal(head.weight, trained.head.weight)
 
 
-def test_a_lambda_that_accepts_everything_has_no_curve():
-    settings = VerifierSettings(ratio=1.0, position="token", descent=QUICK)
-    trained = train_verifier(ratios(), ORIGIN, settings, curve_ratios=(1.0, 1000.0))
-    assert list(trained.by_ratio) == [1.0]
-
-
 def test_one_class_is_no_data():
+    settings = VerifierSettings(ratio=1.0, position="token", descent=QUICK)
+    trained = train_verifier(ratios(), ORIGIN, settings, curve_ratios=(1.0, 1000.0))  # which accepts everything
+    assert list(trained.by_ratio) == [1.0]
     data = ratios()
     with pytest.raises(LossyValueError, match="all of its 600 tokens are acceptable"):
         train_verifier(replace(data, p=data.q), ORIGIN)
