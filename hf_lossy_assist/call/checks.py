@@ -14,9 +14,9 @@ from ..acceptors import Acceptor
 from ..decoding.outputs import OUTPUTS
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
-from ..models.prepared import Prepared
 from .config import LossyConfig
 from .drafter_choice import DrafterChoice
+from .prepared import Prepared
 
 
 def check_decoding(mode: Any, explicit: Callable[[str], Any]) -> None:

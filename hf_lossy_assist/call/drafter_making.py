@@ -27,9 +27,9 @@ from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..drafting.unverified import UNVERIFIED_DRAFTERS
 from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..models.prepared import Prepared
 from ..models.runner import ModelRunner
 from .drafter_choice import DrafterChoice
+from .prepared import Prepared
 
 _TREES = {TreeConfig: TreeDrafter, DrawnTreeConfig: DrawnTreeDrafter}
 _EAGLE3_TREES = {TreeConfig: Eagle3TreeDrafter, DrawnTreeConfig: Eagle3DrawnTreeDrafter}
@@ -132,7 +132,8 @@ class DrafterMaker:
                     choice.assistant_model, length, translation=choice.translation, prompt=row.ids, **settings
                 )
             vocabulary = vocabulary_of(choice.target, choice.assistant_model)
-            return EncoderDecoderDrafter(choice.assistant_model, length, call=row, vocabulary=vocabulary, **settings)
+            settings |= {"ids": row.ids, "inputs": row.inputs, "encoder_input": row.encoder_input}
+            return EncoderDecoderDrafter(choice.assistant_model, length, vocabulary=vocabulary, **settings)
         if drafter is None:
             config = copy.deepcopy(row.config)
             config.update(**choice.options, assistant_early_exit=None, num_assistant_tokens=choice.num_assistant_tokens)

@@ -20,7 +20,6 @@ from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
-from ..models.prepared import Prepared
 from ..models.processing import row_aligned
 from ..models.target import Target, TargetReader
 from .checks import (
@@ -36,6 +35,7 @@ from .checks import (
 from .config import FIELDS, LossyConfig
 from .drafter_choice import DrafterChoice
 from .drafter_making import DrafterMaker
+from .prepared import Prepared
 from .row_by_row import decode_row_by_row
 from .runner_choice import choose_runners
 

@@ -14,7 +14,7 @@ from ..core.statistics import LossyStats, joined
 from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, side_by_side
 from ..decoding.progress import Progress
-from ..models.prepared import Prepared
+from .prepared import Prepared
 
 _PER_TOKEN = (
     "scores", "logits", "hidden_states", "attentions", "decoder_hidden_states", "decoder_attentions",

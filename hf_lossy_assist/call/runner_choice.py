@@ -12,15 +12,16 @@ from ..acceptors import Acceptor
 from ..compat import belongs_to_user
 from ..drafting.model import mask_of
 from ..errors import LossyUnsupportedError, warn_once
-from ..models.prepared import Prepared
+from ..models.prepacked import is_prepacked
+from ..models.quantised import dtype_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
-from ..models.static.cache_slot import StaticCacheSlot, rewinds, take_slot
+from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewinds, take_slot
 from ..models.static.compiled_forward import forget
 from ..models.static.decoder_forward import path_to_decoder
 from ..models.static.runner import StaticCacheRunner
-from ..models.static.support import obstacle_to_compiling, obstacle_to_inputs, obstacle_to_static
 from .drafter_choice import DrafterChoice
+from .prepared import Prepared
 
 _ANY_WIDTH = (8, 16, 40)
 # After a draft that was kept whole, a round's first forward is over two tokens; all others are over one.
@@ -109,7 +110,7 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
         return "its sliding windows can't be rolled back by position"
     if call.batch > 1 and path_to_decoder(model) is None:
         return f"the decoder of {type(model).__name__} is no module of its own, so its rows can't be filled up"
-    return obstacle_to_static(model) or obstacle_to_inputs(call)
+    return _obstacle_to_static(model) or _obstacle_to_inputs(call)
 
 
 def _verified_widths(choice: DrafterChoice) -> tuple[int, ...]:
@@ -132,7 +133,7 @@ def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticCacheRu
 
 def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> Callable[[], ModelRunner] | None:
     """Return what makes the draft model's compiled runner; None where it drafts on a dynamic cache."""
-    obstacle = obstacle_to_static(model)
+    obstacle = _obstacle_to_static(model)
     if model.get_input_embeddings() is target.get_input_embeddings():
         obstacle = "the draft is a part of the target, and new in every call"
     if obstacle is None:
@@ -148,7 +149,7 @@ def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> C
 
 def _compile(runner: StaticCacheRunner, widths: tuple[int, ...], call: Prepared) -> str | None:
     """Compile a model's forwards; return why that is impossible, if it is."""
-    if (obstacle := obstacle_to_compiling(runner.model)) is not None:
+    if (obstacle := _obstacle_to_compiling(runner.model)) is not None:
         return obstacle
     if runner.slot.filled:
         return f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
@@ -165,3 +166,49 @@ def _compile(runner: StaticCacheRunner, widths: tuple[int, ...], call: Prepared)
 def _say(static: bool, obstacle: str) -> None:
     what = "a static cache" if static else "`compile` in `lossy_config`"
     warn_once(f"{what} has no effect here: {obstacle}. Decoding goes on without it.")
+
+
+def _obstacle_to_static(model: PreTrainedModel) -> str | None:
+    """Say why a model can't run on a static cache; None where it can."""
+    name = type(model).__name__
+    attention = compat.attention_of(model)
+    if attention not in compat.MASKED_ATTENTION:
+        return f"{attention!r} attention looks at empty slots of a static cache; load {name} with 'sdpa'"
+    if not compat.supports_static_cache(model):
+        return f"{name} does not support static caches"
+    for parameter in ("position_ids", "logits_to_keep"):
+        if not compat.forward_accepts(model, parameter):
+            return f"the forward of {name} takes no `{parameter}`"
+    if not rewinds(cache := new_static_cache(model, 8)):
+        kinds = sorted({type(layer).__name__ for layer in cache.layers})
+        return f"{name} has layers that can't be rolled back by position ({', '.join(kinds)})"
+    return None
+
+
+def _obstacle_to_inputs(call: Prepared) -> str | None:
+    """Say which option or input of a call static caches do not support; None if they support all."""
+    for name in compat.WHOLE_OUTPUTS:
+        if getattr(call.config, name, False):
+            return f"`{name}` is set"
+    for name, value in call.inputs.items():
+        if name not in compat.TEXT_INPUTS and value is not None and value is not False:
+            return f"the model has the input `{name}`"
+    positions = call.inputs.get("position_ids")
+    return None if positions is None or positions.shape == call.ids.shape else "its positions are not one per token"
+
+
+def _obstacle_to_compiling(model: PreTrainedModel) -> str | None:
+    """Say why a model on a static cache can't be compiled; None where it can."""
+    name = type(model).__name__
+    if (quantizer := getattr(model, "hf_quantizer", None)) is not None and not quantizer.is_compileable:
+        return f"the quantisation of {name} can't be compiled"
+    if (rounded := dtype_of(model)) is not None:
+        return f"the kernels that {name} was quantised to {rounded} for can't be compiled"
+    if is_prepacked(model):
+        return f"{name} is prepacked, which does as much for it on a CPU"
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if len(places) > 1 and places & {"cpu", "disk"}:
+        return f"parts of {name} are offloaded"
+    if "forward" in vars(model) or "forward" in vars(model.get_decoder()):
+        return f"the forward of {name} has been replaced, as accelerate's hooks do"
+    return None

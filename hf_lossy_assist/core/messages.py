@@ -10,11 +10,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import CausalLMOutput
 
 from .shapes import Chain, Shape
 from .texts import RowShift
@@ -143,7 +143,7 @@ class TargetOutput:
         if weights is not None:
             weights = tuple(along_path(along_path(layer, path, nodes, 2), path, nodes, 3) for layer in weights)
         return TargetOutput(
-            CausalLMOutput(hidden_states=states, attentions=weights),
+            SimpleNamespace(hidden_states=states, attentions=weights),
             None if raw is None else along_path(raw, path, nodes),
         )
 

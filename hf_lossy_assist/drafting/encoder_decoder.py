@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -18,7 +20,6 @@ from ..compat import (
     generation_accepts,
 )
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..models.prepared import Prepared
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from .draft_length import DraftLength
 from .model import ModelDrafter
@@ -36,27 +37,36 @@ def check_encoder_decoder_draft(target: PreTrainedModel, draft: PreTrainedModel)
 class EncoderDecoderDrafter(ModelDrafter):
     """Drafts with a decoder that attends to an encoder's states: its own encoder's, or the target's where it has none.
 
-    Drafts for one sequence. Distil-Whisper's decoder, loaded as a ``WhisperForCausalLM``, shares the target's encoder.
+    Drafts for one sequence, whose prompt is ``ids`` ``(1, L)``; ``inputs`` are the target's other inputs, and
+    ``encoder_input`` is its encoder's, if the caller gave it. Distil-Whisper's decoder, loaded as a
+    ``WhisperForCausalLM``, shares the target's encoder.
     """
 
     def __init__(
-        self, model: PreTrainedModel, draft_length: int | DraftLength, *, call: Prepared, **settings: Any
+        self,
+        model: PreTrainedModel,
+        draft_length: int | DraftLength,
+        *,
+        ids: Tensor,
+        inputs: Mapping[str, Any],
+        encoder_input: Any,
+        **settings: Any,
     ) -> None:
         settings.pop("attention_mask", None)  # it masks the encoder's input, not the text
-        mask, device, self._length = call.inputs.get("attention_mask"), device_of(model), 0
+        mask, device, self._length = inputs.get("attention_mask"), device_of(model), 0
         if not model.config.is_encoder_decoder:
-            states = call.inputs["encoder_outputs"][0].to(device=device, dtype=model.dtype)
-            given = call.inputs.get("decoder_attention_mask")
-            text = (torch.ones_like(call.ids) if given is None else given).to(device)
+            states = inputs["encoder_outputs"][0].to(device=device, dtype=model.dtype)
+            given = inputs.get("decoder_attention_mask")
+            text = (torch.ones_like(ids) if given is None else given).to(device)
             self._encoded = {"encoder_outputs": BaseModelOutput(states), "attention_mask": text}
             self._length = text.shape[1]
-        elif call.encoder_input is None:
+        elif encoder_input is None:
             raise LossyValueError(
                 "`encoder_outputs` are the target's, but `assistant_model` has an encoder of its own; pass the "
                 "encoder's input instead"
             )
         else:
-            self._encoded = {"encoder_outputs": encode(model, call.encoder_input, mask)}
+            self._encoded = {"encoder_outputs": encode(model, encoder_input, mask)}
             if mask is not None:
                 self._encoded["attention_mask"] = mask.to(device)
         super().__init__(model, draft_length, **settings)

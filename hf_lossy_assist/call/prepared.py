@@ -11,7 +11,7 @@ from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteria
 from transformers.utils import ModelOutput
 
 from ..compat import CACHE_NAMES, empty_copy, padding_token
-from .processing import of_row
+from ..models.processing import of_row
 
 
 @dataclass(frozen=True, eq=False)
