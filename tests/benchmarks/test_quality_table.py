@@ -84,6 +84,7 @@ def test_longer_rounds_cost_what_their_forwards_take(folder, tmp_path):
     [
         *(("which-rule", name) for name in ("humaneval", "gsm8k", "humaneval-rules", "drawn", "chat", *LONG)),
         ("judge", "judge-humaneval"),
+        ("judge", "../heads"),
     ],
 )
 def test_a_page_shows_what_the_kept_answers_say(page: str, kept: str):
