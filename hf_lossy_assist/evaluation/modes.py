@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,16 +150,10 @@ class DecodingMode:
         return keywords
 
 
-def usual_modes(
-    heads: Mapping[str, Head],
-    gamma: int | str,
-    temperature: float | None = None,
-    variants: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
-) -> list[DecodingMode]:
+def usual_modes(heads: Mapping[str, Head], gamma: int | str, temperature: float | None = None) -> list[DecodingMode]:
     """Return ``lossless``, then every rule that can differ from it here.
 
-    A rule that needs a head takes part only if there is one. ``variants`` adds settings of rules besides their usual
-    ones, and labels name all settings then.
+    A rule that needs a head takes part only if there is one.
 
     Examples
     --------
@@ -171,11 +165,9 @@ def usual_modes(
         head = heads.get(name)
         if head_type(rule) is not None and head is None:
             continue
-        for chosen in (rule.usual, *(variants or {}).get(name, ())):
-            acceptor = LossyConfig.from_fields(name, dict(chosen), head).rule
-            if name == "lossless" or not acceptor.is_lossless(temperature is not None):
-                label = str(Spelling(name, chosen if variants else {}))
-                modes.append(DecodingMode(label, name, chosen, gamma, temperature))
+        acceptor = LossyConfig.from_fields(name, dict(rule.usual), head).rule
+        if name == "lossless" or not acceptor.is_lossless(temperature is not None):
+            modes.append(DecodingMode(name, name, rule.usual, gamma, temperature))
     return modes
 
 
