@@ -66,6 +66,7 @@ def test_an_engine_with_bad_fields_does_not_start(given: Any, name: str):
         ("topk", {"k": 5, "tree": None, "compile": False}),
         (["topk", "fly"], {"fly": {"window": 64}, "scope": {"start": "x" * 64, "end": [1] * 64}}),
         ("dropmatch", {"num_paths": 32, "dropout": 0.1, "criterion": "naive"}),
+        ("topk", {"scope": {"start": 790, "end": 5}}),
         ("topk", {"seed": 3, "strict_first_n": 4, "require_lossless": False}),
     ],
     ids=str,
