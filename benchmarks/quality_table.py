@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -70,9 +70,7 @@ class Row:
         """
         pairs = [(own[i], reference[i]) for i in sorted(own.keys() & reference.keys())]
         counts = np.array([[(x.tokens, x.rounds) for x in pair] for pair in pairs], dtype=float)
-        drawn = np.random.default_rng(SEED).integers(len(pairs), size=(DRAWS, len(pairs)))
-        weights = np.stack([np.bincount(one, minlength=len(pairs)) for one in drawn])
-        sums = np.concatenate([counts.sum(0)[None], np.tensordot(weights, counts, 1)])  # (draws, own or not, 2)
+        sums = _sums(counts)  # (draws, own or not, tokens or rounds)
         drafts = any(x.accepted for x, _ in pairs) and bool(sums[0, 0, 1])
         tokens = sums[:, 0, 0] / sums[:, 1, 0]
         calls = sums[:, 0, 1] / sums[:, 1, 1]
@@ -97,6 +95,20 @@ def points(pairs: Sequence[tuple[Answer, Answer]]) -> Interval:
         mean = Mean.of(own, list(zip(own, reference, strict=True)))
         low_high = (mean.difference, mean.low, mean.high)
     return tuple(100 * value for value in low_high)
+
+
+def _sums(counts: np.ndarray) -> np.ndarray:
+    """Return the sums over the problems, the first axis, and then the sums over problems drawn with replacement."""
+    n = len(counts)
+    drawn = np.random.default_rng(SEED).integers(n, size=(DRAWS, n))
+    weights = np.stack([np.bincount(one, minlength=n) for one in drawn])
+    return np.concatenate([counts.sum(0)[None], np.tensordot(weights, counts, 1)])
+
+
+def tokens_per_call(answers: Iterable[Answer]) -> Interval:
+    """Return a mode's own tokens per call of the target."""
+    sums = _sums(np.array([(answer.tokens, answer.rounds) for answer in answers], dtype=float))
+    return _interval(sums[:, 0] / sums[:, 1])
 
 
 def _interval(values: np.ndarray) -> Interval:
@@ -132,12 +144,11 @@ def rows_of(folder: Path, bench: Path | None = None) -> tuple[str, dict[str, Row
     return reference, {label: Row.of(own, modes[reference], costs.get(gammas[label])) for label, own in modes.items()}
 
 
-def line(label: str, row: Row, reference: str) -> str:
-    """Return a mode's line of the table."""
-    own = label == reference
-    cells = [_NAMES.get(label, f"`{label}`"), str(row.n), f"{row.score:.1f}", "" if own else _signed(row.points)]
+def line(label: str, row: Row, unit: Sequence[str] | None = None) -> str:
+    """Return a mode's line of the table; the reference's has the units of the multiples."""
+    cells = [_NAMES.get(label, f"`{label}`"), str(row.n), f"{row.score:.1f}", "" if unit else _signed(row.points)]
     cells.append("" if row.kept is None else f"{row.kept:.2f}")
-    cells += ["1" if own else _times(value) for value in (row.tokens_per_call, row.tokens, row.time)]
+    cells += unit or map(_times, (row.tokens_per_call, row.tokens, row.time))
     return f"| {' | '.join([*cells, f'{row.cut:.1f}'])} |"
 
 
@@ -154,7 +165,10 @@ def table(folder: Path, bench: Path | None = None) -> str:
     reference, rows = rows_of(folder, bench)
     heads = ("rule", "n", "score, %", "points", "kept", "tokens per call, ×", "tokens, ×", "time, ×", "cut off, %")
     order = sorted(rows, key=lambda label: (rows[label].kept is not None, label != reference, rows[label].kept or 0))
-    lines = [line(label, rows[label], reference) for label in order]
+    own = by_mode(load_answers(folder)[1])[reference].values()
+    length = sum(answer.tokens for answer in own) / len(own)
+    unit = (f"1 = {_times(tokens_per_call(own))}", f"1 = {length:.0f}", "1")
+    lines = [line(label, rows[label], unit if label == reference else None) for label in order]
     return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
 
 
