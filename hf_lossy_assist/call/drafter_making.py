@@ -13,7 +13,6 @@ from .. import compat
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
-from ..decoding.progress import Progress
 from ..drafting import Drafter
 from ..drafting.cross_tokenizer import CrossTokenizerDrafter
 from ..drafting.draft_length import DraftLength, draft_length_of
@@ -47,7 +46,6 @@ class DrafterMaker:
 
     def drafter(
         self,
-        progress: Progress,
         runner: Callable[[], ModelRunner] | None = None,
         tree: TreeConfig | DrawnTreeConfig | None = None,
     ) -> Drafter:
@@ -59,9 +57,8 @@ class DrafterMaker:
             settings = self._settings(self.call, self.processors)
             settings["vocabulary"] = vocabulary_of(choice.target, choice.assistant_model)
             if acceptor.unverified_drafting is not None:
-                request = acceptor.unverified_drafting
-                kind = UNVERIFIED_DRAFTERS[request.head.config.position]
-                return kind(choice.assistant_model, request, progress, **settings)
+                head = acceptor.unverified_drafting.head
+                return UNVERIFIED_DRAFTERS[head.config.position](choice.assistant_model, head, **settings)
             return ModelDrafter(choice.assistant_model, self._length(), runner=runner, **self._kept(), **settings)
         if choice.drafts_with_eagle3:
             settings = self._settings(self.call, self.processors) | self._kept()

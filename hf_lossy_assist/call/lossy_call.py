@@ -19,6 +19,7 @@ from ..core.texts import Texts
 from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress
+from ..decoding.unverified import UnverifiedDecoding
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.processing import row_aligned
 from ..models.target import Target, TargetReader
@@ -169,9 +170,10 @@ class LossyCall:
         outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows, row)
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
         drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness).drafter(
-            progress, draft_runner, self.config.tree
+            draft_runner, self.config.tree
         )
-        return Decoding(
+        kind = Decoding if acceptor.unverified_drafting is None else UnverifiedDecoding
+        return kind(
             texts,
             target=Target(runner, reader, keep_raw="logits" in outputs.wanted),
             drafter=drafter,

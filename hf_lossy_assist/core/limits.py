@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LossyValueError
-from .shapes import Chain, Shape
+from .shapes import Shape
 
 MARKERS = {"thinking": ("<think>", "</think>")}
 """Named scopes and the texts that open and close them."""
@@ -24,23 +24,12 @@ class LosslessPositions:
     allowance: Tensor | None  # (B, n) how many tokens up to each position the round may keep lossily; None for no limit
     shape: Shape
 
-    @property
-    def forbids_lossy(self) -> Tensor:
-        """``(B, n)`` where a token must not be kept lossily, even as the first of its round."""
-        return self.positions if self.allowance is None else self.positions | (self.allowance < 1)
-
     def over(self, keep: Tensor, lossless: Tensor) -> Tensor:
         """Return ``(B, n)`` the positions that the lossless rule decides, given what the rule would keep."""
         if self.allowance is None:
             return self.positions
         lossy = keep & ~lossless & ~self.positions
         return self.positions | (lossy & (self.shape.so_far(lossy) > self.allowance))
-
-    def after(self, unverified: Tensor) -> LosslessPositions:
-        """Return the positions of the column after ``unverified`` ``(B,)`` tokens, which all count as kept lossily."""
-        column = unverified[:, None]
-        allowance = None if self.allowance is None else self.allowance.gather(1, column) - column
-        return LosslessPositions(self.positions.gather(1, column), allowance, Chain(1, column.device))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -48,13 +48,6 @@ class Draft:
         How many tokens each row was given, the rest being filler; None if all rows have n.
     tree
         Which token follows which; None for a chain.
-    unverified
-        How many tokens at the front of each row are committed without the target, or None for none. The target decides
-        the next token, if the row has one.
-    bonus
-        Whether a token of the target's own follows a row whose tokens are all kept.
-    scores
-        ``(B, n)`` a head's scores of the tokens, for a rule that commits tokens by its scores.
     cost, target_inputs
         The cost of the proposal, and inputs of the target's forward that the drafter requires.
     """
@@ -64,9 +57,6 @@ class Draft:
     hidden: Tensor | None = None
     lengths: tuple[int, ...] | None = None
     tree: Tree | None = None
-    unverified: tuple[int, ...] | None = None
-    bonus: bool = True
-    scores: Tensor | None = None
     cost: DraftCost = DraftCost()
     target_inputs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,39 +72,6 @@ class Draft:
     def shape(self) -> Shape:
         """Which token follows which."""
         return Chain(len(self), self.tokens.device, self.lengths) if self.tree is None else self.tree
-
-    def unverified_in(self, row: int) -> int:
-        """Return how many tokens of a row are committed without the target."""
-        return 0 if self.unverified is None else self.unverified[row]
-
-    def undecided_in(self, row: int) -> int:
-        """Return how many tokens of a row the target decides."""
-        return (len(self) if self.lengths is None else self.lengths[row]) - self.unverified_in(row)
-
-    @cached_property
-    def undecided_rows(self) -> tuple[int, ...]:
-        """The rows that the target decides: all but those whose text ended in unverified tokens."""
-        return tuple(row for row in range(len(self.tokens)) if self.unverified is None or self.undecided_in(row))
-
-    @cached_property
-    def first_undecided(self) -> Tensor:
-        """``(B,)`` the column that the target decides after unverified tokens; arbitrary if the row has none."""
-        counts = torch.tensor(self.unverified or (0,) * len(self.tokens), device=self.tokens.device)
-        return counts.clamp(max=len(self) - 1)
-
-    def without_unverified(self) -> Draft:
-        """Return the columns with a token for the target to decide."""
-        if self.unverified is None:
-            return self
-        start = min(self.unverified[row] for row in self.undecided_rows)
-        return replace(
-            self,
-            tokens=self.tokens[:, start:],
-            logits=None if self.logits is None else self.logits[:, start:],
-            hidden=None if self.hidden is None else self.hidden[:, start:],
-            lengths=None,
-            unverified=tuple(max(0, n - start) for n in self.unverified),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,18 +153,13 @@ class Decision:
         columns = {key: slice(start + i * width, start + (i + 1) * width) for i, key in enumerate(masks)}
         lossless = columns[id(self.lossless)]
         kept_by = {rule: columns[id(mask)] for rule, mask in self.kept_by.items()}
+        drafted = (len(draft),) * len(packed) if draft.lengths is None else draft.lengths
         rows = []
-        for i, row in enumerate(packed):
-            unverified, n_accepted, complete = draft.unverified_in(i), row[0], bool(row[2])
-            if unverified and not draft.undecided_in(i):
-                rows.append(RowDecision.without_target(row[3 : 3 + unverified]))
-                continue
-            kept = row[3 : 3 + unverified + n_accepted]
-            if draft.bonus or not complete:
-                kept.append(row[1])
+        for given, row in zip(drafted, packed, strict=True):
+            kept, complete = [*row[3 : 3 + row[0]], row[1]], bool(row[2])
             by_rule = {rule: row[at] for rule, at in kept_by.items()}
             cost = 0.0 if self.charge is None else struct.unpack("f", struct.pack("i", row[-1]))[0]
-            rows.append(RowDecision(unverified, n_accepted, kept, complete, row[lossless], by_rule, cost))
+            rows.append(RowDecision(given, row[0], kept, complete, row[lossless], by_rule, cost))
         return rows
 
 
@@ -215,19 +167,14 @@ class Decision:
 class RowDecision:
     """A round's decision about one row, on the host."""
 
-    unverified: int  # tokens at the front, committed without the target
-    n_accepted: int  # how many of the tokens after them stay
-    tokens: list[int]  # all tokens that stay, and the target's own after them, if any
+    drafted: int  # how many tokens the row was given
+    n_accepted: int  # how many of them stay
+    tokens: list[int]  # the tokens that stay, and the target's own after them
     complete: bool = True  # whether nothing was drafted after the tokens that stay
-    lossless: list[int] = field(default_factory=list)  # 0 or 1 for each token that the target decided, as in `Decision`
+    lossless: list[int] = field(default_factory=list)  # 0 or 1 for each drafted token, as in `Decision`
     kept_by: dict[str, list[int]] = field(default_factory=dict)  # likewise, by rule
     charge: float = 0.0  # what the accepted tokens cost the text
     scores: tuple[TokenScores, ...] = ()  # the models' scores of `tokens`, in a run that is inspected
-
-    @classmethod
-    def without_target(cls, tokens: list[int]) -> RowDecision:
-        """Return the decision about a row that has ended in unverified tokens."""
-        return cls(len(tokens), 0, tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +190,7 @@ class Commit:
     drafted
         n.
     accepted
-        Drafted tokens that each row kept, unverified ones included.
+        Drafted tokens that each row kept.
     counts
         Tokens that each row's text has grown by.
     rows

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from .messages import DraftCost, RowDecision
 from .statistics import WORK, LossyStats, joined
-from .token_records import TokenRecord
+from .token_records import TokenRecord, TokenScores
 
 
 class RowRecorder:
@@ -20,43 +20,49 @@ class RowRecorder:
         self.records: list[TokenRecord] = []
         self.work = dict.fromkeys(WORK, 0)
         self._rules: dict[str, int] = {}
-        # Per round: where its tokens begin in the trace, where those that the target decided begin, how many drafted
-        # ones of these stay, and how many the target had to decide.
-        self._rounds: list[tuple[int, int, int, int]] = []
-        self._drafts_unverified = False
+        # Per round: where its tokens begin in the trace, how many drafted ones stay, and how many were drafted.
+        self._rounds: list[tuple[int, int, int]] = []
         self._ended: tuple[float, Mapping[str, float]] | None = None
 
     @property
     def rounds(self) -> int:
-        """Rounds in which the target decided a token of the output."""
-        return sum(decided < len(self.trace) for _, decided, _, _ in self._rounds)
+        """Rounds of which a token is in the output."""
+        return sum(start < len(self.trace) for start, _, _ in self._rounds)
 
-    def add(self, decision: RowDecision, undecided: int, committed: int, unverified_by: str | None) -> int:
+    def add(self, decision: RowDecision, committed: int) -> int:
         """Count a round of which ``committed`` tokens reached the output (a stopping criterion may cut a round short).
 
-        ``undecided`` is the number of drafted tokens for the target to decide; ``unverified_by`` is the rule that
-        unverified tokens are credited to, if there is one. Return how many tokens were kept lossily.
+        Return how many tokens were kept lossily.
         """
-        start, unverified = len(self.trace), min(decision.unverified, committed)
-        kept = min(decision.n_accepted, committed - unverified)
+        kept = min(decision.n_accepted, committed)
         lossless = decision.lossless[:kept]
-        decided = ["accepted" if yes else "accepted_lossy" for yes in lossless]
-        rules = [unverified_by] * unverified + [None] * (committed - unverified)
+        kinds = ["accepted" if yes else "accepted_lossy" for yes in lossless]
+        rules: list[str | None] = [None] * committed
         for rule, mask in decision.kept_by.items():
             self._rules.setdefault(rule, 0)
             for i in range(kept):
                 if mask[i]:
-                    rules[unverified + i] = rule
-        if committed > unverified + kept:
-            decided.append("bonus" if decision.complete else "corrected")
-        self.trace += ["accepted_lossy"] * unverified + decided
-        scores = decision.scores[:committed] or (None,) * committed
-        tokens = zip(decision.tokens[:committed], ["unverified"] * unverified + decided, rules, scores, strict=True)
+                    rules[i] = rule
+        if committed > kept:
+            kinds.append("bonus" if decision.complete else "corrected")
+        start = len(self.trace)
+        self.record(decision.tokens[:committed], kinds, kinds, rules, decision.scores[:committed])
+        self._rounds.append((start, kept, decision.drafted))
+        return kept - sum(lossless)
+
+    def record(
+        self,
+        tokens: Sequence[int],
+        kinds: Sequence[str],
+        fates: Sequence[str],
+        rules: Sequence[str | None],
+        scores: Sequence[TokenScores],
+    ) -> None:
+        """Add tokens of the output: their kinds in the trace, their fates, and the rules that they are credited to."""
+        self.trace += kinds
+        of_tokens = zip(tokens, fates, rules, scores or (None,) * len(tokens), strict=True)
         number = len(self._rounds)
-        self.records += [TokenRecord(token, status, number, rule, said) for token, status, rule, said in tokens]
-        self._rounds.append((start, start + unverified, kept, undecided))
-        self._drafts_unverified = self._drafts_unverified or unverified_by is not None
-        return unverified + kept - sum(lossless)
+        self.records += [TokenRecord(token, fate, number, rule, said) for token, fate, rule, said in of_tokens]
 
     def cut(self, length: int) -> None:
         """Remove all but the first ``length`` tokens."""
@@ -69,22 +75,17 @@ class RowRecorder:
     def finish(self, lossless: bool, started: float) -> LossyStats:
         length, count = len(self.trace), self.trace.count
         reached = [x for x in self._rounds if x[0] < length]  # others were cut off whole
-        runs = [min(decided, length) - start for start, decided, _, _ in reached] if self._drafts_unverified else []
-        asked = [x for x in reached if x[1] < length]
-        kept = [min(kept, length - decided) for _, decided, kept, _ in asked]
         credits = Counter(record.rule for record in self.records if record.rule is not None)
         at, seconds = self._ended or (time.perf_counter(), {})
         return LossyStats(
-            rounds=len(asked),
-            drafted=sum(runs) + sum(undecided for *_, undecided in asked),
+            rounds=len(reached),
+            drafted=sum(drafted for *_, drafted in reached),
             accepted=count("accepted") + count("accepted_lossy"),
             accepted_lossy=count("accepted_lossy"),
             corrected=count("corrected"),
             bonus=count("bonus"),
             **self.work,
-            accepted_histogram=_histogram(kept),
-            unverified=sum(runs),
-            run_histogram=_histogram(runs),
+            accepted_histogram=histogram([min(kept, length - start) for start, kept, _ in reached]),
             accepted_by=self._rules | credits,
             seconds={"total": at - started, **seconds},
             lossless=lossless,
@@ -149,6 +150,7 @@ class StatsRecorder:
         return replace(joined(rows), **shared)
 
 
-def _histogram(values: Sequence[int]) -> tuple[int, ...]:
+def histogram(values: Sequence[int]) -> tuple[int, ...]:
+    """Return how often each number from 0 on is among the values."""
     counts = Counter(values)
     return tuple(counts[i] for i in range(max(counts, default=-1) + 1))

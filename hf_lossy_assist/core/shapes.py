@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -141,10 +141,6 @@ class Chain(Shape):
     @cached_property
     def drafted(self) -> Tensor | None:
         return None if self.lengths is None else torch.arange(self.size, device=self.device) < self._ends[:, None]
-
-    def of_rows(self, rows: Tensor) -> Chain:
-        """Return the shape of some rows ``(B',)``."""
-        return self if self.lengths is None else replace(self, lengths=self._ends[rows])
 
     @property
     def depths(self) -> Tensor:

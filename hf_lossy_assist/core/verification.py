@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -214,23 +214,6 @@ class Verification:
     def choose(self, distribution: Tensor) -> Tensor:
         """Pick one token per row of a distribution ``(..., V)``: a draw when sampling, else the maximum."""
         return self.randomness.categorical(distribution) if self.do_sample else distribution.argmax(-1)
-
-    def of_rows(self, rows: Tensor) -> Verification:
-        """Return the answer about some rows ``(B',)`` of chains."""
-        per_row = ("tokens", "logits", "draft_logits", "hidden", "dropped_logits", "centroid_logits", "draft_hidden")
-        picked = {name: values[rows] for name in per_row if (values := getattr(self, name)) is not None}
-        return replace(self, **picked, shape=self.shape.of_rows(rows), charged=())
-
-    def at(self, positions: Tensor) -> Verification:
-        """Return the answer about one drafted position ``(B,)`` of a chain, and about the one after it."""
-        rows = torch.arange(len(positions), device=positions.device)[:, None]
-        one, two = positions[:, None], torch.stack([positions, positions + 1], dim=-1)
-        columns = {"tokens": one, "logits": two, "draft_logits": one, "hidden": two, "centroid_logits": one}
-        columns["draft_hidden"] = one
-        picked = {name: values[rows, at] for name, at in columns.items() if (values := getattr(self, name)) is not None}
-        if (dropped := self.dropped_logits) is not None:
-            picked["dropped_logits"] = dropped.transpose(1, 2)[rows, one].transpose(1, 2)
-        return replace(self, **picked, shape=None, logits_after=None)
 
     def along(self, path: Tensor | None) -> Verification:
         """Return the answer about one path ``(B, k)`` of each tree, as a chain; None returns a chain itself."""

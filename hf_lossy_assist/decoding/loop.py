@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -61,14 +61,12 @@ class Decoding:
         pace.began.append(pace.now())
         draft = self.draft()
         pace.drafted.append(pace.now())
+        self.conclude(draft)
+
+    def conclude(self, draft: Draft) -> None:
         candidate = self.texts.with_draft(draft.tokens)
-        verification = decision = None
-        if draft.undecided_rows:
-            verification = self.verify(draft, candidate)
-            decision = self.accept(draft, candidate, verification)
-        else:  # all texts have ended in unverified tokens
-            self._keep_up()
-        self.commit(draft, verification, decision)
+        verification = self.verify(draft, candidate)
+        self.commit(draft, verification, self.accept(draft, candidate, verification))
 
     def draft(self) -> Draft:
         texts = self.texts
@@ -81,37 +79,58 @@ class Decoding:
     def verify(self, draft: Draft, candidate: Tensor) -> Verification:
         rows = self.texts.rows
         verification = self.target.verify(candidate, draft, [self.progress.charged[row] for row in rows])
-        self.stats.target_call(self.target.runner.sent, [rows[i] for i in draft.undecided_rows], len(rows))
+        self.stats.target_call(self.target.runner.sent, rows, len(rows))
         self.stats.lap("verifying")
         return verification
 
     def accept(self, draft: Draft, candidate: Tensor, verification: Verification) -> Decision:
         positions = self.progress.lossless_positions(candidate, draft.shape, self.texts)
-        if positions is not None and draft.unverified is not None:
-            positions = positions.after(draft.first_undecided)
         return decide(self.acceptor, verification, positions)
 
-    def commit(self, draft: Draft, verification: Verification | None, decision: Decision | None) -> None:
-        texts, progress, rows = self.texts, self.progress, tuple(self.texts.rows)
-        start, padding, path = texts.width, tuple(texts.left_padding), None if decision is None else decision.path
-        decisions, extended = self._to_host(draft, decision)
+    def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
+        texts, rows, drafted, path = self.texts, self.texts.rows, draft.tokens, decision.path
+        decisions = decision.to_host(draft)
+        if path is not None:
+            drafted = decision.along_path(drafted)
+            texts.with_draft(drafted)  # replaces the trees
+        kept = [x.n_accepted for x in decisions]
+        extended = texts.with_next(drafted.shape[1], kept, decision.next_token)
         self.stats.lap("deciding")
         if self.inspected:
-            decisions = with_scores(decisions, self.acceptor, draft, verification, decision)
-        if self.outputs.wanted:  # never with a rule that commits unverified tokens
+            decisions = with_scores(decisions, self.acceptor, verification, decision)
+        if self.outputs.wanted:
             chain, output = verification.along(path), self.target.output.along(path, len(draft))
             self.outputs.record(rows, chain.logits, output, [len(x.tokens) for x in decisions], len(chain))
-        progress.commit(rows, [x.tokens[x.unverified :] for x in decisions], self.outputs.scores_upto)
+        self.progress.commit(rows, [x.tokens for x in decisions], self.outputs.scores_upto)
+        self.follow(extended, len(draft), kept, dict(zip(rows, decisions, strict=True)), verification, path)
+
+    def follow(
+        self,
+        extended: Tensor,
+        drafted: int,
+        kept: Sequence[int],
+        decisions: Mapping[int, RowDecision],
+        verification: Verification | None = None,
+        path: Tensor | None = None,
+    ) -> None:
+        """Let texts, statistics, caches and the drafter follow the output.
+
+        ``extended`` ``(B, W + n + 1)`` are the texts with all of a round's tokens: ``kept`` of ``drafted`` ones in each
+        row, and the target's own. ``decisions`` are those of the rows that asked the target, and ``verification`` is
+        its answer, if any did.
+        """
+        texts, progress, rows = self.texts, self.progress, tuple(self.texts.rows)
+        start, padding = texts.width, tuple(texts.left_padding)
         lengths = [texts.prompt + progress.generated[row] for row in rows]
         counts = tuple(max(0, new - old) for new, old in zip(lengths, texts.lengths, strict=True))
         ended = [progress.ended[row] for row in rows]
         self.done = all(ended)
-        self._count(draft, decisions, counts)
+        self._count(decisions, counts)
         commit = Commit(
             ids=extended,
             start=start,
-            drafted=len(draft),
-            accepted=tuple(x.unverified + x.n_accepted for x in decisions),
+            drafted=drafted,
+            accepted=tuple(kept),
             counts=counts,
             rows=rows,
             padding=padding,
@@ -123,6 +142,20 @@ class Decoding:
         if not self.done or len(rows) == 1:
             self.target.keep(commit)
             self.drafter.observe(commit)
+
+    def _count(self, decisions: Mapping[int, RowDecision], counts: Sequence[int]) -> None:
+        """Add the round, by which each text has grown by ``counts`` tokens, to the statistics."""
+        progress = self.progress
+        for row, decision in decisions.items():
+            own = self.stats.rows[row]
+            progress.lossy[row] += own.add(decision, max(0, progress.generated[row] - len(own.trace)))
+            progress.charged[row] += decision.charge
+        for row, count in zip(self.texts.rows, counts, strict=True):
+            own = self.stats.rows[row]
+            own.cut(progress.generated[row])
+            progress.show_statuses(own.trace[len(own.trace) - count :])
+            if progress.ended[row]:
+                self.stats.end(row)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -152,29 +185,3 @@ class Decoding:
         if not outputs.as_dict:
             return texts, result
         return outputs.finish(texts, result, self.target.carried if one else {}), result
-
-    def _to_host(self, draft: Draft, decision: Decision | None) -> tuple[list[RowDecision], Tensor]:
-        """Bring a decision to the host; return it with the texts and all of the round's tokens ``(B, W + n + 1)``."""
-        if decision is None:
-            rows = zip(draft.tokens.tolist(), draft.unverified, strict=True)
-            decisions = [RowDecision.without_target(tokens[:count]) for tokens, count in rows]
-            return decisions, self.texts.with_draft(draft.tokens)
-        decisions = decision.to_host(draft)
-        kept, drafted = [x.unverified + x.n_accepted for x in decisions], draft.tokens
-        if decision.path is not None:
-            drafted = decision.along_path(drafted)
-            self.texts.with_draft(drafted)  # replaces the trees
-        return decisions, self.texts.with_next(drafted.shape[1], kept, decision.next_token)
-
-    def _count(self, draft: Draft, decisions: list[RowDecision], counts: tuple[int, ...]) -> None:
-        """Add the round, by which each text has grown by ``counts`` tokens, to the statistics."""
-        progress = self.progress
-        unverified_by = None if draft.unverified is None else self.acceptor.unverified_drafting.rule
-        for i, (row, decision, count) in enumerate(zip(self.texts.rows, decisions, counts, strict=True)):
-            own = self.stats.rows[row]
-            progress.lossy[row] += own.add(decision, draft.undecided_in(i), count, unverified_by)
-            progress.charged[row] += decision.charge
-            own.cut(progress.generated[row])
-            progress.show_statuses(own.trace[len(own.trace) - count :])
-            if progress.ended[row]:
-                self.stats.end(row)

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ..core.limits import BoundLimits, LosslessPositions
-from ..core.shapes import Chain, Shape
+from ..core.shapes import Shape
 from ..core.texts import ROOM, Texts
 
 
@@ -173,14 +173,6 @@ class Progress:
             return None
         generated = [length - texts.prompt for length in texts.lengths]
         return self.limits.lossless_positions(candidate, shape, generated, [self.lossy[row] for row in texts.rows])
-
-    def may_be_unverified(self, candidate: Tensor, drafted: int, texts: Texts) -> Tensor | None:
-        """Return ``(B,)`` whether the newest token of ``candidate`` may be lossy, if the drafted ones before it are."""
-        positions = self.lossless_positions(candidate, Chain(drafted, candidate.device), texts)
-        if positions is None:
-            return None
-        last = torch.full((len(candidate),), drafted - 1, device=candidate.device)
-        return ~positions.after(last).forbids_lossy[:, 0]
 
     def show_statuses(self, statuses: Sequence[str]) -> None:
         if statuses and isinstance(self.streamer, TokenStatusStreamer):

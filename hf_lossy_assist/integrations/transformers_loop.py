@@ -330,7 +330,7 @@ class _TransformersRounds(CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
         committed = input_ids.shape[1] - self.committed
-        self.lossy += self.stats.rows[0].add(self.decision, len(self.draft), committed, None)
+        self.lossy += self.stats.rows[0].add(self.decision, committed)
         self.charged += self.decision.charge
         self.drafter.generator.update_candidate_strategy(input_ids, scores, num_matches)
         self.stats.stop()
@@ -353,6 +353,6 @@ class _TransformersRounds(CandidateGenerator):
         decision = decide(self.reader.acceptor, verification, positions)
         decisions = decision.to_host(self.draft)
         if self.inspected:
-            decisions = with_scores(decisions, self.reader.acceptor, self.draft, verification, decision)
+            decisions = with_scores(decisions, self.reader.acceptor, verification, decision)
         (self.decision,) = decisions
         self.stats.lap("deciding")

@@ -50,11 +50,9 @@ class Target:
     def verify(self, candidate: Tensor, draft: Draft, charged: Sequence[float] = ()) -> Verification:
         """Run one forward over the part of ``candidate`` ``(B, W + n)`` that the model has not seen.
 
-        Logits begin at the first token that the target decides. After unverified tokens the verification covers one
-        token per row. ``charged`` is what the rule has charged each text so far.
+        ``charged`` is what the rule has charged each text so far.
         """
-        verified, hook = draft.without_unverified(), self.reader.hook
-        n = len(verified)
+        hook, n = self.reader.hook, len(draft)
         known = candidate.shape[1] - n - self.runner.seen
         keep = n + hook.wanted(self.runner.carried.get("attention_mask"), len(candidate), known)
         self.runner.catch_up(candidate, keep)
@@ -67,10 +65,7 @@ class Target:
         raw = clean.to(device=candidate.device, dtype=torch.float32)
         self.output = TargetOutput(outputs, raw if self.keep_raw else None)
         # Processors may overwrite their input, and the raw logits belong to the caller.
-        verification = self.reader.read(candidate, verified, raw.clone() if self.keep_raw else raw, dropped, charged)
-        if verified.unverified is None or n == 1:
-            return verification
-        return verification.at(verified.first_undecided)
+        return self.reader.read(candidate, draft, raw.clone() if self.keep_raw else raw, dropped, charged)
 
     def keep(self, commit: Commit) -> None:
         """Keep the committed tokens of a round where the rows now stand, and forget the rest of the draft."""

@@ -13,6 +13,7 @@ from hf_lossy_assist.core.messages import DraftCost, RowDecision
 from hf_lossy_assist.core.recorders import RowRecorder, StatsRecorder
 from hf_lossy_assist.core.statistics import LossyStats, joined
 from hf_lossy_assist.core.token_records import TokenRecord, TokenScores
+from hf_lossy_assist.decoding.unverified import RunRecorder
 
 RULES = ("a", "b")
 SEEDS = pytest.mark.parametrize("seed", range(30))
@@ -66,9 +67,14 @@ class Row:
             token.id = draw(0, 99)
         ids = [token.id for token in new]
         scores = tuple(TokenScores(q=x) for x in ids)
-        decision = RowDecision(unverified, accepted, ids, accepted == n, lossless, kept_by, scores=scores)
-        lossy = self.recorder.add(decision, n, len(new), "ahead" if self.runs_ahead else None)
-        assert lossy == sum(token.kind == "accepted_lossy" for token in new)
+        own = {"tokens": ids[unverified:], "scores": scores[unverified:]}
+        decision = RowDecision(n, accepted, complete=accepted == n, lossless=lossless, kept_by=kept_by, **own)
+        ran = min(unverified, len(new))
+        if self.runs_ahead:
+            self.recorder.add_run(ids[:ran], "ahead", scores[:ran])
+        if n or not self.runs_ahead:
+            lossy = self.recorder.add(decision, len(new) - ran)
+            assert ran + lossy == sum(token.kind == "accepted_lossy" for token in new)
         self.tokens += new
         self.undecided.append(n)
 
@@ -114,6 +120,8 @@ def found(stats: LossyStats, names: Any) -> dict[str, Any]:
 def finished_rows(seed: int, recorder: StatsRecorder) -> list[Row]:
     """Let all rows end, and one or another be cut back after its end."""
     generator = random.Random(seed)
+    if seed % 2:
+        recorder.rows = {number: RunRecorder() for number in recorder.rows}
     rows = [Row(generator, bool(seed % 2), own) for own in recorder.rows.values()]
     for row in rows:
         for _ in range(generator.randint(0, 6)):
@@ -216,9 +224,8 @@ def test_rounds_add_up_also_where_stopping_cuts_one_short():
     recorder = StatsRecorder(lossless=False)
 
     def add(drafted: int, accepted: int, committed: int, lossless: list[bool], kept_by: dict[str, list[bool]]) -> None:
-        recorder.rows[0].add(
-            RowDecision(0, accepted, [7] * committed, accepted == drafted, lossless, kept_by), drafted, committed, None
-        )
+        tokens = [7] * committed
+        recorder.rows[0].add(RowDecision(drafted, accepted, tokens, accepted == drafted, lossless, kept_by), committed)
 
     # drafted, accepted, committed: a rejection; a complete draft; cut inside the kept tokens; cut at the correction
     add(4, 2, 3, [True, False, False, False], {"a": [True, False, False, False], "b": [False, True] * 2})
@@ -242,15 +249,11 @@ def test_rounds_add_up_also_where_stopping_cuts_one_short():
 
 
 def test_runs_are_counted_by_their_lengths():
-    recorder = StatsRecorder(lossless=False)
+    recorder = RunRecorder()
     for unverified in (3, 0, 1):
-        recorder.rows[0].add(
-            RowDecision(unverified, 0, [7] * (unverified + 1), False, [False], {"b": [False]}),
-            1,
-            unverified + 1,
-            "ahead",
-        )
-    stats = recorder.finish()
+        recorder.add_run([7] * unverified, "ahead", ())
+        recorder.add(RowDecision(1, 0, [7], False, [False], {"b": [False]}), 1)
+    stats = recorder.finish(lossless=False, started=0.0)
     assert (stats.runs, stats.unverified, stats.mean_run) == (3, 4, pytest.approx(4 / 3))
     assert stats.run_histogram == (1, 1, 0, 1)
     assert stats.accepted_by == {"ahead": 4, "b": 0}

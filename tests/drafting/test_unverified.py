@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.decoding.unverified import one_of_each
 from tests.acceptors.fixtures import P, Q, Simulated, chi_square_p, telling
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.tiny_models import LENGTHS, VOCAB, constant, noisy_copy, padded, prompt, tiny
@@ -215,3 +217,25 @@ def test_heads_that_always_or_never_accept_in_a_batch():
     assert always.lossy_stats.target_calls == 0
     assert always.lossy_stats.flops["actual"] > 0
     assert always.sequences.max() < VOCAB
+
+
+@pytest.mark.parametrize("columns", [(2,), (4, 0), (0, 3, 1)])
+def test_the_target_answers_about_one_token_of_each_row(columns: tuple[int, ...]):
+    rows, n, generator = len(columns), 5, torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(rows, *shape, generator=generator)
+
+    whole = Verification(
+        tokens=torch.randint(VOCAB, (rows, n), generator=generator), logits=drawn(n + 1, 7), draft_logits=drawn(n, 7),
+        hidden=drawn(n + 1, 4), dropped_logits=drawn(3, n, 7), centroid_logits=drawn(n, 7),
+    )  # fmt: skip
+    one = one_of_each(whole, torch.tensor(columns))
+    assert len(one) == 1
+    assert one.drafted is None
+    for row, at in enumerate(columns):
+        for name in ("tokens", "draft_logits", "centroid_logits"):
+            assert getattr(one, name)[row, 0].equal(getattr(whole, name)[row, at])
+        for name in ("logits", "hidden"):
+            assert getattr(one, name)[row].equal(getattr(whole, name)[row, at : at + 2])
+        assert one.dropped_logits[row, :, 0].equal(whole.dropped_logits[row, :, at])

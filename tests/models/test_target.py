@@ -6,18 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessorList, NoRepeatNGramLogitsProcessor, PreTrainedModel
+from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel
 
-from hf_lossy_assist.acceptors import Acceptor, Judge, Lossless
+from hf_lossy_assist.acceptors import Acceptor, Lossless
 from hf_lossy_assist.compat import CACHE, PlainForwardInputs
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Commit, Draft, Verification
 from hf_lossy_assist.core.texts import Texts
 from hf_lossy_assist.models.runner import DynamicCacheRunner
 from hf_lossy_assist.models.target import Target, TargetReader
-from tests.acceptors.table import judge_head
 from tests.decoding.fixtures import PAD, longer, random_round, random_tokens, rectangle
-from tests.models.references import TOLERANCE, assert_last_logits, inputs_of
+from tests.models.references import assert_last_logits, inputs_of
 from tests.tiny_models import VOCAB, tiny
 
 N = 5
@@ -46,35 +45,6 @@ def at(verification: Verification, row: int, column: int) -> dict[str, torch.Ten
         "draft_logits": verification.draft_logits[row, column],
         "draft_hidden": verification.draft_hidden[row, column],
     }
-
-
-@pytest.mark.parametrize(
-    ("unverified", "undecided"),
-    [((2,), (1,)), ((4, 4), (1, 1)), ((0, 3, 1), (1, 1, 1)), ((4, 2, 0), (1, 1, 1)), ((5, 2, 4), (0, 1, 1))],
-)
-@torch.no_grad()
-def test_after_unverified_tokens_it_judges_one_of_each_row(unverified: tuple[int, ...], undecided: tuple[int, ...]):
-    """... and says of it what it says where it judges all; one row has ended in unverified tokens."""
-    model, rows = tiny(), len(unverified)
-    generator = torch.Generator().manual_seed(1)
-    texts = [random_tokens(6, generator) for _ in range(rows)]
-    whole = draft_of(rows)
-    lengths = tuple(a + b for a, b in zip(unverified, undecided, strict=True))
-    one_each = replace(whole, unverified=unverified, lengths=lengths, bonus=False)
-    candidate = torch.cat([rectangle(texts), whole.tokens], dim=1)
-    # Looks at the whole text, so that it matters which one it is shown.
-    processors = [NoRepeatNGramLogitsProcessor(1)]
-    targets = [target_for(model, texts, Judge(judge_head(model, model)), processors) for _ in range(2)]
-    found, wanted = (x.verify(candidate, draft) for x, draft in zip(targets, (one_each, whole), strict=True))
-    assert len(found) == 1
-    assert targets[0].runner.sent == targets[1].runner.sent == candidate.numel()
-    for row in range(rows):
-        if undecided[row]:
-            mine, all_judged = at(found, row, 0), at(wanted, row, unverified[row])
-            for name, value in mine.items():
-                torch.testing.assert_close(
-                    value, all_judged[name], **TOLERANCE, msg=lambda m, name=name: f"{name}: {m}"
-                )
 
 
 @torch.no_grad()
