@@ -28,7 +28,7 @@ WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique
 
 
 class Waits(TorchDispatchMode):
-    """Counts where the host would wait for a device outside of the models' forwards; rounds; and both models' forwards."""
+    """Counts where the host would wait for a device outside of the models' forwards; rounds; and forwards."""
 
     def __init__(self) -> None:
         super().__init__()

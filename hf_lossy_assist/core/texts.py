@@ -128,7 +128,7 @@ class Texts:
         self.rows = [self.rows[i] for i in stay]
         self.lengths = [lengths[i] for i in stay]
         if not stay:
-            self.width = max(ends)
+            self.width = min(ends)  # behind it, rows have slots that nothing was written to
             return None
         wider = max(self.lengths)
         if whole and all(end == wider for end in ends):
