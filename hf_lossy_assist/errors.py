@@ -5,6 +5,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any
 
 _PASSED_THROUGH = ("hf_lossy_assist", "transformers", "torch", "contextlib")
@@ -50,3 +51,21 @@ def nearest(value: Any, names: Iterable[str]) -> str:
     by_spelling = {name.lower(): name for name in names}
     close = difflib.get_close_matches(str(value).lower(), by_spelling, n=1, cutoff=0.5)
     return f"; did you mean {by_spelling[close[0]]!r}?" if close else ""
+
+
+EXTRAS = {"lab": ("datasets", "matplotlib", "sklearn"), "api": ("openai",), "lm-eval": ("lm_eval",)}
+"""By extra of the package, what it brings that only some parts import."""
+
+
+def need(extra: str, user: str) -> None:
+    """Raise :class:`LossyUnsupportedError` where an extra that ``user`` needs is not installed.
+
+    Examples
+    --------
+    >>> need("lab", "`evaluate`")
+    """
+    if missing := [name for name in EXTRAS[extra] if find_spec(name) is None]:
+        raise LossyUnsupportedError(
+            f"{user} needs packages that are not installed ({', '.join(missing)}); `pip install "
+            f"'hf-lossy-assist[{extra}]'` brings them"
+        )

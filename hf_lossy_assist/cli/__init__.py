@@ -9,35 +9,38 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from ..errors import need
 from ..version import __version__
 from .console import CleanCommand, CleanGroup, flattened
 
 COMMANDS = {
-    "demo": ("demo:demo", "Compare modes on questions, with the bundled pair."),
-    "generate": ("generate:generate", "Continue a prompt with a draft and an acceptance rule."),
-    "chat": ("chat:chat", "Chat with a model, and see which tokens only a lossy rule kept."),
-    "rules": ("rules:rules", "List the rules with their settings, sources and what they read."),
-    "inspect": ("inspect:inspect", "Write a page that shows what became of every token."),
-    "evaluate": ("evaluate:evaluate", "Compare modes on a task: scores with intervals, and speed."),
-    "calibrate": ("calibrate:calibrate", "Certify the fastest setting that loses little of a score."),
-    "bench": ("bench:bench", "Compare modes: speed, where the time goes, accuracy, memory."),
-    "dropout": ("dropout:dropout", "Find the dropout for a model under dropmatch, and store it."),
-    "mine": ("mine:mine", "Make training data for heads: which tokens change an answer."),
-    "train": ("train:app", "Train heads from labelled data."),
-    "publish": ("publish:publish", "Upload a head, a draft, a certificate or the Space."),
-    "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with models that are assisted."),
+    "demo": ("demo:demo", "Compare modes on questions, with the bundled pair", None),
+    "generate": ("generate:generate", "Continue a prompt with a draft and an acceptance rule", None),
+    "chat": ("chat:chat", "Chat with a model, and see which tokens only a lossy rule kept", None),
+    "rules": ("rules:rules", "List the rules with their settings, sources and what they read", None),
+    "inspect": ("inspect:inspect", "Write a page that shows what became of every token", None),
+    "evaluate": ("evaluate:evaluate", "Compare modes on a task: scores with intervals, and speed", "lab"),
+    "calibrate": ("calibrate:calibrate", "Certify the fastest setting that loses little of a score", "lab"),
+    "bench": ("bench:bench", "Compare modes: speed, time by stage, accuracy, memory", "lab"),
+    "dropout": ("dropout:dropout", "Find and store the dropout of a model for dropmatch", "lab"),
+    "mine": ("mine:mine", "Make training data for heads", "lab"),
+    "train": ("train:app", "Train heads from labelled data", "lab"),
+    "publish": ("publish:publish", "Upload a head, a draft, a certificate or the Space", None),
+    "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with assisted models", "lm-eval"),
 }
-"""Each subcommand's place and summary for ``--help``. typer gets the module's ``COMMAND_OPTIONS``, if it has them."""
+"""Each subcommand's place, summary for ``--help``, and extra. typer gets the module's ``COMMAND_OPTIONS``, if there."""
 
 
 class LazyCommand(TyperCommand):
     """A subcommand that is imported when it runs; until then it has a name and a summary."""
 
     def __init__(self, name: str) -> None:
-        self.place, summary = COMMANDS[name]
-        super().__init__(name, help=summary)
+        self.place, summary, self.extra = COMMANDS[name]
+        super().__init__(name, help=f"{summary} [{self.extra}]" if self.extra else f"{summary}.")
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        if self.extra is not None:
+            need(self.extra, f"`lossy-assist {self.name}`")
         return self.load().make_context(info_name, args, parent=parent, **extra)
 
     def load(self) -> Any:
@@ -83,7 +86,10 @@ def main_options(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Lossy speculative decoding for Hugging Face Transformers."""
+    """Lossy speculative decoding for Hugging Face Transformers.
+
+    A command with a name in brackets needs that extra, as `pip install "hf-lossy-assist[lab]"` brings it.
+    """
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from .. import tasks
 from ..call.spelling import split
 from ..compat import ending_tokens
 from ..drafting.frequent_tokens import kept_tokens
-from ..errors import LossyValueError
+from ..errors import LossyValueError, need
 from ..heads import Head, ModelIdentity
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
@@ -314,6 +314,8 @@ def evaluate(
     ------
     LossyValueError
         If an argument or a mode can't work; before any problem is answered.
+    LossyUnsupportedError
+        Without the extra ``lab``.
 
     Examples
     --------
@@ -326,6 +328,7 @@ def evaluate(
     >>> result.modes["dropmatch"].n, result.modes["dropmatch"].difference
     (2, 0.0)
     """
+    need("lab", "`evaluate`")
     if prompt_lookup_num_tokens is not None:
         _check_count("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
         gamma = prompt_lookup_num_tokens

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from ..call.spelling import Spelling, read_gamma, read_settings, split
 from ..enabling import enable, last_stats
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..errors import LossyValueError, need
 
 NAME = "hf-lossy"
 
@@ -33,14 +33,9 @@ def register() -> type:
     LossyUnsupportedError
         Without ``lm-eval``.
     """
-    try:
-        from lm_eval.api.registry import register_model
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise LossyUnsupportedError(
-            f"`lm-eval` needs packages that are not installed ({error.name}); "
-            "`pip install 'hf-lossy-assist[lm-eval]'` brings them"
-        ) from error
+    need("lm-eval", "`lm-eval`")
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.huggingface import HFLM
 
     @register_model(NAME)
     class HFLossy(HFLM):

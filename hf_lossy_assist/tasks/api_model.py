@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ..errors import LossyServiceError, LossyUnsupportedError, LossyValueError
+from ..errors import LossyServiceError, LossyValueError, need
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -35,10 +34,7 @@ class ApiModel:
     temperature: float | None = None  # None: the server's default
 
     def __post_init__(self) -> None:
-        if find_spec("openai") is None:
-            raise LossyUnsupportedError(
-                "models behind an API need the package openai; install it with `pip install 'hf-lossy-assist[api]'`"
-            )
+        need("api", "a model behind an API")
         if not self.base_url and not self.model:
             raise LossyValueError("a model behind an API needs a `base_url`, a `model` or both, but neither is given")
         if self.base_url and not self.base_url.startswith(("http://", "https://")):

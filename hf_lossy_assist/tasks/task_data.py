@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, need
 
 Row = Mapping[str, Any]
 
@@ -59,6 +59,7 @@ def first(value: Any) -> Any:
 
 
 def from_hub(dataset: str, config: str | None, split: str) -> Iterable[Row]:
+    need("lab", "a task without a file of its own")
     from datasets import load_dataset
 
     try:

@@ -35,8 +35,8 @@ def test_the_version_is_the_package_s():
 
 def test_every_command_is_named_with_its_summary_and_there():
     shown = joined(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output)
-    for name, (_, summary) in COMMANDS.items():
-        assert joined(name + summary.rstrip(".")) in shown
+    for name, (_, summary, extra) in COMMANDS.items():
+        assert joined(f"{name} {summary}" + (f" [{extra}]" if extra else ".")) in shown
         assert LazyCommand(name).load().name == name
 
 
