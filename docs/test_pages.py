@@ -42,7 +42,7 @@ def check(words: list[str]) -> None:
     elif words[0] == "make":
         assert f"\n{words[1]}:" in (pages.ROOT / "Makefile").read_text(encoding="utf-8")
     else:
-        assert words[:2] == ["pip", "install"], f"an unknown command: {words}"
+        assert words[:2] in (["pip", "install"], ["git", "clone"]), f"an unknown command: {words}"
 
 
 def parse(command: typer.Typer, words: list[str]) -> None:

@@ -9,7 +9,7 @@ inputs = pair.tokenizer(question.prompt, return_tensors="pt")
 print(question.prompt)
 
 hf_lossy_assist.enable(pair.target)
-for mode in (None, "lossless", "dropmatch"):
+for mode in (None, "lossless", "min_p"):
     # With a seed, the figures are the same every time.
     assisted = {"assistant_model": pair.draft, "num_assistant_tokens": 16, "lossy_config": {"seed": 0}} if mode else {}
     output = pair.target.generate(

@@ -13,8 +13,8 @@ with hf_lossy_assist.enabled(pipe.model):
     for question in questions:
         answer = pipe(
             question,
-            lossy_mode="typical",
-            lossy_config={"epsilon": 0.2},
+            lossy_mode="min_p",
+            lossy_config={"tau": 0.3},
             max_new_tokens=160,
             do_sample=False,
             return_full_text=False,

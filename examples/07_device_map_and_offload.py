@@ -25,7 +25,7 @@ with tempfile.TemporaryDirectory() as folder:
     problem = pair.task.examples("test", 2)[1]
     inputs = pair.tokenizer(problem.prompt, return_tensors="pt")
     with hf_lossy_assist.enabled(target):
-        for mode in (None, "lossless", "typical"):
+        for mode in (None, "lossless", "min_p"):
             # The draft is small: it stays where it is.
             assisted = {"assistant_model": pair.draft, "num_assistant_tokens": 8} if mode else {}
             passes.clear()

@@ -9,7 +9,7 @@ settings = {"max_new_tokens": 80, "do_sample": False, "return_dict_in_generate":
 tree = {"depth": 4, "top_k": 4, "nodes": 16}
 
 with hf_lossy_assist.enabled(pair.target):
-    for rule in ("lossless", "topk"):
+    for rule in ("lossless", "min_p"):
         for config in ({}, {"tree": tree}):
             output = pair.target.generate(
                 **inputs, assistant_model=pair.draft, lossy_mode=rule, lossy_config={"seed": 0, **config},

@@ -18,7 +18,7 @@ else:
     inputs = pair.tokenizer(f"Question: {question}\nAnswer:", return_tensors="pt")
 
 with hf_lossy_assist.enabled(pair.target, assistant_model=pair.draft, num_assistant_tokens=4):
-    for mode in ("lossless", "margin", "typical"):
+    for mode in ("lossless", "min_p", "typical"):
         # Compare the answers too: a rule that is harmless with one model may not be with another.
         output = pair.target.generate(
             **inputs,

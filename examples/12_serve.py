@@ -17,7 +17,7 @@ def serve(target: str, draft: str, **options: Any) -> Serve:
     assistant = AutoModelForCausalLM.from_pretrained(draft, dtype="auto", device_map=options.get("device", "auto"))
     # For every model of the process, since the server loads its own. Clients can send a generation configuration;
     # these defaults beat it, so no client chooses a rule, its settings or a head, which could be any local folder.
-    hf_lossy_assist.enable(assistant_model=assistant.eval(), lossy_mode="topk", lossy_config={"k": 3})
+    hf_lossy_assist.enable(assistant_model=assistant.eval(), lossy_mode="min_p", lossy_config={"tau": 0.5})
     return Serve(force_model=target, **options)
 
 
