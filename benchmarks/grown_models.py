@@ -13,7 +13,7 @@ import typer
 from transformers import PreTrainedModel
 
 from hf_lossy_assist.cli import bench
-from hf_lossy_assist.cli.console import CleanGroup
+from hf_lossy_assist.cli.console import CleanGroup, flattened
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import Head, ModelIdentity
 
@@ -23,7 +23,7 @@ from .growing.grow import MIN_RESERVED, grow
 H = TypeVar("H", bound=Head)
 
 app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("bench")(bench.bench)
+app.command("bench")(flattened(bench.bench))
 
 
 @app.callback()

@@ -14,11 +14,11 @@ import typer
 from accelerate import disk_offload
 
 from hf_lossy_assist.cli import bench
-from hf_lossy_assist.cli.console import CleanGroup
+from hf_lossy_assist.cli.console import CleanGroup, flattened
 from hf_lossy_assist.evaluation.modes import Models
 
 app = typer.Typer(cls=CleanGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.command("bench")(bench.bench)
+app.command("bench")(flattened(bench.bench))
 
 
 @app.callback()
