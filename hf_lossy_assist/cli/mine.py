@@ -217,8 +217,6 @@ class MiningBar:
 
     def add(self, outcome: PromptResult) -> None:
         counts = self._counts
-        counts["prompts"] += 1
-        counts[outcome.status] += 1
         counts.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
         shown = f"{counts['mismatches']} mismatches, {_share(counts['important'], counts['mismatches'])} important"
         shown = f"{counts['rows']} rows" if counts["rows"] else shown
@@ -228,25 +226,23 @@ class MiningBar:
 def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
     """Lay out the content of a folder, given its prompts' rows."""
     rows = list(rows)
-    statuses = Counter(row["status"] for row in rows)
-    totals = Counter()
+    statuses, totals = Counter(row["status"] for row in rows), Counter()
     for row in rows:
-        totals.update({name: row[name] or 0 for name in row if isinstance(row[name], int)})
+        totals.update({name: value for name, value in row.items() if isinstance(value, int)})
+    shown = {"prompts": len(rows)} | {status: statuses[status] for status in (MINED, SKIPPED, FAILED)}
+    if kind == "ratio":
+        shown["rows"] = totals["rows"]
+    else:
+        mismatches = totals["mismatches"]
+        cost = f"{totals['target_tokens'] / mismatches:.1f}" if mismatches else ""
+        shown |= {"mismatches": mismatches, "important": _share(totals["important"], mismatches)}
+        shown |= {"target tokens per mismatch": cost}
+        shown |= {"responses tokenised otherwise": totals["retokenised"]} if totals["retokenised"] else {}
     table = Table(box=SIMPLE_HEAD, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("prompts", str(len(rows)))
-    for status in (MINED, SKIPPED, FAILED):
-        table.add_row(status, str(statuses[status]))
-    if kind == "ratio":
-        table.add_row("rows", str(totals["rows"]))
-        return table
-    mismatches = totals["mismatches"]
-    table.add_row("mismatches", str(mismatches))
-    table.add_row("important", _share(totals["important"], mismatches))
-    table.add_row("target tokens per mismatch", f"{totals['target_tokens'] / mismatches:.1f}" if mismatches else "")
-    if totals["retokenised"]:
-        table.add_row("responses tokenised otherwise", str(totals["retokenised"]))
+    for name, value in shown.items():
+        table.add_row(name, str(value))
     return table
 
 

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from .. import pairs
 from ..errors import LossyValueError
 from ..evaluation.tables import Column, percent, table
+from ..heads.identity import differing_models
 from ..heads.judge_head import MODELS
 from .console import CleanCommand, CleanGroup, flattened, limit_threads, progress
 from .models import ModelOptions, identity_of
@@ -221,12 +222,10 @@ def _carded(origin: Origin, options: TrainOptions) -> Origin:
     card: dict[str, Any] = {} if options.license is None else {"license": options.license}
     if (pair := options.pair) is not None:
         loaded = pairs.load(pair)
-        for role, identity, model in (("target", origin.target, loaded.target), ("draft", origin.draft, loaded.draft)):
-            if found := identity.differences(model):
-                raise LossyValueError(
-                    f"`--pair` has to be the pair that the data come from, but the {role} of {pair!r} differs: "
-                    f"{'; '.join(found)}"
-                )
+        if found := differing_models(vars(origin), {"target": loaded.target, "draft": loaded.draft}):
+            raise LossyValueError(
+                f"`--pair` has to be the pair that the data come from, but {pair!r} differs: {'; '.join(found)}"
+            )
         card["pair"] = pair
     return replace(origin, card=card)
 

@@ -100,9 +100,9 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         return zlib.crc32(b"".join(tensor.detach().float().cpu().numpy().tobytes() for tensor in tensors))
 
     def _shown_checksum(self) -> int:
-        """Return the checksum, cached until torch sees the weights change, since a GPU's would have to be waited for.
+        """Return the checksum. Computing it would wait for a GPU, so it is cached until torch sees the weights change.
 
-        A change of ``weight.data`` in place goes unseen.
+        torch does not see a change of ``weight.data`` in place.
         """
         seen = [(x.data_ptr(), x.is_inference() or x._version) for x in (self.weight, self.bias)]
         if self._summed[0] != seen:

@@ -1,4 +1,4 @@
-"""The identity of a model that a head was trained for, for comparison with the model at hand."""
+"""Identities of models. A head stores those of its models, and compares them with the models at hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NORMS = Rule(
 
 @dataclass(frozen=True)
 class ModelIdentity(Checked):
-    """The properties by which a head recognises a model whose hidden states it reads.
+    """A model's name, sizes and fingerprint. By these, a head recognises the models whose hidden states it reads.
 
     Parameters
     ----------

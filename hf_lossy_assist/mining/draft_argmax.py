@@ -29,7 +29,7 @@ class DraftQuery:
 
 @dataclass(eq=False)
 class DraftArgmax:
-    """The draft's choices at all positions of responses; the draft reads only what its caches lack.
+    """Reads responses with the draft, and returns its choice at every position. Cached prefixes are not read again.
 
     ``choice`` is also the target's; ``tokens`` counts the tokens that the draft has read.
     """

@@ -84,9 +84,9 @@ class SelfLabels:
 def likelihood_changes(
     model: PreTrainedModel, prompt: Ids, response: Ids, places: Sequence[int], others: Ids, horizon: int
 ) -> list[float]:
-    """Return the change of the log-likelihood per token of what follows each place, if the other token stands there.
+    """Put the other token at each place, and return by how much the text after it becomes likelier, in nats per token.
 
-    It is NaN at the response's end.
+    It is NaN at the response's end, where no text follows.
     """
     if not places:
         return []
@@ -117,7 +117,7 @@ class JudgeMiner(Miner):
     """Labels the mismatches of prompts, and reads the states at every mismatch.
 
     ``models`` are read, by role (``"target"``, ``"draft"``); ``positions`` chooses the states of each role from
-    :data:`.states.POSITIONS`.
+    :data:`.reading.POSITIONS`.
     """
 
     searches: Searches | SelfLabels

@@ -1,4 +1,4 @@
-"""Mining runs: a share of a task's prompts, mined one by one into a folder whose data are all of one plan."""
+"""Mining runs. A run mines its share of a task's prompts into a folder; one plan describes all data of a folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _KINDS = {"kind": str, "task": str, "target": (dict, type(None)), "draft": dict,
 
 @dataclass(frozen=True)
 class MiningPlan:
-    """All that mined data depend on; a folder holds data of one plan.
+    """Everything that mined data depend on. A folder holds the data of one plan.
 
     A ``target`` behind an API is None. ``settings`` has everything else that influences the data. Where its
     ``task_data`` is a file, the manifest stores the file's SHA-256 too.
@@ -118,7 +118,7 @@ MOST_FAILURES = 10
 class MiningWorkload:
     """The first ``count`` examples of a split as prompts, and this process's share of them.
 
-    Every prompt belongs to one of ``folds`` folds, for heads that are tested on a fold that they were not trained on.
+    Every prompt belongs to one of ``folds`` folds, so that a head can be tested on a fold that it was not trained on.
     Prompts of more than ``longest`` tokens are skipped.
     """
 

@@ -96,7 +96,7 @@ def search(
     text = decode(found.last)
     guesses = yield Guess(found.last, 0)
     t = found.mismatches[-1].index if found.mismatches else -1
-    while (t := next_mismatch(found.last, guesses, t + 1)) is not None:
+    while (t := next((i for i in range(t + 1, len(found.last)) if found.last[i] != guesses[i]), None)) is not None:
         new = yield Continue((*found.last[:t], guesses[t]))
         new_text = decode(new)
         kept = yield Ask(partial(task.keeps_answer, example, text, new_text))
@@ -107,11 +107,6 @@ def search(
             guesses = (*guesses[: t + 1], *(yield Guess(new, t + 1)))
         yield Learned(found)
     return found
-
-
-def next_mismatch(response: Sequence[int], guesses: Sequence[int], start: int) -> int | None:
-    """Return the first position from ``start`` on at which the two differ, or None."""
-    return next((i for i in range(start, len(response)) if response[i] != guesses[i]), None)
 
 
 Search = tuple[ResponseCost, Found]
@@ -147,7 +142,7 @@ class UnfinishedSearches:
             write_whole(self._path, json.dumps(records).encode())
 
     def forget(self, prompts: Iterable[int]) -> None:
-        """Leave finished prompts out of what is written next; without any other, the file goes."""
+        """Drop finished prompts from the next save. With the last one, the file goes."""
         for prompt in prompts:
             self._searches.pop(prompt, None)
         if not self._searches and self._path is not None:

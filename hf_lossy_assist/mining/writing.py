@@ -38,7 +38,7 @@ class Writer(Protocol):
     """Completes responses. Each prompt at work has a *slot*; several are served at once."""
 
     def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
-        """Assign a free ``slot`` to a prompt, whose cost so far grows from now on."""
+        """Give a free ``slot`` to a prompt. From now on, the writer adds to ``cost``."""
 
     def end(self, slot: int) -> None:
         """Free ``slot``."""
@@ -47,7 +47,7 @@ class Writer(Protocol):
         """Request the rest of a response that begins with ``prefix``."""
 
     def step(self) -> Iterable[tuple[int, Ids]]:
-        """Do some work, and return the slots whose responses are complete, with these."""
+        """Work for a while, and return each slot whose response is complete, with the response."""
 
     def busy(self) -> bool:
         """Tell whether a response is requested and incomplete."""

@@ -17,7 +17,7 @@ MANIFEST, PARTIAL = "manifest.json", ".partial"
 
 
 def folder_lock(folder: Path, name: str) -> FileLock:
-    """Make a folder if it is missing, and return its lock, which its holder may take again."""
+    """Make a folder if it is missing, and return its lock. The holder may take it again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / name) as lock:
@@ -27,7 +27,7 @@ def folder_lock(folder: Path, name: str) -> FileLock:
 
 
 def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest that ``lossy-assist COMMAND`` wrote, which has to have fields of these types."""
+    """Read the manifest that ``lossy-assist COMMAND`` wrote; raise if a field is missing or has another type."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if wrong := [name for name, kind in kinds.items() if not isinstance(manifest[name], kind)]:
@@ -48,7 +48,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[s
 
 
 def refuse(folder: Path, found: list[str]) -> None:
-    """Raise if anything was found that differs from what a folder's data depend on."""
+    """Raise if ``found`` names a difference to the plan of a folder's data."""
     if found:
         raise LossyValueError(
             f"`out` has to be a new folder or hold data of the same settings, but in {str(folder)!r} "
@@ -91,7 +91,7 @@ def _flush(path: Path, flags: int) -> None:
 
 
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append JSON lines to a file; they replace half a line that a killed process has left."""
+    """Append JSON lines to a file. If a killed process has left half a line, that is removed first."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     with path.open("a+b") as file:
         file.seek(0)

@@ -45,17 +45,20 @@ class ShardStore:
 
     def __enter__(self) -> ShardStore:
         with folder_lock(self.folder, LOCK), ExitStack() as stack:
-            stack.enter_context(self._alone(self.process, self.processes))
+            stack.enter_context(self._lock_of(self.process, self.processes))
             for lock in self.folder.glob(".process-*-of-*.lock"):
                 process, processes = map(int, re.findall(r"\d+", lock.name))
                 if processes != self.processes:
-                    self._alone(process, processes).lock.release()
+                    self._lock_of(process, processes).lock.release()
             for partial in self.folder.glob(f"*-{self.process:03d}-*{PARTIAL}"):
                 partial.unlink()
             for shard in _shards(self.folder):
                 own = shard.process == self.process
                 # A process that is at work checks its own files.
-                with suppress(LossyValueError), nullcontext() if own else self._alone(shard.process, self.processes):
+                with (
+                    suppress(LossyValueError),
+                    nullcontext() if own else self._lock_of(shard.process, self.processes),
+                ):
                     shard.set_aside_if_damaged()
             self._join()
             self._lock = stack.pop_all()
@@ -80,7 +83,7 @@ class ShardStore:
         if sum(shard.first == shard.last for shard in own) + 1 >= _PER_SHARD:
             self._join()
 
-    def _alone(self, process: int, processes: int) -> Any:
+    def _lock_of(self, process: int, processes: int) -> Any:
         try:
             return FileLock(self.folder / f".process-{process}-of-{processes}.lock").acquire(timeout=0)
         except Timeout:
@@ -110,7 +113,7 @@ def prompt_rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def rows_that_count(folder: Path, names: Sequence[str] = TABLES) -> list[dict[str, pyarrow.Table]]:
-    """Return each shard's tables, with the rows that count: a prompt's latest that did not fail, else its latest."""
+    """Read every shard, and keep one row of each prompt: its latest success, or its latest failure without any."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             parts = [{name: shard.read(name) for name in names} for shard in _shards(folder)]

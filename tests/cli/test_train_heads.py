@@ -162,7 +162,7 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("judge", "--data", "MINED", "--folds"), "`--folds` needs data"),
         (("judge", "--data", "MINED", "--recall", "1.5"), "`--recall`"),
         (("judge", "--data", "MINED", "--validation", "1"), "`--validation`"),
-        (("judge", "--data", "MINED", "--pair", "arithmetic"), "the target of 'arithmetic' differs"),
+        (("judge", "--data", "MINED", "--pair", "arithmetic"), "but 'arithmetic' differs: of the target"),
         (("verifier", "--data", "RATIOS", "--lambda", "0"), "`--lambda`"),
         (("judge", "--data", "ONE_CLASS"), "tokens are unimportant"),
         (("judge", "--data", "ONE_PROMPT"), "all 50 are of one"),
