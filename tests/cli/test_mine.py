@@ -244,7 +244,7 @@ NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
     ("arguments", "message"),
     [
         (["--pair", "arithmetic"], r"`--out` has to be a folder"),
-        (["--out", "x"], r"`--model` and `--assistant` and `--task` has to be given"),
+        (["--out", "x"], r"`--model` and `--assistant` and `--task` have to be given"),
         ([*OUT_OF_PAIR, "--model", "m"], r"`--pair` 'arithmetic' brings its own models"),
         (["--out", "x", "--task", TASK, "--model", "m"], r"`--assistant` has to be given"),
         ([*OUT_OF_PAIR, "--temperature", "0.5"], r"`--temperature` counts only with `--sampling`"),
