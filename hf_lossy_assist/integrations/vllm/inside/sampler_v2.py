@@ -68,20 +68,11 @@ class LossyRejectionSampler(RejectionSampler):
         self._start = 0
         return super().__call__(logits, input_batch, *args, **kwargs)
 
-    def _verify(
-        self,
-        logits: Tensor,
-        draft_logits: Tensor | None,
-        draft_sampled: Tensor,
-        pos: Tensor,
-        cu_num_logits: Tensor,
-        idx_mapping: Tensor,
-        idx_mapping_np: np.ndarray,
-        expanded_idx_mapping: Tensor,
-        expanded_local_pos: Tensor,
-        seq_lens_upper_bound_np: np.ndarray,
-        verify_draft_sampled: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _verify(self, logits: Tensor, draft_logits: Tensor | None, *places: Any) -> tuple[Tensor, Tensor, Tensor]:
+        (
+            draft_sampled, pos, cu_num_logits, idx_mapping, idx_mapping_np, expanded_idx_mapping, expanded_local_pos,
+            seq_lens_upper_bound_np, verify_draft_sampled,
+        ) = places  # fmt: skip
         first, self._start = self._start, self._start + len(logits)
         slots = idx_mapping_np.tolist()
         ids = [self._ids[slot] for slot in slots]
@@ -90,30 +81,12 @@ class LossyRejectionSampler(RejectionSampler):
 
         def process(logits: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
             return self.sampler.apply_sampling_params(
-                logits,
-                expanded_idx_mapping[rows],
-                idx_mapping,
-                idx_mapping_np,
-                pos[rows],
-                draft_sampled[rows],
-                expanded_local_pos[rows],
-                seq_lens_upper_bound_np,
-            )
+                logits, expanded_idx_mapping[rows], idx_mapping, idx_mapping_np, pos[rows], draft_sampled[rows],
+                expanded_local_pos[rows], seq_lens_upper_bound_np,
+            )  # fmt: skip
 
         if others or not groups:
-            processed, sampled, num_sampled = super()._verify(
-                logits,
-                draft_logits,
-                draft_sampled,
-                pos,
-                cu_num_logits,
-                idx_mapping,
-                idx_mapping_np,
-                expanded_idx_mapping,
-                expanded_local_pos,
-                seq_lens_upper_bound_np,
-                verify_draft_sampled,
-            )
+            processed, sampled, num_sampled = super()._verify(logits, draft_logits, *places)
             if not groups:
                 return processed, sampled, num_sampled
         else:
