@@ -61,6 +61,7 @@ import hf_lossy_assist.cli.demo, hf_lossy_assist.cli.chat, hf_lossy_assist.cli.p
 def test_commands_name_their_extra(command: str, extra: str):
     done = run(f"app({command.split()!r})")
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"error: `lossy-assist {command.split()[0]}` needs packages")
+    assert done.stderr.startswith("error: ")
+    assert f"{command.split()[0]}` needs packages" in done.stderr
     assert f"pip install 'hf-lossy-assist[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -171,8 +171,9 @@ class ModelOptions:
             raise LossyValueError(f"`--draft-dtype` {self.draft_dtype} needs a draft model; add `--assistant`")
         missing = [f"`{name}`" for name, value in named.items() if value is None and name not in optional]
         if self.pair is None and missing:
-            has = "has" if len(missing) == 1 else "have"
-            raise LossyValueError(f"{' and '.join(missing)} {has} to be given, or `--pair arithmetic` instead")
+            *others, last = missing
+            names = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+            raise LossyValueError(f"{names} to be given, or `--pair arithmetic` instead")
         if self.pair is None and self.folder is not None:
             raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
 

@@ -150,42 +150,6 @@ def test_a_batch_of_the_modes_that_can(tiny, tmp_path):
     assert "stock assisted: assisted generate is only supported for batch_size = 1" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--modes", "plain,topl"), "did you mean 'topk'"),
-        (("--modes", "plain,topk@0"), "`--modes` has to have a γ >= 1 or 'auto', but has '0'"),
-        (("--modes", "plain,topk:k"), "`--modes` has to have settings KEY=VALUE"),
-        (("--modes", "plain,topk:k=-1"), "topk:k=-1: `k` of the rule 'topk'"),
-        (("--modes", "plain,lossless,lossless"), "every mode once"),
-        (("--modes", "plain,judge"), "give one for 'judge' by `--head`"),
-        (("--gamma", "many"), "`--gamma`"),
-        (("--dtype", "int4"), "`--dtype`"),
-        (("--clock", "sun"), "`--clock`"),
-        (("--clock", "cpu", "--threads", "2"), "cpu only with `--threads 1`"),
-        (("--model", "x"), "`--assistant` has to be given, or `--pair arithmetic` instead"),
-        (
-            ("--model", "x", "--assistant", "y", "--pair", "arithmetic"),
-            "`--pair` 'arithmetic' brings its own models; leave out `--model`",
-        ),
-        (("--model", "x", "--assistant", "y", "--folder", "z"), "`--folder` 'z' has the models of a `--pair`"),
-        (("--pair", "arithmetics"), "did you mean 'arithmetic'"),
-        (("--prompt-file", "EMPTY"), "`--prompt-file`"),
-        (("--head", "no/such/head"), "which is neither a folder nor an id on the Hub"),
-        (("--head", "topk=folder"), "`RULE` of `--head` has to be one of ['judge', 'sprinter']"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_errors_are_one_line(tiny_pair_folder, tmp_path, arguments, message):
-    empty = tmp_path / "empty"
-    empty.write_text("\n")
-    arguments = [str(empty) if argument == "EMPTY" else argument for argument in arguments]
-    here = () if "--pair" in arguments or "--model" in arguments else ("--folder", str(tiny_pair_folder))
-    *_, last = run(*here, *arguments, "--prompts", "1", "--repeats", "1", status=2).stderr.splitlines()
-    assert last.lower().startswith("error: ")
-    assert message in last or message.replace("`", "'") in last
-
-
 def documented():
     text = (Path(__file__).parents[2] / "benchmarks" / "README.md").read_text(encoding="utf-8")
     return [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("lossy-assist bench ")]

@@ -92,23 +92,6 @@ def test_a_warning_comes_after_the_answer(folder: Path):
     assert shown.count(warned) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--prompt-lookup", "3", "--assistant", "x"), "`--prompt-lookup` 3 drafts without a model"),
-        (("--assistant-tokenizer", "x"), "needs an `--assistant`"),
-        (("--temperature", "1"), "`--temperature` 1.0 needs `--sample`"),
-        (("--mode", "tpok"), "did you mean 'topk'"),
-        (("--pair", "arithmetic"), "brings its own models"),
-    ],
-)
-def test_bad_options_are_one_clean_line(folder: Path, options: tuple[str, ...], message: str):
-    result = chat(folder, options=options)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_a_model_without_a_template_is_refused(tiny_pair_folder: Path):
     result = chat(tiny_pair_folder, "hello")
     assert result.exit_code == 2

@@ -1,31 +1,128 @@
-"""Errors are one line, and speak of the options that exist there."""
+"""Errors of every command are one line that speaks of the options there, and come before anything is written."""
 
 from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.tasks import Arithmetic
+
+PAIR = "--pair arithmetic"
+LETTERS = "--task tests.mining.parts:Letters"
+NOWHERE = f"{LETTERS} --model /no --assistant /no --out OUT"
+API = "--target-api http://x/v1"
+
+# For each command, options and a pattern of the message. M stands for options that name tiny models.
+ERRORS = {
+    "generate": [
+        (f"{PAIR} --mode topkk", "`--mode` has to be one of .* did you mean 'topk'"),
+        (f"{PAIR} --mode ears:beta=2", "`beta` of the rule 'ears'"),
+        (f"{PAIR} --mode ears:bta=0.1", "`--mode` key 'bta' is unknown .* did you mean 'beta'"),
+        (f"{PAIR} --mode ears:beta", "`--mode` has to have settings KEY=VALUE"),
+        (f"{PAIR} --mode topk,ears", r"`--mode` has to be one mode.* write `topk\+ears`"),
+        (f"{PAIR} --mode stock", "`--mode` has to name rules"),
+        (f"{PAIR} --config k=3", "'--config' was removed"),
+        (f"{PAIR} --mode judge --head judge=x", "neither a folder"),
+        (f"{PAIR} --mode topk --head JUDGE", "`--head` is for the rule 'judge', which is not in `--mode`"),
+        (f"{PAIR} --gamma none", "`--gamma` has to have"),
+        (f"{PAIR} --model x", "`--pair` 'arithmetic' brings its own models"),
+        (f"{PAIR} --temperature 0.7", "`--temperature` 0.7 needs `--sample`"),
+        (f"{PAIR} --prompt-lookup 3 --draft-dtype int8 P", "`--draft-dtype` int8 needs a draft model"),
+        (f"{PAIR} --prepack --dtype float16 P", "in bfloat16 or float32"),
+        ("--pair aritmetic", "did you mean 'arithmetic'"),
+        ("--model x", "`--assistant` and `PROMPT` have to be given"),
+        ("--model /no/such --assistant /no/such p", "`--model` has to be .*'/no/such'"),
+        ("--model x --assistant y --mode judge P", "`--head` has to be given for the rule 'judge'"),
+        ("M --chat P", "has no chat template"),
+    ],
+    "chat": [
+        ("--model x --prompt-lookup 3 --assistant x", "`--prompt-lookup` 3 drafts without a model"),
+        ("--model x --assistant-tokenizer x", "needs an `--assistant`"),
+        ("--model x --temperature 1", "`--temperature` 1.0 needs `--sample`"),
+        ("--model x --mode tpok", "did you mean 'topk'"),
+        ("M", "has no chat template"),
+    ],
+    "inspect": [
+        (f"{PAIR} --modes topkk --out OUT", "did you mean 'topk'"),
+        (f"{PAIR} --mode topk --out OUT", "name all modes in one option"),
+        (f"{PAIR} --gamma none --out OUT", "`--gamma` has to have"),
+        (f"{PAIR} --out /no/such/folder/x.html", "`--out` has to be a file in an existing folder"),
+        ("M --head JUDGE --modes judge --out OUT P", "judge head was trained for"),
+    ],
+    "bench": [
+        (f"{PAIR} --modes plain,topl", "`--modes` has to be one of .* did you mean 'topk'"),
+        (f"{PAIR} --modes plain,topk@0", "`--modes` has to have a γ >= 1 or 'auto', but has '0'"),
+        (f"{PAIR} --modes plain,topk:k=-1", "topk:k=-1: `k` of the rule 'topk'"),
+        (f"{PAIR} --modes plain,lossless,lossless", "every mode once"),
+        (f"{PAIR} --folder TINY --modes plain,judge", "give one for 'judge' by `--head`"),
+        (f"{PAIR} --dtype int4", "'--dtype'"),
+        (f"{PAIR} --engines hf,gpu", "`--engines` has to name"),
+        (f"{PAIR} --clock sun", "`--clock`"),
+        (f"{PAIR} --clock cpu --threads 2", "cpu only with `--threads 1`"),
+        (f"{PAIR} --prompt-file EMPTY", "`--prompt-file`"),
+        (f"{PAIR} --head a/b/c/d --modes plain", "neither a folder nor an id on the Hub"),
+        (f"{PAIR} --head topk=folder", r"`RULE` of `--head` has to be one of \['judge', 'sprinter'\]"),
+        ("--model x", "`--assistant` has to be given, or `--pair arithmetic` instead"),
+        ("--model x --assistant y --folder z", "`--folder` 'z' has the models of a `--pair`"),
+    ],
+    "evaluate": [
+        (f"{PAIR} --modes plain,plain", "every mode once"),
+        (f"{PAIR} --modes plain --reference lossless", r"`--reference` has to be one of the modes \['plain'\]"),
+        (f"{PAIR} --folder TINY --modes plain,judge", "`--modes` has 'judge', which needs a head"),
+        (f"{PAIR} --task gsm", "`--task` has to be one of"),
+        (f"{PAIR} --task gsm8k --split train --data /no/such", "`--data` has to be"),
+        (f"{PAIR} --split none", "`--split` has to be one of"),
+        (f"{PAIR} --limit 0", "'--limit'"),
+        (f"{PAIR} --prompt-lookup 0", "'--prompt-lookup'"),
+        (f"{PAIR} --prompt-lookup 3 --assistant A", "`--prompt-lookup` 3 drafts without a model"),
+        (f"{PAIR} --prompt-lookup 3 --modes plain,topk@auto", "`--modes` has 'topk@auto'"),
+        (f"{PAIR} --share-rows", "'--share-rows' was removed"),
+        ("--model no/such --task arithmetic --modes plain,draft", "`--assistant` has to be .* mode 'draft'"),
+        ("--model no/such --task arithmetic --modes plain,lossless", "`--assistant` has to be .* mode 'lossless'"),
+    ],
+    "mine": [
+        (PAIR, "`--out` has to be a folder"),
+        ("--out OUT", "`--model`, `--assistant` and `--task` have to be given"),
+        (f"{PAIR} --out OUT --temperature 0.5", "`--temperature` counts only with `--sampling`"),
+        (f"{PAIR} --out OUT --sampling --temperature 0", "`--temperature` has to be .* > 0"),
+        (f"{PAIR} --out OUT {API}", "`--target-api-model` have to be given"),
+        (f"{PAIR} --out OUT --target-api x --target-api-model m", "`--target-api` has to be a URL .* is 'x'"),
+        (f"{PAIR} --out OUT {API} --target-api-model m --sampling", "`--target-api` gives greedy text only"),
+        (f"{PAIR} --out OUT {API} --target-api-model m --labels self", "`--labels self` needs .* `--model`"),
+        (f"{PAIR} --out OUT --writer-dtype int8 --prepack", "`--writer-dtype int8` rounds .* `--prepack`"),
+        (f"{PAIR} --out OUT --writer-dtype int8 --labels self", "`--writer-dtype int8` rounds .* `--labels`"),
+        (f"{PAIR} --out OUT --task gsm8k --task-data /no", "`--task-data` has to be"),
+        (f"{PAIR} --out OUT --split nonsense --num-prompts 1", "`--split` has to be one of"),
+        (NOWHERE, "`--model` has to be .*'/no'"),
+        (f"{NOWHERE} --task-option m", "`--task-option` has to be KEY=VALUE"),
+        (f"{NOWHERE} --unsafe-no-isolation", "takes no `--unsafe-no-isolation`"),
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            "evaluate --pair arithmetic --task gsm8k --split train --data /no/such",
-            "`--data` has to be",
-        ),
-        ("evaluate --pair arithmetic --task gsm", "`--task` has to be one of"),
-        ("evaluate --pair arithmetic --modes plain,plain", "`--modes` has to name every mode once"),
-        ("generate --pair arithmetic --mode tpok", "`--mode` has to be one of"),
-        ("generate --pair arithmetic --mode topk:K=1", "`--mode` key 'K' is unknown"),
-        ("generate --model M --assistant A --mode judge P", "`--head` has to be given for the rule 'judge'"),
-        ("mine --pair arithmetic --task gsm8k --task-data /no --out OUT", "`--task-data` has to be"),
-        ("mine --pair arithmetic --out OUT --split nonsense --num-prompts 1", "`--split` has to be one of"),
-    ],
+    ("command", "pattern"),
+    [(f"{name} {options}", pattern) for name, rows in ERRORS.items() for options, pattern in rows],
 )
-def test_errors_name_options(arguments: str, message: str, bundled, tmp_path):
-    result = CliRunner().invoke(app, arguments.replace("OUT", str(tmp_path)).split())
+def test_an_error_is_one_line(command: str, pattern: str, bundled, tiny_pair_folder: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(Arithmetic, "max_new_tokens", 4)
+    out, empty = tmp_path / "out", tmp_path / "empty"
+    empty.write_text("\n")
+    judge = bundled_folder("arithmetic") / "judge"
+    models = f"--model {tiny_pair_folder / 'target'} --assistant {tiny_pair_folder / 'draft'}"
+    places = {"M": models, "OUT": out, "EMPTY": empty, "TINY": tiny_pair_folder, "JUDGE": judge}
+    words = shlex.split(" ".join(str(places.get(word, word)) for word in command.split()))
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    *_, last = result.stderr.splitlines()
+    assert re.match("error: ", last, re.IGNORECASE)
+    assert re.search(pattern, last), last
+    assert last.startswith("Error: ") or result.stderr.count("\n") == 1
+    assert not out.exists() or "--split" in words or "--task-data" in words, "which are read with the first problem"
+    assert not result.stdout

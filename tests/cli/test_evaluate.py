@@ -73,36 +73,6 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
     assert "plain" in plain
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--modes", "plain,topl"), "`--modes` has to be one of ['plain',"),
-        (("--modes", "plain,dropmtch"), "did you mean 'dropmatch'"),
-        (("--modes", "plain", "--reference", "lossless"), "`--reference` has to be one of the modes ['plain']"),
-        (("--modes", "plain,plain"), "every mode once"),
-        (("--modes", "plain,judge"), "`--modes` has 'judge', which needs a head; give one for 'judge' by `--head`"),
-        (("--model", "x"), "`--pair` 'arithmetic' brings its own models"),
-        (("--task", "nothing"), "`--task` has to be one of"),
-        (("--split", "none"), "`--split` has to be one of"),
-        (("--limit", "0"), "'--limit'"),
-        (("--prompt-lookup", "0"), "'--prompt-lookup'"),
-        (("--prompt-lookup", "3", "--assistant", "A"), "`--prompt-lookup` 3 drafts without a model"),
-        (("--prompt-lookup", "3", "--modes", "plain,topk@auto"), "`--modes` has 'topk@auto'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_errors_are_one_line(bundled, arguments, message):
-    printed = run("--pair", "arithmetic", *SMALL, *arguments, status=2).stderr
-    assert message in printed
-    assert printed.startswith("Usage: ") or printed.splitlines()[-1].startswith("error: ")
-
-
-@pytest.mark.parametrize("modes", ["plain,lossless", "plain,draft"])
-def test_a_mode_without_a_draft_is_refused_before_a_model_is_loaded(modes):
-    printed = run("--model", "no/such", "--task", "arithmetic", "--modes", modes, status=2).stderr
-    assert f"`--assistant` has to be given for the mode '{modes[6:]}'" in printed
-
-
 def test_prompt_lookup_drafts_in_the_pair_s_place(bundled, tmp_path):
     run("--pair", "arithmetic", *SMALL, "--prompt-lookup", "2", "--out", str(tmp_path))
     summary, rows = read(tmp_path)

@@ -165,35 +165,6 @@ def test_a_seed_makes_samples_repeat(bundled):
     assert sampled("1") == sampled("1") != sampled("2")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--pair", "arithmetic", "--mode", "topkk"], r"`--mode` has to be one of"),
-        (["--pair", "arithmetic", "--mode", "ears:beta=2"], r"beta"),
-        (["--pair", "arithmetic", "--mode", "ears:bta=0.1"], r"did you mean 'beta'"),
-        (["--pair", "arithmetic", "--mode", "ears:beta"], r"`--mode` has to have settings KEY=VALUE"),
-        (["--pair", "arithmetic", "--mode", "topk,ears"], r"`--mode` has to be one mode.* write `topk\+ears`"),
-        (["--pair", "arithmetic", "--mode", "stock"], r"`--mode` has to name rules"),
-        (["--pair", "arithmetic", "--config", "k=3"], r"'--config' was removed"),
-        (["--pair", "arithmetic", "--head", "judge=x"], r"`--head` has to be .*'x'|neither a folder"),
-        (["--pair", "arithmetic", "--gamma", "none"], r"`--gamma` has to have"),
-        (["--pair", "aritmetic"], r"did you mean 'arithmetic'"),
-        (["--pair", "arithmetic", "--model", "x"], r"`--pair` 'arithmetic' brings its own models"),
-        (["--temperature", "0.7", "--pair", "arithmetic"], r"`--temperature` 0.7 needs `--sample`"),
-        (["--model", "x"], r"`--assistant` and `PROMPT` have to be given"),
-        (["--model", "/no/such", "--assistant", "/no/such", "p"], r"`--model` has to be .*'/no/such'"),
-    ],
-)
-def test_bad_input_is_one_clean_line(arguments, message):
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert "Traceback" not in result.output
-    assert not result.stdout
-    assert re.search(message, result.stderr)
-
-
 def test_an_eagle3_head_is_an_assistant(tiny_pair_folder, tmp_path):
     target = pairs.load("arithmetic", folder=tiny_pair_folder).target
     width, size = target.config.hidden_size, target.config.vocab_size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
@@ -53,21 +52,3 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
     refused = run(*models, "--head", head, "--modes", "judge", "--out", str(out), PROMPT)
     assert refused.exit_code == 2
     assert "judge" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--pair", "arithmetic", "--modes", "topkk", "--out", "x.html"], "topkk"),
-        (["--pair", "arithmetic", "--out", "/no/such/folder/x.html"], "`--out` has to be a file in an existing folder"),
-        (["--model", "x", "--out", "x.html"], "`--assistant` and `PROMPT` have to be given"),
-        (["--pair", "arithmetic", "--mode", "topk", "--out", "x.html"], "name all modes in one option"),
-        (["--pair", "arithmetic", "--gamma", "none", "--out", "x.html"], "`--gamma` has to have"),
-    ],
-)
-def test_bad_input_is_one_clean_line(arguments: list[str], message: str):
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert message in result.stderr

@@ -235,48 +235,6 @@ def test_processes_on_two_machines_mine_at_once(options, tmp_path):
     assert "4" in [figure(one, "prompts") for one in said if "prompts" in one]
 
 
-OUT_OF_PAIR = ["--out", "x", "--pair", "arithmetic"]
-API = ["--target-api", "http://x/v1"]
-NOWHERE = ["--out", "x", "--task", TASK, "--model", "/no", "--assistant", "/no"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--pair", "arithmetic"], r"`--out` has to be a folder"),
-        (["--out", "x"], r"`--model` and `--assistant` and `--task` have to be given"),
-        ([*OUT_OF_PAIR, "--model", "m"], r"`--pair` 'arithmetic' brings its own models"),
-        (["--out", "x", "--task", TASK, "--model", "m"], r"`--assistant` has to be given"),
-        ([*OUT_OF_PAIR, "--temperature", "0.5"], r"`--temperature` counts only with `--sampling`"),
-        ([*OUT_OF_PAIR, "--sampling", "--temperature", "0"], r"`--temperature` has to be .* > 0"),
-        ([*OUT_OF_PAIR, *API], r"`--target-api-model` have to be given"),
-        ([*OUT_OF_PAIR, "--target-api", "x", "--target-api-model", "m"], r"`--target-api` has to be a URL .* is 'x'"),
-        ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--sampling"], r"`--target-api` gives greedy text only"),
-        ([*OUT_OF_PAIR, *API, "--target-api-model", "m", "--labels", "self"], r"`--labels self` needs .* `--model`"),
-        ([*OUT_OF_PAIR, "--writer-dtype", "int8", "--prepack"], r"`--writer-dtype int8` rounds .* `--prepack`"),
-        ([*OUT_OF_PAIR, "--writer-dtype", "int8", "--labels", "self"], r"`--writer-dtype int8` rounds .* `--labels`"),
-        (["--out", "x", "--task", "nothing", "--model", "m", "--assistant", "a"], r"`--task` has to be one of"),
-        (NOWHERE, r"`--model` has to be .*'/no'"),
-        ([*NOWHERE, "--task-option", "m"], r"`--task-option` has to be KEY=VALUE"),
-        ([*NOWHERE, "--unsafe-no-isolation"], r"takes no `--unsafe-no-isolation`"),
-    ],
-)
-def test_bad_input_is_one_clean_line(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = run(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert re.search(message, result.stderr), result.stderr
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_split_that_is_none_leaves_nothing_behind(options):
-    result = run(*options, "--split", "dev")
-    assert result.exit_code == 2
-    assert re.search(r"`--split` has to be one of .* but is 'dev'", result.stderr)
-
-
 def test_models_with_other_vocabularies_are_refused(models, tiny_pair_folder, tmp_path):
     from tests.tiny_models import tiny
 
