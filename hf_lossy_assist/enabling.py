@@ -272,7 +272,7 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = signature.bind(self, *args, **kwargs).arguments
         arguments.pop("self")
         arguments |= arguments.pop("kwargs", {})
-        call = LossyCall.take(self, arguments, _add_defaults(self, arguments))
+        call = LossyCall.from_keywords(self, arguments, _add_defaults(self, arguments))
         mark_user_cache(cache_of(arguments))
         outer = _pending.get()
         try:

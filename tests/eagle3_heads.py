@@ -60,7 +60,7 @@ def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 
         texts = target.generate(prompts, max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0)
         with states.watched():
             labels = target(texts).logits[..., head.target_ids].softmax(-1)
-            read = states.take()
+            read = states.pop()
     embeds = torch.nn.functional.embedding(texts, head.embeddings(target)).detach()
     length = texts.shape[1] - 2
     positions, mask = torch.arange(length)[None], torch.ones(length, length, dtype=torch.bool).tril()[None, None]

@@ -127,8 +127,11 @@ class Acceptor(ABC):
         """Whether the rule decides drafts as wholes, which no rule of a list can."""
         return False
 
-    def alone(self, v: Verification) -> Acceptor:
-        """Return the rule that decides a draft where this one stands in no list: itself, or a lossless one."""
+    def decider(self, v: Verification) -> Acceptor:
+        """Return the rule to use when this one runs alone: usually itself.
+
+        Rules that decide whole drafts return a lossless substitute.
+        """
         return self
 
     def check_models(self, target: PreTrainedModel, draft: PreTrainedModel | None) -> None:
@@ -219,7 +222,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
         none = v.tokens.bool()
         last = torch.zeros(len(none), dtype=torch.long, device=v.logits.device)
         return Decision(none, last, v.choose(v.after(last)), last == 0, none, {})
-    rule = acceptor.alone(v)
+    rule = acceptor.decider(v)
     whole = rule is not acceptor  # another rule decides this draft, as a whole or token by token, without a loss
     keep, credits, strict = _judge_tokens(rule, v, None if whole else positions)
     # The lossless rule keeps one path at most, since the target has one argmax.

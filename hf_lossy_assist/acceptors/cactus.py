@@ -49,10 +49,10 @@ class Cactus(Acceptor):
     def keep(self, v: Verification) -> Tensor:
         if not v.do_sample:
             return v.lossless & v.allowed
-        return (v.u * v.q_x <= self._raised(v.p_left)) & v.allowed
+        return (v.u * v.q_x <= self._raised(v.p_untried)) & v.allowed
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        return {"h/q": self._raised(v.p_left) / v.q_x, "u": v.u} if v.do_sample else super().quantities(v)
+        return {"h/q": self._raised(v.p_untried) / v.q_x, "u": v.u} if v.do_sample else super().quantities(v)
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if not v.do_sample:

@@ -64,7 +64,7 @@ class Lossless(Acceptor):
     def decides_whole_drafts(self) -> bool:
         return self.verification == "block"
 
-    def alone(self, v: Verification) -> Acceptor:
+    def decider(self, v: Verification) -> Acceptor:
         if v.shape.branches:
             return TraversalLossless.of(v)
         return BlockLossless.of(v) if v.do_sample and self.decides_whole_drafts else self

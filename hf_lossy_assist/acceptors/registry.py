@@ -7,20 +7,19 @@ import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 
 from ..errors import LossyValueError
 from ..heads import Head, place_head
 
-if TYPE_CHECKING:
-    from .base import Acceptor
+Rule = type[Any]
+"""A class of rules: a subclass of :class:`~hf_lossy_assist.acceptors.Acceptor`, which is declared by what is here."""
 
-REGISTRY: dict[str, type[Acceptor]] = {}
+REGISTRY: dict[str, Rule] = {}
 """All rules by name."""
 
-_R = TypeVar("_R", bound="type[Acceptor]")
 # The bound of settings above 0: float32's resolution at 1.
 _LEAST_ABOVE_0 = 2**-23
 _LARGEST_INT = 2**63 - 1  # that a tensor can be compared with
@@ -42,7 +41,7 @@ class Formula:
     do_sample: bool = True  # whether to plot sampling, or greedy decoding
 
 
-def register(rule: _R) -> _R:
+def register(rule: Rule) -> Rule:
     """Make a rule available as ``lossy_mode=rule.name``; a class decorator. The name has to be new."""
     if REGISTRY.setdefault(rule.name, rule) is not rule:
         raise LossyValueError(f"`name` of a rule has to be new, but {rule.name!r} is {REGISTRY[rule.name].__name__}")
@@ -74,7 +73,7 @@ class Setting:
         """The meaning of None."""
         return self.unset or "none"
 
-    def check(self, rule: Acceptor) -> None:
+    def check(self, rule: Any) -> None:
         """Raise :class:`LossyValueError` if the rule's value is out of bounds."""
         value = getattr(rule, self.name)
         if (value is None and self.may_be_none) or (self.word is not None and value == self.word):
@@ -130,7 +129,7 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
 
 
 @functools.cache
-def settings_of(rule: type[Acceptor]) -> tuple[Setting, ...]:
+def settings_of(rule: Rule) -> tuple[Setting, ...]:
     """Return the settings of a rule: its fields without the head and internal ones.
 
     Examples
@@ -152,12 +151,12 @@ def settings_of(rule: type[Acceptor]) -> tuple[Setting, ...]:
     )
 
 
-def describe(rule: type[Acceptor]) -> str:
+def describe(rule: Rule) -> str:
     """Return a rule's name, source, summary and settings as lines of text, for ``--help``."""
     return "\n  ".join([f"{rule.name} ({rule.paper}): {summary_of(rule)}", *map(str, settings_of(rule))])
 
 
-def summary_of(rule: type[Acceptor]) -> str:
+def summary_of(rule: Rule) -> str:
     """Return the first paragraph of a rule's docstring as one line, without markup."""
     return _line((inspect.getdoc(rule) or "").partition("\n\n")[0])
 
@@ -166,7 +165,7 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace("``", "")
 
 
-def _parameters(rule: type[Acceptor]) -> Mapping[str, str]:
+def _parameters(rule: Rule) -> Mapping[str, str]:
     """Return the text about each name in the section "Parameters" of a rule's docstring."""
     _, _, section = (inspect.getdoc(rule) or "").partition("\nParameters\n----------\n")
     entries = re.findall(r"^(\S.*)\n((?: +.*(?:\n|$))+)", re.split(r"\n\w+\n---", section)[0], re.MULTILINE)
@@ -203,11 +202,11 @@ def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> 
         raise LossyValueError(f"`{name}` of the rule {rule!r} has to be one of {list(choices)}, but is {value!r}")
 
 
-def head_type(rule: type[Acceptor]) -> type[Head] | None:
+def head_type(rule: Rule) -> type[Head] | None:
     """Return the class of trained head that a rule uses, or None."""
     return next((x.metadata["head"] for x in fields(rule) if "head" in x.metadata), None)
 
 
-def place_rule_head(rule: type[Acceptor], source: Any, device: torch.device | str) -> Head:
+def place_rule_head(rule: Rule, source: Any, device: torch.device | str) -> Head:
     """Return a rule's head on ``device``."""
     return place_head(f"`lossy_head` of the rule {rule.name!r}", head_type(rule), source, device)

@@ -58,11 +58,11 @@ class Thresholds(Acceptor):
         return self.threshold_single == 1 and (not do_sample or self.threshold_acc == 1)
 
     def keep(self, v: Verification) -> Tensor:
-        drawn = self.threshold_acc * v.u <= v.p_left if v.do_sample else v.lossless
+        drawn = self.threshold_acc * v.u <= v.p_untried if v.do_sample else v.lossless
         return (drawn | (v.p_x >= self.threshold_single)) & v.allowed
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        drawn = {"p/t_acc": v.p_left / self.threshold_acc, "u": v.u} if v.do_sample and self.threshold_acc else {}
+        drawn = {"p/t_acc": v.p_untried / self.threshold_acc, "u": v.u} if v.do_sample and self.threshold_acc else {}
         return {**drawn, "threshold": torch.full_like(v.p_x, self.threshold_single)}
 
     def correction(self, v: Verification, at: Tensor) -> Tensor:

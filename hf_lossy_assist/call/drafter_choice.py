@@ -66,7 +66,7 @@ class DrafterChoice:
     stop: DraftStop | None  # ends drafts early, beside `confidence`
 
     @classmethod
-    def take(
+    def from_keywords(
         cls,
         target: PreTrainedModel,
         kwargs: dict[str, Any],

@@ -54,7 +54,7 @@ class LossyCall:
     encoder_input: Any = None
 
     @classmethod
-    def take(
+    def from_keywords(
         cls, model: PreTrainedModel, kwargs: dict[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})
     ) -> LossyCall | None:
         """Remove our keywords from ``kwargs``; return None for an ordinary call.
@@ -97,7 +97,7 @@ class LossyCall:
         if (refusal := compat.obstacle_in_adapter(model)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
         generator = given.get("candidate_generator")
-        choice = DrafterChoice.take(
+        choice = DrafterChoice.from_keywords(
             model, kwargs, explicit, generator, stop=config.stop_drafting, default_stop=config.default_stop
         )
         if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter

@@ -96,9 +96,9 @@ class ForwardInputs:
         """Move the inputs that are aligned with ``ids`` ``(B, S)`` along with the rows of a batch."""
         for name in _IN_LINE_WITH_IDS:
             if (values := carried.get(name)) is not None:
-                carried[name] = shift.take(values, 0)
+                carried[name] = shift.moved(values, 0)
         if carried.get("attention_mask") is None and len(set(shift.ends)) > 1:
-            carried["attention_mask"] = shift.take(torch.ones_like(ids), 0)
+            carried["attention_mask"] = shift.moved(torch.ones_like(ids), 0)
 
     def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
         """Return mask and positions, if there are any, for ``count`` more tokens."""

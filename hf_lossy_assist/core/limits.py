@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -123,8 +124,9 @@ class BoundLimits:
             positions = positions | ~(inside_before & inside)
         if self.limits.budget is None:
             return LosslessPositions(positions, None, shape)
-        # The slack lets 0.1 of 10 tokens be 1 despite rounding.
-        allowed = (number * self.limits.budget + 1e-6).floor().long()
+        # In whole numbers, since 0.53 of 100 tokens rounds to less than 53.
+        share = Fraction(self.limits.budget).limit_denominator(10**6)
+        allowed = number * share.numerator // share.denominator
         return LosslessPositions(positions, allowed - torch.as_tensor(lossy, device=candidate.device)[:, None], shape)
 
 

@@ -51,7 +51,7 @@ class Shape(ABC):
 
     @property
     @abstractmethod
-    def left(self) -> Tensor:
+    def to_the_end(self) -> Tensor:
         """``(B, n)`` or ``(1, n)`` the largest number of drafted tokens from each on, itself included."""
 
     @abstractmethod
@@ -147,7 +147,7 @@ class Chain(Shape):
         return torch.arange(1, self.size + 1, device=self.device)
 
     @property
-    def left(self) -> Tensor:
+    def to_the_end(self) -> Tensor:
         return self._ends[:, None] - torch.arange(self.size, device=self.device)
 
     def prefix(self, keep: Tensor, do_sample: bool, log_p: Callable[[], Tensor | None]) -> Prefix:

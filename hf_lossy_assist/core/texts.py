@@ -135,7 +135,7 @@ class Texts:
             self.width = wider
             return None
         shift = RowShift(tuple(stay), tuple(ends[i] for i in stay), wider, extended.device)
-        self._hold(shift.take(extended, self.pad))
+        self._hold(shift.moved(extended, self.pad))
         return shift
 
     def finish(self, lengths: Sequence[int]) -> Tensor:
@@ -209,7 +209,7 @@ class RowShift:
         """Return the new slot up to which all rows are known, if they were up to ``slots`` or their newest token."""
         return min(min(slots, end - 1) + self.width - end for end in self.ends)
 
-    def take(self, values: Tensor, fill: int) -> Tensor:
+    def moved(self, values: Tensor, fill: int) -> Tensor:
         """Move ``(…, B, S)`` values, with ``fill`` in new padding."""
         if values.shape[-2] == 1:  # shared by all rows
             values = values.expand(*values.shape[:-2], self.rows[-1] + 1, -1)

@@ -78,7 +78,7 @@ class Tree(Shape):
         return None if self.remaining is None else self.depths <= self._remaining
 
     @property
-    def left(self) -> Tensor:
+    def to_the_end(self) -> Tensor:
         return self._remaining + 1 - self.depths
 
     @property

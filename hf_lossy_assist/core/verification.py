@@ -100,7 +100,7 @@ class Verification:
         return torch.ones_like(self.p_x) if self.draft_logits is None else self._at_tokens(self.q)
 
     @cached_property
-    def p_left(self) -> Tensor:
+    def p_untried(self) -> Tensor:
         """``(B, n)`` p(x); when sampling, renormalised without earlier drafts of the position."""
         return self.shape.untried(self.p_x) if self.do_sample else self.p_x
 
@@ -112,7 +112,7 @@ class Verification:
     @cached_property
     def ratio(self) -> Tensor:
         """``(B, n)`` p(x) / q(x)."""
-        return self.p_left / self.q_x.clamp(min=1e-10)
+        return self.p_untried / self.q_x.clamp(min=1e-10)
 
     @property
     def states_before(self) -> Tensor | None:
@@ -167,9 +167,9 @@ class Verification:
         return torch.as_tensor(rows, dtype=torch.float32, device=self.tokens.device)[:, None]
 
     @property
-    def left(self) -> Tensor:
+    def to_the_end(self) -> Tensor:
         """``(B, n)`` or ``(1, n)`` the largest number of drafted tokens from each on, itself included."""
-        return self.shape.left
+        return self.shape.to_the_end
 
     def so_far(self, values: Tensor) -> Tensor:
         """Return the sums ``(B, n)`` of ``values`` over the drafted tokens up to each, itself included."""

@@ -29,7 +29,7 @@ def with_scores(
 
     ``more`` are further quantities ``(B, n)`` of drafted tokens. This draws nothing, so the text stays as it is.
     """
-    quantities = {**more, **(acceptor.alone(v).quantities(v) if len(v) else {})}
+    quantities = {**more, **(acceptor.decider(v).quantities(v) if len(v) else {})}
     compared = {name: decision.along_path(x.expand_as(v.tokens)).tolist() for name, x in quantities.items()}
     v = v.along(decision.path)
     # The output's token at each position, beside the drafted one.

@@ -112,7 +112,7 @@ class Progress:
         before = [self.generated[row] for row in rows]
         for row, new in zip(rows, tokens, strict=True):
             if not self.ended[row]:
-                self._take(row, new, scores)
+                self._grow(row, new, scores)
         if self._in_order:
             while self._ask_about_next(scores):
                 pass
@@ -121,7 +121,7 @@ class Progress:
             self.streamer.put(torch.tensor([tokens[0][: counts[0]]]))
         return counts
 
-    def _take(self, row: int, tokens: list[int], scores: Scores) -> None:
+    def _grow(self, row: int, tokens: list[int], scores: Scores) -> None:
         start = self.generated[row]
         room, count = self.max_length - self.prompt - start, None
         for i, token in enumerate(tokens, 1):

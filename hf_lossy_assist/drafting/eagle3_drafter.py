@@ -58,7 +58,7 @@ class Eagle3Drafter(ModelDrafter):
         return super().propose(ids, layout, remaining) if self.runner.seen else Draft.empty(ids)
 
     def observe(self, commit: Commit) -> None:
-        self.runner.read_states(commit, self.states.take())
+        self.runner.read_states(commit, self.states.pop())
         super().observe(commit)
 
     def begin(self, ids: Tensor) -> None:
@@ -146,7 +146,7 @@ class Eagle3Forwards(ModelRunner):
         move_cache(self._cache, shift, slots)
         if self._mask is not None or len(set(shift.ends)) > 1:
             mask = torch.ones_like(ids, dtype=torch.bool) if self._mask is None else self._covering(ids.shape[1])
-            self._mask = shift.take(mask.to(self.model.device), False)
+            self._mask = shift.moved(mask.to(self.model.device), False)
         self._state = self._state.index_select(0, shift.index.to(self._state.device))
         self.seen = slots
 
@@ -193,7 +193,7 @@ class LayerStates:
         self._layers = tuple(layers)
         self._read: dict[int, Tensor] = {}
 
-    def take(self) -> Tensor:
+    def pop(self) -> Tensor:
         """Return ``(B, S, k·d)`` the states of this thread's last forward, side by side, and forget them."""
         states = [self._read.pop(i) for i in self._layers]
         return torch.cat([state.to(states[0].device) for state in states], dim=-1)

@@ -143,7 +143,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if self.stop is not None:
             self.stop.begin()
         for _ in range(n):
-            token, logits, chosen_by = self.step()
+            token, logits, chosen_by = self.draft_one()
             if self.keep_logits:
                 scores.append(logits)
             if self._hook is not None:
@@ -198,7 +198,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         """``(B, W + n)`` the text and the tokens drafted after it."""
         return torch.cat([self.text, *self.drafted], dim=-1)
 
-    def step(self) -> tuple[Tensor, Tensor, Tensor]:
+    def draft_one(self) -> tuple[Tensor, Tensor, Tensor]:
         """Draft one token after the text and the tokens drafted so far.
 
         Return the token ``(B, 1)``, the processed logits of q ``(B, 1, V)``, and q where it is needed, else these

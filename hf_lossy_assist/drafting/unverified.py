@@ -75,7 +75,7 @@ class PreviousStateDrafter(UnverifiedDrafter):
         ids = self.ids
         self.runner.rewind(ids.shape[1] - 1)
         self.unread = ids[:, self.runner.seen :]
-        _, logits, _ = self.step()
+        _, logits, _ = self.draft_one()
         return logits, self._score()
 
 
@@ -93,7 +93,7 @@ class TokenStateDrafter(UnverifiedDrafter):
         if self.runner.seen != ids.shape[1] or self._next is None:  # the model has not read the newest token
             self.runner.rewind(ids.shape[1] - 1)
             self._next = super().read(ids[:, self.runner.seen :])
-        token, logits, _ = self.step()
+        token, logits, _ = self.draft_one()
         self._next = super().read(token)
         return logits, self._score()
 

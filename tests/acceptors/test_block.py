@@ -185,6 +185,6 @@ def test_thresholds_are_probabilities_where_target_and_draft_nearly_agree(nearne
     logits = draft + nearness * torch.randn(draft.shape, generator=generator)
     tokens = Randomness(0).categorical(draft[:, :-1].softmax(-1))
     v = Verification(tokens, logits, draft[:, :-1], True, Randomness(1))
-    h = BLOCK.alone(v).quantities(v)["h"]
+    h = BLOCK.decider(v).quantities(v)["h"]
     assert ((h >= 0) & (h <= 1)).all()
     assert decide(BLOCK, v).complete.float().mean() > 0.99

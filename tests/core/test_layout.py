@@ -55,7 +55,7 @@ def grown(seed: int, rows: int = 5, rounds: int = 8) -> Iterator[tuple[Texts, Ex
         if not texts.going_on:
             assert shift is None
             return
-        ids = extended[:, : before + new.counts[0]] if shift is None else shift.take(extended, PAD)
+        ids = extended[:, : before + new.counts[0]] if shift is None else shift.moved(extended, PAD)
     yield layout, texts, ids
 
 
@@ -132,14 +132,14 @@ def test_known_slots_are_known_in_every_row(shift: RowShift):
 @pytest.mark.parametrize("shift", SHIFTS[:2], ids=["all stay", "some leave"])
 def test_values_of_any_kind_move(shift: RowShift):
     values = torch.arange(3 * 4 * 10).view(3, 4, 10)
-    moved = shift.take(values, -1)
+    moved = shift.moved(values, -1)
     assert moved.shape == (3, len(shift.rows), shift.width)
     for kind in range(3):
         for i, (row, end) in enumerate(zip(shift.rows, shift.ends, strict=True)):
             new = shift.width - end
             assert moved[kind, i].tolist() == [-1] * new + values[kind, row, :end].tolist()
     shared = torch.arange(10)[None]  # the same for all rows
-    assert shift.take(shared, -1).tolist() == shift.take(shared.expand(4, -1), -1).tolist()
+    assert shift.moved(shared, -1).tolist() == shift.moved(shared.expand(4, -1), -1).tolist()
 
 
 class ByNumber(LogitsProcessor):

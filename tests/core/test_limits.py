@@ -9,6 +9,7 @@ from hf_lossy_assist import LossyVerification, pairs
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
 from hf_lossy_assist.core.limits import Limits, LosslessPositions, Scope
 from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.core.shapes import Chain
 from hf_lossy_assist.errors import LossyError
 from tests.tiny_models import noisy_copy, prompt, tiny
 
@@ -51,6 +52,15 @@ def test_no_prefix_is_over_its_budget(budget: float, gamma: int):
     assert (sum(marks) > 0) == (budget > 0)
     # What the budget allows is used: the rule keeps everything, and the draft is often wrong.
     assert sum(marks) >= min(int(budget * 60) - 1, 20)
+
+
+@pytest.mark.parametrize("percent", [0, 10, 29, 53, 59, 99, 100])
+def test_a_budget_is_exact_at_every_length(percent: int):
+    """In floats, 0.53 of 100 tokens is less than 53, and 0.29 of 100 less than 29."""
+    n = 1000
+    limits = Limits(budget=percent / 100).bind(None)
+    positions = limits.lossless_positions(torch.zeros(1, n), Chain(n, torch.device("cpu")), [0], [0])
+    assert positions.allowance.tolist() == [[percent * i // 100 for i in range(1, n + 1)]]
 
 
 def test_the_last_token_of_a_budget_is_found_inside_a_round():

@@ -179,7 +179,7 @@ def test_other_ways_of_drafting_have_no_default_stop(by_default):
         ("lossless", {}, {"num_assistant_tokens": 5}),
     ):
         head = verifier_head(target, draft) if mode == "sprinter" else None
-        call = LossyCall.take(
+        call = LossyCall.from_keywords(
             target, {"assistant_model": draft, "lossy_mode": mode, "lossy_config": config, "lossy_head": head, **more}
         )
         assert call.choice.stop is None

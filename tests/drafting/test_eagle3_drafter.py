@@ -131,7 +131,7 @@ def test_states_are_those_that_enter_layers_and_the_last_has_not_been_normed(arc
     states = LayerStates(target, (0, 1, 2))
     with states.watched():
         expected = target(ids, output_hidden_states=True).hidden_states
-        first, second, last = states.take().chunk(3, dim=-1)
+        first, second, last = states.pop().chunk(3, dim=-1)
     assert torch.equal(first, expected[0])
     assert torch.equal(second, expected[1])
     torch.testing.assert_close(getattr(target.get_decoder(), norm)(last), expected[2])
@@ -150,7 +150,7 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
         return take(self)
 
     before = hooks()
-    monkeypatch.setattr(LayerStates, "take", watch)
+    monkeypatch.setattr(LayerStates, "pop", watch)
     _, ours = both(target, head, eos_token_id=None)
     assert all(x == ({0, 1, 2}, before + 3) for x in taken)
     assert len(taken) in (ours.lossy_stats.rounds - 1, ours.lossy_stats.rounds)
@@ -159,7 +159,7 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
     def fail(self):
         raise RuntimeError("no")
 
-    monkeypatch.setattr(LayerStates, "take", fail)
+    monkeypatch.setattr(LayerStates, "pop", fail)
     with pytest.raises(RuntimeError, match="no"):
         both(target, head, eos_token_id=None)
     assert hooks() == before

@@ -14,7 +14,7 @@ def eagle3_logits(target, head, text: torch.Tensor, drafted: torch.Tensor) -> to
     states = LayerStates(target, head.config.layers_of(target))
     with states.watched():
         target(text[None, :-1], use_cache=False)
-        read = states.take()
+        read = states.pop()
     tokens = embedding(torch.cat([text, drafted])[None], head.embeddings(target))
     length, cache = len(text) - 1, head.new_cache()
     causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]

@@ -246,7 +246,7 @@ def test_counts_are_those_of_the_output():
 def test_a_chain_s_lengths_may_stay_on_their_device():
     lengths = torch.tensor([2, 0])
     shape = Chain(3, lengths.device, lengths)
-    assert shape.left.tolist() == Chain(3, lengths.device, (2, 0)).left.tolist()
+    assert shape.to_the_end.tolist() == Chain(3, lengths.device, (2, 0)).to_the_end.tolist()
     assert shape.drafted.tolist() == [[True, True, False], [False] * 3]
 
 

@@ -47,7 +47,7 @@ def test_keys_values_and_the_next_forward_s_logits(architecture: str, seed: int)
                 break
             assert shift is not None, "every round of this test moves rows"
             texts = [new.after(texts)[i] for i in new.stays()]
-            ids, seen, moves = shift.take(extended, PAD), shift.known(ids.shape[1] + 5), moves + 1
+            ids, seen, moves = shift.moved(extended, PAD), shift.known(ids.shape[1] + 5), moves + 1
             move_cache(cache, shift, seen)
             for layer, *alone in zip(cache.layers, *(states_of(model, text) for text in texts), strict=True):
                 held = min(seen, WINDOW - 1) if isinstance(layer, DynamicSlidingWindowLayer) else seen

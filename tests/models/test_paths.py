@@ -90,7 +90,7 @@ def test_rows_keep_paths_of_different_lengths():
     moved = []
     Target(forwards, SimpleNamespace(hook=SimpleNamespace(move=moved.append))).keep(commit(ids, path, (3, 2), shift))
     assert [rows.tolist() for rows in moved] == [[0, 1]], "what reads the head moves with them"
-    logits = forwards.run(shift.take(ids, 0), 1).logits[:, -1]
+    logits = forwards.run(shift.moved(ids, 0), 1).logits[:, -1]
     for i, row in enumerate(kept):
         plain = model(input_ids=row[None], use_cache=False).logits[0, -1]
         torch.testing.assert_close(logits[i], plain, atol=1e-5, rtol=1e-4)

@@ -100,7 +100,7 @@ class StaticCacheRunner(ModelRunner):
     def move(self, shift: RowShift, ids: Tensor) -> None:
         slots, width = shift.known(self.seen), ids.shape[1]
         self.slot.move(shift, slots)
-        self._cover(shift.take(self._padding[:, :width], 0), shift.take(self._positions[:, :width], 0))
+        self._cover(shift.moved(self._padding[:, :width], 0), shift.moved(self._positions[:, :width], 0))
         self.seen = slots
 
     @contextmanager
