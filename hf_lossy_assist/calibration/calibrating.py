@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,11 @@ from ..evaluation.answers import Answer, AnswerStore, by_mode, load_answers
 from ..evaluation.evaluate import Evaluation
 from ..evaluation.tables import PlotPoint, plot
 from ..heads.repository import CARD, PLACEHOLDER_ID
-from ..values import is_number
+from ..values import Rule, is_number
 from .betting import LossTest, bound, certify, growth_beyond, growth_bound
+
+_PER_CENT = Rule("a number > 0 and < 100", lambda x: is_number(x) and 0 < x < 100)
+_GROWTH = Rule("a number >= 0 and < 900, in per cent", lambda x: is_number(x) and 0 <= x < 900)
 
 
 def calibrate(
@@ -161,11 +164,13 @@ def certificate_of(
     tested = _tested(plan, modes, max_loss, confidence, max_longer)
     certified = [each for each in tested if each.outcome == "certified"]
     timed = all(each.tokens_per_second is not None for each in certified)
-    best = max(
-        certified,
-        key=lambda each: each.tokens_per_second if timed else _tokens_per_round(modes[each.mode].values()),
-        default=None,
-    )
+
+    def pace(setting: TestedSetting) -> float:
+        """Return tokens per second, or per round if a certified setting was not timed."""
+        tokens, rounds = (sum(getattr(x, name) for x in modes[setting.mode].values()) for name in ("tokens", "rounds"))
+        return setting.tokens_per_second if timed else tokens / max(1, rounds)
+
+    best = max(certified, key=pace, default=None)
     rule, sums, usual = None, {}, {}
     if best is not None:
         described = plan["modes"][best.mode]
@@ -244,21 +249,15 @@ def _speed(answers: Mapping[int, Answer]) -> float | None:
     return None if None in seconds or not sum(seconds) else sum(x.tokens for x in answers.values()) / sum(seconds)
 
 
-def _tokens_per_round(answers: Collection[Answer]) -> float:
-    return sum(answer.tokens for answer in answers) / max(1, sum(answer.rounds for answer in answers))
-
-
 def _longer(max_longer: float | None) -> float | None:
     if max_longer is None:
         return None
-    if not is_number(max_longer) or not 0 <= max_longer < 900:
-        raise LossyValueError(f"`max_longer` has to be a number >= 0 and < 900, in per cent, but is {max_longer!r}")
+    _GROWTH.check("max_longer", max_longer)
     return max_longer / 100
 
 
 def _share(name: str, value: float) -> float:
-    if not is_number(value) or not 0 < value < 100:
-        raise LossyValueError(f"`{name}` has to be a number > 0 and < 100, but is {value!r}")
+    _PER_CENT.check(name, value)
     return value / 100
 
 

@@ -176,6 +176,9 @@ def summarise(
         first = [r for r in timed if r.repeat == 0]
         joules = [r.joules for r in timed if r.joules is not None]
         speed = speeds[mode.label]
+        same = None
+        if alone is not None:
+            same = statistics.fmean(a == b for a, b in zip(texts[mode.label], alone, strict=True))
         result.append(
             ModeSummary(
                 label=mode.label,
@@ -187,7 +190,7 @@ def summarise(
                     label: statistics.median(a / b for a, b in zip(speed, other, strict=True))
                     for label, other in speeds.items()
                 },
-                same_text=None if alone is None else _share_equal(texts[mode.label], alone),
+                same_text=same,
                 # Only a metered repeat shows the rounds of transformers' own loop.
                 **_rounds([r for r in own if r.is_metered] or first, rows),
                 latencies=_quantiles([r.seconds for r in timed], LATENCY_QUANTILES),
@@ -254,7 +257,3 @@ def _median(requests: Sequence[RequestRecord], value: Callable[[TimeSplit], floa
 
 def _quantiles(values: Sequence[float], at: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(q) for q in np.quantile(values, at))
-
-
-def _share_equal(texts: Sequence[list[int]], others: Sequence[list[int]]) -> float:
-    return sum(a == b for a, b in zip(texts, others, strict=True)) / len(texts)

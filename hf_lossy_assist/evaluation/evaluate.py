@@ -23,6 +23,7 @@ from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
 from ..store.process import Process, this_process
 from ..tasks import Example, Task
+from ..values import Rule
 from .answers import Answer, AnswerStore
 from .comparison import rotated, warm_up
 from .modes import DecodingMode, Models, parse_modes
@@ -31,6 +32,7 @@ from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
 from .tables import as_text, length_table, plot, score_point, score_table
 
+_COUNT = Rule("an int >= 1", lambda x: type(x) is int and x >= 1)
 _WARM_UP_TOKENS = 4
 
 
@@ -57,7 +59,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size"):
-            _check_count(name, getattr(self, name))
+            _COUNT.check(name, getattr(self, name))
         labels = [mode.label for mode in self.modes]
         if len(set(labels)) < len(labels):
             raise LossyValueError(f"`modes` has to name every mode once, but is {labels}")
@@ -234,11 +236,6 @@ class EvaluationResult:
         )  # fmt: skip
 
 
-def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise LossyValueError(f"`{name}` has to be an int >= 1, but is {value!r}")
-
-
 def named_modes(text: str, gamma: int | str = 5, temperature: float | None = None) -> list[DecodingMode]:
     """Read modes like :func:`~hf_lossy_assist.evaluation.modes.parse_modes`, but label each as it is written."""
     names = [name.strip() for name in split(text, ",")]
@@ -330,7 +327,7 @@ def evaluate(
     """
     need("lab", "`evaluate`")
     if prompt_lookup_num_tokens is not None:
-        _check_count("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
+        _COUNT.check("prompt_lookup_num_tokens", prompt_lookup_num_tokens)
         gamma = prompt_lookup_num_tokens
         if draft is not None:
             raise LossyValueError(f"`prompt_lookup_num_tokens` {gamma} drafts without a model; leave it or `draft` out")

@@ -198,7 +198,7 @@ def test_what_can_t_be_evaluated_is_refused_first(evaluation, change, message):
         ("plain,dropmtch", "`modes` .*did you mean 'dropmatch'"),
         ("plain,stok", "`modes` .*did you mean 'stock'"),
         ("plain,topk@x", "`modes` has to have a γ"),
-        ("plain,topk:k", "`modes` has to be KEY=VALUE"),
+        ("plain,topk:k", "`modes` has to have settings KEY=VALUE"),
     ],
 )
 def test_modes_that_are_written_wrongly(pair, modes, message):
