@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import typer
 
 from hf_lossy_assist.cli.console import CleanCommand
+from hf_lossy_assist.cli.options import PAIRS
+from hf_lossy_assist.errors import LossyValueError
+
+T = TypeVar("T", int, float)
+
+PairName = Annotated[str, typer.Option(help=f"The pair: {PAIRS}.")]
 
 
 def command(main: Callable[..., None]) -> typer.Typer:
@@ -14,3 +21,10 @@ def command(main: Callable[..., None]) -> typer.Typer:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(cls=CleanCommand)(main)
     return app
+
+
+def numbers(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise LossyValueError(f"`{option}` has to be numbers separated by commas, but is {text!r}") from None

@@ -16,11 +16,11 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from benchmarks import command
+from benchmarks import PairName, command, numbers
 from hf_lossy_assist import frequent_tokens, prepack, quantize_draft, trim_draft_vocabulary
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
-from hf_lossy_assist.cli.options import PairName, Threads, numbers
+from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.evaluation import records
 from hf_lossy_assist.evaluation.tables import table
@@ -79,7 +79,7 @@ def make_drafts(loaded: LoadedModels, corpus: Path, sizes: list[int]) -> dict[st
 @torch.inference_mode()
 def answers_of(loaded: LoadedModels, length: int) -> Iterator[tuple[Tensor, int]]:
     """Return the target's greedy answers ``(1, L)`` after their prompts, and how long these are."""
-    prompts = loaded.encode(loaded.examples(len(loaded.texts)))
+    prompts = loaded.encode(loaded.examples(10**6))
     pad = loaded.tokenizer.pad_token_id
     for start in range(0, len(prompts), BATCH):
         some = prompts[start : start + BATCH]

@@ -16,11 +16,11 @@ from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from benchmarks import command
+from benchmarks import PairName, command, numbers
 from benchmarks.mined_labels import labels_of_mismatches
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
-from hf_lossy_assist.cli.options import PairName, Threads, numbers
+from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.training.validation import auc_interval

@@ -23,13 +23,13 @@ from rich.console import Console
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from benchmarks import command
+from benchmarks import PairName, command
 from benchmarks.cheap_drafts import answers_of
 from hf_lossy_assist.acceptors import Acceptor
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
-from hf_lossy_assist.cli.options import PairName, Threads
+from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification

@@ -20,10 +20,10 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 import hf_lossy_assist
-from benchmarks import command
+from benchmarks import PairName, command
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli.console import limit_threads
-from hf_lossy_assist.cli.options import PairName, Threads
+from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.evaluation.tables import table
 
 COLUMNS = {name: itemgetter(i) for i, name in enumerate(("operation", "where", "calls per round", "µs per round"))}

@@ -12,11 +12,12 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks import PairName
 from benchmarks.bundled_pair import cards
 from benchmarks.bundled_pair.pretraining import save_model, train_model
 from benchmarks.bundled_pair.recipe import RECIPES, Cycle, ModelRecipe, build_tokenizer
 from hf_lossy_assist.cli.console import CleanCommand, limit_threads, progress
-from hf_lossy_assist.cli.options import PairName, Threads
+from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.errors import LossyValueError, nearest
 from hf_lossy_assist.pairs import ROLES
 from hf_lossy_assist.pairs.pair import bundled_folder

@@ -18,7 +18,6 @@ from ..call.spelling import Spelling
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, parse_modes
-from ..tasks import Example
 from .models import DecodingOptions, LoadedModels, ModelOptions, encode_conversation, read_heads
 from .options import RULES, MaxNewTokens, Mode, PromptLookup
 from .rendering import ConsoleStreamer, stats_table
@@ -124,10 +123,8 @@ def generate(
         screen.print(Text(prompt, style="dim"), soft_wrap=True)
     if chat:
         ids = encode_conversation(tokenizer, [{"role": "user", "content": prompt}])
-    elif assisted.pair is None:
-        ids = tokenizer(prompt)["input_ids"]
-    else:  # a chat model gets it as a question
-        ids = loaded.encode([Example(prompt, "")])[0]
+    else:
+        ids = loaded.read(prompt, as_question=assisted.pair is not None)
     with enabled(target):
         output = target.generate(
             input_ids=torch.tensor([ids], device=target.device),

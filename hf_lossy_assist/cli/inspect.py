@@ -13,7 +13,6 @@ from ..errors import LossyValueError
 from ..evaluation.modes import parse_modes
 from ..evaluation.requests import batches_of
 from ..evaluation.side_by_side import compare
-from ..tasks import Example
 from .models import DecodingOptions
 from .options import RULES, Gamma, MaxNewTokens, Modes
 
@@ -51,10 +50,7 @@ def inspect(
     for each in modes:
         each.check_heads(loaded.heads)
     text = loaded.examples(1)[0].prompt if prompt is None else prompt
-    if pair is None:
-        ids = loaded.tokenizer(text)["input_ids"]
-    else:  # a chat model gets it as a question
-        (ids,) = loaded.encode([Example(text, "")])
+    ids = loaded.read(text, as_question=pair is not None)
     (batch,) = batches_of([ids], device=loaded.target.device, seed=options.seed or 0)
     compare(loaded.models, loaded.tokenizer, modes, batch, options.max_new_tokens, prompt=text).save(out)
     Console().print(f"written: {out}", style="dim", soft_wrap=True, markup=False, highlight=False)

@@ -33,6 +33,7 @@ from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
 from ..store.process import this_process
 from ..tasks import Example, Task
+from ..tasks.plain_prompts import Prompts
 from .console import limit_threads
 from .options import (
     DraftDtype,
@@ -69,20 +70,11 @@ DEFAULT_LENGTH = 100
 """Tokens of a response to them."""
 
 
-class Openings(Task):
+class Openings(Prompts):
     """Texts to continue, without right answers."""
 
-    name = "openings"
-    splits = ("test",)
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = texts
-
-    def examples(self, split: str, n: int) -> list[Example]:
-        return [Example(text, "") for text in self.texts[:n]]
-
-    def extract_answer(self, text: str) -> str | None:
-        return text.strip() or None
+    def __init__(self, texts: Sequence[str] = STORY_OPENINGS) -> None:
+        self._by_split = {"test": [Example(text, "") for text in texts]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +86,7 @@ class LoadedModels:
     tokenizer: PreTrainedTokenizerBase
     task: Task | None = None
     heads: Mapping[str, Head] = field(default_factory=dict)  # by the rule that uses them
-    texts: Sequence[str] = STORY_OPENINGS  # prompts, if there is no task
+    prompts: Task = field(default_factory=Openings)  # if there is no task
     draft_tokenizer: PreTrainedTokenizerBase | None = None  # if the draft has its own
 
     @property
@@ -117,19 +109,23 @@ class LoadedModels:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         if not lines:
             raise LossyValueError(f"`{option}` has to hold one prompt a line, but {str(file)!r} has none")
-        return replace(self, task=None, texts=lines)
+        return replace(self, task=None, prompts=Openings(lines))
 
     def with_heads(self, items: Sequence[str] | None) -> LoadedModels:
         """Add the trained heads of the option ``--head``."""
         return replace(self, heads={**self.heads, **read_heads(items)})
 
     def examples(self, n: int) -> list[Example]:
-        return (self.task or Openings(self.texts)).examples("test", n)
+        return (self.task or self.prompts).examples("test", n)
 
     def encode(self, examples: Sequence[Example]) -> list[list[int]]:
         """Return every prompt's token ids, in the chat template if the tokenizer has one."""
-        task = self.task or Openings(self.texts)
+        task = self.task or self.prompts
         return [task.encode(example, self.tokenizer) for example in examples]
+
+    def read(self, prompt: str, *, as_question: bool) -> list[int]:
+        """Return one prompt's token ids: a text to continue, or a question to a chat model."""
+        return self.encode([Example(prompt, "")])[0] if as_question else self.tokenizer(prompt)["input_ids"]
 
 
 @dataclass(frozen=True)

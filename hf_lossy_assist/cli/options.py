@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,13 +14,10 @@ from ..errors import LossyValueError
 from ..pairs import NAMES
 from ..tasks.lookup import SHIPPED
 
-T = TypeVar("T", int, float)
-
 PAIRS = ", ".join(NAMES)
 RULES = "`lossy-assist rules` lists the rules, and `lossy-assist rules NAME` a rule's settings."
 """The end of the help of commands that take modes."""
 
-PairName = Annotated[str, typer.Option(help=f"The pair: {PAIRS}.")]
 PairInstead = Annotated[
     str | None, typer.Option("--pair", help=f"A pair ({PAIRS}) instead of --model and --assistant.")
 ]
@@ -68,7 +65,6 @@ MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest response.
 PromptFile = Annotated[
     Path | None, typer.Option(help="One prompt a line; openings of stories, or the pair's problems, by default.")
 ]
-RowsFile = Annotated[Path | None, typer.Option(help="Write all rows to this file, as JSON lines.")]
 TaskName = Annotated[
     str | None, typer.Option(help=f"{', '.join(SHIPPED)}, or package.module:Name of your own; a pair's own by default.")
 ]
@@ -86,13 +82,6 @@ class TrainOptions:
     license: Annotated[str | None, typer.Option(help="License for the card, as the Hub names it.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random number.")] = 0
     threads: Threads = None
-
-
-def numbers(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise LossyValueError(f"`{option}` has to be numbers separated by commas, but is {text!r}") from None
 
 
 def parse_task_options(items: Sequence[str]) -> dict[str, str]:
