@@ -178,3 +178,8 @@ def test_the_demo_and_inspect_run(installed: Path, tmp_path: Path):
     page = ("--pair", "arithmetic", "--max-new-tokens", "8", "--out", "page.html")
     run([script, "inspect", *page, "Tom has 3 apples."], tmp_path)
     assert (tmp_path / "page.html").stat().st_size
+
+
+def test_a_command_that_needs_more_names_the_extra(installed: Path, tmp_path: Path):
+    said = run([installed / "lossy-assist", "evaluate", "--pair", "arithmetic"], tmp_path, code=2)
+    assert "pip install 'hf-lossy-assist[lab]'" in said

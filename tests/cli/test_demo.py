@@ -48,7 +48,7 @@ def test_the_bundled_pair_shows_what_lossy_rules_do():
     rows = rows_of(printed)
     assert list(rows) == MODES.split(",")
     assert rows["lossless@16"]["score"] == rows["plain"]["score"]
-    for lossy in ("dropmatch@16", "judge@16", "typical@16"):
+    for lossy in ("min_p@16", "judge@16", "typical@16"):
         assert float(rows[lossy]["kept"]) > float(rows["lossless@16"]["kept"])
         assert float(rows[lossy]["calls"]) < float(rows["lossless@16"]["calls"])
     asked = [int(calls) for calls in re.findall(r"(\d+) calls", printed)]
