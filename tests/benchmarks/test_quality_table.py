@@ -94,6 +94,5 @@ def test_a_page_shows_what_the_kept_answers_say(page: str, kept: str):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results/which-rule.md"])
-@pytest.mark.parametrize("page", ["README.md", "docs/results/which-rule.md"])
 def test_the_table_of_the_first_page_is_that_of_the_kept_answers(page: str):
     assert quality_table.first_page() in (ROOT / page).read_text(encoding="utf-8")
