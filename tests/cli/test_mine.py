@@ -18,7 +18,7 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.store.shards import ShardStore
 from tests.forking import ended, fork
-from tests.mining.server import serving
+from tests.openai_server import completes, openai_server
 from tests.tiny_models import noisy_copy
 
 TASK = "tests.mining.parts:Letters"
@@ -173,7 +173,7 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     pair = pairs.load("arithmetic", folder=tiny_pair_folder)
     local = options[2:4]
     remote = [option for option in options if option not in local]
-    with serving(pair.target, pair.tokenizer) as server:
+    with openai_server(completes(pair.target, pair.tokenizer)) as server:
         api = ["--target-api", server.url, "--target-api-model", "org/big"]
         ok(*remote, *api)
         names = {request["model"] for request in server.requests}
@@ -185,7 +185,7 @@ def test_a_target_behind_an_api(options, tiny_pair_folder, tmp_path):
     assert not [name for name in mined.tokens.column_names if name in ("target_draft", "target_previous")]
 
     # A copy of the target in this process gives its states too.
-    with serving(pair.target, pair.tokenizer) as server:
+    with openai_server(completes(pair.target, pair.tokenizer)) as server:
         ok(*options, "--out", tmp_path / "both", "--target-api", server.url, "--target-api-model", "org/big")
     both = load_mined(tmp_path / "both")
     assert both.manifest["target"]["name"] == "target"

@@ -24,7 +24,7 @@ from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.api_model import ApiModel
 from tests.mining.parts import Checksum, Notes, Parts, by_prompt, tiny_parts, workload
-from tests.mining.server import serving
+from tests.openai_server import completes, fails, openai_server
 
 
 def api_parts(**more) -> Parts:
@@ -49,7 +49,7 @@ def searches(parts: Parts, model: ApiModel, slots: int = 3) -> Searches:
 def test_labels_are_those_of_a_target_in_this_process():
     parts = api_parts()
     prompts = parts.prompts(4)
-    with serving(parts.target, parts.tokenizer) as server:
+    with openai_server(completes(parts.target, parts.tokenizer)) as server:
         results = list(searches(parts, client(server)).run(prompts))
     assert {one.prompt.id: one.found for one in results} == by_prompt(parts, prompts)
     assert sum(len(one.found.mismatches) for one in results) > 3
@@ -58,46 +58,6 @@ def test_labels_are_those_of_a_target_in_this_process():
     assert request["path"] == "/v1/completions"
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("tiny", 0, parts.max_new_tokens)
     assert {one["prompt"] for one in server.requests} >= {prompt.example.prompt for prompt in prompts}
-
-
-def test_passing_trouble_is_waited_out(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    parts = api_parts()
-    prompts = parts.prompts(2)
-    troubles = {0: 503, 2: 429, 3: 500, 5: 408}
-    with serving(parts.target, parts.tokenizer, troubles.get) as server:
-        results = list(searches(parts, client(server), slots=1).run(prompts))
-    assert {one.prompt.id: one.found for one in results} == by_prompt(parts, prompts)
-    assert len(server.requests) > 8
-    assert server.headers[0]["Authorization"] == "Bearer secret"
-
-
-@pytest.mark.parametrize(
-    ("trouble", "requests", "message"),
-    [
-        (500, 3, "gave no reply .*no such luck"),
-        (404, 1, "gave no reply .*no such luck"),
-        (b"nonsense", 1, "gave no completion"),
-        (b"[]", 1, "gave no completion"),
-        (b'{"choices": []}', 1, "gave no completion"),
-        (b'{"choices": [{"text": 3}]}', 1, "gave no completion"),
-    ],
-)
-def test_lasting_trouble_is_a_clear_error(trouble, requests, message):
-    parts = api_parts()
-    with serving(parts.target, parts.tokenizer, lambda n: trouble) as server:
-        with pytest.raises(LossyServiceError, match=rf"'tiny' at http://.* {message}"):
-            client(server).complete("w5", 3)
-        assert len(server.requests) == requests
-
-
-def test_silence_is_an_error_in_time():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
-        with pytest.raises(LossyServiceError, match="ReadTimeout"):
-            ApiModel(url, "m", timeout=0.1, attempts=2).complete("x", 1)
-    with pytest.raises(LossyServiceError, match="refused"):
-        ApiModel(url, "m", timeout=1.0, attempts=2).complete("x", 1)
 
 
 def test_a_server_that_dies_midway_costs_nothing_that_was_mined(tmp_path):
@@ -112,12 +72,12 @@ def test_a_server_that_dies_midway_costs_nothing_that_was_mined(tmp_path):
             mine(miner, work, store, notes)
         return notes
 
-    dying = serving(parts.target, parts.tokenizer, lambda n: 500 if n > 25 else None)
+    dying = openai_server(*[completes(parts.target, parts.tokenizer)] * 26, fails(500))
     with dying as server, pytest.raises(LossyServiceError, match="what was mined is kept"):
         run(server)
     before = load_mined(tmp_path).prompts.to_list()
     assert 0 < len(before) < 6
-    with serving(parts.target, parts.tokenizer) as server:
+    with openai_server(completes(parts.target, parts.tokenizer)) as server:
         notes = run(server)
     assert notes.finished == len(before)
     mined = load_mined(tmp_path)
@@ -177,7 +137,7 @@ def test_half_a_character_costs_one_prompt():
     pair = pairs.load("arithmetic")
     half = pair.tokenizer("€", add_special_tokens=False)["input_ids"][0]
     bundled = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
-    with serving(pair.target, pair.tokenizer) as server:
+    with openai_server(completes(pair.target, pair.tokenizer)) as server:
         writer = ApiWriter(client(server), bundled.task, bundled.tokenizer, bundled.limits(), 1)
         run = Searches(writer, Halves(pair.draft), bundled.task, bundled.decode, 1)
         (result,) = run.run(bundled.prompts(1))

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import socket
 
-import huggingface_hub
 import pytest
 
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.errors import LossyServiceError
-from hf_lossy_assist.tasks import Example, api_model
+from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.preference import Preference, verdict
-from tests.tasks.chat_server import chat_server, fails, late, says, sends
+from tests.openai_server import openai_server, says, sends
 
 EXAMPLE = Example("Write a poem.", "")
 
 
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch):
-    """Nobody's keys."""
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-
 @pytest.fixture
 def server():
-    with chat_server() as server:
+    with openai_server() as server:
         yield server
 
 
@@ -118,68 +109,18 @@ def signed(first: str, for_current: int) -> int:
     return for_current if first == "current" else -for_current
 
 
-def test_what_is_sent(server, make, monkeypatch):
-    monkeypatch.setenv("MY_KEY", "sk-mine")
+def test_what_is_sent(server, make):
     server.replies = [says("[[A=B]]")]
-    make(api_key_variable="MY_KEY", temperature=0.5, max_tokens=64, votes=1).keeps_answer(EXAMPLE, "one", "two")
+    make(temperature=0.5, max_tokens=64, votes=1).keeps_answer(EXAMPLE, "one", "two")
     [request] = server.requests
+    assert request["path"] == "/v1/chat/completions"
     assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.5, 64)
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
     for option in ("[[A>>B]]", "[[A>B]]", "[[A=B]]", "[[B>A]]", "[[B>>A]]"):
         assert option in request["messages"][0]["content"]
-    make(votes=1).keeps_answer(EXAMPLE, "one", "two")
-    assert server.keys == ["Bearer sk-mine", "Bearer none"], "strangers get no token of Hugging Face"
 
 
-def test_a_busy_broken_or_late_server_is_asked_again(server, make):
-    server.replies = [fails(500), fails(429), late(1.0), fails(503), prefers("good")]
-    assert not make(votes=1, timeout=0.2).keeps_answer(EXAMPLE, "good", "bad")
-    assert len(server.requests) == 5
-
-
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [(late(0.6), "ReadTimeout"), (fails(500, "out of memory"), "500.*out of memory"), (fails(529), "529")],
-    ids=["timeout", "500", "529"],
-)
-def test_a_server_that_stays_away_is_an_error(server, make, reply, message):
-    server.replies = [reply]
-    with pytest.raises(
-        LossyServiceError, match=rf"'judge' at http.* gave no reply in at most 2 attempts \(.*{message}"
-    ):
-        make(attempts=2, timeout=0.2).keeps_answer(EXAMPLE, "one", "two")
-    assert len(server.requests) == 2
-
-
-def test_nobody_there_is_an_error(make):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    with pytest.raises(LossyServiceError, match=r"gave no reply in at most 2 attempts \(ConnectError"):
-        make(attempts=2, base_url=f"http://127.0.0.1:{port}/v1").keeps_answer(EXAMPLE, "one", "two")
-
-
-@pytest.mark.parametrize("status", [400, 401, 404])
-def test_a_refusal_is_an_error_at_once(server, make, status):
-    server.replies = [fails(status, "no such judge")]
-    message = rf"^'judge' at http.*{status}.*no such judge.*; check address, name and the key in .* OPENAI_API_KEY"
-    with pytest.raises(LossyServiceError, match=message):
-        make().keeps_answer(EXAMPLE, "one", "two")
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        says("What a nice poem!"),
-        says(""),
-        says(None),
-        sends(b"<html>"),
-        sends(b"{}"),
-        sends(b"[1]"),
-        sends(b'{"choices": []}'),
-    ],
-    ids=["no verdict", "empty", "null", "no JSON", "no choices", "a list", "empty choices"],
-)
+@pytest.mark.parametrize("nonsense", [says("What a nice poem!"), says(None), sends(b"<html>")])
 def test_nonsense_is_asked_again_and_then_an_error(server, make, nonsense):
     server.replies = [nonsense, nonsense, prefers("good")]
     assert not make(votes=1).keeps_answer(EXAMPLE, "good", "bad")
@@ -190,20 +131,6 @@ def test_nonsense_is_asked_again_and_then_an_error(server, make, nonsense):
         make().keeps_answer(EXAMPLE, "good", "bad")
     assert len(server.requests) - asked == 3
     assert isinstance(error.value, LossyError)
-
-
-def test_without_the_extra_an_error_says_what_to_install(make, monkeypatch):
-    monkeypatch.setattr(api_model, "find_spec", lambda name: None)
-    with pytest.raises(LossyUnsupportedError, match=r"need the package openai; .*hf-lossy-assist\[api\]"):
-        make()
-
-
-def test_hugging_face_s_providers_get_its_token_and_need_one(make, monkeypatch):
-    client = make(base_url=None).judge.client
-    assert (str(client.base_url), client.api_key) == ("https://router.huggingface.co/v1/", "hf_secret")
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(LossyServiceError, match="'judge' needs a Hugging Face token: log in"):
-        make(base_url=None).keeps_answer(EXAMPLE, "one", "two")
 
 
 def test_a_response_is_correct_if_it_is_as_good_as_the_reference(server, make):
@@ -246,12 +173,9 @@ def test_a_row_without_a_prompt_is_refused(tmp_path, row):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "needs a `base_url`, a `model` or both"),
-        ({"base_url": "localhost:8000"}, "`base_url` has to start with http:// or https://, but is 'localhost:8000'"),
         ({"model": "m", "votes": 0}, "`votes` has to be a whole number > 0, but is 0"),
         ({"model": "m", "attempts_per_vote": 0}, "`attempts_per_vote` has to be"),
-        ({"model": "m", "timeout": 0}, "`timeout` has to be a number > 0, but is 0"),
-        ({"model": "m", "attempts": 0}, "`attempts` has to be a number > 0"),
+        ({}, "needs a `base_url`, a `model` or both"),
         ({"model": "m", "api_key": "sk"}, r"`api_key` is unknown; there are \['base_url'.*'api_key_variable'"),
     ],
 )
