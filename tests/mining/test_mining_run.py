@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import signal
 import time
 from collections import Counter
+from operator import itemgetter
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +65,22 @@ def test_a_repeated_run_mines_the_rest(tmp_path):
     assert sorted(outcome.prompt.id for outcome in notes.outcomes) == [3, 4, 5]
     assert load_mined(tmp_path).prompts.to_list()[:3] == before
     assert run(tmp_path, parts, workload(parts, 6)).outcomes == []
+
+
+def test_a_folder_of_an_earlier_version_is_read_and_continued(tmp_path):
+    """An earlier commit has mined the two prompts in ``before`` from these parts."""
+    parts = tiny_parts(seed=3, max_new_tokens=6)
+    old = shutil.copytree(Path(__file__).parent / "before", tmp_path / "old")
+    run(tmp_path / "new", parts, workload(parts, 3, folds=3))
+    notes = run(old, parts, workload(parts, 3, folds=3))
+    assert [outcome.prompt.id for outcome in notes.outcomes] == [2]
+    found, wanted = load_mined(old), load_mined(tmp_path / "new")
+    assert found.tokens.features == wanted.tokens.features
+    by_prompt = itemgetter("prompt_id")
+    assert sorted(found.prompts, key=by_prompt) == sorted(wanted.prompts, key=by_prompt)
+    labels = [sorted(mined.tokens.select_columns(["prompt_id", *LABELS]), key=by_prompt) for mined in (found, wanted)]
+    assert labels[0] == labels[1]
+    assert len(found.tokens) > 3
 
 
 def test_processes_share_the_prompts(tmp_path):

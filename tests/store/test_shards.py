@@ -162,6 +162,8 @@ def test_failures_may_be_tried_again(folder):
         put(store, 1)
         store.add({**row(2, "failed"), "error": "and again"}, {})
         assert store.finished() == {1}
+    with ShardStore(folder, 1, SCHEMAS) as later:
+        later.add({**row(1, "failed"), "error": "elsewhere"}, {})
     by_id = {one["prompt_id"]: (one["status"], one["error"]) for one in load_mined(folder).prompts}
     assert by_id == {1: ("mined", None), 2: ("failed", "and again")}
 
