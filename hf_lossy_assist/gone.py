@@ -23,7 +23,7 @@ GONE: Mapping[str, Mapping[str, str]] = {
         "--share-rows": "each mode now runs for itself; answer in batches with `--batch-size`",
     },
     "rule": {
-        "steps": "every other rule lets the target check the draft's tokens; take `judge` or `topk`",
+        "steps": "every other rule lets the target check the draft's tokens; take `judge` or `min_p`",
     },
     "key of `lossy_config`": {},
     "import": {

@@ -1,4 +1,4 @@
-"""Certificates on disk: which settings lose how much at most, on which problems, with which models."""
+"""Certificate files. A certificate bounds the loss of each tested setting, for one task and one pair of models."""
 
 from __future__ import annotations
 

@@ -92,9 +92,9 @@ class ModelRunner(ABC):
 class DynamicCacheRunner(ModelRunner):
     """Runs a model on transformers' dynamic cache; each forward's inputs follow from the last one's.
 
-    ``carried`` holds the first inputs: cache, mask, positions, and whatever else the model reads. Mask and positions
-    cover ``length`` tokens, the cache ``seen`` of them. Padding of a batch's shorter rows may count beyond
-    ``last_position``.
+    ``carried`` holds the first inputs: cache, mask, positions, and all else that the model reads. Mask and positions
+    cover the first ``length`` tokens; the cache holds the first ``seen``. Padding of a batch's shorter rows may count
+    beyond ``last_position``.
     """
 
     def __init__(
