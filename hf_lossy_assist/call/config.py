@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ FIELDS = ("lossy_mode", "lossy_config", "lossy_head")
 KEY = "key of `lossy_config`"
 """The kind of a removed key."""
 
+_UNLIMITED = Limits()
 _LIMITS = tuple(x.name for x in fields(Limits))
 _SWITCHES = ("require_lossless", "compile", "inspect")
 RUN_KEYS = ("seed", *_SWITCHES, "tree", "stop_drafting", "certificate", *_LIMITS)
@@ -69,7 +70,7 @@ class LossyConfig:
     rule: Acceptor
     seed: int | None = None
     require_lossless: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = _UNLIMITED
     compile: bool | None = None
     tree: TreeConfig | DrawnTreeConfig | None = None
     stop_drafting: DraftStop | None = None
@@ -118,29 +119,22 @@ class LossyConfig:
         settings = _as_dict("lossy_config", config)
         members, compose = members_of(mode)
         given = _run_settings(settings, device)
-        names = [name_of(member) for member in members]
-        per_rule = settings if compose else {names[0]: settings}
-        if unknown := next((key for key in per_rule if key not in names), None):
-            check_gone(KEY, unknown)
-            raise LossyValueError(
-                f"`lossy_config` for several rules is keyed by rule, one of {names}, but has the key {unknown!r}"
-                + nearest(unknown, [*names, *RUN_KEYS])
-            )
-        for member, name in zip(members, names, strict=True):  # settings are cheaper to check than a head is to load
-            own = per_rule[name] = _as_dict(f"lossy_config[{name!r}]", per_rule.get(name))
-            _check_settings(name, type(member) if isinstance(member, Acceptor) else REGISTRY[name], own)
-            if own and isinstance(member, Acceptor):
-                raise LossyValueError(f"`lossy_config` has {own!r}, but {member!r} has its settings; leave out either")
+        own = _settings_by_rule(members, settings, several=compose is not None)
         if head is None and "certificate" in given:
-            head = given["certificate"].head_folders(names) or None
-        heads = {name: place_rule_head(REGISTRY[name], x, device) for name, x in _heads(members, head).items()}
-        rules = [
-            REGISTRY[x](**per_rule[x], **({"head": heads[x]} if x in heads else {})) if isinstance(x, str) else x
-            for x in members
-        ]
+            head = given["certificate"].head_folders(own) or None
+        heads = _heads(members, head)
+        rules = []
+        for member in members:
+            if isinstance(member, str):
+                kind = REGISTRY[member]
+                placed = {"head": place_rule_head(kind, heads[member], device)} if member in heads else {}
+                member = kind(**own[member], **placed)
+            rules.append(member)
+        if compose is None:
+            return cls(rules[0], **given)
         if compose is AnyOf:
             rules[:-1] = [rule.without_base() for rule in rules[:-1]]
-        return cls(rules[0] if compose is None else compose(tuple(rules)), **given)
+        return cls(compose(tuple(rules)), **given)
 
     def to_fields(self) -> dict[str, Any]:
         """Return the fields of ``generate()`` that mean this; :meth:`from_fields` takes them back.
@@ -183,7 +177,7 @@ class LossyConfig:
         if self.certificate is not None and self.certificate.source is None:
             raise LossyValueError("`certificate` has to be in a folder to be named by `lossy_config`; save and load it")
         found["certificate"] = self.certificate and self.certificate.source
-        defaults = {**vars(Limits()), "require_lossless": False, "inspect": False}
+        defaults = {**vars(_UNLIMITED), "require_lossless": False, "inspect": False}
         return {k: v for k, v in {**found, **vars(self.limits)}.items() if v != defaults.get(k)}
 
     def in_full(self) -> dict[str, Any]:
@@ -225,7 +219,7 @@ def members_of(mode: Any) -> tuple[list[str | Acceptor], type[AnyOf] | type[AllO
                     f"`lossy_config` {dict(meant.config)!r}"
                 )
             check_name("lossy_mode", member, REGISTRY, "rule")
-    if len({name_of(member) for member in members}) < len(members):
+    if len(members) > 1 and len({*map(name_of, members)}) < len(members):
         raise LossyValueError(f"`lossy_mode` has to name every rule once, but is {mode!r}")
     return members, compose
 
@@ -244,8 +238,8 @@ def _run_settings(settings: dict[str, Any], device: torch.device | str) -> dict[
     if settings.pop("break_even", None) is not None:
         warn_once("`break_even` in `lossy_config` has no effect any more, because every call drafts; leave it out")
     given = {key: value for key in RUN_KEYS if (value := settings.pop(key, None)) is not None}
-    if limits := {key: given.pop(key) for key in _LIMITS if key in given}:
-        given["limits"] = Limits(**limits)
+    if not given.keys().isdisjoint(_LIMITS):
+        given["limits"] = Limits(**{key: given.pop(key) for key in _LIMITS if key in given})
     if (source := given.get("certificate")) is not None:
         if not isinstance(source, str):
             raise LossyValueError(f"`certificate` in `lossy_config` has to be a folder or a Hub id, but is {source!r}")
@@ -275,21 +269,43 @@ def _of_stop(stop: DraftStop | None) -> dict[str, Any] | None:
     return stop and {"by": stop.name, **{x.name: getattr(stop, x.name) for x in fields(stop) if x.init}}
 
 
-def _check_settings(name: str, rule: type[Acceptor], settings: Mapping[str, Any]) -> None:
-    keys = [x.name for x in settings_of(rule)]
-    for key in settings:
-        if key not in keys:
-            check_gone(KEY, key)
-            raise LossyValueError(
-                f"`lossy_config` key {key!r} is unknown to the rule {name!r}, which has "
-                f"{keys or 'no keys of its own'}{nearest(key, [*keys, *RUN_KEYS])}"
-            )
+def _settings_by_rule(
+    members: Sequence[str | Acceptor], settings: dict[str, Any], *, several: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the checked keys of each rule's settings; values are checked when the rule is made."""
+    left = dict(settings) if several else {name_of(members[0]): settings}
+    found: dict[str, dict[str, Any]] = {}
+    for member in members:
+        name = name_of(member)
+        found[name] = own = _as_dict(f"lossy_config[{name!r}]", left.pop(name, None))
+        kind = REGISTRY[name] if isinstance(member, str) else type(member)
+        keys = [x.name for x in settings_of(kind)] if own else []
+        for key in own:
+            if key not in keys:
+                check_gone(KEY, key)
+                raise LossyValueError(
+                    f"`lossy_config` key {key!r} is unknown to the rule {name!r}, which has "
+                    f"{keys or 'no keys of its own'}{nearest(key, [*keys, *RUN_KEYS])}"
+                )
+        if own and isinstance(member, Acceptor):
+            raise LossyValueError(f"`lossy_config` has {own!r}, but {member!r} has its settings; leave out either")
+    for unknown in left:
+        check_gone(KEY, unknown)
+        raise LossyValueError(
+            f"`lossy_config` for several rules is keyed by rule, one of {[*found]}, but has the key {unknown!r}"
+            + nearest(unknown, [*found, *RUN_KEYS])
+        )
+    return found
 
 
 def _heads(members: Sequence[str | Acceptor], head: Any) -> dict[str, Any]:
     """Return the head of each named rule that needs one, as it was given."""
-    users = [x for x in members if isinstance(x, str) and head_type(REGISTRY[x]) is not None]
-    own = [x.name for x in members if isinstance(x, Acceptor) and head_type(type(x)) is not None]
+    users, own = [], []
+    for member in members:
+        if head_type(REGISTRY[member] if isinstance(member, str) else type(member)) is not None:
+            (users if isinstance(member, str) else own).append(name_of(member))
+    if head is None and not users:
+        return {}
     if head is not None and (twice := [name for name in own if not isinstance(head, dict) or name in head]):
         raise LossyValueError(f"`lossy_head` is given, but the rule {twice[0]!r} has a head; leave it out")
     if head is not None and not users:
