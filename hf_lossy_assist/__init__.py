@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .core.statistics import LossyStats as LossyStats
     from .decoding.outputs import GenerateLossyOutput as GenerateLossyOutput
     from .drafting.eagle3 import Eagle3 as Eagle3
-    from .drafting.frequent_tokens import frequent_tokens as frequent_tokens
-    from .drafting.frequent_tokens import trim_draft_vocabulary as trim_draft_vocabulary
+    from .drafting.vocabulary import frequent_tokens as frequent_tokens
+    from .drafting.vocabulary import trim_draft_vocabulary as trim_draft_vocabulary
     from .enabling import collect as collect
     from .enabling import disable as disable
     from .enabling import enable as enable
@@ -41,7 +41,7 @@ _NAMES = {
     "core.statistics": ("CollectedStats", "LossyStats"),
     "decoding.outputs": ("GenerateLossyOutput",),
     "drafting.eagle3": ("Eagle3",),
-    "drafting.frequent_tokens": ("frequent_tokens", "trim_draft_vocabulary"),
+    "drafting.vocabulary": ("frequent_tokens", "trim_draft_vocabulary"),
     "enabling": ("collect", "disable", "enable", "enabled", "last_stats"),
     "errors": ("LossyError", "LossyUnsupportedError", "LossyValueError"),
     "evaluation.evaluate": ("evaluate",),

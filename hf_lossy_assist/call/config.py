@@ -11,7 +11,7 @@ import torch
 
 from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_head, settings_of
 from ..core.limits import Limits
-from ..drafting.draft_stop import STOPS, AcceptanceStop, DraftStop
+from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..errors import LossyValueError, nearest, warn_once
 from ..gone import check_gone, check_keys, check_name

@@ -14,14 +14,15 @@ from .. import compat
 from ..acceptors import Acceptor
 from ..compat import CandidateGenerator
 from ..drafting.cross_tokenizer import Translation
-from ..drafting.draft_length import (
+from ..drafting.draft_ends import (
     DEFAULT_NUM_TOKENS,
+    LONGEST,
+    DraftStop,
     check_confidence,
     check_num_tokens,
     check_schedule,
     constant_length,
 )
-from ..drafting.draft_stop import LONGEST, DraftStop
 from ..drafting.eagle3 import Eagle3
 from ..drafting.early_exit import first_layers
 from ..drafting.encoder_decoder import check_encoder_decoder_draft

@@ -15,8 +15,7 @@ from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
 from ..drafting import Drafter
 from ..drafting.cross_tokenizer import CrossTokenizerDrafter
-from ..drafting.draft_length import DraftLength, draft_length_of
-from ..drafting.draft_stop import ConfidenceStop, fresh
+from ..drafting.draft_ends import ConfidenceStop, DraftLength, draft_length_of, fresh
 from ..drafting.eagle3_drafter import Eagle3Drafter
 from ..drafting.encoder_decoder import EncoderDecoderDrafter
 from ..drafting.model import ModelDrafter, mask_of

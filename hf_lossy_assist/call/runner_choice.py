@@ -17,8 +17,7 @@ from ..models.quantised import dtype_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewinds, take_slot
-from ..models.static.compiled_forward import forget
-from ..models.static.decoder_forward import path_to_decoder
+from ..models.static.forwards import forget, path_to_decoder
 from ..models.static.runner import StaticCacheRunner
 from .drafter_choice import DrafterChoice
 from .prepared import Prepared

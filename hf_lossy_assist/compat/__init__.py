@@ -56,16 +56,17 @@ from .models import (
     has_recurrent_state,
     idle_forward,
     innermost,
+    is_sharded,
     load_errors,
     obstacle_in_adapter,
     origin_of,
     replaces_decoding,
+    shared_seed,
     supports_static_cache,
     unfinished,
     unwrap,
+    versions_of,
 )
-from .parallel import is_sharded, shared_seed
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, process_rows_alike
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
 from .tree_inputs import TreeInputs, obstacle_to_trees
-from .versions import versions_of

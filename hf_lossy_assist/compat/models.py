@@ -1,4 +1,4 @@
-"""Models: their wrappers, devices and abilities."""
+"""Models: their wrappers, devices, abilities and processes; versions of packages, for the record."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
@@ -158,3 +160,24 @@ def encode(model: PreTrainedModel, inputs: Any, mask: Any) -> Any:
     name = model.get_encoder().main_input_name
     prepare = getattr(model, _PREPARE_ENCODER)
     return prepare(inputs.to(device_of(model)), given, name, model.generation_config)["encoder_outputs"]
+
+
+def is_sharded(model: PreTrainedModel) -> bool:
+    """Tell whether this process holds only a part of the model's weights."""
+    return (getattr(model, "_tp_size", None) or 1) > 1
+
+
+def shared_seed(model: PreTrainedModel, seed: int | None) -> int | None:
+    """Return a run's seed: processes that share a model have to draw alike, even without one."""
+    if seed is not None or not is_sharded(model) or not dist.is_initialized():
+        return seed
+    mesh = getattr(model, "_device_mesh", None)
+    names = () if mesh is None else mesh.mesh_dim_names or ()
+    shared = torch.randint(2**52, (1,)).to(model.device)
+    dist.broadcast(shared, group=mesh["tp"].get_group() if "tp" in names else None, group_src=0)
+    return int(shared)
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """Return the versions of installed packages, by their names."""
+    return {name: metadata.version(name) for name in packages}

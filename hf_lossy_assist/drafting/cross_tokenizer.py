@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..core.texts import common_prefix
 from ..errors import LossyValueError
-from .draft_length import DraftLength
+from .draft_ends import DraftLength
 from .model import ModelDrafter
 
 

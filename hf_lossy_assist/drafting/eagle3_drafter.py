@@ -21,7 +21,7 @@ from ..core.trees import along_path
 from ..errors import LossyUnsupportedError
 from ..models.cache_rows import move_cache
 from ..models.runner import ModelRunner
-from .draft_length import DraftLength
+from .draft_ends import DraftLength
 from .eagle3 import Eagle3
 from .model import ModelDrafter
 from .vocabulary import DraftVocabulary, vocabulary_sizes

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..compat import counts_tokens, has_recurrent_state
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..models.static.decoder_forward import shallow
+from ..models.static.forwards import shallow
 
 _OF_THE_ORIGINAL = ("forward", "_old_forward", "_hf_hook")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")

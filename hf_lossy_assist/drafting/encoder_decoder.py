@@ -21,7 +21,7 @@ from ..compat import (
 )
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.runner import DynamicCacheRunner, ModelRunner
-from .draft_length import DraftLength
+from .draft_ends import DraftLength
 from .model import ModelDrafter
 
 

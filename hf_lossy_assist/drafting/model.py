@@ -32,8 +32,7 @@ from ..models.processing import process, reads_text
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from . import Drafter
-from .draft_length import DraftLength
-from .draft_stop import DraftStop
+from .draft_ends import DraftLength, DraftStop
 from .vocabulary import Vocabulary, check_vocabularies
 
 

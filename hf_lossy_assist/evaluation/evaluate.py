@@ -16,7 +16,7 @@ from transformers.utils import logging
 from .. import tasks
 from ..call.spelling import split
 from ..compat import ending_tokens
-from ..drafting.frequent_tokens import kept_tokens
+from ..drafting.vocabulary import kept_tokens
 from ..errors import LossyValueError, need
 from ..heads import Head, ModelIdentity
 from ..models.prepacked import is_prepacked

@@ -14,7 +14,7 @@ from ..acceptors import REGISTRY, head_type
 from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
 from ..call.config import LossyConfig
 from ..call.spelling import Spelling, split
-from ..drafting.draft_length import DEFAULT_NUM_TOKENS
+from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
 from ..errors import LossyValueError
 from ..gone import check_name

@@ -23,8 +23,7 @@ from ..core.messages import Draft, RowDecision
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
 from ..decoding.inspector import with_scores
-from ..drafting.draft_length import DEFAULT_NUM_TOKENS, check_num_tokens
-from ..drafting.draft_stop import LONGEST, fresh
+from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, check_num_tokens, fresh
 from ..drafting.model import ModelDrafter, check_draft_model, mask_of
 from ..drafting.per_row import GeneratorDrafter, drafter_of
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 
 from ..compat import fold_attention
 from ..errors import LossyUnsupportedError, LossyValueError
-from .quantised import dtype_of
-from .replacing import PackedModule, with_replaced
+from .quantised import PackedModule, dtype_of, with_replaced
 
 _ROWS = 6
 """Rows for which the order is chosen: a round's tokens."""

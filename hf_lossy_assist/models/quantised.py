@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,36 @@ from transformers.pytorch_utils import Conv1D
 
 from ..compat import fold_attention
 from ..errors import LossyUnsupportedError, LossyValueError
-from .replacing import PackedModule, sharing_copy, with_replaced
 
 _LEVELS = 127
 _GROUP = 32
+
+
+class PackedModule(nn.Module):
+    """Keeps its weights in an order that only CPUs read."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedModule:
+        if fn(torch.empty(0)).device.type != "cpu":
+            raise LossyUnsupportedError(
+                "a model whose weights `prepack` or `quantize_draft` packed on the CPU stays there; move the model "
+                "that it was made from"
+            )
+        return self
+
+
+def sharing_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy modules and configuration, but not the tensors."""
+    tensors = chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval()
+
+
+def with_replaced(model: PreTrainedModel, replacement: Callable[[nn.Module], nn.Module | None]) -> PreTrainedModel:
+    """Return a copy that shares the tensors of ``model``; modules without a ``replacement`` stay."""
+    changed = sharing_copy(model)
+    for name, module in list(changed.named_modules()):
+        if name and (new := replacement(module)) is not None:
+            changed.set_submodule(name, new)
+    return changed
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.models.static import compiled_forward
+from hf_lossy_assist.models.static import forwards
 from hf_lossy_assist.tasks import Arithmetic
 from tests.eagle3_heads import layer, random_head
 
@@ -161,7 +161,7 @@ def test_documented_commands(tiny, tmp_path, command, monkeypatch):
 
     Forwards that are compiled run the traced graphs as they are.
     """
-    monkeypatch.setattr(compiled_forward, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
+    monkeypatch.setattr(forwards, "CompileConfig", functools.partial(CompileConfig, backend="eager"))
     if "judge" in str(command) or "verifier" in str(command):
         tiny = ()
     small = {"--device": "cpu", "--accuracy-problems": "1"}

@@ -139,7 +139,7 @@ def test_states_are_those_that_enter_layers_and_the_last_has_not_been_normed(arc
 
 def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
     target, head = trained_pair()
-    taken, take = [], LayerStates.take
+    taken, take = [], LayerStates.pop
     both(target, head)  # transformers leaves hooks of its own
 
     def hooks() -> int:

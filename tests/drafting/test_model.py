@@ -13,7 +13,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from hf_lossy_assist.acceptors import Lossless
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.texts import Texts
-from hf_lossy_assist.drafting.draft_length import HeuristicLength
+from hf_lossy_assist.drafting.draft_ends import HeuristicLength
 from hf_lossy_assist.drafting.model import ModelDrafter, mask_of
 from hf_lossy_assist.drafting.per_row import drafter_of
 from tests.tiny_models import ARCHITECTURES, constant, prompt, tiny

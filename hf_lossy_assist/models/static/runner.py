@@ -16,8 +16,7 @@ from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
 from .cache_slot import StaticCacheSlot, give_back
-from .compiled_forward import CompiledForward, compiled_forward
-from .decoder_forward import eager_forward
+from .forwards import CompiledForward, compiled_forward, eager_forward
 
 _TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
 

@@ -16,9 +16,9 @@ from hf_lossy_assist.call.runner_choice import _obstacle_to_static
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.errors import LossyError
-from hf_lossy_assist.models.static import compiled_forward as programs
+from hf_lossy_assist.models.static import forwards as programs
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache
-from hf_lossy_assist.models.static.decoder_forward import with_decoder_forward
+from hf_lossy_assist.models.static.forwards import with_decoder_forward
 from tests.tiny_models import noisy_copy, prompt, tiny
 
 

@@ -1,4 +1,4 @@
-"""Ending drafts early: each law against a naive one, losslessness, and batches."""
+"""Draft lengths by name; ending drafts early: each law against a naive one, losslessness, and batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerific
 from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.call.lossy_call import LossyCall
-from hf_lossy_assist.drafting.draft_stop import LONGEST, AcceptanceStop, ConfidenceStop, EntropyStop, HeadStop
+from hf_lossy_assist.drafting.draft_ends import (
+    LONGEST,
+    AcceptanceStop,
+    ConfidenceStop,
+    DraftLength,
+    EntropyStop,
+    HeadStop,
+    HeuristicLength,
+    check_num_tokens,
+    draft_length_of,
+)
 from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import VerifierHead
@@ -322,3 +332,21 @@ def test_a_head_that_can_not_stop_drafts_is_refused(noisy, head):
     options = GREEDY | {"input_ids": prompt(), "lossy_mode": "lossless", "lossy_config": config}
     with pytest.raises(LossyValueError, match="trained for the target"):
         noisy.target.generate(**options, assistant_model=tiny("gpt2"))
+
+
+def test_lengths_by_name():
+    kinds = [type(draft_length_of(*x)) for x in ((4,), (4, "heuristic"), (4, "constant"))]
+    assert kinds == [DraftLength, HeuristicLength, DraftLength]
+    for bad in (0, True, 2.5, "car"):
+        with pytest.raises(LossyValueError, match="`num_assistant_tokens`"):
+            check_num_tokens(bad)
+
+
+def test_a_schedule_follows_what_is_kept():
+    constant, heuristic, sizes = DraftLength(2), HeuristicLength(2), []
+    for accepted in (2, 4, 5, 0, 0, 0, 0, 0, 0, 0):
+        heuristic.observe(heuristic.size, accepted)
+        constant.observe(2, accepted)
+        sizes.append(heuristic.size)
+    assert sizes == [4, 6, 5, 4, 3, 2, 1, 1, 1, 1]
+    assert constant.size == 2
