@@ -41,15 +41,16 @@ def test_batches_and_lossy_rules():
     plain = model.generate(**padded(), **GREEDY, output_logits=True)
     ours = model.generate(**padded(), **GREEDY, assistant_early_exit=1, lossy_mode="lossless")
     assert_same_rows(ours.sequences, plain)
+    drawn = padded() | GREEDY | {"do_sample": True, "num_return_sequences": 2}
     for mode in ("dropmatch", "ears", "topk"):
-        out = model.generate(
-            **padded(),
-            **(GREEDY | {"do_sample": True}),
-            assistant_early_exit=1,
-            lossy_mode=mode,
-            num_return_sequences=2,
-        )
-        assert out.sequences.shape[0] == 8
+        found = []
+        for drafts in ({"assistant_early_exit": 1}, {"assistant_model": first_layers(model, 1)}):
+            torch.manual_seed(0)
+            found.append(model.generate(**drawn, **drafts, lossy_mode=mode, num_assistant_tokens=4))
+        early, view = found
+        assert early.sequences.tolist() == view.sequences.tolist(), "the first layers draft, and q is theirs"
+        assert early.lossy_stats.accepted == view.lossy_stats.accepted > 0
+        assert early.lossy_stats.draft_calls == view.lossy_stats.draft_calls > early.lossy_stats.target_calls
 
 
 @torch.no_grad()
