@@ -47,8 +47,9 @@ def test_rows_of_a_file_with_turns_and_categories(tmp_path):
     task = tasks.load("prompts", data=str(path), split="test")
     assert [example.prompt for example in task.examples("test", 9)] == ["Hi", "Bye"]
     assert len(tasks.load("prompts", data=str(path), split="test", category="b").examples("test", 9)) == 1
-    with pytest.raises(LossyValueError, match="`split`"):
-        tasks.load("prompts", data=str(path), split="everything")
+    for options, message in (({"category": "c"}, "no rows of the category 'c'"), ({"split": "everything"}, "`split`")):
+        with pytest.raises(LossyValueError, match=message):
+            tasks.load("prompts", data=str(path), **options)
     path.write_text('{"text": "Hi"}\n')
     with pytest.raises(LossyValueError, match="a line without"):
         tasks.load("prompts", data=str(path))
