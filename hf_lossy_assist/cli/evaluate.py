@@ -101,13 +101,12 @@ class EvaluateOptions(EvaluationOptions):
 def evaluate(options: EvaluateOptions) -> None:
     """Let every mode answer the same problems: scores with paired differences, tokens kept, and speed.
 
-    Without --modes, the target alone, lossless, topk and dropmatch answer. OUT gets results.jsonl (a line per problem
+    Without --modes, the target alone, lossless, min_p and regret answer. OUT gets results.jsonl (a line per problem
     and mode), summary.json and plot.png. `accelerate launch -m hf_lossy_assist evaluate …` splits the problems over
     processes.
     """
     out = options.out
-    dropmatch = "dropmatch" if options.prompt_lookup is None else "dropmatch:criterion=naive"
-    listed = options.listed(options.modes or f"plain,lossless,topk,{dropmatch}")
+    listed = options.listed(options.modes or "plain,lossless,min_p,regret")
     evaluation = options.evaluation(listed, options.limit, batch_size=options.batch_size, measure=options.measure)
     screen = Console()
     with options.vllm or nullcontext():

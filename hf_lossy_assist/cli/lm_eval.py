@@ -17,7 +17,7 @@ COMMAND_OPTIONS = {
 def lm_eval(context: typer.Context) -> None:
     """Run lm-evaluation-harness with the model hf-lossy, unless --model names another.
 
-    All options are the harness's own, e.g. `--model_args pretrained=M,assistant=A,lossy_mode=topk:k=2
+    All options are the harness's own, e.g. `--model_args pretrained=M,assistant=A,lossy_mode=min_p:tau=0.4
     --tasks gsm8k --batch_size 8`.
     """
     harness.register()

@@ -76,7 +76,7 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
 def test_prompt_lookup_drafts_in_the_pair_s_place(bundled, tmp_path):
     run("--pair", "arithmetic", *SMALL, "--prompt-lookup", "2", "--out", str(tmp_path))
     summary, rows = read(tmp_path)
-    assert list(summary) == ["plain", "lossless", "topk", "dropmatch:criterion=naive"]
+    assert list(summary) == ["plain", "lossless", "min_p", "regret"]
     assert json.loads((tmp_path / "manifest.json").read_text())["draft"] is None
     assert {row["text"] for row in rows if row["mode"] == "plain"} == {
         row["text"] for row in rows if row["mode"] == "lossless"

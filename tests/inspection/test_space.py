@@ -115,14 +115,14 @@ def test_a_person_compares_two_rules(address: str, tab: Callable[..., Any]):
     generate.click()
     titles = page.locator("section h2")
     titles.nth(1).wait_for()
-    assert titles.all_inner_texts() == ["lossless", "topk"]
+    assert titles.all_inner_texts() == ["lossless", "min_p"]
     assert "tokens per round" in page.locator("section").nth(1).inner_text()
     page.locator(".token").nth(2).focus()
     assert "p, by the target" in page.locator(".card:visible").inner_text()
 
-    page.get_by_role("spinbutton", name="number input for k").fill("4")
+    page.get_by_role("spinbutton", name="number input for tau").fill("0.3")
     generate.click()
-    page.get_by_role("heading", name="topk, k 4").wait_for()
+    page.get_by_role("heading", name="min_p, tau 0.3").wait_for()
 
     page.get_by_label("Prompt").fill("  ")
     generate.click()

@@ -25,7 +25,7 @@ PROMPTS: Mapping[str, str] = {
 }
 """The pairs of models, and the first prompt for each."""
 
-COLUMNS = (("left", "lossless"), ("right", "topk"))
+COLUMNS = (("left", "lossless"), ("right", "min_p"))
 """The columns, and the rule that each begins with."""
 
 _GAMMA = 6
