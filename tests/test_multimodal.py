@@ -12,6 +12,8 @@ from transformers import (
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     SiglipVisionConfig,
@@ -56,6 +58,31 @@ def qwen2_vl():
     return Qwen2VLForConditionalGeneration(config), inputs, 4
 
 
+def mllama():
+    vision = {
+        "hidden_size": 32, "attention_heads": 4, "num_hidden_layers": 1, "num_global_layers": 1,
+        "intermediate_size": 48,
+        "image_size": 8, "patch_size": 4, "max_num_tiles": 1, "supported_aspect_ratios": [[1, 1]],
+        "intermediate_layers_indices": [0], "vision_output_dim": 64,
+    }  # fmt: skip
+    text = {k: v for k, v in _COMMON.items() if k != "head_dim"} | {
+        "cross_attention_layers": [1],
+        "num_hidden_layers": 3,
+    }
+    model = MllamaForConditionalGeneration(
+        MllamaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE)
+    )
+    with torch.no_grad():  # gates are closed at first
+        for name, weight in model.named_parameters():
+            if "gate" in name:
+                weight.fill_(1.0)
+    seen = {
+        "pixel_values": torch.randn(1, 1, 1, 3, 8, 8), "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.ones(1, 1, 1, dtype=torch.long),
+    }  # fmt: skip
+    return model, seen, 1
+
+
 MODELS = {"llava": llava, "gemma3": gemma3, "qwen2_vl": qwen2_vl}
 
 
@@ -95,6 +122,40 @@ def test_lossless_parity(name: str):
     other = dict(inputs, pixel_values=torch.randn_like(inputs["pixel_values"]) * 3)
     without = target.generate(**other, **GREEDY, output_logits=True)
     assert (without.logits[0] - plain.logits[0]).abs().max() > 1e-4, "the image matters"
+
+
+@pytest.mark.parametrize("drafter", ["assistant", "look-up"])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("length", [5, 40])
+def test_keys_of_an_image_stay_when_the_text_is_rolled_back(length: int, rows: int, drafter: str):
+    """They are fewer than the text's, or more, and every row of a batch keeps its own."""
+    torch.manual_seed(0)
+    target, seen, _ = mllama()
+    target.eval()
+    ids = torch.cat([torch.full((rows, 1), IMAGE), prompt(length).repeat(rows, 1) % (VOCAB - 4)], dim=1)
+    if rows == 2:
+        ids[1] = ids[1].roll(2)
+    seen = {name: value.repeat(rows, *[1] * (value.dim() - 1)) for name, value in seen.items()}
+    if rows == 2:
+        seen["pixel_values"][1] *= -1
+    mask = torch.ones(rows, ids.shape[1], 1, 1, dtype=torch.long)
+    inputs = seen | {"input_ids": ids, "attention_mask": torch.ones_like(ids), "cross_attention_mask": mask}
+    kwargs = GREEDY | inputs | {"output_logits": True, "pad_token_id": 0}
+    plain = target.generate(**kwargs)
+    draft = tiny("llama")
+    with torch.no_grad():
+        draft.model.embed_tokens.weight.copy_(target.model.language_model.embed_tokens.weight[:VOCAB])
+        draft.lm_head.weight.copy_(target.lm_head.weight)
+    drafts = (
+        {"assistant_model": draft, "num_assistant_tokens": 4}
+        if drafter == "assistant"
+        else {"prompt_lookup_num_tokens": 4}
+    )
+    ours = target.generate(**kwargs, lossy_mode="lossless", **drafts)
+    assert_same_rows(ours.sequences, plain)
+    assert ours.lossy_stats.drafted > 0
+    other = dict(kwargs, pixel_values=seen["pixel_values"] * 3)
+    assert (target.generate(**other).logits[0] - plain.logits[0]).abs().max() > 1e-4, "the image matters"
 
 
 @pytest.mark.parametrize("mode", ["topk", "dropmatch", "ears"])

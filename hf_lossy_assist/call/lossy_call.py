@@ -126,7 +126,7 @@ class LossyCall:
         tokenizer = model_kwargs.pop("tokenizer", None)
         for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer"):
             model_kwargs.pop(name, None)
-        compat.ready_for_rollback(compat.cache_of(model_kwargs))
+        compat.ready_for_rollback(self.model, compat.cache_of(model_kwargs))
         call = Prepared(
             ids=input_ids,
             processors=logits_processor,
@@ -175,7 +175,7 @@ class LossyCall:
         kind = Decoding if acceptor.unverified_drafting is None else UnverifiedDecoding
         return kind(
             texts,
-            target=Target(runner, reader, keep_raw="logits" in outputs.wanted),
+            target=Target(runner, reader, "logits" in outputs.wanted, self._switch(call)),
             drafter=drafter,
             acceptor=acceptor,
             progress=progress,
@@ -184,6 +184,18 @@ class LossyCall:
             inspected=self.config.inspect,
             synced=call.synced_gpus,
         )
+
+    def _switch(self, call: Prepared) -> compat.FrequencySwitch | None:
+        """Return where a call's frequencies change with the width of a forward; warn where that ends drafting."""
+        mask, longest = call.inputs.get("attention_mask"), call.config.max_length
+        switch = compat.frequency_switch(self.model, mask, call.batch, longest)
+        if switch is not None and switch.with_every_token:
+            warn_once(
+                f"{type(self.model).__name__} chooses its rotary frequencies by the longest text of a forward, so a "
+                f"text would differ from the target's own beyond {max(switch.at, 0)} tokens; it is decoded without "
+                "drafts from there on" + (", since the rows of a batch have to grow together" if call.batch > 1 else "")
+            )
+        return switch
 
 
 def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:

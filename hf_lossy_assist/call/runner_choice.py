@@ -107,6 +107,8 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
         return f"`{compat.CACHE}` is a {type(cache).__name__}"
     if belongs_to_user(cache) and not rewinds(cache):
         return "its sliding windows can't be rolled back by position"
+    if compat.frequency_switch(model, call.inputs.get("attention_mask"), call.batch, call.config.max_length):
+        return "its frequencies change with the width of a forward"
     if call.batch > 1 and path_to_decoder(model) is None:
         return f"the decoder of {type(model).__name__} is no module of its own, so its rows can't be filled up"
     return _obstacle_to_static(model) or _obstacle_to_inputs(call)

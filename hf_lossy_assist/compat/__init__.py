@@ -8,6 +8,7 @@ from .caches import (
     CACHE_NAMES,
     EMPTY_LAYERS,
     REWINDING_LAYERS,
+    FixedLayer,
     attention_windows,
     belongs_to_user,
     cache_name,
@@ -23,6 +24,7 @@ from .caches import (
     ready_for_rollback,
     recording,
     rollback,
+    stop_recording,
     text_cache,
     tokens_in,
 )
@@ -67,6 +69,7 @@ from .models import (
     unwrap,
     versions_of,
 )
+from .positions import FrequencySwitch, frequency_switch, learned_positions
 from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, process_rows_alike
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
 from .tree_inputs import TreeInputs, obstacle_to_trees

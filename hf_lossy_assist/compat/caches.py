@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,15 @@ EMPTY_LAYERS = tuple(getattr(_caches, name) for name in ("DummyLayer",) if hasat
 REWINDING_LAYERS = (_caches.StaticLayer, *EMPTY_LAYERS)
 # Layers that quantise every token as it comes; older versions have none.
 _AT_ONCE = tuple(getattr(_caches, name) for name in ("Fp8QuantizedLayer",) if hasattr(_caches, name))
+
+
+class FixedLayer(DynamicLayer):
+    """A layer that does not grow with the text: the keys of an image, which every token attends to."""
+
+    def crop(self, max_length: int) -> None:
+        return
+
+
 _SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
 
 
@@ -52,6 +61,7 @@ def new_cache(model: PreTrainedModel, like: Cache | None = None) -> Cache:
     cache = DynamicCache(config=model.config.get_text_config(decoder=True), offloading=offloading)
     if not has_recurrent_state(model):
         _keep_everything(cache)
+        _fix_layers(model, cache)
         cache.activate_past_recording()
     return EncoderDecoderCache(cache, DynamicCache()) if model.config.is_encoder_decoder else cache
 
@@ -115,11 +125,25 @@ def counts_tokens(model: PreTrainedModel) -> bool:
     return any(isinstance(layer, DynamicLayer) for layer in new_cache(model).layers)
 
 
-def ready_for_rollback(cache: Any) -> None:
-    """Let ``generate()``'s own empty cache keep all tokens if this version can't roll it back otherwise."""
+def ready_for_rollback(model: PreTrainedModel, cache: Any) -> None:
+    """Let a cache keep what a rollback must not remove.
+
+    ``generate()``'s own empty cache keeps all tokens if this version can't roll it back otherwise.
+    """
     fresh = type(cache) is DynamicCache and not belongs_to_user(cache)
     if fresh and not _SLIDING_LAYERS_ROLL_BACK:
         _keep_everything(cache)
+    if isinstance(cache, DynamicCache):
+        _fix_layers(model, cache)
+
+
+def _fix_layers(model: PreTrainedModel, cache: DynamicCache) -> None:
+    """Let the layers that attend to images keep their keys when the text is rolled back."""
+    for i in getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or ():
+        if i < len(cache.layers) and type(cache.layers[i]) is DynamicLayer:
+            fixed = FixedLayer()
+            vars(fixed).update(vars(cache.layers[i]))
+            cache.layers[i] = fixed
 
 
 def text_cache(cache: Cache) -> Cache:
@@ -136,9 +160,14 @@ def recording(cache: DynamicCache) -> Iterator[None]:
     try:
         yield
     finally:
-        for i, layer in enumerate(own.layers):
-            if hasattr(layer, "record_past"):
-                layer.record_past = recorded[i] if i < len(recorded) else False
+        stop_recording(own, recorded)
+
+
+def stop_recording(cache: Cache, recorded: Sequence[bool | None] = ()) -> None:
+    """Let the layers of a cache record as they did before, by default not at all."""
+    for i, layer in enumerate(text_cache(cache).layers):
+        if hasattr(layer, "record_past"):
+            layer.record_past = recorded[i] if i < len(recorded) else False
 
 
 def rollback(cache: Cache, tokens: int) -> None:

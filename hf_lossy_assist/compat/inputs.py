@@ -97,6 +97,12 @@ class ForwardInputs:
         for name in _IN_LINE_WITH_IDS:
             if (values := carried.get(name)) is not None:
                 carried[name] = shift.moved(values, 0)
+        for name in _CROSS_MASKS:  # (B, S, …): which images each token sees; later ones see those of the last
+            if (values := carried.get(name)) is not None:
+                missing = max(0, ids.shape[1] - values.shape[1])
+                values = torch.cat([values, values[:, -1:].expand(-1, missing, *values.shape[2:])], dim=1)
+                moved = shift.moved(values.flatten(2).permute(2, 0, 1), 0).permute(1, 2, 0)
+                carried[name] = moved.reshape(*moved.shape[:2], *values.shape[2:])
         if carried.get("attention_mask") is None and len(set(shift.ends)) > 1:
             carried["attention_mask"] = shift.moved(torch.ones_like(ids), 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import groupby
@@ -92,14 +93,26 @@ class CrossTokenizerDrafter(ModelDrafter):
         super().reset()
         self._text: list[int] = []
         self._ends: list[int] = []
-        self._ids: list[int] = []
+        self._ids: list[int] = []  # the text in the draft's tokens
+        self._read: list[int] = []  # what the draft model has read
 
     def begin(self, ids: Tensor) -> None:
         # `read` finds rejected tokens by comparing texts.
         self.text, self.unread, self.drafted = ids, ids, []
 
+    def room(self, ids: Tensor) -> int:
+        # Drafted tokens are tokens of both.
+        return sys.maxsize if self.positions is None else max(0, self.positions + 1 - len(self._translated(ids)))
+
     def read(self, tokens: Tensor) -> Tensor:
-        whole = self.ids
+        ids = self._translated(self.ids)
+        self.runner.rewind(min(common_prefix(ids, self._read), len(ids) - 1))
+        self._read = ids
+        logits = super().read(torch.tensor([ids[self.runner.seen :]], device=self.device))
+        return self.translation.logits(logits).to(self.text.device)
+
+    def _translated(self, whole: Tensor) -> list[int]:
+        """Return a text of the target ``(1, L)`` in the draft's tokens."""
         text = whole[0, self._prompt :].tolist()
         same = common_prefix(text, self._text)
         self._text = text
@@ -108,10 +121,8 @@ class CrossTokenizerDrafter(ModelDrafter):
         for i in text[same:]:
             ids += self.translation.token(i)
             self._ends.append(len(ids))
-        self.runner.rewind(min(common_prefix(ids, self._ids), len(ids) - 1))
         self._ids = ids
-        logits = super().read(torch.tensor([ids[self.runner.seen :]], device=self.device))
-        return self.translation.logits(logits).to(whole.device)
+        return ids
 
 
 def _texts(tokenizer: Any) -> Iterator[tuple[str, int]]:

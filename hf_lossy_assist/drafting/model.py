@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,6 +20,7 @@ from ..compat import (
     device_of,
     forward_accepts,
     has_recurrent_state,
+    learned_positions,
     new_cache,
     obstacle_in_adapter,
     obstacle_to_rollback,
@@ -102,6 +104,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.stop = stop
         self.vocabulary = vocabulary
         self.device = device_of(model)
+        self.positions = learned_positions(model)
         self._mask = attention_mask
         self._new_runner = self._default_runner if runner is None else runner
         self._hook = lm_head_hook(model, self.randomness) if keep_hidden else None
@@ -134,7 +137,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
-        self._drafted = n = min(self.draft_length.size, max(remaining) - 1)
+        self._drafted = n = min(self.draft_length.size, max(remaining) - 1, self.room(ids))
         if n <= 0:
             return Draft.empty(ids)
         self.begin(ids)
@@ -184,6 +187,11 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if self._drafted:
             self.draft_length.observe(self._drafted, accepted)
             self._drafted = 0
+
+    def room(self, ids: Tensor) -> int:
+        """Return how many tokens the draft model has positions for after ``ids`` ``(B, W)``."""
+        # The last drafted token is not read.
+        return sys.maxsize if self.positions is None else max(0, self.positions + 1 - ids.shape[1])
 
     def begin(self, ids: Tensor) -> None:
         """Begin a draft after ``ids`` ``(B, W)``."""

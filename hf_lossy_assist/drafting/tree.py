@@ -37,7 +37,7 @@ class TreeDrafter(ModelDrafter):
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
-        depth = min(self.shape.depth, max(remaining) - 1)
+        depth = min(self.shape.depth, max(remaining) - 1, self.room(ids))
         if depth <= 0:
             self._drafted = 0
             return Draft.empty(ids)

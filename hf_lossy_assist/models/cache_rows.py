@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ..compat import EMPTY_LAYERS
+from ..compat import EMPTY_LAYERS, FixedLayer
 from ..core.texts import RowShift
 
-# These hold one slot per token and nothing else.
-_MOVABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, *EMPTY_LAYERS)
+# These hold one slot per token and nothing else, or what stays as it is.
+_MOVABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, FixedLayer, *EMPTY_LAYERS)
 
 
 def movable(cache: Cache) -> bool:
@@ -22,6 +22,10 @@ def movable(cache: Cache) -> bool:
 def move_cache(cache: Cache, move: RowShift, slots: int) -> None:
     """Let ``cache`` hold the first ``slots`` slots of the new rectangle."""
     sources = move.sources(slots)
+    for layer in cache.layers:
+        if isinstance(layer, FixedLayer) and layer.is_initialized:
+            rows = move.index.to(layer.keys.device)
+            layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
     for layer in _filled(cache):
         kept, dropped = sources, _dropped(layer)
         if layer.is_sliding:  # older slots have left the window
@@ -55,7 +59,10 @@ def keep_path(cache: Cache, start: int, columns: Tensor) -> None:
 
 
 def _filled(cache: Cache) -> list[DynamicLayer]:
-    return [layer for layer in cache.layers if layer.is_initialized and not isinstance(layer, EMPTY_LAYERS)]
+    """Return the layers with a slot for every token."""
+    return [
+        layer for layer in cache.layers if layer.is_initialized and not isinstance(layer, (*EMPTY_LAYERS, FixedLayer))
+    ]
 
 
 def _dropped(layer: DynamicLayer) -> int:

@@ -12,7 +12,20 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..compat import ForwardInputs, TreeInputs, cache_of, forgettable, quantises, recording, rollback
+from ..compat import (
+    CACHE,
+    ForwardInputs,
+    TreeInputs,
+    cache_name,
+    cache_of,
+    forgettable,
+    new_cache,
+    quantises,
+    recording,
+    rollback,
+    stop_recording,
+    text_cache,
+)
 from ..core.texts import RowShift
 from ..errors import LossyUnsupportedError
 from .cache_rows import keep_path, move_cache
@@ -118,10 +131,18 @@ class DynamicCacheRunner(ModelRunner):
         self._tree_inputs: TreeInputs | None = None
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        longer = text.shape[1] - self._covered
-        inputs = self.inputs.of_text(text, self.carried, self.seen, longer, keep, first=self._outputs is None)
+        inputs = self._inputs(text, keep)
         inputs.update(overrides)
         return self._forward(inputs, *text.shape)
+
+    def _inputs(self, text: Tensor, keep: int) -> dict[str, Any]:
+        longer = text.shape[1] - self._covered
+        inputs = self.inputs.of_text(text, self.carried, self.seen, longer, keep, first=self._outputs is None)
+        if self.cache is not None and cache_of(inputs) is None:  # the model reads the whole text anew
+            name = cache_name(self.model)
+            inputs[name] = self.carried[name] = self.cache = new_cache(self.model)
+            self.seen = 0
+        return inputs
 
     def read(self, tokens: Tensor) -> Any:
         rows, length = tokens.shape[0], self.seen + tokens.shape[1]
@@ -131,12 +152,18 @@ class DynamicCacheRunner(ModelRunner):
         if rows > 1 and self.last_position is not None and inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"].clamp(max=self.last_position)
         self._outputs = self.model(**inputs, return_dict=True)
+        returned = getattr(self._outputs, CACHE, None)
+        if returned is not None and returned is not self.cache:  # code of a model's own may hand on another cache
+            text_cache(returned).activate_past_recording()
+            self.cache = returned
         self.sent = rows * (length - self.seen)
         self.seen = length
         return self._outputs
 
     def run_tree(self, text: Tensor, keep: int, ancestors: Tensor, depths: Tensor) -> Any:
-        return self.run(text, keep, self._tree_overrides(text.shape[1] - depths.shape[1], ancestors, depths))
+        inputs = self._inputs(text, keep)
+        inputs |= self._tree_overrides(text.shape[1] - depths.shape[1], ancestors, depths)
+        return self._forward(inputs, *text.shape)
 
     def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
         rows, count = tokens.shape
@@ -174,5 +201,8 @@ class DynamicCacheRunner(ModelRunner):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        with recording(self.cache):
+        given = self.cache
+        with recording(given):
             yield
+        if self.cache is not given:
+            stop_recording(self.cache)

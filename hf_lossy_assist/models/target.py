@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..acceptors import Acceptor
-from ..compat import idle_forward
+from ..compat import FrequencySwitch, idle_forward
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, TargetOutput, Verification
 from ..core.shapes import Shape
@@ -23,13 +23,21 @@ from .runner import ModelRunner
 class Target:
     """The model that verifies drafts; its runner alone knows cache, mask, positions, and how much has been read.
 
-    With ``keep_raw``, the unprocessed logits are kept for the caller. ``output`` is the last forward's.
+    With ``keep_raw``, the unprocessed logits are kept for the caller. ``output`` is the last forward's. ``switch`` says
+    where frequencies change with a forward's width, which drafts must not cross.
     """
 
     output: TargetOutput
 
-    def __init__(self, runner: ModelRunner, reader: TargetReader, keep_raw: bool = False) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        reader: TargetReader,
+        keep_raw: bool = False,
+        switch: FrequencySwitch | None = None,
+    ) -> None:
         self.runner = runner
+        self.switch = switch
         self.reader = reader
         self.keep_raw = keep_raw
 
@@ -45,6 +53,8 @@ class Target:
     def remaining(self, length: int, remaining: Sequence[int]) -> list[int]:
         """Return how many of the ``remaining`` tokens per row this round may add to texts of ``length``."""
         most = self.runner.forgettable(length) + 1  # the cache lacks the newest token
+        if self.switch is not None:
+            most = min(most, self.switch.room(length) + 1)
         return [min(own, most) for own in remaining]
 
     def verify(self, candidate: Tensor, draft: Draft, charged: Sequence[float] = ()) -> Verification:

@@ -31,7 +31,7 @@ def test_keys_values_and_the_next_forward_s_logits(architecture: str, seed: int)
     texts = [random_tokens(6, generator) for _ in range(4)]
     layout, ids, seen = Texts(rectangle(texts), PAD), rectangle(texts), 0
     cache = DynamicCache(config=model.config)
-    ready_for_rollback(cache)
+    ready_for_rollback(model, cache)
     moves = 0
     with recording(cache):
         for _ in range(5):

@@ -21,7 +21,7 @@ INPUTS = pytest.mark.parametrize("kind", [PlainForwardInputs, ForwardInputs], id
 
 def growing(model: PreTrainedModel, texts: list[list[int]], kind: type[ForwardInputs]) -> DynamicCacheRunner:
     cache = DynamicCache(config=model.config)
-    ready_for_rollback(cache)
+    ready_for_rollback(model, cache)
     carried: dict[str, Any] = {**inputs_of(texts), CACHE: cache, "use_cache": True, "logits_to_keep": 1}
     assert type(forward_inputs(model, rectangle(texts), carried)) is PlainForwardInputs
     return DynamicCacheRunner(kind(model), carried, len(texts[0]))

@@ -1,0 +1,66 @@
+"""Positions that a model has, and frequencies that change with them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class FrequencySwitch:
+    """Where a model's rotary frequencies begin to depend on a forward's last position.
+
+    LongRoPE changes them once, after ``at`` columns of text, for all tokens of a forward. Dynamic NTK changes them with
+    every further token, so no forward over a draft is then that of plain decoding.
+    """
+
+    at: int
+    with_every_token: bool
+
+    def room(self, width: int) -> int:
+        """Return how many drafted tokens may follow ``width`` columns of text in one forward."""
+        if width <= self.at:
+            return self.at - width
+        return 0 if self.with_every_token else sys.maxsize
+
+
+def frequency_switch(model: PreTrainedModel, mask: Tensor | None, rows: int, longest: int) -> FrequencySwitch | None:
+    """Return where frequencies change in texts of up to ``longest`` columns; None if they don't.
+
+    ``mask`` ``(B, L)`` is the prompts'. A batch that gets that far drafts nothing: its longest row chooses the
+    frequencies of all rows, so they have to grow together.
+    """
+    config = model.config.get_text_config(decoder=True)
+    given = getattr(config, "rope_parameters", None) or {}
+    found = []
+    for own in (given, *given.values()):
+        kind = own.get("rope_type", "") if isinstance(own, dict) else ""
+        if "dynamic" in kind:
+            found.append(FrequencySwitch(config.max_position_embeddings, True))
+        elif kind == "longrope":
+            at = own.get("original_max_position_embeddings") or config.original_max_position_embeddings
+            found.append(FrequencySwitch(at, False))
+    if not found:
+        return None
+    padded = 0 if mask is None else int((mask == 0).sum(-1).min())
+    first = min(found, key=lambda x: (x.at, not x.with_every_token))
+    if longest - padded <= first.at:
+        return None
+    return FrequencySwitch(first.at + padded, first.with_every_token) if rows == 1 else FrequencySwitch(-1, True)
+
+
+_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
+
+
+def learned_positions(model: PreTrainedModel) -> int | None:
+    """Return how many positions a model's decoder has embeddings for; None where positions need none."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    tables = [
+        module.num_embeddings - getattr(module, "offset", 0)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _TABLES
+    ]
+    return min(tables, default=None)

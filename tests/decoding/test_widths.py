@@ -1,0 +1,174 @@
+"""Models whose forwards depend on more than the tokens: on their width, on the cache they are given, on positions.
+
+Lossless decoding is plain decoding for all of them, whatever drafts, and whether it drafts chains, trees or batches.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+    PreTrainedModel,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
+
+from hf_lossy_assist import last_stats
+from hf_lossy_assist.compat import cache_of
+from tests.parity import assert_same_rows
+from tests.tiny_models import _COMMON, VOCAB, noisy_copy, padded, prompt
+
+SWITCH = 24  # positions at which frequencies change
+NEW = 40
+_FACTORS = [1.0, 1.5, 2.0, 3.0]
+LONG = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": SWITCH,
+    "short_factor": [1.0] * 4, "long_factor": _FACTORS, "factor": 10.0,
+}  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+_SCALES = {"short_mscale": 1.0, "long_mscale": 1.2}
+_PHI = {
+    **{k: v for k, v in _COMMON.items() if k != "head_dim"}, "original_max_position_embeddings": SWITCH,
+    "rope_parameters": LONG, "sliding_window": None,
+}  # fmt: skip
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**_PHI)),
+    "phi3 with windows": lambda: Phi3ForCausalLM(Phi3Config(**_PHI | {"sliding_window": 16})),
+    "phimoe": lambda: PhimoeForCausalLM(
+        PhimoeConfig(**_PHI | {"rope_parameters": LONG | _SCALES}, num_local_experts=2)
+    ),
+    "llama, dynamic": lambda: LlamaForCausalLM(
+        LlamaConfig(**_COMMON | {"max_position_embeddings": SWITCH, "rope_parameters": DYNAMIC})
+    ),
+    "llama, longrope": lambda: LlamaForCausalLM(LlamaConfig(**_COMMON | {"rope_parameters": LONG})),
+}
+DRAFTERS: dict[str, Callable[[PreTrainedModel], dict[str, Any]]] = {
+    "copy": lambda target: {"assistant_model": noisy_copy(target, 0.02), "num_assistant_tokens": 5},
+    "default length": lambda target: {"assistant_model": noisy_copy(target, 0.02)},
+    "tree": lambda target: {
+        "assistant_model": noisy_copy(target, 0.02),
+        "lossy_config": {"tree": {"depth": 4, "top_k": 3, "nodes": 8}},
+    },
+    "look-up": lambda target: {"prompt_lookup_num_tokens": 5},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(drafts|Drafts|draft)")
+@pytest.mark.parametrize("length", [7, SWITCH - 2, SWITCH, SWITCH + 6])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lossless_is_plain(family: str, drafter: str, length: int):
+    torch.manual_seed(0)
+    fresh = FAMILIES[family]().eval()  # dynamic frequencies stay as the longest text so far has left them
+    kwargs = {"input_ids": prompt(length), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
+              "pad_token_id": 0, "return_dict_in_generate": True}  # fmt: skip
+    plain = copy.deepcopy(fresh).generate(**kwargs)
+    target = copy.deepcopy(fresh)
+    ours = target.generate(**kwargs, lossy_mode="lossless", **DRAFTERS[drafter](target))
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    assert cache_of(ours).get_seq_length() == cache_of(plain).get_seq_length()
+    assert ours.lossy_stats.drafted > 0 or "dynamic" in family
+
+
+@pytest.mark.parametrize("new", [12, 60])
+@pytest.mark.parametrize("drafter", ["copy", "tree", "look-up"])
+@pytest.mark.parametrize("family", ["llama, dynamic", "llama, longrope"])
+@pytest.mark.filterwarnings("ignore:.*chooses its rotary frequencies")
+def test_batches_are_plain_too(family: str, drafter: str, new: int):
+    """A batch that ends before the switch drafts; one that may cross it grows as plain generation's does."""
+    torch.manual_seed(0)
+    fresh = FAMILIES[family]().eval()
+    kwargs = padded() | {"max_new_tokens": new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0,
+                         "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
+    plain = copy.deepcopy(fresh).generate(**kwargs)
+    target = copy.deepcopy(fresh)
+    ours = target.generate(**kwargs, lossy_mode="lossless", **DRAFTERS[drafter](target))
+    assert_same_rows(ours.sequences, plain)
+    assert (ours.lossy_stats.drafted > 0) == (new == 12)
+
+
+def test_a_warning_says_where_drafting_ends():
+    target = FAMILIES["llama, dynamic"]().eval()
+    with pytest.warns(UserWarning, match=r"LlamaForCausalLM chooses its rotary frequencies .* beyond 24 tokens"):
+        target.generate(prompt(), max_new_tokens=30, lossy_mode="lossless", **DRAFTERS["copy"](target))
+
+
+def gpt2(positions: int) -> PreTrainedModel:
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_positions=positions, **sizes)).eval()
+
+
+def opt(positions: int) -> PreTrainedModel:
+    sizes = {"hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 1, "num_attention_heads": 4, "init_std": 0.2,
+             "word_embed_proj_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+    return OPTForCausalLM(OPTConfig(vocab_size=VOCAB, max_position_embeddings=positions, **sizes)).eval()
+
+
+def bart(positions: int) -> PreTrainedModel:
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+             "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "init_std": 0.2,
+             "decoder_start_token_id": 2, "forced_eos_token_id": None, "pad_token_id": 0, "bos_token_id": 1,
+             "eos_token_id": 2}  # fmt: skip
+    return BartForConditionalGeneration(BartConfig(vocab_size=VOCAB, max_position_embeddings=positions, **sizes)).eval()
+
+
+def whisper(positions: int) -> PreTrainedModel:
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+             "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "init_std": 0.2,
+             "num_mel_bins": 8, "max_source_positions": 20, "decoder_start_token_id": 3, "pad_token_id": 0,
+             "bos_token_id": 1, "eos_token_id": 2, "suppress_tokens": None, "begin_suppress_tokens": None}  # fmt: skip
+    return WhisperForConditionalGeneration(
+        WhisperConfig(vocab_size=VOCAB, max_target_positions=positions, **sizes)
+    ).eval()
+
+
+POSITIONS: dict[str, tuple[Callable[[int], PreTrainedModel], dict[str, Any]]] = {
+    "gpt2": (gpt2, {"input_ids": prompt()}),
+    "gpt2, batch": (gpt2, padded()),
+    "opt": (opt, {"input_ids": prompt()}),
+    "bart": (bart, {"input_ids": prompt()}),
+    "whisper": (whisper, {"input_features": torch.randn(1, 8, 40, generator=torch.Generator().manual_seed(0))}),
+}
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("name", POSITIONS)
+def test_drafts_end_where_the_draft_model_s_positions_end(name: str, tree: bool):
+    """The rest is decoded without it."""
+    make, inputs = POSITIONS[name]
+    if tree and name in ("bart", "whisper"):
+        pytest.skip("trees are for decoders")
+    torch.manual_seed(0)
+    target = make(64)
+    draft = make(30)
+    table = draft.get_decoder()
+    own = dict(table.named_parameters())
+    with torch.no_grad():
+        for key, value in target.get_decoder().named_parameters():
+            own[key].copy_(value[: own[key].shape[0]] if value.dim() else value)
+        draft.get_output_embeddings().weight.copy_(target.get_output_embeddings().weight)
+    kwargs = {**inputs, "max_length": 60, "do_sample": False, "eos_token_id": None, "pad_token_id": 0,
+              "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
+    plain = target.generate(**kwargs)
+    shape = {"lossy_config": {"tree": {"depth": 4, "top_k": 2, "nodes": 6}}} if tree else {"num_assistant_tokens": 5}
+    ours = target.generate(**kwargs, assistant_model=draft, lossy_mode="lossless", **shape)
+    assert_same_rows(ours.sequences, plain)
+    stats = last_stats(target)
+    assert stats.drafted >= stats.accepted > 0
