@@ -149,6 +149,10 @@ def test_a_run_is_entered(tmp_path):
         ({"target": tiny("llama", 1)}, "of the target, the weights of the LM head differ"),
         ({"draft": tiny("qwen3")}, "of the draft, the architecture is Qwen3ForCausalLM, not LlamaForCausalLM"),
         ({"target": None}, "of the target, there is none"),
+        (
+            {"kind": "ratio", "draft": tiny("qwen3")},
+            "`kind` was 'judge' and is 'ratio'; of the draft, the architecture",
+        ),
     ],
 )
 def test_another_plan_is_refused_and_named(tmp_path, changes, message):
