@@ -23,7 +23,7 @@ SAYS = {
     "06_batches": "for all 6 answers",
     "07_device_map_and_offload": "min_p: ",
     "08_stock_loop": "drafted tokens kept",
-    "09_trees": "min_p, trees of depth 4: ",
+    "09_trees": "judge, trees of depth 4: ",
     "10_chat_model": "tokens per round",
     "11_tensor_parallel": "1 processes, ",
 }

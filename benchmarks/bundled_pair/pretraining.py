@@ -34,7 +34,8 @@ def position_weights(recipe: ModelRecipe, step: int, before: torch.Tensor, numer
     return torch.where(torch.isin(before, numeric), recipe.cycle_at(step)[0].number_weight, 1.0)
 
 
-def _save_checkpoint(path: Path, step: int, model, optimizer, recipe: ModelRecipe) -> None:
+def save_checkpoint(path: Path, step: int, model, optimizer, recipe) -> None:
+    """Write weights and optimizer state, so that the file is always whole."""
     tensors = {f"model.{k}": v for k, v in model.named_parameters()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
@@ -48,7 +49,8 @@ def _save_checkpoint(path: Path, step: int, model, optimizer, recipe: ModelRecip
     os.replace(partial, path)
 
 
-def _load_checkpoint(path: Path, model, optimizer, recipe: ModelRecipe) -> int:
+def load_checkpoint(path: Path, model, optimizer, recipe) -> int:
+    """Read weights and optimizer state; return how many steps are done, none if the file is of another recipe."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
@@ -82,7 +84,7 @@ def train_model(
     plain = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
-    first = _load_checkpoint(checkpoint, model, optimizer, recipe) if checkpoint.exists() else 0
+    first = load_checkpoint(checkpoint, model, optimizer, recipe) if checkpoint.exists() else 0
     numeric = torch.tensor(tokenizer.convert_tokens_to_ids([*"0123456789", "Ġ"]))
     on_step(first, float("nan"))
     for step, (ids, labels) in enumerate(batches(recipe, tokenizer, first), start=first):
@@ -100,7 +102,7 @@ def train_model(
         optimizer.step()
         schedule.step()
         if (step + 1) % checkpoint_every == 0:
-            _save_checkpoint(checkpoint, step + 1, model, optimizer, recipe)
+            save_checkpoint(checkpoint, step + 1, model, optimizer, recipe)
         on_step(step + 1, losses.mean().item())
     return model.eval()
 

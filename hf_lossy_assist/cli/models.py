@@ -197,17 +197,16 @@ class ModelOptions:
         one = "cpu" if device == "auto" else device
         dtype = self.dtype and getattr(torch, self.dtype, "auto")
         pair = pairs.load(self.pair, dtype=dtype, device=one, folder=self.folder)
-        draft, heads = pair.draft, pair.rule_heads
+        draft, heads, tokenizer = pair.draft, pair.rule_heads, None
         if self.assistant == "eagle3" and pair.eagle3 is not None:
             draft = pair.eagle3
         elif self.assistant is not None:
             dtype = self.dtype or str(pair.target.dtype).removeprefix("torch.")
             draft, heads = load_draft("--assistant", self.assistant, dtype, one), {}
+            tokenizer = self._draft_tokenizer()
         if self.prompt_lookup is not None:
             draft = None
-        return LoadedModels(
-            pair.target, draft, pair.tokenizer, task or pair.task, heads, draft_tokenizer=self._draft_tokenizer()
-        )
+        return LoadedModels(pair.target, draft, pair.tokenizer, task or pair.task, heads, draft_tokenizer=tokenizer)
 
     def _draft_tokenizer(self) -> PreTrainedTokenizerBase | None:
         if self.assistant_tokenizer is not None:

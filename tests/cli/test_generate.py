@@ -16,7 +16,6 @@ from benchmarks.bundled_pair.recipe import build_model, build_tokenizer
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.rendering import ConsoleStreamer
-from tests.eagle3_heads import layer, random_head
 from tests.tiny_pair import TEMPLATE, TINY
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
@@ -165,16 +164,5 @@ def test_a_seed_makes_samples_repeat(bundled):
     assert sampled("1") == sampled("1") != sampled("2")
 
 
-def test_an_eagle3_head_is_an_assistant(tiny_pair_folder, tmp_path):
-    target = pairs.load("arithmetic", folder=tiny_pair_folder).target
-    width, size = target.config.hidden_size, target.config.vocab_size
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
-    config = layer(hidden_size=width, vocab_size=size, **heads)
-    head = random_head(config, drafted=64, target_hidden_size=width, target_layers=(0, 1))
-    head.save_pretrained(tmp_path / "head")
-    result = run(
-        "--model", str(tiny_pair_folder / "target"), "--assistant", str(tmp_path / "head"), "--max-new-tokens", "12",
-        "--stats", PROMPT,
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert continuation(tiny_pair_folder, dtype=torch.bfloat16).strip() in result.stdout
+def test_a_pair_s_eagle3_head_is_an_assistant():
+    assert run_pair("--assistant", "eagle3") == run_pair()

@@ -168,27 +168,15 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
 RULES = [name for name, rule in REGISTRY.items() if head_type(rule) is None]
 
 
-@pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("rule", RULES)
-def test_rules_work_on_its_drafts(rule, sample):
+def test_rules_work_on_its_drafts(rule):
     target, head = trained_pair()
     output = target.generate(
         prompts(), assistant_model=head, lossy_mode=rule, lossy_config={"seed": 0}, num_assistant_tokens=4,
-        do_sample=sample, max_new_tokens=12, eos_token_id=None, return_dict_in_generate=True,
+        do_sample=True, max_new_tokens=12, eos_token_id=None, return_dict_in_generate=True,
     )  # fmt: skip
     assert output.sequences.shape == (4, 19)
     assert output.lossy_stats.drafted > 0
-
-
-def test_a_trained_judge_works_on_its_drafts(pair):
-    sizes = {"vocab_size": len(pair.tokenizer), "hidden_size": 256}
-    head = random_head(layer(**sizes), drafted=512, target_hidden_size=256, target_layers=(1, 2, 4))
-    ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")["input_ids"]
-    output = pair.target.generate(
-        ids, assistant_model=head, lossy_mode="judge", lossy_head=pair.heads["judge"], lossy_config={"threshold": 1.0},
-        max_new_tokens=16, do_sample=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert output.lossy_stats.accepted_by["judge"] > 0
 
 
 @pytest.mark.parametrize(
@@ -277,11 +265,9 @@ def test_encoder_decoder_targets_are_refused():
 
 
 def test_a_pipeline_takes_a_head_in_a_call(pair):
-    sizes = {"vocab_size": len(pair.tokenizer), "hidden_size": 256}
-    head = random_head(layer(**sizes), drafted=512, target_hidden_size=256, target_layers=(1, 2, 4))
     pipe = pipeline("text-generation", model=pair.target, tokenizer=pair.tokenizer)
     prompts = [example.prompt for example in pair.task.examples("test", 2)]
     settings = {"max_new_tokens": 16, "do_sample": False, "batch_size": 2}
     plain = pipe(prompts, **settings)
-    assert pipe(prompts, assistant_model=head, lossy_mode="lossless", **settings) == plain
+    assert pipe(prompts, assistant_model=pair.eagle3, lossy_mode="lossless", **settings) == plain
     assert hf_lossy_assist.last_stats(pair.target).drafted > 0

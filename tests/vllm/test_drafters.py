@@ -13,9 +13,10 @@ from vllm.exceptions import VLLMValidationError
 from hf_lossy_assist import save_int8_draft
 from hf_lossy_assist.integrations.vllm.inside import rules
 from tests.vllm.asking import answers, asking, prompts_of, texts
-from tests.vllm.conftest import BY_MODEL, GAMMA, start
+from tests.vllm.conftest import BY_MODEL, GAMMA, ROOT, start
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": GAMMA, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+EAGLE3 = {"method": "eagle3", "model": str(ROOT / "eagle3"), "num_speculative_tokens": GAMMA}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": GAMMA}
 needs_arctic = pytest.mark.skipif(not find_spec("arctic_inference"), reason="suffix drafts need arctic-inference")
 
@@ -32,6 +33,17 @@ def test_lossless_texts_are_the_engine_s_own_and_lossy_ones_are_not(found, pair,
     assert all(step.draft_probs is None for step in seen)
     with pytest.raises(VLLMValidationError, match="draft_sample_method"):
         texts(engine, prompts, asking("fsd"))
+
+
+@pytest.mark.parametrize("drafted", ["greedy", "probabilistic"])
+def test_eagle3_drafts_are_decided_by_rules(drafted, pair):
+    engine = start({"lossy": {}}, speculative_config=EAGLE3 | {"draft_sample_method": drafted})
+    prompts = prompts_of(pair)
+    assert texts(engine, prompts, asking("lossless")) == texts(engine, prompts, asking())
+    outputs = [x.outputs[0] for x in answers(engine, prompts, asking("topk", {"k": 8}))]
+    assert all(output.spec_decode_metrics.lossy["accepted_lossy"] > 0 for output in outputs)
+    if drafted == "probabilistic":
+        assert texts(engine, prompts, asking("lenience", {"factor": 0.2})) != texts(engine, prompts, asking("lossless"))
 
 
 def _at_nearest_level(rows: torch.Tensor) -> torch.Tensor:

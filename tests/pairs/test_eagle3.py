@@ -1,0 +1,65 @@
+"""The bundled EAGLE-3 head: chains, trees, and the rules that decide them, on weights that ship."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hf_lossy_assist import pairs
+from hf_lossy_assist.pairs.pair import bundled_folder
+from tests.parity import assert_same_text
+
+TREE = {"tree": {"depth": 5, "top_k": 4, "nodes": 16}}
+FOLDER = bundled_folder("arithmetic") / "eagle3"
+
+
+def run(pair: pairs.Pair, mode: str, n: int = 6, **kwargs):
+    """Return the output for problems of the validation split, which no training saw."""
+    prompts = [example.prompt for example in pair.task.examples("validation", n)]
+    inputs = pair.tokenizer(prompts, return_tensors="pt", padding=True)
+    return pair.target.generate(
+        **inputs, assistant_model=pair.eagle3, lossy_mode=mode, num_assistant_tokens=5, max_new_tokens=160,
+        do_sample=False, return_dict_in_generate=True, **kwargs,
+    )  # fmt: skip
+
+
+def kept(*args, **kwargs) -> float:
+    return run(*args, **kwargs).lossy_stats.mean_accepted
+
+
+def test_the_head_is_small_and_fits_the_target(pair: pairs.Pair):
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 2 * 2**20
+    pair.eagle3.check(pair.target)
+    assert pair.eagle3.dtype == pair.target.dtype
+
+
+@pytest.mark.parametrize("config", [{}, TREE], ids=["chain", "tree"])
+def test_lossless_texts_are_the_target_s(pair: pairs.Pair, config: dict):
+    inputs = pair.tokenizer(pair.task.examples("validation", 1)[0].prompt, return_tensors="pt")
+    plain = pair.target.generate(
+        **inputs, do_sample=False, max_new_tokens=160, return_dict_in_generate=True, output_logits=True
+    )
+    assert_same_text(run(pair, "lossless", 1, lossy_config=config).sequences, plain)
+
+
+def test_what_the_card_says_is_kept(pair: pairs.Pair):
+    """Six problems against the interval of the card's many, widened by the spread of six."""
+    card = (FOLDER / "README.md").read_text()
+    for label, config in (("chain", {}), ("tree", TREE)):
+        row = re.search(rf"^\| `lossless`, {label}.*\| ([\d.]+) \(([\d.]+) to ([\d.]+)\)", card, re.MULTILINE)
+        mean, low, high = map(float, row.groups())
+        assert low <= mean <= high
+        assert kept(pair, "lossless", lossy_config=config) == pytest.approx(mean, rel=0.25)
+
+
+@pytest.mark.parametrize("config", [{}, TREE], ids=["chain", "tree"])
+def test_lossy_rules_keep_more_of_its_drafts(pair: pairs.Pair, config: dict):
+    lossless = kept(pair, "lossless", lossy_config=config)
+    naive = {"criterion": "naive", "dropout": 0.3, "seed": 0}
+    assert kept(pair, "dropmatch", lossy_config={**naive, **config}) > lossless
+    assert kept(pair, "judge", lossy_head=pair.heads["judge"], lossy_config=config) > lossless
+
+
+def test_trees_keep_more_than_chains(pair: pairs.Pair):
+    assert kept(pair, "lossless", lossy_config=TREE) > kept(pair, "lossless")
