@@ -67,7 +67,7 @@ def enable(model: Any = None, **defaults: Any) -> None:
         ``assistant_model`` and all other keywords of ``generate()`` about drafting. None removes a default. With a
         drafter and no mode, calls are lossless; a call with ``lossy_mode=None`` is an ordinary one. Keywords of a call
         beat defaults. Defaults beat a ``generation_config``, so clients of a server that may send one can't choose the
-        rule or its head. A model's own defaults beat those of every model, by which none drafts for itself.
+        rule or its head. A model's own defaults beat those of every model. No model drafts for itself.
 
     Raises
     ------

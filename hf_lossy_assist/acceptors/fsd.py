@@ -19,7 +19,7 @@ _DIVERGENCES = {"js": js_divergence, "kl": kl_divergence, "tv": total_variation}
 @register
 @dataclass(frozen=True)
 class Fsd(Acceptor):
-    """Keep x iff ``D(p ‖ q) <= T`` at its position, whatever x is. Correction: argmax of p, or a draw from p.
+    """Keep x iff ``D(p ‖ q) <= T`` at its position, for any x. Correction: argmax of p, or a draw from p.
 
     Holsman et al. 2025, "Fuzzy Speculative Decoding" (section 3). D compares the processed distributions, in nats
     (0 ≤ JS ≤ ln 2, 0 ≤ TV ≤ 1), in greedy decoding too. With ``strict_above``, the lossless rule decides where the

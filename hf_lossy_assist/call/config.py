@@ -90,7 +90,7 @@ class LossyConfig:
     def from_fields(
         cls, mode: Any, config: Any = None, head: Any = None, *, device: torch.device | str = "cpu"
     ) -> LossyConfig:
-        """Return what the fields of ``generate()`` mean.
+        """Return the configuration that the fields of ``generate()`` describe.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class LossyConfig:
         Raises
         ------
         LossyValueError
-            For an unknown rule or key, a bad value, a missing head, and for what is given twice.
+            For an unknown rule or key, a bad value, a missing head, or a setting that is given twice.
 
         Examples
         --------
@@ -139,7 +139,7 @@ class LossyConfig:
     def to_fields(self) -> dict[str, Any]:
         """Return the fields of ``generate()`` that mean this; :meth:`from_fields` takes them back.
 
-        JSON can hold them, but for loaded heads. Settings at their defaults are left out.
+        JSON can hold all of them except loaded heads. Settings at their defaults are left out.
 
         Raises
         ------

@@ -42,7 +42,7 @@ class Spelling:
         Raises
         ------
         LossyValueError
-            For several modes, and for what is no setting or no draft length.
+            For several modes, a bad setting or a bad draft length.
         """
         if len(parts := split(text, ",")) > 1:
             rules = [part.strip() for part in parts]
@@ -96,7 +96,7 @@ def spelt(mode: Any, config: Any, argument: str) -> tuple[Any, Any]:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """Split a text at separators, but for those in JSON's strings, lists and dicts.
+    """Split a text at separators outside JSON's strings, lists and dicts.
 
     Examples
     --------

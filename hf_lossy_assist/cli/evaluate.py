@@ -67,7 +67,7 @@ class EvaluationOptions(DecodingOptions):
         return listed if self.vllm is None else self.vllm.modes(listed)
 
     def evaluation(self, modes: Sequence[DecodingMode], limit: int, assisted: bool = False, **more: Any) -> Evaluation:
-        """Load what the options name; ``assisted`` requires a draft even if no mode uses it."""
+        """Load models and task as the options say; ``assisted`` requires a draft even if no mode uses it."""
         self.check({} if self.pair else {"--task": self.task}, () if assisted else ("--assistant",))
         lookup = self.prompt_lookup is not None
         for mode in modes:

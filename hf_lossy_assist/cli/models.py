@@ -174,7 +174,7 @@ class ModelOptions:
             raise LossyValueError(f"`--folder` {str(self.folder)!r} has the models of a `--pair`, but there is none")
 
     def load(self, task: Task | None = None) -> LoadedModels:
-        """Load what the options name; ``task`` replaces the pair's."""
+        """Load models as the options say; ``task`` replaces the pair's."""
         disable_progress_bar()
         loaded = self._load(task)
         if self.draft_dtype is not None and loaded.draft is not None:
@@ -217,7 +217,7 @@ class ModelOptions:
             return None  # such a draft shares the target's
 
     def load_for_task(self, task: Task | None) -> LoadedModels:
-        """Load what the options name; a task is required."""
+        """Load models as the options say; a task is required."""
         loaded = self.load(task)
         if loaded.task is None:
             raise LossyValueError(f"`--task` has to be given: the pair {self.pair!r} has none of its own")

@@ -34,7 +34,7 @@ class TreeInputs:
     ) -> dict[str, Any]:
         """Return the inputs of one forward over the unread part of texts of ``width`` tokens, and the nodes after them.
 
-        ``carried`` has cache, mask and positions of the texts; what they do not cover is no padding. The cache holds
+        ``carried`` has cache, mask and positions of the texts; tokens beyond them are no padding. The cache holds
         ``seen`` slots of texts and nodes. ``ancestors`` ``(B, m, M)`` says which of all M nodes the last m see; only
         these m are sent. ``depths`` ``(B, M)`` are the nodes' depths, from 1.
         """

@@ -1,1 +1,1 @@
-"""Data: what the stages of a round hand to each other, and what is counted of them. Needs torch alone."""
+"""Data: the messages between a round's stages, and the counts of a call. Needs torch alone."""

@@ -19,7 +19,7 @@ MARKERS = {"thinking": ("<think>", "</think>")}
 
 @dataclass(frozen=True, eq=False)
 class LosslessPositions:
-    """Where a round has to be lossless, whatever the rule."""
+    """The drafted positions of a round that every rule has to decide losslessly."""
 
     positions: Tensor  # (B, n) drafted positions that the lossless rule decides
     allowance: Tensor | None  # (B, n) how many tokens up to each position the round may keep lossily; None for no limit
@@ -110,7 +110,7 @@ class BoundLimits:
     def lossless_positions(
         self, candidate: Tensor, shape: Shape, generated: Sequence[int] | Tensor, lossy: Sequence[int] | Tensor
     ) -> LosslessPositions | None:
-        """Return where a round has to be lossless.
+        """Return the positions that a round has to decide losslessly.
 
         ``candidate`` ``(B, L + n)`` are committed and drafted tokens; ``generated`` and ``lossy`` count, per row, the
         tokens generated so far and those kept lossily.

@@ -26,11 +26,11 @@ class RowRecorder:
 
     @property
     def rounds(self) -> int:
-        """Rounds of which a token is in the output."""
+        """Rounds that gave the output at least one token."""
         return sum(start < len(self.trace) for start, _, _ in self._rounds)
 
     def add(self, decision: RowDecision, committed: int) -> int:
-        """Count a round of which ``committed`` tokens reached the output (a stopping criterion may cut a round short).
+        """Count a round that gave the output ``committed`` tokens (a stopping criterion may cut a round short).
 
         Return how many tokens were kept lossily.
         """

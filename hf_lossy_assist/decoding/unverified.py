@@ -132,7 +132,7 @@ class UnverifiedDecoding(Decoding):
             self.follow(candidate, run.tokens.shape[1], run.counts, {})
 
     def verify_after(self, run: Run, candidate: Tensor) -> Verification:
-        """Run one forward over what the target has not seen; return its answer about one token of each row."""
+        """Run one forward over unseen tokens; return the target's answer about one token of each row."""
         rows = self.texts.rows
         start = min(count for count, waits in zip(run.counts, run.waits, strict=True) if waits)
         draft = Draft(run.tokens[:, start:], run.logits[:, start:])

@@ -87,7 +87,7 @@ class GeneratorDrafter(Drafter):
 
 
 def missing(need: str, acceptor: Acceptor, generator: CandidateGenerator) -> LossyValueError:
-    """Return the error for a rule that needs what a drafter lacks."""
+    """Return the error for a rule that needs more than a drafter gives."""
     rule = next(rule for rule in getattr(acceptor, "rules", (acceptor,)) if need in rule.needs)
     settings = "".join(f'set `{key}="{value}"` in `lossy_config`, ' for key, value in rule.without_q.items())
     return LossyValueError(

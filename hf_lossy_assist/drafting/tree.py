@@ -110,7 +110,7 @@ class DrawnTreeDrafter(TreeDrafter):
         return self._drawn(logits, self.shape.branches[growing.levels])
 
     def _drawn(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return ``count`` draws ``(B, k, count)`` after each node, and scores by which all nodes are alike."""
+        """Return ``count`` draws ``(B, k, count)`` after each node, and equal scores for all nodes."""
         q = logits.softmax(-1)
         tokens = torch.stack([self.randomness.categorical(q) for _ in range(count)], dim=-1)
         return tokens, torch.zeros_like(tokens, dtype=torch.float32)

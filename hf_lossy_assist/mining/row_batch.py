@@ -92,7 +92,7 @@ class RowBatch:
 
     @torch.inference_mode()
     def remove(self, key: int, tokens: Sequence[int]) -> CachedText:
-        """Return what the model knows of the text ``tokens``, whose row idles from now on."""
+        """Return the cache of the text ``tokens``; its row idles from now on."""
         row, end = self._rows.pop(key), self._columns.end
         n, self._lengths[row] = self._lengths[row], 0
         layers = tuple(

@@ -118,7 +118,7 @@ class LocalWriter(Writer):
         return done
 
     def _start_waiting(self) -> None:
-        """Give every waiting text a row; first read what is in no cache, such as a new prompt."""
+        """Give every waiting text a row; first read texts without a cache, such as new prompts."""
         unread: list[tuple[_Slot, CachedText, int]] = []
         for slot in self._waiting:
             best = max(slot.memories, key=lambda memory: memory.common(slot.ids), default=CachedText())

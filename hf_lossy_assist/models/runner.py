@@ -39,7 +39,7 @@ class ModelRunner(ABC):
     sent: int  # how many tokens the last forward was over, all rows together
 
     def catch_up(self, text: Tensor, keep: int) -> None:
-        """Prefill whatever :meth:`run` of the same arguments will not cover."""
+        """Prefill the tokens that :meth:`run` with the same arguments will not cover."""
         return
 
     @abstractmethod

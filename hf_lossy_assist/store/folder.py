@@ -1,4 +1,4 @@
-"""A folder of data: files that are whole or missing, appended lines, and a manifest of what the data depend on."""
+"""A folder of data: files that are whole or missing, appended lines, and a manifest of the data's plan."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return what a string of JSON says; other values stay."""
+    """Decode a string of JSON; return other values as they are."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(value)

@@ -67,7 +67,7 @@ class StaticCacheRunner(ModelRunner):
             self._positions = self._positions.clamp(max=self.last_position)
 
     def compile(self, config: CompileConfig | None, widths: tuple[int, ...]) -> None:
-        """Compile forwards over ``widths`` tokens now, so that whatever can fail fails here."""
+        """Compile forwards over ``widths`` tokens now, so that a failure shows here."""
         for width in widths:
             compiled = compiled_forward(self.model, config, width, self.slot.rows)
             if (compiled, self._padding is None) not in self.slot.warm:
