@@ -24,7 +24,6 @@ import hf_lossy_assist
 from hf_lossy_assist import errors
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.errors import LossyError
-from hf_lossy_assist.heads import JudgeHead
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import judge_head
 from tests.tiny_models import LlamaConfig, LlamaForCausalLM, constant, noisy_copy, prompt, tiny
@@ -32,7 +31,6 @@ from tests.tiny_models import LlamaConfig, LlamaForCausalLM, constant, noisy_cop
 TARGET = tiny("llama")
 DRAFT = noisy_copy(TARGET)
 JUDGE = judge_head(constant([0.5, 0.5]), constant([0.5, 0.5]))
-UNTRAINED = JudgeHead(JUDGE.config)
 OTHER_VOCABULARY = LlamaForCausalLM(
     LlamaConfig(vocab_size=9999, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
 )
@@ -52,52 +50,11 @@ def synth_id():
 # name: (keyword arguments beside the defaults, what the message has to contain)
 CASES = {
     "unknown mode": ({"lossy_mode": "dropmach"}, ["lossy_mode", "'dropmach'", "did you mean 'dropmatch'"]),
-    "unknown mode in a list": ({"lossy_mode": ["topk", "erss"]}, ["lossy_mode", "'erss'", "'ears'"]),
-    "mode of a wrong type": ({"lossy_mode": 3}, ["lossy_mode", "3", "str"]),
-    "empty list of modes": ({"lossy_mode": []}, ["lossy_mode", "at least one", "[]"]),
-    "mode named twice": ({"lossy_mode": ["topk", "topk"]}, ["lossy_mode", "once"]),
-    "mode as a wrong dict": ({"lossy_mode": {"any": ["topk"]}}, ["lossy_mode", "all_of", "any"]),
     "unknown key": ({"lossy_mode": "ears", "lossy_config": {"betta": 1}}, ["'betta'", "'ears'", "'beta'"]),
-    "key that another rule has": ({"lossy_config": {"k": 1}}, ["'k'", "'lossless'", "'verification'"]),
-    "config of a wrong type": ({"lossy_config": "beta=1"}, ["lossy_config", "dict", "'beta=1'"]),
-    "config for a rule that is not in the list": (
-        {"lossy_mode": ["topk", "typical"], "lossy_config": {"topkk": {"k": 2}}},
-        ["lossy_config", "'topkk'", "'topk'"],
-    ),
-    "flat config for several rules": ({"lossy_mode": ["topk", "typical"], "lossy_config": {"k": 2}}, ["'k'", "keyed"]),
     "beta too large": ({"lossy_mode": "ears", "lossy_config": {"beta": 1.3}}, ["`beta`", "'ears'", "1.3", "<= 1"]),
-    "beta not a number": ({"lossy_mode": "ears", "lossy_config": {"beta": "a"}}, ["`beta`", "'ears'", "'a'"]),
-    "beta NaN": ({"lossy_mode": "ears", "lossy_config": {"beta": float("nan")}}, ["`beta`", "nan"]),
-    "dropout out of range": (
-        {"lossy_mode": "dropmatch", "lossy_config": {"dropout": 1.0}},
-        ["`dropout`", "'dropmatch'", "1.0"],
-    ),
-    "paths": ({"lossy_mode": "dropmatch", "lossy_config": {"num_paths": 0}}, ["`num_paths`", "'dropmatch'", "0"]),
-    "criterion": ({"lossy_mode": "dropmatch", "lossy_config": {"criterion": "kl"}}, ["`criterion`", "'kl'", "'js'"]),
-    "k": ({"lossy_mode": "topk", "lossy_config": {"k": 2.5}}, ["`k`", "'topk'", "2.5", "int"]),
-    "epsilon": ({"lossy_mode": "typical", "lossy_config": {"epsilon": -1}}, ["`epsilon`", "'typical'", "-1"]),
-    "top_n": ({"lossy_mode": "relaxed", "lossy_config": {"top_n": True}}, ["`top_n`", "'relaxed'", "True"]),
-    "weight": ({"lossy_mode": "ensemble", "lossy_config": {"weight": 0}}, ["`weight`", "'ensemble'", "0"]),
-    "seed": ({"lossy_config": {"seed": -1}}, ["`seed`", "-1"]),
-    "head for a rule without": ({"lossy_head": "org/head"}, ["lossy_head", "'org/head'", "'lossless'"]),
     "config without a mode": ({"lossy_mode": ..., "lossy_config": {"beta": 1}}, ["lossy_config", "lossy_mode"]),
-    "compile": ({"lossy_config": {"compile": "yes"}}, ["`compile`", "'yes'"]),
     "scope without a tokenizer": ({"lossy_config": {"scope": "thinking"}}, ["`scope`", "'<think>'", "`tokenizer=`"]),
-    "unknown scope": ({"lossy_config": {"scope": "dreaming"}}, ["`scope`", "'thinking'", "'dreaming'"]),
-    "budget": ({"lossy_config": {"budget": 1.5}}, ["`budget`", "1.5"]),
-    "strict_first_n": ({"lossy_config": {"strict_first_n": -1}}, ["`strict_first_n`", "-1"]),
-    "no head": ({"lossy_mode": "judge"}, ["`lossy_head`", "'judge'"]),
     "no such head": ({"lossy_mode": "judge", "lossy_head": "./nowhere"}, ["`lossy_head`", "'./nowhere'"]),
-    "a head of a wrong type": ({"lossy_mode": "judge", "lossy_head": 3}, ["`lossy_head`", "JudgeHead", "3"]),
-    "a head for the wrong rule": (
-        {"lossy_mode": ["judge", "topk"], "lossy_head": {"topk": "org/head"}},
-        ["`lossy_head`", "'judge'", "'topk'"],
-    ),
-    "threshold and recall": (
-        {"lossy_mode": "judge", "lossy_head": JUDGE, "lossy_config": {"threshold": 0.1, "recall": 0.9}},
-        ["`threshold`", "`recall`", "'judge'"],
-    ),
-    "an untrained head": ({"lossy_mode": "judge", "lossy_head": UNTRAINED}, ["`lossy_head`", "not finite"]),
     "another model's head": ({"lossy_mode": "judge", "lossy_head": JUDGE}, ["trained for", "ConstantLM", "hidden"]),
     "require_lossless": (
         {"lossy_mode": "topk", "lossy_config": {"require_lossless": True}},

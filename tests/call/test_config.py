@@ -13,6 +13,7 @@ from hf_lossy_assist.acceptors import REGISTRY, AllOf, AnyOf, DropMatch, Judge, 
 from hf_lossy_assist.call.config import RUN_KEYS, LossyConfig
 from hf_lossy_assist.call.spelling import Spelling, spelt, split
 from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.heads import JudgeHead
 from tests.acceptors.fixtures import HEADS as HEADS_FOR
 from tests.acceptors.strategies import settings_for
 from tests.tiny_models import tiny
@@ -158,10 +159,35 @@ def test_a_rule_with_a_head_brings_its_head(pair):
         ("topk:k", None, None, "KEY=VALUE"),
         ("topk:k=3:k.x=2", None, None, "KEY=VALUE or RULE.KEY=VALUE"),
         ("topk+dropmatch", None, None, "pass `lossy_mode` \\['topk', 'dropmatch'\\]"),
+        ("TopK", None, None, "did you mean 'topk'"),
+        (["topk", "erss"], None, None, "did you mean 'ears'"),
+        (3, None, None, "has to be a str, a list of str, .* but is 3"),
+        ([], None, None, r"at least one rule, but is \[\]"),
+        (["topk", "topk"], None, None, "every rule once"),
+        ({"any": ["topk"]}, None, None, "{'all_of': .modes.}, but is {'any'"),
+        ("lossless", {"k": 1}, None, r"'k' is unknown to the rule 'lossless', which has \['verification'\]"),
+        ("ears", "beta=1", None, "`lossy_config` has to be a dict, but is 'beta=1'"),
+        (["topk", "typical"], {"topkk": {"k": 2}}, None, "keyed by rule, .* did you mean 'topk'"),
+        (["topk", "typical"], {"k": 2}, None, "keyed by rule, .* has the key 'k'"),
+        ("ears", {"beta": float("nan")}, None, "`beta` of the rule 'ears' .* nan"),
+        ("topk", {"k": 2.5}, None, "`k` of the rule 'topk' has to be an int .* 2.5"),
+        ("lossless", {"seed": -1}, None, "`seed` in `lossy_config` .* -1"),
+        ("lossless", {"compile": "yes"}, None, "`compile` in `lossy_config` has to be a bool, but is 'yes'"),
+        ("lossless", {"scope": "dreaming"}, None, "`scope` .*'thinking'.* 'dreaming'"),
+        ("lossless", {"budget": 1.5}, None, "`budget` .* 1.5"),
+        ("lossless", {"strict_first_n": -1}, None, "`strict_first_n` .* -1"),
+        ("lossless", {"tree": {"depht": 3}}, None, "`tree` .* did you mean 'depth'"),
+        ("lossless", {"stop_drafting": {"by": "entrpy"}}, None, "`by` of `stop_drafting` .* did you mean 'entropy'"),
+        ("lossless", {"certificate": 3}, None, "`certificate` .* but is 3"),
+        ("lossless", None, "org/head", r"`lossy_head` is not used by `lossy_mode` \['lossless'\]; leave it out, but got 'org/head'"),
+        ("judge", None, None, "`lossy_head` has to be given for the rule 'judge'"),
+        ("judge", None, 3, "`lossy_head` of the rule 'judge' .* JudgeHead, but is 3"),
+        (["judge", "topk"], None, {"topk": "org/head"}, r"the rules that use a head, \['judge'\], .* 'topk'"),
+        ("judge", {"threshold": 0.1, "recall": 0.9}, HEADS["judge"], "`threshold` and `recall` of the rule 'judge'"),
+        ("judge", None, JudgeHead(HEADS["judge"].config), "`lossy_head` .* not finite"),
         ("topk", {"sead": 1}, None, "did you mean 'seed'"),
         ("topk", {"K": 1}, None, "did you mean 'k'"),
         (["topk", "ears"], {"requirelossless": True}, None, "did you mean 'require_lossless'"),
-        ("TopK", None, None, "did you mean 'topk'"),
     ],
 )
 def test_what_is_given_twice_or_misspelt_is_refused_with_a_remedy(mode, config, head, message):
