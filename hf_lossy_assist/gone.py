@@ -20,6 +20,7 @@ GONE: Mapping[str, Mapping[str, str]] = {
         "--config": "write settings after the rule, `--mode topk:k=3`, or a calibrated folder instead, `--mode FOLDER`",
         "--mode": "name all modes in one option, `--modes plain,topk:k=3`",
         "--mode RULE,RULE": "join the rules of one mode by a plus, `--mode RULE+RULE`",
+        "/mode RULE KEY=VALUE": "put colons before the settings in `lossy-assist chat`, `/mode RULE:KEY=VALUE`",
         "--share-rows": "each mode now runs for itself; answer in batches with `--batch-size`",
     },
     "rule": {

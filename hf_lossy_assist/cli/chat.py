@@ -125,7 +125,7 @@ class ChatSession:
 
     def mode(self, wanted: str) -> None:
         if len(split(wanted, " ")) > 1:
-            raise LossyValueError(f"a mode has no spaces, such as min_p:tau=0.3, but is {wanted!r}")
+            raise LossyValueError(f"a mode has no spaces, but is {wanted!r}; write `/mode {wanted.replace(' ', ':')}`")
         if wanted:
             decoding = AssistedDecoding.read(wanted, "/mode", self.decoding.heads)
             seed = {key: value for key, value in self.decoding.mode.settings.items() if key == "seed"}

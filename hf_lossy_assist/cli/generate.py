@@ -13,7 +13,7 @@ from rich.text import Text
 from transformers import set_seed
 
 from .. import enabled
-from ..call.config import LossyConfig
+from ..call.config import LossyConfig, head_users
 from ..call.spelling import Spelling
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
@@ -43,7 +43,9 @@ class AssistedDecoding:
 
     @property
     def own_heads(self) -> Any:
-        return {rule: self.heads[rule] for rule in self.mode.rules if rule in self.heads} or self.mode.head
+        """The heads of the mode's rules; a certificate brings its own."""
+        heads = {} if "certificate" in self.mode.settings else self.heads
+        return {rule: heads[rule] for rule in self.mode.rules if rule in heads} or self.mode.head
 
     def check(self) -> None:
         LossyConfig.from_fields(self.mode.rule, self.mode.settings, self.own_heads)
@@ -86,8 +88,8 @@ class AssistedOptions(DecodingOptions):
             settings = {"seed": self.seed, **decoding.mode.settings}
             decoding = replace(decoding, mode=replace(decoding.mode, settings=settings))
             set_seed(self.seed)
-        if self.pair is None or decoding.heads:
-            decoding.check()
+        if self.pair is None or all(rule in decoding.heads for rule in head_users(decoding.mode.rule)):
+            decoding.check()  # else the pair may bring a head
         device = self.device or ("cpu" if self.pair is not None else "auto")
         loaded = ModelOptions.load(replace(self, device=device))
         decoding = replace(decoding, heads={**loaded.heads, **decoding.heads}, lookup=self.prompt_lookup)

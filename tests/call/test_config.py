@@ -179,7 +179,7 @@ def test_a_rule_with_a_head_brings_its_head(pair):
         ("lossless", {"tree": {"depht": 3}}, None, "`tree` .* did you mean 'depth'"),
         ("lossless", {"stop_drafting": {"by": "entrpy"}}, None, "`by` of `stop_drafting` .* did you mean 'entropy'"),
         ("lossless", {"certificate": 3}, None, "`certificate` .* but is 3"),
-        ("lossless", None, "org/head", r"`lossy_head` is not used by `lossy_mode` \['lossless'\]; leave it out, but got 'org/head'"),
+        ("lossless", None, "org/head", r"not used by `lossy_mode` \['lossless'\]; leave it out, but got 'org/head'"),
         ("judge", None, None, "`lossy_head` has to be given for the rule 'judge'"),
         ("judge", None, 3, "`lossy_head` of the rule 'judge' .* JudgeHead, but is 3"),
         (["judge", "topk"], None, {"topk": "org/head"}, r"the rules that use a head, \['judge'\], .* 'topk'"),
