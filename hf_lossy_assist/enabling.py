@@ -35,10 +35,6 @@ class _Enabling:
     def __bool__(self) -> bool:
         return self.defaults is not None or bool(self.blocks)
 
-    @property
-    def layers(self) -> list[dict[str, Any]]:
-        return [self.defaults or {}, *self.blocks]
-
 
 _enabled: weakref.WeakKeyDictionary[nn.Module, _Enabling] = weakref.WeakKeyDictionary()
 _everywhere = _Enabling()
@@ -165,7 +161,8 @@ def _enabling_of(model: Any) -> _Enabling:
 
 
 def _layers(enabling: _Enabling) -> list[dict[str, Any]]:
-    return enabling.layers if enabling is _everywhere else [*_everywhere.layers, *enabling.layers]
+    own = [enabling.defaults or {}, *enabling.blocks]
+    return own if enabling is _everywhere else [_everywhere.defaults or {}, *_everywhere.blocks, *own]
 
 
 def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:

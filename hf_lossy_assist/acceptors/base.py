@@ -97,15 +97,11 @@ class Acceptor(ABC):
         """
         return frozenset()
 
-    @property
-    def dropped_heads(self) -> DroppedHeads | None:
-        """The dropped heads that the rule reads, or None."""
-        return None
+    dropped_heads: ClassVar[DroppedHeads | None] = None
+    """The dropped heads that the rule reads, or None."""
 
-    @property
-    def unverified_drafting(self) -> UnverifiedDrafting | None:
-        """How the draft may commit tokens without the target, or None."""
-        return None
+    unverified_drafting: ClassVar[UnverifiedDrafting | None] = None
+    """How the draft may commit tokens without the target, or None."""
 
     drafts_until: ClassVar[float] = 0.5
     """Where no draft length is given, a draft ends once Π q(xᵢ) is below this: lower for rules that keep more."""
@@ -113,19 +109,15 @@ class Acceptor(ABC):
     decides_drawn_trees: ClassVar[bool] = False
     """Whether the rule decides trees whose siblings were drawn."""
 
-    @property
-    def lacks_base(self) -> bool:
-        """Whether the rule only adds to the tokens that its list's last rule keeps."""
-        return False
+    lacks_base: ClassVar[bool] = False
+    """Whether the rule only adds to the tokens that its list's last rule keeps."""
 
     def without_base(self) -> Acceptor:
         """Return the rule for a list, in which the last rule takes the place of its base."""
         return self
 
-    @property
-    def decides_whole_drafts(self) -> bool:
-        """Whether the rule decides drafts as wholes, which no rule of a list can."""
-        return False
+    decides_whole_drafts: ClassVar[bool] = False
+    """Whether the rule decides drafts as wholes, which no rule of a list can."""
 
     def decider(self, v: Verification) -> Acceptor:
         """Return the rule to use when this one runs alone: usually itself.

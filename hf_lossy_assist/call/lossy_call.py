@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -76,7 +77,7 @@ class LossyCall:
 
         # Settings of a lower level than the mode's belong to another mode.
         fields, level = {}, 0
-        for level, source in enumerate((given, defaults, *map(_lossy_fields, configs))):  # noqa: B007
+        for level, source in enumerate(chain((given, defaults), map(_lossy_fields, configs))):  # noqa: B007
             fields = source | fields
             if "lossy_mode" in source:
                 break
@@ -166,7 +167,9 @@ class LossyCall:
         if call.batch > 1:
             check_together(acceptor.name, call)
             processors = row_aligned(processors, texts)
-        windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
+        windows = ()
+        if config.output_attentions:
+            windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
         outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows, row)
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
         drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness).drafter(

@@ -115,9 +115,10 @@ def cache_name(model: PreTrainedModel) -> str:
 def tokens_in(inputs: Mapping[str, Any]) -> int:
     """Return how many tokens the cache among a model's inputs holds; 0 if no layer counts them."""
     cache = cache_of(inputs)
-    own = None if cache is None else text_cache(cache)
-    counts = own is not None and any(hasattr(layer, "get_seq_length") for layer in own.layers)
-    return int(own.get_seq_length()) if counts else 0
+    for layer in () if cache is None else text_cache(cache).layers:
+        if hasattr(layer, "get_seq_length"):
+            return int(text_cache(cache).get_seq_length())
+    return 0
 
 
 def counts_tokens(model: PreTrainedModel) -> bool:
@@ -154,8 +155,9 @@ def text_cache(cache: Cache) -> Cache:
 @contextmanager
 def recording(cache: DynamicCache) -> Iterator[None]:
     """Let ``cache`` be rolled back inside the block."""
-    own = text_cache(cache)
-    recorded = [getattr(layer, "record_past", None) for layer in own.layers]
+    own, recorded = text_cache(cache), []
+    for layer in own.layers:
+        recorded.append(getattr(layer, "record_past", None))
     own.activate_past_recording()
     try:
         yield

@@ -49,7 +49,6 @@ class ForwardInputs:
         self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
         self._going_on = {self._mask: ones, self._positions: counting}
         self._lines: dict[str, tuple[torch.Tensor, GrowingTensor]] = {}
-        self._usual = _as_the_mixin(model, "_update_model_kwargs_for_generation")
 
     def of_text(
         self, text: torch.LongTensor, carried: dict[str, Any], seen: int, longer: int, keep: int, first: bool
@@ -84,7 +83,8 @@ class ForwardInputs:
 
         Updates the same dictionary, as transformers does, since a drafter may have kept it.
         """
-        longer = self._longer(model_kwargs, committed) if self._usual else {}
+        usual = _as_the_mixin(self.model, "_update_model_kwargs_for_generation")
+        longer = self._longer(model_kwargs, committed) if usual else {}
         rest = {name: value for name, value in model_kwargs.items() if name not in longer}
         rest = self.model._update_model_kwargs_for_generation(
             outputs, rest, is_encoder_decoder=self.with_encoder, num_new_tokens=committed

@@ -110,22 +110,22 @@ def obstacle_in_adapter(model: nn.Module) -> str | None:
 
 def replaces_decoding(model: PreTrainedModel) -> bool:
     """Tell whether the model's class overrides transformers' decoding loop."""
-    own = [getattr(type(model), name, None) for name in DECODING_METHODS]
-    return own != [getattr(GenerationMixin, name, None) for name in DECODING_METHODS]
+    for name in DECODING_METHODS:
+        if getattr(type(model), name, None) is not getattr(GenerationMixin, name, None):
+            return True
+    return False
 
 
 def forward_accepts(model: PreTrainedModel, name: str) -> bool:
     """Tell whether the unwrapped model's ``forward`` has a parameter called ``name``."""
-    return _has_parameter((model if isinstance(model, PreTrainedModel) else unwrap(model)).forward, name)
+    forward = (model if isinstance(model, PreTrainedModel) else unwrap(model)).forward
+    return name in _parameters(getattr(forward, "__func__", forward))
 
 
 def generation_accepts(model: PreTrainedModel, name: str) -> bool:
     """Tell whether ``generate()`` can pass ``name`` to the forward, directly or through prepared inputs."""
-    return forward_accepts(model, name) or _has_parameter(unwrap(model).prepare_inputs_for_generation, name)
-
-
-def _has_parameter(method: Callable[..., Any], name: str) -> bool:
-    return name in _parameters(getattr(method, "__func__", method))
+    prepare = unwrap(model).prepare_inputs_for_generation
+    return forward_accepts(model, name) or name in _parameters(getattr(prepare, "__func__", prepare))
 
 
 @functools.lru_cache(256)
