@@ -156,6 +156,8 @@ class _Run:
 
     def _carry_out(self, slot: int, request: Request) -> None:
         match request:
+            case Continue(prefix) if self._plan.writer.limits.over(prefix):
+                self._reply(slot, prefix)
             case Continue(prefix):
                 self._plan.writer.submit(slot, prefix)
             case Guess(response, start):

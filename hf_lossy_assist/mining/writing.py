@@ -37,6 +37,8 @@ class ResponseLimits:
 class Writer(Protocol):
     """Completes responses. Each prompt at work has a *slot*; several are served at once."""
 
+    limits: ResponseLimits
+
     def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
         """Give a free ``slot`` to a prompt. From now on, the writer adds to ``cost``."""
 
@@ -44,7 +46,7 @@ class Writer(Protocol):
         """Free ``slot``."""
 
     def submit(self, slot: int, prefix: Ids) -> None:
-        """Request the rest of a response that begins with ``prefix``."""
+        """Request the rest of a response that begins with ``prefix`` and is not over."""
 
     def step(self) -> Iterable[tuple[int, Ids]]:
         """Work for a while, and return each slot whose response is complete, with the response."""
@@ -90,7 +92,6 @@ class LocalWriter(Writer):
         self._slots: dict[int, _Slot] = {}
         self._waiting: list[_Slot] = []
         self._writing: list[_Slot] = []
-        self._done: list[tuple[int, Ids]] = []
 
     def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
         self._slots[slot] = _Slot(slot, prompt.tokens, cost)
@@ -99,23 +100,17 @@ class LocalWriter(Writer):
         del self._slots[slot]
 
     def submit(self, slot: int, prefix: Ids) -> None:
-        if self.limits.over(prefix):
-            self._done.append((slot, prefix))
-            return
         text = self._slots[slot]
         text.ids = [*text.prompt, *prefix]
         text.context = self.choice.context(text.ids)
         self._waiting.append(text)
 
     def busy(self) -> bool:
-        return bool(self._waiting or self._writing or self._done)
+        return bool(self._waiting or self._writing)
 
     def step(self) -> list[tuple[int, Ids]]:
         self._start_waiting()
-        if self._writing:
-            self._write()
-        done, self._done = self._done, []
-        return done
+        return self._write() if self._writing else []
 
     def _start_waiting(self) -> None:
         """Give every waiting text a row; first read texts without a cache, such as new prompts."""
@@ -137,7 +132,8 @@ class LocalWriter(Writer):
         self._writing += self._waiting
         self._waiting = []
 
-    def _write(self) -> None:
+    def _write(self) -> list[tuple[int, Ids]]:
+        done = []
         logits = self._rows.step({slot.number: slot.ids[-1] for slot in self._writing}, len(self._slots))
         chosen = self.choice.choose(logits.float(), [slot.context for slot in self._writing])
         for slot, token in zip([*self._writing], chosen, strict=True):
@@ -147,7 +143,8 @@ class LocalWriter(Writer):
             if self.limits.over(slot.ids[len(slot.prompt) :]):
                 slot.memories.append(self._rows.remove(slot.number, slot.ids[:-1]))
                 self._writing.remove(slot)
-                self._done.append((slot.number, tuple(slot.ids[len(slot.prompt) :])))
+                done.append((slot.number, tuple(slot.ids[len(slot.prompt) :])))
+        return done
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +199,7 @@ class ApiWriter(Writer):
 
     def __post_init__(self) -> None:
         self._slots: dict[int, tuple[PromptText, ResponseCost]] = {}
-        self._open: dict[Future[tuple[str, bool] | None], tuple[int, Ids]] = {}
+        self._open: dict[Future[tuple[str, bool]], tuple[int, Ids]] = {}
         self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="target-api")
 
     def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
@@ -212,12 +209,8 @@ class ApiWriter(Writer):
         del self._slots[slot]
 
     def submit(self, slot: int, prefix: Ids) -> None:
-        if self.limits.over(prefix):
-            future: Future[tuple[str, bool] | None] = Future()
-            future.set_result(None)
-        else:
-            room = self.limits.max_new_tokens - len(prefix)
-            future = self._pool.submit(self.model.complete, self._slots[slot][0].write(prefix), room)
+        room = self.limits.max_new_tokens - len(prefix)
+        future = self._pool.submit(self.model.complete, self._slots[slot][0].write(prefix), room)
         self._open[future] = (slot, prefix)
 
     def busy(self) -> bool:
@@ -231,14 +224,11 @@ class ApiWriter(Writer):
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.model.client.close()
 
-    def _response(self, slot: int, prefix: Ids, future: Future[tuple[str, bool] | None]) -> tuple[int, Ids]:
+    def _response(self, slot: int, prefix: Ids, future: Future[tuple[str, bool]]) -> tuple[int, Ids]:
         try:
-            completion = future.result()
+            text, ended = future.result()
         except LossyServiceError as error:
             raise LossyServiceError(f"{error}; what was mined is kept: the same command goes on from there") from error
-        if completion is None:
-            return slot, prefix
-        text, ended = completion
         prompt, cost = self._slots[slot]
         response, otherwise = prompt.read(prefix, text)
         response = (*response, *([self.tokenizer.eos_token_id] if ended else []))[: self.limits.max_new_tokens]
