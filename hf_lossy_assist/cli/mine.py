@@ -204,16 +204,12 @@ class MiningOptions(ModelOptions):
 class MiningBar:
     """Shows the labels found so far on a progress bar."""
 
-    def __init__(self, bar: Progress, screen: Console) -> None:
-        self._bar, self._screen = bar, screen
-        self._task = bar.add_task("mining", start=False, total=None)
-        self._counts: Counter[str] = Counter()
-
-    def begin(self, finished: int, total: int) -> None:
+    def __init__(self, bar: Progress, screen: Console, finished: int, total: int) -> None:
         # The clock starts here, so that the estimate leaves out earlier runs.
-        self._bar.reset(self._task, completed=finished, total=total)
+        self._bar, self._task = bar, bar.add_task("mining", completed=finished, total=total)
+        self._counts: Counter[str] = Counter()
         if finished:
-            self._screen.print(f"{finished} of {total} prompts were finished before")
+            screen.print(f"{finished} of {total} prompts were finished before")
 
     def add(self, outcome: PromptResult) -> None:
         counts = self._counts
@@ -273,7 +269,10 @@ def mine(options: MiningOptions) -> None:
     try:
         shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
         with ShardStore(out, process.number, miner.schemas(), process.count) as store, progress(shown) as bar:
-            run(miner, workload, store, MiningBar(bar, shown))
+            prompts, total = workload.unfinished(store), len(workload.examples())
+            labels = MiningBar(bar, shown, total - len(prompts), total)
+            for outcome in run(miner, workload, prompts, store):
+                labels.add(outcome)
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None

@@ -6,11 +6,11 @@ import hashlib
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -100,16 +100,6 @@ def load_mined(folder: str | Path) -> Mined:
     return Mined(manifest, *(datasets.Dataset(pyarrow.concat_tables([part[x] for part in parts])) for x in TABLES))
 
 
-class MiningReport(Protocol):
-    """A display of a run's progress."""
-
-    def begin(self, finished: int, total: int) -> None:
-        """Show how many of this process's prompts earlier runs finished, and how many there are."""
-
-    def add(self, outcome: PromptResult) -> None:
-        """Show a finished prompt."""
-
-
 # With so many failures and no success, the fault is the task's.
 MOST_FAILURES = 10
 
@@ -143,8 +133,11 @@ class MiningWorkload:
             )
         return {i: example for i, example in enumerate(examples) if i % self.process.count == self.process.number}
 
-    def prompt(self, id: int, example: Example) -> Prompt:
-        return Prompt(id, example, tuple(self.task.encode(example, self.tokenizer)))
+    def unfinished(self, store: ShardStore) -> list[Prompt]:
+        """Return this process's prompts that no run has finished."""
+        finished = store.finished()
+        examples = {i: example for i, example in self.examples().items() if i not in finished}
+        return [Prompt(i, one, tuple(self.task.encode(one, self.tokenizer))) for i, one in examples.items()]
 
     def refusal(self, prompt: Prompt) -> str | None:
         """Say why a prompt can't be mined; None if it can."""
@@ -168,12 +161,10 @@ def longest_prompt(models: Iterable[PreTrainedModel], max_new_tokens: int) -> in
     return min(limits) - max_new_tokens if limits else None
 
 
-def mine(miner: Miner, workload: MiningWorkload, store: ShardStore, report: MiningReport) -> None:
-    """Mine the unfinished prompts of a workload into an open store, and report each result."""
-    examples = workload.examples()
-    finished = store.finished()
-    prompts = [workload.prompt(i, example) for i, example in examples.items() if i not in finished]
-    report.begin(len(examples) - len(prompts), len(examples))
+def mine(
+    miner: Miner, workload: MiningWorkload, prompts: Sequence[Prompt], store: ShardStore
+) -> Iterator[PromptResult]:
+    """Mine prompts of a workload into an open store, and yield each result once it is stored."""
     asked = [(prompt, workload.refusal(prompt)) for prompt in prompts]
     skipped = [PromptResult(prompt, SKIPPED, {}, error=reason) for prompt, reason in asked if reason is not None]
     counts: Counter[str] = Counter()
@@ -187,7 +178,7 @@ def mine(miner: Miner, workload: MiningWorkload, store: ShardStore, report: Mini
             "prompt_tokens": outcome.prompt.tokens,
         }
         store.add(row | dict(outcome.columns), outcome.tokens)
-        report.add(outcome)
+        yield outcome
         counts[outcome.status] += 1
         if counts[FAILED] == counts.total() == MOST_FAILURES:
             raise LossyValueError(

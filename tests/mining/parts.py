@@ -138,17 +138,13 @@ def states_of(model, text) -> torch.Tensor:
 POSITIONS = {"target": ("previous", "draft", "target"), "draft": ("previous", "draft")}
 
 
+@dataclass
 class Notes:
-    """A report that is remembered."""
+    """What a run said, and how many prompts earlier runs had finished."""
 
-    def __init__(self) -> None:
-        self.outcomes: list[PromptResult] = []
-
-    def begin(self, finished: int, total: int) -> None:
-        self.finished, self.total = finished, total
-
-    def add(self, outcome: PromptResult) -> None:
-        self.outcomes.append(outcome)
+    finished: int
+    total: int
+    outcomes: list[PromptResult]
 
 
 def judge(parts: Parts, slots: int = 3) -> JudgeMiner:
@@ -159,10 +155,10 @@ def workload(parts: Parts, count: int, **more) -> MiningWorkload:
     return MiningWorkload(parts.task, parts.tokenizer, "train", count, **more)
 
 
-def run(folder, parts: Parts, work: MiningWorkload, miner=None) -> Notes:
+def run(folder, parts: Parts, work: MiningWorkload, miner=None, **plan) -> Notes:
     miner = miner or judge(parts)
-    notes = Notes()
-    open_run(folder, MiningPlan("judge", parts.task.name, parts.target, parts.draft, {}), {})
+    models = {"target": parts.target, "draft": parts.draft, "settings": {}}
+    open_run(folder, MiningPlan("judge", parts.task.name, **models | plan), {})
     with ShardStore(folder, work.process.number, miner.schemas(), work.process.count) as store:
-        mine(miner, work, store, notes)
-    return notes
+        prompts, total = work.unfinished(store), len(work.examples())
+        return Notes(total - len(prompts), total, list(mine(miner, work, prompts, store)))

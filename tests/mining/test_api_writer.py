@@ -16,14 +16,13 @@ from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.errors import LossyServiceError
 from hf_lossy_assist.mining.draft_argmax import DraftArgmax
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
-from hf_lossy_assist.mining.mining_run import MiningPlan, load_mined, mine, open_run
+from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.mining.prompt_results import Prompt
 from hf_lossy_assist.mining.searches import Searches
 from hf_lossy_assist.mining.writing import ApiWriter, PromptText
-from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.api_model import ApiModel
-from tests.mining.parts import Checksum, Notes, Parts, by_prompt, tiny_parts, workload
+from tests.mining.parts import Checksum, Notes, Parts, by_prompt, run, tiny_parts, workload
 from tests.openai_server import completes, fails, openai_server
 
 
@@ -64,21 +63,17 @@ def test_a_server_that_dies_midway_costs_nothing_that_was_mined(tmp_path):
     parts = api_parts()
     work = workload(parts, 6)
 
-    def run(server) -> Notes:
+    def mined_by(server) -> Notes:
         miner = JudgeMiner(searches(parts, client(server), slots=2), {"draft": parts.draft}, {"draft": ("draft",)})
-        notes = Notes()
-        open_run(tmp_path, MiningPlan("judge", parts.task.name, None, parts.draft, {}), {})
-        with ShardStore(tmp_path, 0, miner.schemas()) as store:
-            mine(miner, work, store, notes)
-        return notes
+        return run(tmp_path, parts, work, miner, target=None)
 
     dying = openai_server(*[completes(parts.target, parts.tokenizer)] * 26, fails(500))
     with dying as server, pytest.raises(LossyServiceError, match="what was mined is kept"):
-        run(server)
+        mined_by(server)
     before = load_mined(tmp_path).prompts.to_list()
     assert 0 < len(before) < 6
     with openai_server(completes(parts.target, parts.tokenizer)) as server:
-        notes = run(server)
+        notes = mined_by(server)
     assert notes.finished == len(before)
     mined = load_mined(tmp_path)
     assert sorted(mined.prompts["prompt_id"]) == list(range(6))
@@ -139,8 +134,8 @@ def test_half_a_character_costs_one_prompt():
     bundled = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
     with openai_server(completes(pair.target, pair.tokenizer)) as server:
         writer = ApiWriter(client(server), bundled.task, bundled.tokenizer, bundled.limits(), 1)
-        run = Searches(writer, Halves(pair.draft), bundled.task, bundled.decode, 1)
-        (result,) = run.run(bundled.prompts(1))
+        halves = Searches(writer, Halves(pair.draft), bundled.task, bundled.decode, 1)
+        (result,) = halves.run(bundled.prompts(1))
     assert "part of a character" in str(result.error)
 
 
