@@ -118,7 +118,7 @@ class Progress:
                 pass
         counts = [max(0, self.generated[row] - start) for row, start in zip(rows, before, strict=True)]
         if self.streamer is not None and counts[0]:
-            self.streamer.put(torch.tensor([tokens[0][: counts[0]]]))
+            self.streamer.put(torch.tensor(tokens[0][: counts[0]]))
         return counts
 
     def _grow(self, row: int, tokens: list[int], scores: Scores) -> None:
