@@ -1,4 +1,4 @@
-"""What needs an extra says so, and the base install does without."""
+"""What needs an extra says so; test_distributions uses all else in a base install."""
 
 from __future__ import annotations
 
@@ -21,33 +21,6 @@ MISSING = [name for names in EXTRAS.values() for name in names] + ["pyarrow", "s
 def run(code: str) -> subprocess.CompletedProcess[str]:
     program = WITHOUT.format(missing=MISSING) + code
     return subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
-
-
-def test_the_base_install_decodes_saves_and_shows(tmp_path):
-    done = run(f"""
-import hf_lossy_assist
-from hf_lossy_assist import LossyUnsupportedError, pairs
-pair = pairs.load("arithmetic")
-inputs = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt")
-with hf_lossy_assist.enabled(pair.target):
-    pair.target.generate(**inputs, assistant_model=pair.draft, lossy_mode="dropmatch", max_new_tokens=8)
-print("lossless" if hf_lossy_assist.last_stats(pair.target).lossless else "lossy")
-pair.heads["judge"].save_pretrained({str(tmp_path / "head")!r})
-try:
-    hf_lossy_assist.evaluate(pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task)
-except LossyUnsupportedError as error:
-    print(error)
-app(["generate", "--pair", "arithmetic", "--mode", "topk:k=3", "--max-new-tokens", "3"], standalone_mode=False)
-app(["inspect", "--pair", "arithmetic", "--max-new-tokens", "3", "--out", {str(tmp_path / "x.html")!r}],
-    standalone_mode=False)
-import hf_lossy_assist.cli.demo, hf_lossy_assist.cli.chat, hf_lossy_assist.cli.publish, hf_lossy_assist.calibration
-""")
-    assert done.returncode == 0, done.stderr
-    first, second, *_ = done.stdout.splitlines()
-    assert first == "lossy"
-    assert "`evaluate` needs packages that are not installed" in second
-    assert "pip install 'hf-lossy-assist[lab]'" in second
-    assert (tmp_path / "head" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
