@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -16,23 +15,25 @@ from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
 from .config import LossyConfig
 from .drafter_choice import DrafterChoice
+from .given import GivenFields
 from .prepared import Prepared
 
 
-def check_decoding(mode: Any, explicit: Callable[[str], Any]) -> None:
-    """Refuse decoding that is neither greedy nor sampling; ``explicit`` returns what the user set."""
-    beams = explicit("num_beams")
+def check_decoding(mode: Any, given: GivenFields) -> None:
+    """Refuse decoding that is neither greedy nor sampling."""
+    beams = given.merged("num_beams")
     if beams is not None and not (isinstance(beams, int) and beams <= 1):
         raise LossyValueError(
-            f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}: beam search ranks whole texts "
-            "against each other, and a rule judges single tokens; leave it out"
+            f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}{given.origin('num_beams')}: beam "
+            "search ranks whole texts against each other, and a rule judges single tokens; "
+            f"{given.remedy('num_beams', 1)}"
         )
     for name, kind in _OTHER_DECODING.items():
-        value = explicit(name)
-        if value is not None and not (isinstance(value, int | float) and value <= (name == "num_beam_groups")):
+        value, harmless = given.merged(name), 1 if name == "num_beam_groups" else None
+        if value is not None and not (isinstance(value, int | float) and value <= (harmless or 0)):
             raise LossyUnsupportedError(
-                f"`{name}` {value!r} asks for {kind}, so rules can't judge drafts by the target's distribution; leave "
-                f"it out with `lossy_mode` {mode!r}"
+                f"`{name}` {value!r}{given.origin(name)} asks for {kind}, so rules can't judge drafts by the target's "
+                f"distribution; {given.remedy(name, harmless)} with `lossy_mode` {mode!r}"
             )
 
 
@@ -45,21 +46,24 @@ _OTHER_DECODING = {
 }
 
 
-def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -> None:
+def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared, given: GivenFields) -> None:
     mode = acceptor.name
     if call.ids.shape[1] == 0 or call.inputs.get("inputs_embeds") is not None:
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} needs the prompt as `input_ids`, but got `inputs_embeds` or no tokens; pass tokens"
         )
     if not call.inputs.get("use_cache", True):
-        raise LossyValueError(f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False; leave it out")
+        raise LossyValueError(
+            f"`use_cache` has to be True with `lossy_mode` {mode!r}, but is False{given.origin('use_cache')}; "
+            f"{given.remedy('use_cache', True)}"
+        )
     for name in OUTPUTS if acceptor.unverified_drafting is not None else ():
         if getattr(call.config, f"output_{name}", False):
             raise LossyUnsupportedError(
-                f"`output_{name}` can't be used with `lossy_mode` {mode!r}, which commits unverified tokens; leave it "
-                "out"
+                f"`output_{name}`, which is set{given.origin(f'output_{name}')}, can't be used with `lossy_mode` "
+                f"{mode!r}, which commits unverified tokens; {given.remedy(f'output_{name}', False)}"
             )
-    check_processors(f"`lossy_mode` {mode!r}", call.processors)
+    check_processors(f"`lossy_mode` {mode!r}", call.processors, given)
     cache = compat.cache_of(call.inputs)
     if acceptor.unverified_drafting is not None and compat.quantises(cache):
         raise LossyUnsupportedError(
@@ -76,14 +80,18 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared) -
         )
 
 
-def check_processors(user: str, processors: LogitsProcessorList) -> None:
+def check_processors(user: str, processors: LogitsProcessorList, given: GivenFields | None = None) -> None:
     """Refuse processors that can't be asked about rejected tokens."""
     for processor in processors:
-        if isinstance(processor, compat.STATEFUL_PROCESSORS):
-            raise LossyUnsupportedError(
-                f"{user} can't be used with {type(processor).__name__}, which keeps a state from token to token; leave "
-                "it out"
-            )
+        for kind, name in compat.STATEFUL_PROCESSORS.items():
+            if isinstance(processor, kind):
+                remedy = "leave it out"
+                if given is not None and given(name) is not None:
+                    remedy = f"`{name}`{given.origin(name)} asks for it; {given.remedy(name, None)}"
+                raise LossyUnsupportedError(
+                    f"{user} can't be used with {type(processor).__name__}, which keeps a state from token to token; "
+                    f"{remedy}"
+                )
 
 
 def check_tree(model: PreTrainedModel, draft: nn.Module, config: LossyConfig, call: Prepared) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +31,7 @@ from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..drafting.vocabulary import check_tokenizers, check_vocabularies, same_tokenizer, vocabulary_sizes
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.cache_rows import movable
+from .given import GivenFields
 
 DrafterFactory = Callable[..., CandidateGenerator]
 
@@ -49,6 +50,13 @@ DRAFTING = (
 )
 """Keywords of ``generate()`` that choose a drafter or its settings."""
 
+# What a user can pass in place of a setting in a model's files.
+_WORKING = {
+    "num_assistant_tokens": "auto",
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0,
+}
+
 
 @dataclass(frozen=True, eq=False)
 class DrafterChoice:
@@ -65,34 +73,34 @@ class DrafterChoice:
     translation: Translation | None  # between the tokenizers of target and draft, where they differ
     early_exit: int | None  # how many of the target's own layers draft, where they do
     stop: DraftStop | None  # ends drafts early, beside `confidence`
+    origins: Mapping[str, str] = field(default_factory=dict)  # where settings in files came from, and what to pass
 
     @classmethod
     def from_keywords(
         cls,
         target: PreTrainedModel,
         kwargs: dict[str, Any],
-        explicit: Callable[..., Any],
+        given: GivenFields,
         generator: Any,
         stop: DraftStop | None,
         default_stop: DraftStop | None,
     ) -> DrafterChoice:
         """Remove the keywords about drafting from ``kwargs``, the keywords of ``generate()``.
 
-        ``explicit(name, *configs)`` returns the value that the user gave a field; it looks into ``configs`` last.
         ``default_stop`` ends drafts where the user says nothing about their length.
         """
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
-        options = {name: value for name in TRANSFORMERS_OPTIONS if (value := explicit(name))}
-        if (layers := explicit("assistant_early_exit")) is not None:
-            assistant = first_layers(target, layers)
+        options = {name: value for name in TRANSFORMERS_OPTIONS if (value := given(name))}
+        if (layers := given("assistant_early_exit")) is not None:
+            assistant = first_layers(target, layers, given.origin("assistant_early_exit"))
         for name in ("assistant_early_exit", *TRANSFORMERS_OPTIONS):
             kwargs.pop(name, None)
         theirs = getattr(assistant, "generation_config", None)
-        gamma = explicit("num_assistant_tokens", theirs)
-        schedule = explicit("num_assistant_tokens_schedule", theirs)
-        confidence = explicit("assistant_confidence_threshold", theirs)
+        gamma = given("num_assistant_tokens", theirs)
+        schedule = given("num_assistant_tokens_schedule", theirs)
+        confidence = given("assistant_confidence_threshold", theirs)
         ours = assistant is not None and generator is None and not _runs_special_draft(options, assistant)
         automatic = gamma is None or gamma == "auto"
         if automatic:
@@ -113,14 +121,19 @@ class DrafterChoice:
             translation=_translation(target, assistant, *tokenizers),
             early_exit=layers,
             stop=stop,
+            origins={
+                name: f"{origin}; {given.remedy(name, works, theirs)}"
+                for name, works in _WORKING.items()
+                if (origin := given.origin(name, theirs))
+            },
         )
 
     def check(self, acceptor: Acceptor) -> None:
         """Raise where nothing can draft for the rule."""
         name = acceptor.name
-        check_num_tokens(self.num_assistant_tokens)
-        check_schedule(self.schedule)
-        check_confidence(self.confidence)
+        check_num_tokens(self.num_assistant_tokens, self.origins.get("num_assistant_tokens", ""))
+        check_schedule(self.schedule, self.origins.get("num_assistant_tokens_schedule", ""))
+        check_confidence(self.confidence, self.origins.get("assistant_confidence_threshold", ""))
         if self.stop is not None:
             self._check_stop(acceptor)
         if self.options.get("speculation_type") and self.assistant_model is None:
@@ -165,10 +178,10 @@ class DrafterChoice:
             )
 
     def _check_stop(self, acceptor: Acceptor) -> None:
-        if self.confidence is not None:
+        if self.confidence:
             raise LossyValueError(
                 "`assistant_confidence_threshold` and `stop_drafting` in `lossy_config` both end drafts early; leave "
-                "out either"
+                f"out either{self._from_files('assistant_confidence_threshold')}"
             )
         if self.assistant_model is None or self.candidate_generator is not None or self._transformers_with_model:
             raise LossyUnsupportedError(
@@ -212,11 +225,16 @@ class DrafterChoice:
                 f"the rule {name!r} judges the nodes of a tree one by one, so it can't decide drawn siblings; use "
                 "`lossless`, or give `tree` a `depth` in place of `branches`"
             )
-        if self.confidence is not None or self.stop is not None or self.schedule != "constant":
+        if self.confidence or self.stop is not None or self.schedule != "constant":
             raise LossyUnsupportedError(
                 "`assistant_confidence_threshold`, `stop_drafting` and `num_assistant_tokens_schedule` are about "
                 "chains, but `tree` in `lossy_config` asks for trees; leave out either"
+                + self._from_files("assistant_confidence_threshold", "num_assistant_tokens_schedule")
             )
+
+    def _from_files(self, *names: str) -> str:
+        """Say which of some settings come from files, since nobody can leave those out."""
+        return "".join(f"; `{name}` is set{self.origins[name]}" for name in names if name in self.origins)
 
     def check_batch(self, rows: int) -> None:
         """Refuse one generator for several rows."""

@@ -96,7 +96,7 @@ class DrafterMaker:
 
     def _kept(self) -> dict[str, Any]:
         choice = self.choice
-        stop = fresh(choice.stop) if choice.confidence is None else ConfidenceStop(choice.confidence)
+        stop = fresh(choice.stop) if not choice.confidence else ConfidenceStop(choice.confidence)
         return {
             # Residuals and ratios need q; in greedy decoding only some rules read it.
             "keep_logits": self.call.wants_q or bool(self.acceptor.needs & {"draft_probs", "draft_or_point_mass"}),

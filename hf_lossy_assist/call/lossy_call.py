@@ -37,6 +37,7 @@ from .checks import (
 from .config import FIELDS, LossyConfig
 from .drafter_choice import DrafterChoice
 from .drafter_making import DrafterMaker
+from .given import GivenFields
 from .prepared import Prepared
 from .row_by_row import decode_row_by_row
 from .runner_choice import choose_runners
@@ -46,12 +47,14 @@ from .runner_choice import choose_runners
 class LossyCall:
     """One ``generate()`` call with a lossy mode, as the user wrote it.
 
-    ``encoder_input`` is the input of an encoder-decoder target's encoder.
+    ``given`` says where a field's value came from. ``encoder_input`` is the input of an encoder-decoder target's
+    encoder.
     """
 
     model: PreTrainedModel
     config: LossyConfig
     choice: DrafterChoice
+    given: GivenFields
     encoder_input: Any = None
 
     @classmethod
@@ -66,15 +69,7 @@ class LossyCall:
         """
         given = {name: kwargs.pop(name) for name in (*FIELDS, "candidate_generator") if name in kwargs}
         configs = [kwargs.get("generation_config"), model.generation_config]
-
-        def explicit(name: str, *more: Any) -> Any:
-            value = kwargs.get(name)
-            for config in (*configs, *more):
-                if value is not None:
-                    break
-                value = getattr(config, name, None)
-            return value
-
+        said = GivenFields(model, kwargs)
         # Settings of a lower level than the mode's belong to another mode.
         fields, level = {}, 0
         for level, source in enumerate(chain((given, defaults), map(_lossy_fields, configs))):  # noqa: B007
@@ -90,7 +85,7 @@ class LossyCall:
         config = LossyConfig.from_fields(
             mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)
         )
-        check_decoding(mode, explicit)
+        check_decoding(mode, said)
         if compat.replaces_decoding(model):
             raise LossyUnsupportedError(
                 f"`lossy_mode` {mode!r} can't be used with {type(model).__name__}, which has a decoding loop of its own"
@@ -99,7 +94,7 @@ class LossyCall:
             raise LossyUnsupportedError(f"`lossy_mode` {mode!r} can't be used with {refusal}")
         generator = given.get("candidate_generator")
         choice = DrafterChoice.from_keywords(
-            model, kwargs, explicit, generator, stop=config.stop_drafting, default_stop=config.default_stop
+            model, kwargs, said, generator, stop=config.stop_drafting, default_stop=config.default_stop
         )
         if choice.is_empty and level > 1:  # the mode was saved with the model, but this call has no drafter
             warn_once(
@@ -111,7 +106,7 @@ class LossyCall:
         if config.tree is not None:
             choice.check_tree(config.rule, config.tree)
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)
-        return cls(model, config, choice, main if model.config.is_encoder_decoder else None)
+        return cls(model, config, choice, said, main if model.config.is_encoder_decoder else None)
 
     def decode(
         self,
@@ -142,7 +137,7 @@ class LossyCall:
         )
         if self.config.tree is not None:
             check_tree(self.model, self.choice.assistant_model, self.config, call)
-        check_prepared(self.model, self.config.rule, call)
+        check_prepared(self.model, self.config.rule, call, self.given)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
         check_certificate(self.config, self.model, self.choice, generation_config)
         limits = self.config.limits.bind(call.tokenizer)

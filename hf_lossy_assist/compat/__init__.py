@@ -53,6 +53,7 @@ from .models import (
     compiles_by_itself,
     device_of,
     encode,
+    file_of,
     forward_accepts,
     generation_accepts,
     has_recurrent_state,

@@ -36,10 +36,11 @@ _INDEXED_PROCESSORS = (
 
 
 # They keep a cache or context between calls, which a second call for one prefix corrupts.
-STATEFUL_PROCESSORS = (
-    _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor,
-    _processors.SynthIDTextWatermarkLogitsProcessor,
-)
+STATEFUL_PROCESSORS = {
+    _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale",
+    _processors.SynthIDTextWatermarkLogitsProcessor: "watermarking_config",
+}
+"""Processors that keep a state from token to token, each with the field that asks for it."""
 
 
 def process_rows_alike(processors: Iterable[Any]) -> bool:

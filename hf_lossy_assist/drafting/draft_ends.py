@@ -50,19 +50,23 @@ def constant_length(num_tokens: int, schedule: str = "constant") -> int | None:
     return None if schedule.startswith("heuristic") else num_tokens
 
 
-def check_schedule(value: Any) -> None:
+def check_schedule(value: Any, origin: str = "") -> None:
     if not isinstance(value, str) or value not in _SCHEDULES:
-        raise LossyValueError(f"`num_assistant_tokens_schedule` has to be one of {list(_SCHEDULES)}, but is {value!r}")
+        raise LossyValueError(
+            f"`num_assistant_tokens_schedule` has to be one of {list(_SCHEDULES)}, but is {value!r}{origin}"
+        )
 
 
-def check_confidence(value: Any) -> None:
+def check_confidence(value: Any, origin: str = "") -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
-        raise LossyValueError(f"`assistant_confidence_threshold` has to be a number >= 0 and <= 1, but is {value!r}")
+        raise LossyValueError(
+            f"`assistant_confidence_threshold` has to be a number >= 0 and <= 1, but is {value!r}{origin}"
+        )
 
 
-def check_num_tokens(value: Any) -> None:
+def check_num_tokens(value: Any, origin: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1 or 'auto', but is {value!r}")
+        raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1 or 'auto', but is {value!r}{origin}")
 
 
 class DraftStop(ABC):

@@ -1,0 +1,93 @@
+"""A refused value that a model's files set is answered with its place, and with what to pass in place of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig, MptConfig, MptForCausalLM
+
+from hf_lossy_assist.errors import LossyError
+from tests.acceptors.fixtures import verifier_head
+from tests.tiny_models import LlamaForCausalLM, noisy_copy, prompt, tiny
+
+STOP = {"lossy_config": {"stop_drafting": {"by": "acceptance"}}}
+# name: (field, value, what else the call has, what the message tells to pass)
+REFUSED = {
+    "beams": ("num_beams", 4, {}, "num_beams=1"),
+    "group beams": ("num_beam_groups", 2, {}, "num_beam_groups=1"),
+    "constraints": ("constraints", [object()], {}, "constraints=None"),
+    "forced words": ("force_words_ids", [[5]], {}, "force_words_ids=None"),
+    "contrastive search": ("penalty_alpha", 0.6, {}, "penalty_alpha=None"),
+    "DoLa": ("dola_layers", "high", {}, "dola_layers=None"),
+    "no cache": ("use_cache", False, {}, "use_cache=True"),
+    "guidance": ("guidance_scale", 1.5, {}, "guidance_scale=None"),
+    "scores": ("output_scores", True, {"lossy_mode": "sprinter"}, "output_scores=False"),
+    "draft length": ("num_assistant_tokens", 0, {}, "num_assistant_tokens='auto'"),
+    "schedule": ("num_assistant_tokens_schedule", "often", {}, "num_assistant_tokens_schedule='constant'"),
+    "confidence": ("assistant_confidence_threshold", 7, {}, "assistant_confidence_threshold=0"),
+    "two stops": ("assistant_confidence_threshold", 0.4, STOP, "assistant_confidence_threshold=0"),
+    "tree and confidence": (
+        "assistant_confidence_threshold", 0.4, {"lossy_config": {"tree": {}}}, "assistant_confidence_threshold=0",
+    ),
+    "tree and schedule": (
+        "num_assistant_tokens_schedule", "heuristic", {"lossy_config": {"tree": {}}},
+        "num_assistant_tokens_schedule='constant'",
+    ),
+}  # fmt: skip
+OF_ASSISTANTS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+
+
+def call(target: LlamaForCausalLM, draft: LlamaForCausalLM, **kwargs: Any) -> Any:
+    if kwargs.get("lossy_mode") == "sprinter":
+        kwargs |= {"lossy_head": verifier_head(target, draft), "return_dict_in_generate": True}
+    defaults = {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "lossless", "max_new_tokens": 4}
+    return target.generate(**defaults | kwargs)
+
+
+@pytest.mark.parametrize("place", ["keyword", "argument", "the model's", "the model's config", "the assistant's"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_says_where_a_value_came_from_and_what_to_pass(case: str, place: str):
+    name, value, more, remedy = REFUSED[case]
+    if place == "the assistant's" and name not in OF_ASSISTANTS:
+        pytest.skip("an assistant's files don't set it")
+    target = tiny()
+    draft = noisy_copy(target)
+    if place == "keyword":
+        more = more | {name: value}
+    elif place == "argument":
+        more = more | {"generation_config": GenerationConfig(max_new_tokens=4, **{name: value})}
+        place = "the `generation_config` argument"
+    else:
+        config = (draft if place == "the assistant's" else target).generation_config
+        setattr(config, name, value)
+        config._from_model_config = place == "the model's config"
+        place = place if config._from_model_config else f"{place} generation_config"
+    for model in (target, draft):
+        model.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
+    with pytest.raises(LossyError) as error:
+        call(target, draft, **more)
+    assert f"`{name}`" in str(error.value)
+    if place == "keyword":
+        assert "config`" not in str(error.value).replace("in `lossy_config`", "")
+        assert "pass `" not in str(error.value)
+    else:
+        assert f"in {place}" in str(error.value)
+        assert f"pass `{remedy}`" in str(error.value)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_refusal_tells_to_pass_works(case: str):
+    name, value, more, remedy = REFUSED[case]
+    target = tiny()
+    draft = noisy_copy(target)
+    setattr(target.generation_config, name, value)
+    assert call(target, draft, **more, **eval(f"dict({remedy})")) is not None
+
+
+def test_a_model_whose_config_turns_its_cache_off_is_refused_with_the_remedy():
+    target = MptForCausalLM(MptConfig(d_model=16, n_heads=2, n_layers=1, vocab_size=64, max_seq_len=64)).eval()
+    assert target.generation_config.use_cache is False
+    with pytest.raises(LossyError, match=r"`use_cache`.* is False in the model's config; pass `use_cache=True`"):
+        call(target, noisy_copy(target))
+    assert call(target, noisy_copy(target), use_cache=True).shape[1] > prompt().shape[1]
