@@ -137,10 +137,10 @@ class ModelOptions:
     assistant: DraftSource = None
     dtype: Dtype = None
     device: Where = None
-    folder: Path | None = None  # with the pair's models
+    folder: Folder = None
     assistant_tokenizer: str | None = None  # if the draft's folder has none
     prompt_lookup: int | None = None  # draft length without a draft model
-    prepack: bool = False
+    prepack: Prepack = False
     draft_dtype: str | None = None
     threads: Threads = None
 
@@ -228,9 +228,7 @@ class ModelOptions:
 class DecodingOptions(ModelOptions):
     """The options of commands that decode by rules."""
 
-    folder: Folder = None
     draft_dtype: DraftDtype = None
-    prepack: Prepack = False
     head: Heads = None
     gamma: Gamma = None
     sample: Sample = False
