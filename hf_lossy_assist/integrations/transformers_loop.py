@@ -344,7 +344,7 @@ class _TransformersRounds(CandidateGenerator):
         self.stats.start()
         clean, dropped = self.logits
         logits = clean.to(device=device, dtype=torch.float32)
-        verification = self.reader.read(self.candidate, self.draft, logits, dropped, [self.charged])
+        verification = self.reader.answer(self.candidate, self.draft, logits, dropped, [self.charged])
         positions = None
         if self.limits is not None:
             generated = [self.committed - self.prompt]

@@ -75,7 +75,7 @@ class Target:
         raw = clean.to(device=candidate.device, dtype=torch.float32)
         self.output = TargetOutput(outputs, raw if self.keep_raw else None)
         # Processors may overwrite their input, and the raw logits belong to the caller.
-        return self.reader.read(candidate, draft, raw.clone() if self.keep_raw else raw, dropped, charged)
+        return self.reader.answer(candidate, draft, raw.clone() if self.keep_raw else raw, dropped, charged)
 
     def keep(self, commit: Commit) -> None:
         """Keep the committed tokens of a round where the rows now stand, and forget the rest of the draft."""
@@ -110,7 +110,7 @@ class TargetReader:
         wanted = self.acceptor.needs & {"hidden", "dropped_heads"}
         self.hook = lm_head_hook(self.model, self.randomness, self.acceptor.dropped_heads) if wanted else NoHook()
 
-    def read(
+    def answer(
         self,
         candidate: Tensor,
         draft: Draft,
@@ -118,7 +118,7 @@ class TargetReader:
         dropped: Tensor | None = None,
         charged: Sequence[float] = (),
     ) -> Verification:
-        """Read the logits of a forward.
+        """Return the answer that the logits of a forward give.
 
         ``candidate`` ``(B, L + n)`` holds committed and drafted tokens. ``logits`` ``(B, n + 1, V)`` are float32 and
         may be overwritten; ``dropped`` ``(B, K, n, V)`` are those of dropped heads, and ``charged`` is what the rule

@@ -52,7 +52,7 @@ def dropped_logits(model, transform, k=3, rate=0.4, seed=0):
     with torch.no_grad():
         with reader.hook.over(n):
             outputs = model(input_ids=ids, use_cache=False)
-        v = reader.read(ids, Draft(ids[:, -n:]), *reader.hook.split(outputs.logits, n))
+        v = reader.answer(ids, Draft(ids[:, -n:]), *reader.hook.split(outputs.logits, n))
         seen = []
         head = model.get_output_embeddings()
         handle = head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
@@ -93,7 +93,7 @@ def test_the_head_is_called_once():
     with torch.no_grad():
         with reader.hook.over(3):
             outputs = model(input_ids=prompt(), use_cache=False)
-        reader.read(prompt(), Draft(prompt()[:, -3:]), *reader.hook.split(outputs.logits, 3))
+        reader.answer(prompt(), Draft(prompt()[:, -3:]), *reader.hook.split(outputs.logits, 3))
     handle.remove()
     assert calls == [1]
 
