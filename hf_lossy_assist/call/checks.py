@@ -165,7 +165,7 @@ def check_mode(config: LossyConfig, do_sample: bool, longest: int | None) -> Non
 
 
 def check_certificate(
-    config: LossyConfig, model: PreTrainedModel, choice: DrafterChoice, own: GenerationConfig
+    config: LossyConfig, model: PreTrainedModel, choice: DrafterChoice, own: GenerationConfig, given: GivenFields
 ) -> None:
     if config.certificate is None:
         return
@@ -176,4 +176,8 @@ def check_certificate(
         draws = f"{draws:g} with top_k {own.top_k} and top_p {own.top_p}"
     certified = config.certificate.setting.config.get("num_assistant_tokens")
     gamma = certified if choice.automatic and certified == "auto" else choice.num_assistant_tokens
+    # Calibrations leave these fields at their defaults, or to the draft's own files.
+    ends = {name: given(name) for name in ("assistant_confidence_threshold", "num_assistant_tokens_schedule")}
+    others = [f"`{name}` {value!r}" for name, value in ends.items() if value not in (None, 0, "constant")]
+    gamma = f"{gamma} with {' and '.join(others)}" if others else gamma
     config.certificate.check(config.rule, config.in_full(), model, draft, gamma, draws)

@@ -139,7 +139,7 @@ class LossyCall:
             check_tree(self.model, self.choice.assistant_model, self.config, call)
         check_prepared(self.model, self.config.rule, call, self.given)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
-        check_certificate(self.config, self.model, self.choice, generation_config)
+        check_certificate(self.config, self.model, self.choice, generation_config, self.given)
         limits = self.config.limits.bind(call.tokenizer)
         progress = Progress(call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer)
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
