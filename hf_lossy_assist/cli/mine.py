@@ -19,8 +19,7 @@ from .. import tasks
 from ..compat import ending_tokens
 from ..errors import LossyValueError
 from ..evaluation import records
-from ..mining.choice import Choice, Greedy, GumbelMax
-from ..mining.draft_argmax import DraftArgmax
+from ..mining.choice import Choice, DraftArgmax, Greedy, GumbelMax
 from ..mining.judge_labels import JudgeMiner, SelfLabels
 from ..mining.mining_run import MiningPlan, MiningWorkload, longest_prompt, open_run
 from ..mining.mining_run import mine as run

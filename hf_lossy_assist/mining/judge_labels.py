@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads import ModelIdentity
-from .choice import Choice
-from .draft_argmax import MOST_LOGITS, DraftArgmax, DraftQuery
+from .choice import MOST_LOGITS, Choice, DraftArgmax, DraftQuery
 from .prompt_results import (
     FAILED,
     MINED,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..tasks import Task
-from .draft_argmax import DraftArgmax, DraftQuery
+from .choice import DraftArgmax, DraftQuery
 from .prompt_results import Prompt, ResponseCost
 from .search import Ask, Continue, Found, Guess, Learned, Request, Search, UnfinishedSearches, search
 from .writing import Writer

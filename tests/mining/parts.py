@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from hf_lossy_assist.compat import ending_tokens
-from hf_lossy_assist.mining.draft_argmax import DraftArgmax
+from hf_lossy_assist.mining.choice import DraftArgmax
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
 from hf_lossy_assist.mining.mining_run import MiningPlan, MiningWorkload, mine, open_run
 from hf_lossy_assist.mining.prompt_results import Prompt, PromptResult

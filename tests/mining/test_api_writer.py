@@ -14,7 +14,7 @@ import pytest
 
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.errors import LossyServiceError
-from hf_lossy_assist.mining.draft_argmax import DraftArgmax
+from hf_lossy_assist.mining.choice import DraftArgmax
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
 from hf_lossy_assist.mining.mining_run import load_mined
 from hf_lossy_assist.mining.prompt_results import Prompt

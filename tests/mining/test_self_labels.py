@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from hf_lossy_assist.mining.choice import Greedy
-from hf_lossy_assist.mining.draft_argmax import DraftArgmax
+from hf_lossy_assist.mining.choice import DraftArgmax, Greedy
 from hf_lossy_assist.mining.judge_labels import SelfLabels, likelihood_changes
 from tests.mining import reference
 from tests.mining.parts import Checksum, Parts, tiny_parts
