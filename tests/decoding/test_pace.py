@@ -153,10 +153,13 @@ def test_rows_that_end_later_count_as_long_as_they_go_on(world: Callable[..., Wo
 class Event:
     """An event of a GPU: nobody may wait for it."""
 
-    made = 0
+    made = reached = 0
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
+
+    def query(self) -> bool:
+        return self.at <= Event.reached
 
     def record(self, stream: Any) -> None:
         Event.made += 1
@@ -174,8 +177,14 @@ def test_a_gpu_s_times_are_read_after_the_call_without_a_wait(monkeypatch: pytes
     for _ in range(5):
         times.began.append(times.now())
         times.drafted.append(times.now())
+    target = tiny()
+    Event.reached = Event.made - 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        times.warn_of_loss(target, 5)
+    Event.reached = Event.made - 1  # nobody has waited for the last draft
     with pytest.warns(UserWarning, match=r"took 2000 ms.* at most 1000 ms.* 1\.00 tokens.* 50% of its time"):
-        times.warn_of_loss(tiny(), 5)
+        times.warn_of_loss(target, 5)
 
 
 def test_the_old_switch_is_taken_without_effect(tmp_path: Any):
