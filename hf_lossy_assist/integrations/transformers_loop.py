@@ -160,6 +160,8 @@ class LossyVerification(LogitsProcessor):
         **kwargs: Any,
     ) -> CandidateGenerator:
         """Start a generation's rounds in place of its drafter."""
+        if self._rounds is not None:
+            self._rounds.abort()
         others = LogitsProcessorList(processor for processor in logits_processor if processor is not self)
         if len(others) == len(logits_processor):
             raise LossyValueError(
@@ -253,7 +255,6 @@ class _TransformersRounds(CandidateGenerator):
 
     def __post_init__(self) -> None:
         self.requires_model_outputs = self.drafter.generator.requires_model_outputs
-        self._forward = ExitStack()
 
     @property
     def model_kwargs_overrides(self) -> dict[str, Any]:
@@ -284,14 +285,14 @@ class _TransformersRounds(CandidateGenerator):
         padding = None if mask is None or mask.dim() != 2 else mask[:, : mask.shape[1] - drafted]
         room = self.reader.hook.wanted(padding, 1, max(1, tokens - drafted))
         self.stats.start()
-        self._forward.enter_context(self.reader.hook.over(drafted))
+        self.reader.hook.over(drafted).__enter__()  # no stack: an interruption could come before it knows the hook
         return room
 
     def leave_forward(self, outputs: Any) -> None:
         """Take the forward's logits, and leave only the expected ones to transformers' loop."""
         if self.draft is None or self.logits is not None:
             return
-        self._forward.close()
+        self.reader.hook.__exit__()
         self.stats.lap("verifying")
         self.stats.target_call(self.sent, [0], 1)
         clean, dropped = self.reader.hook.split(outputs.logits, len(self.draft))
@@ -337,7 +338,7 @@ class _TransformersRounds(CandidateGenerator):
 
     def abort(self) -> None:
         """Stop watching, wherever in a round the loop was left."""
-        self._forward.close()
+        self.reader.hook.__exit__()
         self.draft = None
 
     def _decide(self, device: torch.device) -> None:
