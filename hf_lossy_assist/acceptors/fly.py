@@ -79,5 +79,5 @@ class Fly(Acceptor):
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
         top = v.logits[:, :-1].topk(min(self.k, v.logits.shape[-1])).values
-        entropy = torch.special.entr(top.softmax(-1)).sum(-1)
+        entropy = torch.special.entr(top.softmax(-1)).sum(-1).float()  # half precision holds no large `theta`
         return {"entropy": entropy, "threshold": torch.full_like(entropy, self.theta * math.log(max(2, top.shape[-1])))}
