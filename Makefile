@@ -27,13 +27,14 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 p
 PIP_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv smollm2 qwen-coder demo test test-oldest test-vllm docs site tables lint format
+.PHONY: help venv smollm2 qwen-coder demo test test-oldest test-vllm test-structured docs site tables lint format
 
 help:
 	@echo 'make demo          answer the same questions with the target alone, losslessly and by lossy rules'
 	@echo 'make test          run the tests with the newest transformers'
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
 	@echo 'make test-vllm     run the tests inside vLLM, in an environment of its own'
+	@echo 'make test-structured   test the processors of outlines, xgrammar and llguidance'
 	@echo 'make docs          build the documentation into build/site, and run its examples'
 	@echo 'make site          only build it'
 	@echo 'make tables        write what the page of rules says about each rule, from the rules themselves'
@@ -82,6 +83,10 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-oldest.txt -e '.[test]'
 	touch $@
+
+test-structured: $(STAMP)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt 'outlines>=1.3' 'xgrammar>=0.2.8' 'llguidance>=1'
+	$(BIN)/python -m pytest tests/models/test_grammar_libraries.py
 
 # vLLM's build for CPUs. It brings three packages that are built for CUDA and that break its own import. An engine that has failed
 # in a test would wait for ever in the next.

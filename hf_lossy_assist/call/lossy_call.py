@@ -22,6 +22,7 @@ from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress
 from ..decoding.unverified import UnverifiedDecoding
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
+from ..models.own_states import with_own_states
 from ..models.processing import row_aligned
 from ..models.target import Target, TargetReader
 from .checks import (
@@ -125,7 +126,7 @@ class LossyCall:
         compat.ready_for_rollback(self.model, compat.cache_of(model_kwargs))
         call = Prepared(
             ids=input_ids,
-            processors=logits_processor,
+            processors=with_own_states(f"`lossy_mode` {self.config.rule.name!r}", logits_processor, input_ids.shape[1]),
             stopping_criteria=stopping_criteria,
             config=generation_config,
             inputs=model_kwargs,

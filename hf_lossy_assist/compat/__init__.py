@@ -35,6 +35,7 @@ from .drafters import (
     intercepted_drafter,
     transformers_drafter,
 )
+from .grammars import copies_of_grammar_parts
 from .inputs import (
     TEXT_INPUTS,
     WHOLE_OUTPUTS,
@@ -71,6 +72,12 @@ from .models import (
     versions_of,
 )
 from .positions import FrequencySwitch, frequency_switch, learned_positions
-from .processors import PREFIX_FREE_PROCESSORS, STATEFUL_PROCESSORS, process_rows_alike
+from .processors import (
+    PREFIX_FREE_PROCESSORS,
+    STATEFUL_PROCESSORS,
+    process_row,
+    process_rows_alike,
+    reads_only_text,
+)
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
 from .tree_inputs import TreeInputs, obstacle_to_trees

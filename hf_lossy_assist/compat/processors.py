@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
 from transformers.generation import logits_process as _processors
 
 # They look at one position's logits alone, so all positions of a round go through them at once.
@@ -49,3 +50,21 @@ def process_rows_alike(processors: Iterable[Any]) -> bool:
         type(processor).__module__ == _processors.__name__ and not isinstance(processor, _INDEXED_PROCESSORS)
         for processor in processors
     )
+
+
+def reads_only_text(processor: Any) -> bool:
+    """Tell whether a logits processor is known to keep no state between calls that changes its results."""
+    return type(processor).__module__ == _processors.__name__ and not isinstance(processor, _CALLS_USER)
+
+
+_CALLS_USER = _processors.PrefixConstrainedLogitsProcessor
+
+
+def process_row(processor: Any, row: int, batch: int, ids: Tensor, scores: Tensor) -> Tensor:
+    """Process ``scores`` ``(1, V)`` of one ``row`` of a batch, whose text is ``ids`` ``(1, L)``."""
+    if batch == 1:
+        return processor(ids, scores)
+    if type(processor) is _CALLS_USER:  # a function need not know the texts of other rows
+        function = processor._prefix_allowed_tokens_fn
+        return _CALLS_USER(lambda _, text: function(row, text), 1)(ids, scores)
+    return processor(ids.expand(batch, -1), scores.repeat(batch, 1))[row : row + 1]

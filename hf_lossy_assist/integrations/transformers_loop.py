@@ -27,6 +27,7 @@ from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST, check_num_tokens,
 from ..drafting.model import ModelDrafter, check_draft_model, mask_of
 from ..drafting.per_row import GeneratorDrafter, drafter_of
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
+from ..models.own_states import with_own_states
 from ..models.target import TargetReader
 
 _UNKNOWN_DISTRIBUTION = (
@@ -168,6 +169,10 @@ class LossyVerification(LogitsProcessor):
                 "generate() was called inside a LossyVerification block without it; pass `logits_processor=[hook]`"
             )
         check_processors("LossyVerification", others)
+        others = with_own_states("LossyVerification", others, input_ids.shape[1])
+        # The loop asks them about rejected tokens too, in the list that it has handed over.
+        own = iter(others)
+        logits_processor[:] = [processor if processor is self else next(own) for processor in logits_processor]
         if compat.compiles_by_itself(self.target, model_kwargs, generation_config):
             # The rule reads the forward through hooks, which a compiled one passes over.
             warn_once(

@@ -9,6 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from ..compat import PREFIX_FREE_PROCESSORS, process_rows_alike
 from ..core.shapes import Chain, Shape
 from ..core.texts import Texts
+from .own_states import OwnState
 
 
 def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape: Shape | None = None) -> Tensor:
@@ -24,6 +25,8 @@ def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape:
         batch, positions, vocabulary = logits.shape
         flat = logits.reshape(batch * positions, vocabulary)
         return processors(ids[:, -1:].expand(batch, positions).reshape(-1, 1), flat).view_as(logits)
+    if shape is not None:  # a target's round, whose committed text is known
+        settle(processors, ids[:, : ids.shape[1] - len(shape)])
     return (Chain(0, ids.device) if shape is None else shape).by_text(processors, ids, logits)
 
 
@@ -38,6 +41,13 @@ def process_paths(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, 
     return torch.stack([process(processors, ids, path, shape) for path in logits.unbind(1)], dim=1)
 
 
+def settle(processors: LogitsProcessorList, text: Tensor) -> None:
+    """Tell processors that keep copies of themselves that ``text`` ``(B, L)`` is committed."""
+    for processor in processors:
+        if isinstance(processor, OwnState | RowAlignedProcessors):
+            processor.settle(text)
+
+
 def reads_text(processors: LogitsProcessorList) -> bool:
     """Tell whether a processor may look at the text."""
     return any(type(processor) not in PREFIX_FREE_PROCESSORS for processor in processors)
@@ -47,18 +57,30 @@ class RowAlignedProcessors(LogitsProcessor):
     """Shows every row's own text to processors that look at it.
 
     Rows with texts of one length are processed together. Processors that may tell rows apart by number see the whole
-    batch: rows of other lengths are cut or padded for them, and their results dropped.
+    batch: rows of other lengths are cut or padded for them, and their results dropped. Rows with a processor that may
+    keep a state are processed one by one, since states can't be told apart by row.
     """
 
     def __init__(self, processors: LogitsProcessorList, layout: Texts) -> None:
         self.processors = processors
         self.layout = layout
         self._alike = process_rows_alike(processors)
+        self._by_row = {}
+        if any(isinstance(processor, OwnState) for processor in processors):
+            self._by_row = {row: of_row(processors, row, layout.batch) for row in layout.rows}
+
+    def settle(self, text: Tensor) -> None:
+        for i, (row, extra) in enumerate(zip(self.layout.rows, self.layout.left_padding, strict=True)):
+            if self._by_row:
+                settle(self._by_row[row], text[i : i + 1, extra:])
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        extras = self.layout.left_padding
+        if self._by_row:
+            rows = zip(self.layout.rows, extras, input_ids.split(1), scores.split(1), strict=True)
+            return torch.cat([self._by_row[row](ids[:, extra:], own) for row, extra, ids, own in rows])
         if self.layout.untouched:
             return self.processors(input_ids, scores)
-        extras = self.layout.left_padding
         out = torch.empty_like(scores)
         process = self._among_themselves if self._alike else self._in_whole_batch
         for extra in sorted(set(extras)):
@@ -101,4 +123,11 @@ def row_aligned(processors: LogitsProcessorList, layout: Texts) -> LogitsProcess
 def of_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProcessorList:
     if process_rows_alike(processors):
         return processors
-    return LogitsProcessorList([RowProcessors(processors, row, batch)])
+    return LogitsProcessorList([_of_row(processor, row, batch) for processor in processors])
+
+
+def _of_row(processor: LogitsProcessor, row: int, batch: int) -> LogitsProcessor:
+    if isinstance(processor, OwnState):
+        return processor.of_row(row, batch)
+    alone = LogitsProcessorList([processor])
+    return processor if process_rows_alike(alone) else RowProcessors(alone, row, batch)

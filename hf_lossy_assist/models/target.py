@@ -125,9 +125,10 @@ class TargetReader:
         has charged each text so far.
         """
         shape = draft.shape
+        # The clean head comes last: processors with a state go on from what it showed them.
+        paths, centroid = self._read_dropped(candidate, shape, dropped, logits.device)
         after = process(self.processors, candidate, logits, shape) if self.processors else logits
         positions = shape.positions(after)
-        paths, centroid = self._read_dropped(candidate, shape, dropped, logits.device)
         return Verification(
             tokens=draft.tokens,
             logits=positions,

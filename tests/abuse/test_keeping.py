@@ -34,6 +34,9 @@ class Kept:
 
 
 class KeepingProcessor(LogitsProcessor, Kept):
+    def __deepcopy__(self, memo: dict) -> KeepingProcessor:
+        return self  # what it keeps changes no result, and the test looks at it
+
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         self.keep(input_ids)
         return scores
