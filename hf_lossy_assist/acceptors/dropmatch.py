@@ -82,6 +82,7 @@ class DropMatch(Acceptor):
 
     @property
     def dropped_heads(self) -> DroppedHeads:
+        """The K dropped heads that the draft is compared with."""
         return DroppedHeads(self.num_paths, self.dropout)
 
     def keep(self, v: Verification) -> Tensor:

@@ -57,4 +57,5 @@ class Sprinter(HeadRule):
 
     @property
     def unverified_drafting(self) -> UnverifiedDrafting:
+        """How far the draft goes on without the target."""
         return UnverifiedDrafting(self.head, self.threshold, self.max_draft, self.name)
