@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ..evaluation.comparison import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
 from ..evaluation.modes import STOCK, TARGET_ALONE, DecodingMode
 from ..evaluation.quality import ModeScore
 from ..evaluation.tables import (
     Column,
+    NumberTable,
     PlotPoint,
     figure,
     milliseconds,
@@ -73,7 +73,7 @@ def picture(rows: Sequence[ModeSummary], marks: Sequence[ModeScore]) -> tuple[di
     return points, xlabel, "tokens per second (median; bars: least and largest of the repeats)"
 
 
-def speed_table(rows: Sequence[ModeSummary], heading: str) -> Table:
+def speed_table(rows: Sequence[ModeSummary], heading: str) -> NumberTable:
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
         "tokens/s": lambda row: figure(row.tokens_per_second.median),
@@ -84,7 +84,7 @@ def speed_table(rows: Sequence[ModeSummary], heading: str) -> Table:
     return table(rows, columns, heading)
 
 
-def text_table(rows: Sequence[ModeSummary]) -> Table:
+def text_table(rows: Sequence[ModeSummary]) -> NumberTable:
     at = {q: i for i, q in enumerate(ACCEPTANCE_QUANTILES)}
 
     def rates(row: ModeSummary) -> str:
@@ -100,7 +100,7 @@ def text_table(rows: Sequence[ModeSummary]) -> Table:
     return table(rows, columns, "Drafted tokens kept per round, and their share by request")
 
 
-def time_table(rows: Sequence[ModeSummary]) -> Table:
+def time_table(rows: Sequence[ModeSummary]) -> NumberTable:
     def part(name: str) -> Column:
         return lambda row: "" if row.per_round is None else milliseconds(getattr(row.per_round, name))
 
@@ -117,7 +117,7 @@ def time_table(rows: Sequence[ModeSummary]) -> Table:
     return table(rows, columns, "Milliseconds per round, in runs of their own")
 
 
-def request_table(rows: Sequence[ModeSummary]) -> Table:
+def request_table(rows: Sequence[ModeSummary]) -> NumberTable:
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
         **{f"p{100 * q:.0f}": _latency(i) for i, q in enumerate(LATENCY_QUANTILES)},

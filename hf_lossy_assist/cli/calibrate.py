@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from ..calibration.calibrating import calibrate as certify_fastest
 from ..calibration.calibrating import calibrate_from, write_card
@@ -19,7 +18,7 @@ from ..call.spelling import FORM, split
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, reference_of
-from ..evaluation.tables import Column, number, table
+from ..evaluation.tables import Column, NumberTable, number, table
 from .console import progress
 from .evaluate import EvaluationOptions
 from .models import read_heads
@@ -93,7 +92,7 @@ def _answered(
         return certify_fastest(evaluation, max_loss, confidence, store, note, max_longer)
 
 
-def outcome_table(certificate: Certificate) -> Table:
+def outcome_table(certificate: Certificate) -> NumberTable:
     columns: dict[str, Column] = {
         "setting": lambda x: x.mode,
         "outcome": lambda x: x.outcome,

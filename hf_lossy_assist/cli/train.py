@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
 from ..errors import LossyValueError
-from ..evaluation.tables import Column, percent, table
+from ..evaluation.tables import Column, NumberTable, percent, table
 from ..heads.identity import differing_models
 from ..heads.judge_head import MODELS
 from .console import CleanCommand, CleanGroup, flattened, limit_threads, progress
@@ -230,7 +229,9 @@ def _carded(origin: Origin, options: TrainOptions) -> Origin:
     return replace(origin, card=card)
 
 
-def _threshold_table(config: JudgeConfig | VerifierConfig, title: str, digits: str, shares: dict[str, str]) -> Table:
+def _threshold_table(
+    config: JudgeConfig | VerifierConfig, title: str, digits: str, shares: dict[str, str]
+) -> NumberTable:
     """Lay out a head's thresholds and their effects; mark the chosen one."""
 
     def share(name: str) -> Column:

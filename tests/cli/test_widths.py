@@ -1,8 +1,9 @@
-"""Every command's table fits into 80 columns, with numbers as wide as they get."""
+"""Every command's table fits into 80 columns, and shows numbers whole, as wide as they get."""
 
 from __future__ import annotations
 
 import io
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,17 @@ STATS = LossyStats(
 )  # fmt: skip
 
 
+def render(shown: Any, width: int) -> str:
+    screen = Console(file=io.StringIO(), width=width)
+    screen.print(shown)
+    return screen.file.getvalue()
+
+
+def numbers_of(shown: Any) -> set[str]:
+    """Return a table's numbers, with their signs and brackets, as a screen without an edge shows them."""
+    return {word for word in render(shown, 1000).split() if re.search(r"\d", word) and not re.search(r"[a-z]", word)}
+
+
 @pytest.mark.parametrize(
     "shown_table",
     [
@@ -67,12 +79,24 @@ STATS = LossyStats(
     ids=lambda shown: str(shown.title),
 )
 def test_tables_fit(shown_table: Any):
-    screen = Console(file=io.StringIO(), width=80)
-    screen.print(shown_table)
-    shown = screen.file.getvalue()
+    shown = render(shown_table, 80)
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown, shown
     assert "e+0" not in shown, shown
+    assert numbers_of(shown_table) <= {*shown.split()}, shown
     # No number or closing bracket is left over for a line of its own.
     first = [line.strip(" │┃") for line in shown.splitlines()]
     assert ")" not in first, shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_columns_move_to_another_table_before_a_digit_is_cut(width: int):
+    for shown_table in (score_table(SCORES, TARGET_ALONE), length_table(SCORES, TARGET_ALONE)):
+        shown = render(shown_table, width)
+        assert max(map(len, shown.splitlines())) <= width
+        assert numbers_of(shown_table) <= {*shown.split()}, shown
+        assert shown.count("mode") == 1 or width < 100
+
+
+def test_a_table_that_fits_keeps_intervals_beside_their_numbers():
+    assert "-99.9 (-100.0 to -88.8)" in render(score_table(SCORES, TARGET_ALONE), 100)
