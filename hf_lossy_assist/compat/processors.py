@@ -36,10 +36,9 @@ _INDEXED_PROCESSORS = (
 )
 
 
-# They keep a cache or context between calls, which a second call for one prefix corrupts.
+# They keep a cache between calls, which a second call for one prefix corrupts, and which is too large to copy.
 STATEFUL_PROCESSORS = {
     _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale",
-    _processors.SynthIDTextWatermarkLogitsProcessor: "watermarking_config",
 }
 """Processors that keep a state from token to token, each with the field that asks for it."""
 
@@ -54,10 +53,11 @@ def process_rows_alike(processors: Iterable[Any]) -> bool:
 
 def reads_only_text(processor: Any) -> bool:
     """Tell whether a logits processor is known to keep no state between calls that changes its results."""
-    return type(processor).__module__ == _processors.__name__ and not isinstance(processor, _CALLS_USER)
+    return type(processor).__module__ == _processors.__name__ and not isinstance(processor, _MAY_KEEP_STATE)
 
 
 _CALLS_USER = _processors.PrefixConstrainedLogitsProcessor
+_MAY_KEEP_STATE = (_CALLS_USER, _processors.SynthIDTextWatermarkLogitsProcessor)
 
 
 def process_row(processor: Any, row: int, batch: int, ids: Tensor, scores: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from transformers import (
     StaticCache,
 )
 from transformers.cache_utils import DynamicLayer
-from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.candidate_generator import CandidateGenerator
 
 import hf_lossy_assist
@@ -39,12 +38,6 @@ OTHER_VOCABULARY = LlamaForCausalLM(
 class NoDistribution(CandidateGenerator):
     def get_candidates(self, input_ids, **kwargs):
         return torch.cat([input_ids, input_ids[:, :2]], dim=1), None
-
-
-def synth_id():
-    return SynthIDTextWatermarkLogitsProcessor(
-        ngram_len=3, keys=[1, 2], sampling_table_size=16, sampling_table_seed=0, context_history_size=8, device="cpu"
-    )
 
 
 # name: (keyword arguments beside the defaults, what the message has to contain)
@@ -135,7 +128,6 @@ CASES = {
         ["`tree`", "static cache"],
     ),
     "classifier-free guidance": ({"guidance_scale": 1.5}, ["ClassifierFreeGuidance", "state"]),
-    "SynthID": ({"logits_processor": LogitsProcessorList([synth_id()])}, ["SynthID", "state"]),
 }  # fmt: skip
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import CompileConfig, LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import StaticLayer
-from transformers.generation import SynthIDTextWatermarkLogitsProcessor
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from hf_lossy_assist import LossyVerification
@@ -261,11 +260,8 @@ def test_misuse_is_reported():
         LossyVerification("fsd", target)
     with pytest.raises(LossyError, match=r"'ears'.*assistant_model"), LossyVerification("ears", target) as ears:
         target.generate(prompt(), assistant_model=draft, logits_processor=[ears], **GREEDY)
-    synth_id = SynthIDTextWatermarkLogitsProcessor(
-        ngram_len=3, keys=[1], sampling_table_size=16, sampling_table_seed=0, context_history_size=8, device="cpu"
-    )
-    with pytest.raises(LossyError, match="SynthID"), hook:
-        target.generate(prompt(), assistant_model=draft, logits_processor=[synth_id, hook], **GREEDY)
+    with pytest.raises(LossyError, match="ClassifierFreeGuidance"), hook:
+        target.generate(prompt(), assistant_model=draft, logits_processor=[hook], guidance_scale=1.5, **GREEDY)
 
 
 @pytest.mark.skipif(not DRAFTS_ON_STATIC_CACHES, reason="older versions of transformers don't draft on static caches")

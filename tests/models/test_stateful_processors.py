@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 import torch
-from transformers import LogitsProcessor, PreTrainedTokenizerFast
+from transformers import LogitsProcessor, PreTrainedTokenizerFast, SynthIDTextWatermarkingConfig
 
 from hf_lossy_assist import LossyUnsupportedError, enabled
 from hf_lossy_assist.integrations.transformers_loop import LossyVerification
@@ -84,6 +84,7 @@ PROCESSING = {
     "lenient": lambda: {"logits_processor": [Lenient()]},
     "between others": lambda: {"logits_processor": [Automaton()], "repetition_penalty": 1.3, "suppress_tokens": [9]},
     "function": lambda: {"prefix_allowed_tokens_fn": stateful_function()},
+    "SynthID": lambda: {"watermarking_config": SynthIDTextWatermarkingConfig(keys=list(range(30)), ngram_len=4)},
     "method": lambda: {"prefix_allowed_tokens_fn": Method().allowed},
 }
 DRAFTING = {
@@ -133,7 +134,7 @@ def test_every_text_is_accepted(mode: str, do_sample: bool, drafting: str):
     assert not accepts(torch.cat([ours[0], 63 - ours[0, -40:]]), 18)
 
 
-@pytest.mark.parametrize("processing", ["lenient", "function"])
+@pytest.mark.parametrize("processing", ["lenient", "function", "SynthID"])
 @pytest.mark.parametrize("drafting", DRAFTING)
 def test_rows_of_a_batch_have_states_of_their_own(processing: str, drafting: str):
     plain = generate(padded(), **PROCESSING[processing]())
