@@ -104,7 +104,7 @@ class AssistedOptions(DecodingOptions):
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue. With --pair: its first test problem by default.")
+        str | None, typer.Argument(help="The text to continue. With --pair: a test problem by default.")
     ] = None,
     *,
     assisted: AssistedOptions,
@@ -120,8 +120,9 @@ def generate(
     """Continue a prompt with a drafter and an acceptance rule, streaming."""
     loaded, decoding = assisted.prepared({"PROMPT": prompt} if assisted.pair is None else None)
     target, tokenizer, screen = loaded.target, loaded.tokenizer, Console()
-    if prompt is None:
-        prompt = loaded.examples(1)[0].prompt
+    example = loaded.shown if prompt is None else None
+    if example is not None:
+        prompt = example.prompt
         screen.print(Text(prompt, style="dim"), soft_wrap=True)
     if chat:
         ids = encode_conversation(tokenizer, [{"role": "user", "content": prompt}])
@@ -135,6 +136,11 @@ def generate(
             **assisted.sampling,
             streamer=ConsoleStreamer(tokenizer, screen, mark=show_acceptance),
             return_dict_in_generate=True,
+        )
+    if example is not None and loaded.task is not None:
+        right = loaded.right(example, output.sequences[0, len(ids) :].tolist())
+        screen.print(
+            "The answer is right." if right else f"The answer is wrong: {example.answer} is right.", style="dim"
         )
     if stats:
         screen.print(stats_table(output.lossy_stats))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ class InspectOptions(DecodingOptions):
 
 def inspect(
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to continue. With --pair: its first test problem by default.")
+        str | None, typer.Argument(help="The text to continue. With --pair: a test problem by default.")
     ] = None,
     *,
     options: InspectOptions,
@@ -49,8 +50,11 @@ def inspect(
     loaded = options.load().with_heads(options.head)
     for each in modes:
         each.check_heads(loaded.heads)
-    text = loaded.examples(1)[0].prompt if prompt is None else prompt
+    example = loaded.shown if prompt is None else None
+    text = prompt if example is None else example.prompt
     ids = loaded.read(text, as_question=pair is not None)
     (batch,) = batches_of([ids], device=loaded.target.device, seed=options.seed or 0)
-    compare(loaded.models, loaded.tokenizer, modes, batch, options.max_new_tokens, prompt=text).save(out)
+    right = None if example is None or loaded.task is None else partial(loaded.right, example)
+    page = compare(loaded.models, loaded.tokenizer, modes, batch, options.max_new_tokens, prompt=text, right=right)
+    page.save(out)
     Console().print(f"written: {out}", style="dim", soft_wrap=True, markup=False, highlight=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +20,12 @@ def compare(
     max_new_tokens: int = 100,
     *,
     prompt: str = "",
+    right: Callable[[list[int]], bool] | None = None,
 ) -> InspectionPage:
     """Answer a batch of one prompt in every mode, and return the page of the texts.
 
-    Each mode answers twice with equal random numbers: once with inspection, once for its speed.
+    Each mode answers twice with equal random numbers: once with inspection, once for its speed. Where ``right`` judges
+    the tokens of an answer, the page says so.
 
     Examples
     --------
@@ -37,17 +39,26 @@ def compare(
     >>> [text["title"] for text in page.to_dict()["texts"]]
     ['target alone', 'topk:k=3']
     """
-    texts = [_text(models, mode, batch, max_new_tokens) for mode in modes]
+    texts = [_text(models, mode, batch, max_new_tokens, right) for mode in modes]
     return InspectionPage(texts, tokenizer, prompt)
 
 
-def _text(models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> InspectedText:
+def _text(
+    models: Models,
+    mode: DecodingMode,
+    batch: PromptBatch,
+    max_new_tokens: int,
+    right: Callable[[list[int]], bool] | None,
+) -> InspectedText:
     inspected = mode if mode.rule is None else replace(mode, settings={**mode.settings, "inspect": True})
     seen = run_request(models, inspected, batch, max_new_tokens)
     timed = run_request(models, mode, batch, max_new_tokens)
     records = _records(seen)
     speed = {"tokens per second": f"{len(records) / timed.seconds:.3g}"} if timed.seconds else {}
-    return InspectedText(mode.label, records, timed.stats.brief(timed.seconds) if timed.stats else speed)
+    figures = timed.stats.brief(timed.seconds) if timed.stats else speed
+    if right is not None:
+        figures = {"answer": "right" if right([record.token for record in records]) else "wrong", **figures}
+    return InspectedText(mode.label, records, figures)
 
 
 def _records(response: Response) -> Sequence[TokenRecord]:

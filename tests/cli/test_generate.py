@@ -53,13 +53,24 @@ def test_lossless_prints_what_the_target_alone_would_say(models, tiny_pair_folde
 
 
 def test_the_pair_needs_no_models_and_no_prompt(bundled, tiny_pair_folder):
-    question = pairs.load("arithmetic").task.examples("test", 1)[0].prompt
+    example = pairs.load("arithmetic").task.examples("test", 19)[18]
     result = run("--pair", "arithmetic", "--max-new-tokens", "12")
     assert result.exit_code == 0, result.output
-    assert question in result.stdout
-    assert continuation(tiny_pair_folder, question) in result.stdout
+    assert example.prompt in result.stdout
+    assert continuation(tiny_pair_folder, example.prompt) in result.stdout
+    assert f"The answer is wrong: {example.answer} is right." in result.stdout
 
     assert run_pair() == continuation(tiny_pair_folder) + "\n"
+
+
+def test_the_default_problem_is_answered_right_and_a_lossy_rule_needs_fewer_rounds():
+    rounds = {}
+    for mode in ("lossless", "dropmatch"):
+        result = run("--pair", "arithmetic", "--mode", mode, "--seed", "0", "--stats")
+        assert result.exit_code == 0, result.output
+        assert "\nThe answer is right.\n" in result.stdout
+        rounds[mode] = int(re.search(r"rounds\D+(\d+)", result.stdout)[1])
+    assert rounds["dropmatch"] < rounds["lossless"]
 
 
 def test_text_arrives_in_pieces(tiny_pair_folder):

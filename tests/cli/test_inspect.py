@@ -11,6 +11,7 @@ from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 
 PROMPT = "Question: Ada has 5 apples.\nAnswer:"
+ANSWER = re.compile("<dt>answer</dt><dd>(right|wrong)</dd>")
 
 
 def run(*arguments: str):
@@ -52,3 +53,19 @@ def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path)
     refused = run(*models, "--head", head, "--modes", "judge", "--out", str(out), PROMPT)
     assert refused.exit_code == 2
     assert "judge" in refused.stderr
+
+
+def test_the_page_of_the_default_problem_has_a_title_and_says_whether_answers_are_right(tmp_path: Path):
+    out = tmp_path / "page.html"
+    result = run("--pair", "arithmetic", "--modes", "lossless,dropmatch", "--seed", "0", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    page = out.read_text(encoding="utf-8")
+    assert re.findall(r"<h1>(.*)</h1>", page) == ["What became of every token"]
+    assert ANSWER.findall(page) == ["right", "right"]
+
+
+def test_the_page_of_a_wrong_answer_says_so(bundled, tmp_path: Path):
+    out = tmp_path / "page.html"
+    result = run("--pair", "arithmetic", "--max-new-tokens", "8", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert ANSWER.findall(out.read_text(encoding="utf-8")) == ["wrong"]
