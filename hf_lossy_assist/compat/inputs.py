@@ -60,8 +60,9 @@ class ForwardInputs:
         """
         kwargs = dict(carried)
         mask = kwargs.get(self._mask)
-        if mask is not None and any(name in kwargs for name in _CROSS_MASKS):  # they grow with the mask
-            kwargs = _candidates._prepare_attention_mask(kwargs, mask.shape[1] + longer, self.with_encoder)
+        for name in _CROSS_MASKS if mask is not None else ():
+            if (values := kwargs.get(name)) is not None:
+                kwargs[name] = _with_the_last(values, mask.shape[1] + longer)
         kwargs |= self._longer(carried, longer)
         if (types := kwargs.get("token_type_ids")) is not None:
             kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + longer)
@@ -99,8 +100,7 @@ class ForwardInputs:
                 carried[name] = shift.moved(values, 0)
         for name in _CROSS_MASKS:  # (B, S, …): which images each token sees; later ones see those of the last
             if (values := carried.get(name)) is not None:
-                missing = max(0, ids.shape[1] - values.shape[1])
-                values = torch.cat([values, values[:, -1:].expand(-1, missing, *values.shape[2:])], dim=1)
+                values = _with_the_last(values, ids.shape[1])
                 moved = shift.moved(values.flatten(2).permute(2, 0, 1), 0).permute(1, 2, 0)
                 carried[name] = moved.reshape(*moved.shape[:2], *values.shape[2:])
         if carried.get("attention_mask") is None and len(set(shift.ends)) > 1:
@@ -126,6 +126,12 @@ class ForwardInputs:
         for name, values in longer.items():
             carried[name] = values
             self._lines[name] = values, self._lines[name][1]
+
+
+def _with_the_last(values: torch.Tensor, length: int) -> torch.Tensor:
+    """Return ``(B, L, …)`` values for ``length`` tokens: later ones get those of the last."""
+    missing = max(0, length - values.shape[1])
+    return torch.cat([values, values[:, -1:].expand(-1, missing, *values.shape[2:])], dim=1)[:, :length]
 
 
 class PlainForwardInputs(ForwardInputs):

@@ -80,6 +80,8 @@ def test_lossless_is_plain(family: str, drafter: str, length: int):
     kwargs = {"input_ids": prompt(length), "max_new_tokens": NEW, "do_sample": False, "eos_token_id": None,
               "pad_token_id": 0, "return_dict_in_generate": True}  # fmt: skip
     plain = copy.deepcopy(fresh).generate(**kwargs)
+    if cache_of(plain).get_seq_length() < plain.sequences.shape[1] - 1:
+        pytest.skip("plain generation itself forgets the text here: transformers 5.14")
     target = copy.deepcopy(fresh)
     ours = target.generate(**kwargs, lossy_mode="lossless", **DRAFTERS[drafter](target))
     assert ours.sequences.tolist() == plain.sequences.tolist()
