@@ -22,4 +22,9 @@ def serve(target: str, draft: str, **options: Any) -> Serve:
 
 
 if __name__ == "__main__":
-    serve(*sys.argv[1:3])
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        serve(*sys.argv[1:])
+    except ImportError as error:  # without transformers' extra
+        sys.exit(str(error))

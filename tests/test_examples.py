@@ -46,3 +46,22 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     asked = re.findall(r"(\d+) calls of the target for (\d+) tokens;", said)
     assert len(asked) == 2 * (example.stem == "04_verifier")
     assert all(int(times) < int(tokens) for times, tokens in asked), "drafted, however busy the machine is"
+
+
+def test_the_server_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
+    """Models, or transformers' extra: without a traceback."""
+    example = str(EXAMPLES[0].parent / "12_serve.py")
+    monkeypatch.setattr("sys.argv", [example])
+    with pytest.raises(SystemExit, match="TARGET DRAFT"):
+        runpy.run_path(example, run_name="__main__")
+    folder = str(pairs.pair.bundled_folder("arithmetic") / "draft")
+    monkeypatch.setattr("sys.argv", [example, folder, folder])
+    draft = pairs.load("arithmetic").draft
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: draft)
+    monkeypatch.setattr("transformers.cli.serve.is_serve_available", lambda: False)
+    try:
+        with pytest.raises(SystemExit, match=r"transformers\[serving\]"):
+            runpy.run_path(example, run_name="__main__")
+    finally:
+        disable()
+        enable()
