@@ -22,7 +22,12 @@ class GivenFields:
 
     def __call__(self, name: str, *more: GenerationConfig | None) -> Any:
         """Return a field's value; look into the configurations ``more`` of an assistant last."""
-        return self._said(name, *more)[0]
+        value = self._keywords.get(name)
+        for config in (self._argument, self._own, *more):
+            if value is not None:
+                break
+            value = getattr(config, name, None)
+        return value
 
     def merged(self, name: str) -> Any:
         """Return the value that transformers' merge keeps: a keyword of None overrides a model's files."""
@@ -30,21 +35,15 @@ class GivenFields:
 
     def origin(self, name: str, *more: GenerationConfig | None) -> str:
         """Return a field's place, to be read after "but is 4"; nothing for a keyword."""
-        place = self._said(name, *more)[1]
-        return place and f" in {place}"
+        if self._keywords.get(name) is not None:
+            return ""
+        for config in (self._argument, self._own, *more):
+            if getattr(config, name, None) is not None:
+                if config is self._argument:
+                    return " in the `generation_config` argument"
+                return f" in the {'model' if config is self._own else 'assistant'}'s {compat.file_of(config)}"
+        return ""
 
     def remedy(self, name: str, value: Any, *more: GenerationConfig | None) -> str:
         """Return what to do about a field: leave out a keyword, or pass a ``value`` in place of a file's."""
         return f"pass `{name}={value!r}`" if self.origin(name, *more) else "leave it out"
-
-    def _said(self, name: str, *more: GenerationConfig | None) -> tuple[Any, str]:
-        """Return a field's value and place; no place for a keyword, and None for what nobody said."""
-        if self._keywords.get(name) is not None:
-            return self._keywords[name], ""
-        places = [
-            (self._argument, "the `generation_config` argument"),
-            (self._own, f"the model's {compat.file_of(self._own)}"),
-            *((config, f"the assistant's {compat.file_of(config)}") for config in more),
-        ]
-        found = ((getattr(config, name, None), place) for config, place in places)
-        return next((said for said in found if said[0] is not None), (None, ""))
