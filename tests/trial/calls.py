@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import random
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, StoppingCriteriaList
+from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_lossy_assist import LossyError, enabled
 from hf_lossy_assist.compat import CACHE, obstacle_to_rollback
-from tests.acceptors.fixtures import HEADS
 from tests.golden.cases import RULES
 from tests.parity import assert_same_rows
 from tests.tiny_models import LENGTHS, VOCAB, padded, prompt
 
+from .drawing import GENERATION, RUN_SETTINGS, attempt, fields_of, random_rules, some
 from .families import ATTENDING, RECURRENT, family
 
-PROCESSORS: Mapping[str, Callable[[random.Random], dict[str, Any]]] = {
-    "repetition_penalty": lambda r: {"repetition_penalty": r.choice([0.8, 1.3, 2.0])},
-    "no_repeat_ngram_size": lambda r: {"no_repeat_ngram_size": r.randint(1, 3)},
-    "min_new_tokens": lambda r: {"min_new_tokens": r.randint(1, 12)},
-    "bad_words_ids": lambda r: {"bad_words_ids": [[r.randrange(VOCAB)], [r.randrange(VOCAB), r.randrange(VOCAB)]]},
-    "suppress_tokens": lambda r: {"suppress_tokens": r.sample(range(VOCAB), 20)},
-    "begin_suppress_tokens": lambda r: {"begin_suppress_tokens": r.sample(range(VOCAB), 20)},
-    "forced_bos_token_id": lambda r: {"forced_bos_token_id": r.randrange(VOCAB)},
-    "forced_eos_token_id": lambda r: {"forced_eos_token_id": r.randrange(VOCAB)},
-    "decay": lambda r: {"exponential_decay_length_penalty": (r.randint(0, 5), 1.3), "eos_token_id": 2},
-    "sequence_bias": lambda r: {"sequence_bias": [[[r.randrange(VOCAB)], 4.0], [[5, 6], -3.0]]},
-    "prefix_allowed": lambda r: {"prefix_allowed_tokens_fn": lambda row, ids: [*range(3 + len(ids) % 5, 60)]},
-    "own": lambda r: {"logits_processor": [_never_the_last]},
-    "temperature": lambda r: {"temperature": r.choice([0.3, 0.9, 2.0])},
-    "top_k": lambda r: {"top_k": r.randint(1, 40)},
-    "top_p": lambda r: {"top_p": r.uniform(0.2, 1)},
-}
 ENDS = (None, None, 2, [5, 17, 23, 40], list(range(3, 24)))
 CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "quantized")
 OUTPUTS = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
@@ -46,14 +27,66 @@ OUTPUTS = ("output_scores", "output_logits", "output_hidden_states", "output_att
 TIE = 2e-3
 
 
+class Kept:
+    """Ids that a caller's own code was given, beside copies that were made when they came."""
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keep(self, ids: torch.Tensor) -> None:
+        self.pairs.append((ids, ids.clone()))
+
+    def check(self) -> None:
+        assert all(torch.equal(*pair) for pair in self.pairs), "ids have changed that the caller may keep"
+
+
+class KeepingProcessor(Kept, LogitsProcessor):
+    def __deepcopy__(self, memo: dict) -> KeepingProcessor:
+        return self  # what it keeps changes no result, and the trial looks at it
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.keep(input_ids)
+        return scores
+
+
+class KeepingCriterion(Kept, StoppingCriteria):
+    """Ends a text where its last two tokens have some sum."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.keep(input_ids)
+        return input_ids[:, -2:].sum(-1) % 11 == 0
+
+
+class Damaged(LogitsProcessor):
+    """Writes a value into the logits of some tokens, or of all, from some length on."""
+
+    def __init__(self, value: float, tokens: Sequence[int] | None, start: int, step: int = 1) -> None:
+        self.value, self.tokens, self.start, self.step = value, tokens, start, step
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        length = input_ids.shape[1]
+        if length < self.start or (length - self.start) % self.step:
+            return scores
+        scores = scores.clone()
+        scores[:, slice(None) if self.tokens is None else list(self.tokens)] = self.value
+        return scores
+
+
+DAMAGES = {
+    "NaN": Damaged(float("nan"), [3, 9], 9),
+    "all NaN": Damaged(float("nan"), None, 10, step=3),
+    "+inf": Damaged(float("inf"), [9], 9, step=2),
+    "+inf twice": Damaged(float("inf"), [9, 5], 9, step=2),
+    "-inf but one": Damaged(-float("inf"), [i for i in range(64) if i != 7], 9, step=2),
+    "nothing allowed": Damaged(-float("inf"), None, 10, step=3),
+    "nothing allowed at all": Damaged(-float("inf"), None, 0),
+}
+
+
 def _never_the_last(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     # A token that is forced stays: whoever has none left to draw fails, and only some draws get there.
     forced = (scores > -torch.inf).sum(-1, keepdim=True) == 1
     return torch.where(forced, scores, scores.scatter(1, input_ids[:, -1:], -torch.inf))
-
-
-def _stop_at_sum(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-    return input_ids[:, -2:].sum(-1) % 11 == 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +98,7 @@ class Call:
     drafts: tuple[PreTrainedModel, ...] = field(repr=False)
     drafting: Mapping[str, Any] = field(repr=False)
     drafter: str
-    rule: str
+    rule: Any
     settings: Mapping[str, Any]
     cache: str
     kwargs: Mapping[str, Any]
@@ -73,24 +106,21 @@ class Call:
 
     @classmethod
     def draw(cls, seed: int, number: int) -> Call:
-        r = random.Random(f"{seed} {number}")
+        r = Random(f"{seed} {number}")
         name = _name(r)
         target, draft = family(name)
         drafting, drafts = _drafting(r, target, draft)
         rows, do_sample = r.choice([1, 1, 1, 2, 3, 4]), r.random() < 0.25
         prompts = {"input_ids": prompt(r.randint(1, 12), r.randrange(9))} if rows == 1 else padded(LENGTHS[:rows])
+        if r.random() < 0.1:
+            prompts["input_ids"] = prompts["input_ids"].int()
         kwargs = {"max_new_tokens": r.randint(1, 24), "do_sample": do_sample, "eos_token_id": r.choice(ENDS)}
-        for processor in r.sample(sorted(PROCESSORS), r.choice([0, 0, 1, 2, 3])):
-            kwargs |= PROCESSORS[processor](r)
+        kwargs |= some(r, GENERATION, r.choice([0, 0, 3])) | _callables(r, do_sample)
         if do_sample and r.random() < 0.3:
             kwargs["num_return_sequences"] = r.randint(2, 3)
-        if r.random() < 0.2:
-            kwargs["stopping_criteria"] = StoppingCriteriaList([_stop_at_sum])
         kwargs |= {output: True for output in OUTPUTS if r.random() < 0.1}
-        rule = "lossless" if r.random() < 0.5 else r.choice(sorted(RULES))
-        settings = {"seed": r.randrange(99)}
-        if r.random() < 0.2:
-            settings |= r.choice([{"strict_first_n": 5}, {"budget": 0.3}, {"scope": {"start": [9], "end": [5, 6]}}])
+        rule, own = r.choice([("lossless", {}), ("lossless", {}), r.choice(sorted(RULES.items()))[1], random_rules(r)])
+        settings = {**own, "seed": r.randrange(99), **some(r, RUN_SETTINGS, r.choice([0, 0, 0, 2]))}
         drafter = ", ".join(f"{key}={getattr(value, 'name_or_path', value)}" for key, value in drafting.items())
         cache = r.choice(CACHES[: None if rows == 1 else 9])
         return cls(
@@ -98,17 +128,8 @@ class Call:
             prompts,
         )  # fmt: skip
 
-    @property
-    def lossy(self) -> dict[str, Any]:
-        mode, own = RULES[self.rule]
-        names = [mode] if isinstance(mode, str) else mode["all_of"] if isinstance(mode, dict) else mode
-        heads = {name: HEADS[name](self.target, self.drafts[-1]) for name in names if name in HEADS}
-        fields = {"lossy_mode": mode, "lossy_config": own | dict(self.settings), **self.drafting}
-        return fields | ({"lossy_head": heads} if heads else {})
-
     def run(self, **more: Any) -> Any:
         """Call ``generate()``, twice in a row with one cache where that is the case."""
-        torch.manual_seed(0)
         kwargs = {"pad_token_id": 0, "return_dict_in_generate": True} | dict(self.kwargs) | more
         if self.cache in ("own", "continued"):
             kwargs[CACHE] = DynamicCache(config=self.target.config)
@@ -127,10 +148,16 @@ class Call:
         models = [*self.drafts, self.target]
         for model in models:
             obstacle_to_rollback(model, True)  # which asks a model once, by forwards that are no call's
-        with warnings.catch_warnings(), enabled():
-            warnings.simplefilter("ignore")
+        kept = [x for name in ("logits_processor", "stopping_criteria") for x in self.kwargs.get(name, ())]
+        kept = [x for x in kept if isinstance(x, Kept)]
+        lossy = fields_of(self.rule, self.settings, self.target, self.drafts[-1])
+        with enabled():
             plain = attempt(lambda: self.run(output_logits=True, output_scores=True), self.target)
-            ours = attempt(lambda: self.run(**self.lossy), *models)
+            for one in kept:
+                one.pairs.clear()
+            ours = attempt(lambda: self.run(**lossy, **self.drafting), *models)
+        for one in kept:
+            one.check()
         assert not any(map(hooks_left_on, models)), "a hook was left"
         if isinstance(ours.error, LossyError):
             # What a first call has returned can be refused by a second one.
@@ -144,17 +171,22 @@ class Call:
         return self._compare(plain.value, ours.value)
 
     def _compare(self, plain: Any, ours: Any) -> str:
-        stats = ours.lossy_stats
+        stats, continued = ours.lossy_stats, self.cache == "continued"
         start = plain.sequences.shape[1] - len(plain.scores)
-        assert ours.sequences[:, :start].equal(plain.sequences[:, :start]) or self.cache == "continued"
+        assert ours.sequences[:, :start].equal(plain.sequences[:, :start]) or continued
         assert ((ours.sequences >= 0) & (ours.sequences < VOCAB)).all()
-        assert ours.sequences.shape[1] <= start + self.kwargs["max_new_tokens"] or self.cache == "continued"
+        assert ours.sequences.shape[1] <= start + self.kwargs["max_new_tokens"] or continued
         if len(ours.sequences) == 1:
+            text = ours.sequences[0, start:].tolist()
             assert len(stats.trace) <= self.kwargs["max_new_tokens"]
-            assert self.cache == "continued" or len(stats.trace) == ours.sequences.shape[1] - start
+            assert continued or len(stats.trace) == len(text)
+            ends = self.kwargs["eos_token_id"] or []
+            assert continued or not {*(ends if isinstance(ends, list) else [ends])} & {*text[:-1]}, (
+                "went on after its end"
+            )
         if stats.lossless and not self.kwargs["do_sample"]:
             assert_same_rows(ours.sequences, SimpleNamespace(sequences=plain.sequences, logits=plain.scores), TIE)
-            if ours.sequences.equal(plain.sequences) and self.cache != "continued":
+            if ours.sequences.equal(plain.sequences) and not continued:
                 for name in ("scores", "logits", "hidden_states"):
                     _assert_same_output(getattr(ours, name), getattr(plain, name), len(ours.sequences) == 1)
             return "equal to plain"
@@ -170,37 +202,7 @@ def _assert_same_output(ours: Any, plain: Any, values: bool) -> None:
     elif ours is not None:
         assert ours.shape == plain.shape
         if values:
-            torch.testing.assert_close(ours, plain, atol=2e-3, rtol=2e-3)
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What a call returned or raised, and how many forwards it took."""
-
-    value: Any
-    error: Exception | None
-    forwards: int
-
-
-def attempt(call: Callable[[], Any], *models: PreTrainedModel) -> Attempt:
-    """Call and catch whatever is an ``Exception``."""
-    with counted(*models) as forwards:
-        try:
-            return Attempt(call(), None, len(forwards))
-        except Exception as error:
-            return Attempt(None, error, len(forwards))
-
-
-@contextmanager
-def counted(*models: PreTrainedModel) -> Iterator[list[int]]:
-    """Count the models' forwards inside the block."""
-    forwards: list[int] = []
-    handles = [model.register_forward_pre_hook(lambda *_: forwards.append(1)) for model in models]
-    try:
-        yield forwards
-    finally:
-        for handle in handles:
-            handle.remove()
+            torch.testing.assert_close(ours, plain, atol=2e-3, rtol=2e-3, equal_nan=True)
 
 
 def hooks_left_on(model: PreTrainedModel) -> list[Any]:
@@ -211,19 +213,25 @@ def hooks_left_on(model: PreTrainedModel) -> list[Any]:
     return [hook for hook in hooks if type(hook).__module__.startswith("hf_lossy_assist")]
 
 
-def _name(r: random.Random) -> str:
+def _name(r: Random) -> str:
     return r.choice(RECURRENT if r.random() < 0.15 else ATTENDING)
 
 
+def _callables(r: Random, do_sample: bool) -> dict[str, Any]:
+    """Draw processors and criteria of the caller's own; a damaged law that is to be drawn from is another test's."""
+    processors = [KeepingProcessor()] * (r.random() < 0.2) + [_never_the_last] * (r.random() < 0.1)
+    if not do_sample and r.random() < 0.1:
+        processors.append(DAMAGES[r.choice(sorted(DAMAGES))])
+    criteria = StoppingCriteriaList([KeepingCriterion()] * (r.random() < 0.2))
+    given = {"logits_processor": processors, "stopping_criteria": criteria}
+    return {name: value for name, value in given.items() if value}
+
+
 def _drafting(
-    r: random.Random, target: PreTrainedModel, draft: PreTrainedModel
+    r: Random, target: PreTrainedModel, draft: PreTrainedModel
 ) -> tuple[dict[str, Any], tuple[PreTrainedModel, ...]]:
     """Choose what drafts, and how much of it."""
     options: dict[str, Any] = {"num_assistant_tokens": r.choice([1, 2, 5, 20, "auto"])}
-    if r.random() < 0.1:
-        options["assistant_confidence_threshold"] = r.random()
-    if r.random() < 0.1:
-        options["num_assistant_tokens_schedule"] = r.choice(["heuristic", "heuristic_transient"])
     kind = r.choice(["draft", "draft", "draft", "other", "early exit", "lookup"])
     if kind == "early exit":
         layers = r.randrange(1, target.config.num_hidden_layers)

@@ -8,7 +8,8 @@ from hf_lossy_assist import LossyError
 from hf_lossy_assist.compat import obstacle_to_rollback
 from tests.parity import assert_same_rows
 from tests.tiny_models import padded, prompt
-from tests.trial.calls import TIE, attempt
+from tests.trial.calls import TIE
+from tests.trial.drawing import attempt
 from tests.trial.families import ATTENDING, RECURRENT, family
 
 GREEDY = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": [5, 9, 20, 30], "pad_token_id": 0}

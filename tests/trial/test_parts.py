@@ -1,4 +1,4 @@
-"""Some of the trial's cases of the parts that are quick; the command runs them all."""
+"""Some of the trial's cases of every part; the command runs them all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,23 @@ from tests.trial import __main__ as trial
 from tests.trial.parts import PARTS
 
 
-@pytest.mark.parametrize(("part", "cases"), [("interruptions", 30), ("heads", 80), ("sandbox", 4), ("kills", 1)])
-def test_some_cases(part: str, cases: int):
-    outcomes = Counter(check() for _, check in PARTS[part][0](7, cases))
+@pytest.mark.parametrize(
+    ("part", "seed", "cases", "expected"),
+    [
+        ("calls", 0, 40, {"equal to plain": 8, "keeps its promises": 8}),
+        ("calls", 1, 40, {"equal to plain": 8, "keeps its promises": 8}),
+        ("junk", 7, 200, {"refused by name": 80, "works": 20, "fails as plain does": 10}),
+        ("laws", 7, 600, {}),
+        ("interruptions", 7, 60, {"nothing left": 55}),
+        ("heads", 7, 80, {"refused by name": 60}),
+        ("sandbox", 7, 4, {}),
+        ("kills", 7, 1, {}),
+    ],
+)
+def test_some_cases(part: str, seed: int, cases: int, expected: dict[str, int]):
+    outcomes = Counter(check() for _, check in PARTS[part][0](seed, cases))
     assert sum(outcomes.values()) == cases
+    assert all(outcomes[outcome] >= least for outcome, least in expected.items()), outcomes
 
 
 def test_the_command_counts_failures_and_keeps_what_it_knows(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,14 @@ def _frequent_switches() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(interval)
+
+
+@pytest.fixture
+def disabled() -> Iterator[None]:
+    """Undo what every test's fixture does, and do it again."""
+    disable()
+    yield
+    enable()
 
 
 def at_once(jobs: list[Callable[[], Any]]) -> list[Any]:
@@ -114,42 +123,28 @@ def test_lossy_plain_and_stock_assisted_calls_beside_each_other():
         assert [out.sequences.tolist() for out in at_once(jobs)] == alone
 
 
-def test_enabling_and_disabling_in_many_threads():
-    disable()  # the fixture's
-    try:
-        originals = dict(vars(GenerationMixin))
-        models = [tiny(), tiny()]
-        draft = noisy_copy(models[0], 0.05)
+def test_enabling_and_disabling_in_many_threads(disabled: None):
+    originals = dict(vars(GenerationMixin))
+    models = [tiny(), tiny()]
+    fields = {"assistant_model": noisy_copy(models[0], 0.05), "lossy_mode": "topk", "lossy_config": SEEDED}
 
-        def job(model: Any) -> Callable[[], Any]:
-            def run() -> Any:
-                for _ in range(50):
-                    with enabled(model), enabled():
-                        pass
-                with enabled(model):
-                    return model.generate(
-                        prompt(),
-                        assistant_model=draft,
-                        lossy_mode="topk",
-                        lossy_config={"seed": 0},
-                        do_sample=False,
-                        **KWARGS,
-                    )
+    def run(model: Any) -> Any:
+        for _ in range(50):
+            with enabled(model), enabled():
+                pass
+        with enabled(model):
+            return model.generate(prompt(), **fields, do_sample=False, **KWARGS)
 
-            return run
-
-        texts = at_once([job(model) for model in models * 3])
-        assert dict(vars(GenerationMixin)) == originals
-        assert len({str(essence(out)) for out in texts}) == 1
-        assert texts[0].lossy_stats.accepted_by.keys() == {"topk"}
-    finally:
-        enable()
+    texts = at_once([functools.partial(run, model) for model in models * 3])
+    assert dict(vars(GenerationMixin)) == originals
+    assert len({str(essence(out)) for out in texts}) == 1
+    assert texts[0].lossy_stats.accepted_by.keys() == {"topk"}
 
 
 def test_disabling_while_another_thread_decodes():
     target = tiny()
     draft = noisy_copy(target, 0.05)
-    fields = {"assistant_model": draft, "lossy_mode": "topk", "lossy_config": {"seed": 0}, "do_sample": False, **KWARGS}
+    fields = {"assistant_model": draft, "lossy_mode": "topk", "lossy_config": SEEDED, "do_sample": False, **KWARGS}
     alone = essence(target.generate(prompt(), **fields))
     started, over = threading.Event(), threading.Event()
 
@@ -168,13 +163,10 @@ def test_disabling_while_another_thread_decodes():
         disable()
         over.set()
 
-    try:
-        out, _ = at_once([lambda: target.generate(prompt(), streamer=Waiting(), **fields), disabling])
-        assert not hasattr(GenerationMixin.generate, "__wrapped__") or "hf_lossy" not in str(
-            GenerationMixin.generate.__code__.co_filename
-        )
-    finally:
-        enable()
+    out, _ = at_once([lambda: target.generate(prompt(), streamer=Waiting(), **fields), disabling])
+    installed = hasattr(GenerationMixin.generate, "_replaced_by_hf_lossy_assist")
+    enable()  # the fixture disables once
+    assert not installed
     assert essence(out) == alone
 
 
@@ -182,20 +174,16 @@ class _Model(GenerationMixin, torch.nn.Module):
     pass
 
 
-def test_new_models_are_enabled_while_others_are_disabled():
-    disable()  # the fixture's
-    try:
-        plain = GenerationMixin.generate
-        kept: list[_Model] = []
+def test_new_models_are_enabled_while_others_are_disabled(disabled: None):
+    plain = GenerationMixin.generate
+    kept: list[_Model] = []
 
-        def job() -> None:
-            for _ in range(300):
-                model = _Model()
-                kept.append(model)
-                with enabled(model):
-                    assert GenerationMixin.generate is not plain, "a block of another model ended, and not this one"
+    def job() -> None:
+        for _ in range(300):
+            model = _Model()
+            kept.append(model)
+            with enabled(model):
+                assert GenerationMixin.generate is not plain, "a block of another model ended, and not this one"
 
-        at_once([job] * 4)
-        assert GenerationMixin.generate is plain
-    finally:
-        enable()
+    at_once([job] * 4)
+    assert GenerationMixin.generate is plain

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import LossyVerification
 from tests.acceptors.fixtures import verifier_head as head_for
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.tiny_models import constant, noisy_copy, prompt, tiny
+from tests.trial.calls import DAMAGES
+from tests.trial.drawing import attempt
 
 SPRINTER = Row("sprinter", {"threshold": 0.5}, None, head=head_for)
 EVERY_ROW = pytest.mark.parametrize("row", [*ROWS, SPRINTER], ids=row_id)
@@ -53,46 +54,17 @@ def test_one_new_token_is_the_target_s(row: Row):
     assert (out.lossy_stats.drafted, unverified) == (0, 0) or row is SPRINTER
 
 
-class Damaged(LogitsProcessor):
-    """Writes a value into the logits of some tokens, or of all, from some length on."""
-
-    def __init__(self, value: float, tokens: list[int] | None, start: int, step: int = 1) -> None:
-        self.value, self.tokens, self.start, self.step = value, tokens, start, step
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        length = input_ids.shape[1]
-        if length < self.start or (length - self.start) % self.step:
-            return scores
-        scores = scores.clone()
-        scores[:, slice(None) if self.tokens is None else self.tokens] = self.value
-        return scores
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    torch.manual_seed(0)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return call()
-    except (RuntimeError, ValueError) as error:
-        return type(error), str(error)
-
-
-DAMAGES = {
-    "NaN": Damaged(float("nan"), [3, 9], 9),
-    "all NaN": Damaged(float("nan"), None, 10, step=3),
-    "+inf": Damaged(float("inf"), [9], 9, step=2),
-    "+inf twice": Damaged(float("inf"), [9, 5], 9, step=2),
-    "-inf but one": Damaged(-float("inf"), [i for i in range(64) if i != 7], 9, step=2),
-    "nothing allowed": Damaged(-float("inf"), None, 10, step=3),
-    "nothing allowed at all": Damaged(-float("inf"), None, 0),
-}
-
-
 @functools.cache
 def plainly(damage: str, do_sample: bool) -> Any:
-    """Return what plain generation makes of a damage."""
-    return outcome(lambda: TARGET.generate(prompt(), **damaged(damage), do_sample=do_sample).tolist())
+    """Return the text that plain generation makes of a damage, or its error."""
+    return _text_or_error(lambda: TARGET.generate(prompt(), **damaged(damage), do_sample=do_sample))
+
+
+def _text_or_error(call: Callable[[], Any]) -> Any:
+    out = attempt(call)
+    return (
+        (type(out.error), str(out.error)) if out.value is None else getattr(out.value, "sequences", out.value).tolist()
+    )
 
 
 def damaged(damage: str) -> dict[str, Any]:
@@ -113,12 +85,12 @@ KINDS = ("lossless", "topk", "typical", "dropmatch", "ensemble", "judge", "sprin
 )
 def test_laws_that_are_none_do_what_they_do_in_plain_generation(row: Row, damage: str):
     """Greedily a text, the lossless one plain generation's; where a token is to be drawn, torch's own error."""
-    ours = outcome(lambda: generate(row, **damaged(damage), do_sample=False).sequences.tolist())
+    ours = _text_or_error(lambda: generate(row, **damaged(damage), do_sample=False))
     assert isinstance(ours, list)
     assert len(ours[0]) == 17
     if row.mode == "lossless":
         assert ours == plainly(damage, False)
-    ours = outcome(lambda: generate(row, **damaged(damage), do_sample=True).sequences.tolist())
+    ours = _text_or_error(lambda: generate(row, **damaged(damage), do_sample=True))
     plain = plainly(damage, True)
     assert isinstance(ours, tuple) == isinstance(plain, tuple)
     if isinstance(plain, tuple):
