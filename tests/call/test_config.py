@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from hf_lossy_assist.call.spelling import Spelling, spelt, split
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.heads import JudgeHead
 from tests.acceptors.fixtures import HEADS as HEADS_FOR
-from tests.acceptors.strategies import settings_for
 from tests.tiny_models import tiny
+from tests.trial.drawing import settings_for
 
 parse = LossyConfig.from_fields
 HEADS = {rule: head(tiny(), tiny()) for rule, head in HEADS_FOR.items()}
@@ -88,7 +89,8 @@ def all_fields(draw: st.DrawFn) -> dict[str, Any]:
     """Draw fields: one rule, a list or all of several, with settings of the rules and of the run."""
     chosen = st.lists(st.sampled_from([*REGISTRY]), min_size=1, max_size=3, unique=True)
     names = draw(chosen.filter(lambda names: len(names) == 1 or "block" not in names))
-    own = {name: draw(settings_for(REGISTRY[name])) for name in names}
+    random = Random(draw(st.integers(0, 2**32)))
+    own = {name: settings_for(random, REGISTRY[name]) for name in names}
     if len(names) > 1:
         own.get("lossless", {}).pop("verification", None)  # lists decide no drafts as wholes
     every = len(names) > 1 and "sprinter" not in names and draw(st.booleans())
