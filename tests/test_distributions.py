@@ -142,7 +142,9 @@ except hf_lossy_assist.LossyUnsupportedError as error:
 import hf_lossy_assist.calibration, hf_lossy_assist.cli.chat, hf_lossy_assist.cli.publish
 from hf_lossy_assist.cli import app
 
-app(["generate", "--pair", "arithmetic", "--mode", "topk:k=3", "--max-new-tokens", "3"], standalone_mode=False)
+short = ["--pair", "arithmetic", "--max-new-tokens", "3"]
+app(["generate", *short, "--mode", "topk:k=3"], standalone_mode=False)
+app(["inspect", *short, "--out", "page.html"], standalone_mode=False)
 """
 
 
@@ -179,14 +181,11 @@ def test_the_wheel_is_used_from_python(installed: Path, tmp_path: Path):
     assert said.startswith(str(installed.parent))
     assert "\nheads of qwen-coder: ['gsm8k', 'code', 'prompts']\n" in said
     assert re.search(r"\ngenerated \d+\n", said)
+    assert (tmp_path / "page.html").stat().st_size
     assert "`evaluate` needs packages that are not installed" in said
     assert "pip install 'hf-lossy-assist[lab]'" in said
     assert f"\n{printed}" in said
 
 
-def test_the_demo_and_inspect_run(installed: Path, tmp_path: Path):
-    script = installed / "lossy-assist"
-    assert "RULE@N" in run([script, "demo", "--problems", "2"], tmp_path)
-    page = ("--pair", "arithmetic", "--max-new-tokens", "8", "--out", "page.html")
-    run([script, "inspect", *page, "Tom has 3 apples."], tmp_path)
-    assert (tmp_path / "page.html").stat().st_size
+def test_the_demo_runs(installed: Path, tmp_path: Path):
+    assert "RULE@N" in run([installed / "lossy-assist", "demo", "--problems", "1"], tmp_path)
