@@ -51,7 +51,7 @@ DRAFTING = (
 """Keywords of ``generate()`` that choose a drafter or its settings."""
 
 # What a user can pass in place of a setting in a model's files.
-_WORKING = {
+_WORKING = {  # values that work everywhere
     "num_assistant_tokens": "auto",
     "num_assistant_tokens_schedule": "constant",
     "assistant_confidence_threshold": 0,
@@ -70,6 +70,7 @@ class DrafterChoice:
     confidence: float | None  # `assistant_confidence_threshold`, where set explicitly
     schedule: str  # `num_assistant_tokens_schedule`
     options: Mapping[str, Any]  # of transformers' own drafters, see TRANSFORMERS_OPTIONS
+    special: bool  # whether transformers' own drafter runs a special kind of draft model
     translation: Translation | None  # between the tokenizers of target and draft, where they differ
     early_exit: int | None  # how many of the target's own layers draft, where they do
     stop: DraftStop | None  # ends drafts early, beside `confidence`
@@ -98,10 +99,10 @@ class DrafterChoice:
         for name in ("assistant_early_exit", *TRANSFORMERS_OPTIONS):
             kwargs.pop(name, None)
         theirs = getattr(assistant, "generation_config", None)
-        gamma = given("num_assistant_tokens", theirs)
-        schedule = given("num_assistant_tokens_schedule", theirs)
-        confidence = given("assistant_confidence_threshold", theirs)
-        ours = assistant is not None and generator is None and not _runs_special_draft(options, assistant)
+        gamma, schedule, confidence = said = [given(name, theirs) for name in _WORKING]
+        special = bool(options.get("speculation_type") or options.get("use_mtp"))
+        special = special or compat.drafts_from_target_states(assistant)
+        ours = assistant is not None and generator is None and not special
         automatic = gamma is None or gamma == "auto"
         if automatic:
             gamma = DEFAULT_NUM_TOKENS
@@ -118,13 +119,14 @@ class DrafterChoice:
             confidence=confidence,
             schedule="constant" if schedule is None else schedule,
             options=options,
+            special=special,
             translation=_translation(target, assistant, *tokenizers),
             early_exit=layers,
             stop=stop,
             origins={
                 name: f"{origin}; {given.remedy(name, works, theirs)}"
-                for name, works in _WORKING.items()
-                if (origin := given.origin(name, theirs))
+                for (name, works), value in zip(_WORKING.items(), said, strict=True)
+                if value is not None and (origin := given.origin(name, theirs))
             },
         )
 
@@ -140,7 +142,7 @@ class DrafterChoice:
             raise LossyValueError(
                 f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"
             )
-        if self._transformers_with_model and compat.has_recurrent_state(self.target):
+        if self.special and compat.has_recurrent_state(self.target):
             raise LossyUnsupportedError(
                 f"nothing can draft from the states of {type(self.target).__name__}, which keeps a recurrent state and "
                 "reads kept tokens again; pass an `assistant_model` or `prompt_lookup_num_tokens`"
@@ -183,7 +185,7 @@ class DrafterChoice:
                 "`assistant_confidence_threshold` and `stop_drafting` in `lossy_config` both end drafts early; leave "
                 f"out either{self._from_files('assistant_confidence_threshold')}"
             )
-        if self.assistant_model is None or self.candidate_generator is not None or self._transformers_with_model:
+        if self.assistant_model is None or self.candidate_generator is not None or self.special:
             raise LossyUnsupportedError(
                 "`stop_drafting` in `lossy_config` reads the distribution of an `assistant_model` that this package "
                 "drafts with; leave it out with other drafters"
@@ -247,7 +249,7 @@ class DrafterChoice:
     @cached_property
     def drafts_with_model(self) -> bool:
         """Whether a draft model drafts in the target's tokens, by itself."""
-        others = self.candidate_generator is not None or self.translation is not None or self._transformers_with_model
+        others = self.candidate_generator is not None or self.translation is not None or self.special
         own = self.assistant_model is not None and not self.target.config.is_encoder_decoder
         return own and not others and not self.drafts_with_eagle3
 
@@ -275,19 +277,9 @@ class DrafterChoice:
         models = (self.target, *([self.assistant_model] if self.drafts_with_model else ()))
         return (
             self.target.config.is_encoder_decoder
-            or self._transformers_with_model
+            or self.special
             or not all(movable(compat.new_cache(model)) for model in models)
         )
-
-    @cached_property
-    def _transformers_with_model(self) -> bool:
-        """Whether transformers' own drafter runs a special kind of draft model."""
-        return _runs_special_draft(self.options, self.assistant_model)
-
-
-def _runs_special_draft(options: Mapping[str, Any], assistant: PreTrainedModel | None) -> bool:
-    special = options.get("speculation_type") or options.get("use_mtp")
-    return bool(special) or compat.drafts_from_target_states(assistant)
 
 
 def _translation(

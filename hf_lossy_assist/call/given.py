@@ -31,7 +31,11 @@ class GivenFields:
 
     def merged(self, name: str) -> Any:
         """Return the value that transformers' merge keeps: a keyword of None overrides a model's files."""
-        return None if self._keywords.get(name, ...) is None else self(name)
+        value = self._keywords.get(name, ...)
+        if value is ...:
+            value = getattr(self._argument, name, None)
+            return getattr(self._own, name, None) if value is None else value
+        return value
 
     def origin(self, name: str, *more: GenerationConfig | None) -> str:
         """Return a field's place, to be read after "but is 4"; nothing for a keyword."""

@@ -59,6 +59,7 @@ class Texts:
         self.rows = list(range(first, first + self.batch))
         self.lengths = [self.prompt] * self.batch
         self.ended: dict[int, Tensor] = {}
+        self.device = ids.device
         self._first = first
         self._hold(ids)
 

@@ -43,12 +43,12 @@ class Decoding:
     done: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.texts.ids.device)
+        self.pace = Pace(self.texts.device)
 
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run rounds until every row ends; return the output of ``generate()``, and the statistics."""
         with self.in_use():
-            while unfinished(self.target.model, self.done, self.synced, self.texts.ids.device):
+            while unfinished(self.target.model, self.done, self.synced, self.texts.device):
                 if self.done:
                     self._keep_up()
                 else:
