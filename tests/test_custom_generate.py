@@ -16,6 +16,7 @@ from transformers import (
     AutoTokenizer,
     GenerationConfig,
     GenerationMixin,
+    LogitsProcessor,
     PreTrainedModel,
     TextStreamer,
 )
@@ -113,9 +114,13 @@ def test_streamer_stop_strings_processors_and_criteria_arrive(pair: pairs.Pair, 
 
     processed: list[int] = []
 
-    def processor(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        processed.append(ids.shape[1])
-        return scores
+    class Processor(LogitsProcessor):
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            processed.append(ids.shape[1])
+            return scores
+
+        def __deepcopy__(self, memo: dict) -> LogitsProcessor:  # it has no state to copy
+            return self
 
     asked: list[int] = []
 
@@ -133,7 +138,7 @@ def test_streamer_stop_strings_processors_and_criteria_arrive(pair: pairs.Pair, 
         streamer=Streamer(pair.tokenizer, skip_prompt=True),
         tokenizer=pair.tokenizer,
         stop_strings=[stop],
-        logits_processor=[processor],
+        logits_processor=[Processor()],
         stopping_criteria=[criterion],
     )
     text = pair.tokenizer.decode(output.sequences[0, prompt:])
