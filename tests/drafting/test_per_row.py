@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, TopKLogitsWarper
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper
 from transformers.modeling_layers import MtpModel
 
 from hf_lossy_assist import LossyError, LossyVerification
@@ -142,21 +143,26 @@ def test_rows_of_a_batch_are_decoded_one_by_one(drafted):
 
 def test_processors_see_the_whole_batch_only_where_they_may_tell_rows_apart(drafted, monkeypatch):
     target, keywords = drafted
-    warp, rows = TopKLogitsWarper.__call__, []
+    seen: Counter[type] = Counter()
 
-    def counted(self, input_ids, scores):
-        rows[-1] += len(scores)
-        return warp(self, input_ids, scores)
+    def counting(kind):
+        call = kind.__call__
 
-    monkeypatch.setattr(TopKLogitsWarper, "__call__", counted)
+        def counted(self, input_ids, scores):
+            seen[kind] += len(scores)
+            return call(self, input_ids, scores)
+
+        monkeypatch.setattr(kind, "__call__", counted)
+
+    for kind in (TopKLogitsWarper, RepetitionPenaltyLogitsProcessor):
+        counting(kind)
     kwargs = GREEDY | padded() | {"do_sample": True, "top_k": 5, "max_new_tokens": 6, "lossy_mode": "lossless"}
     texts = []
     for asked in ({}, {"repetition_penalty": 1 + 1e-9}):  # which counts the prompts' padding, and changes nothing here
-        rows.append(0)
+        seen.clear()
         torch.manual_seed(0)  # for drafters that draw by themselves
         texts.append(target.generate(**kwargs, **keywords, **asked, lossy_config={"seed": 0}).sequences.tolist())
-    alike, told_apart = rows
-    assert alike < told_apart / 3
+    assert 0 < 3 * seen[TopKLogitsWarper] < seen[RepetitionPenaltyLogitsProcessor]
     assert texts[0] == texts[1]
 
 
