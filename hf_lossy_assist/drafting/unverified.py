@@ -30,6 +30,11 @@ class UnverifiedDrafter(ModelDrafter):
         self._scored = 0
 
     @property
+    def width(self) -> int:
+        """Columns of the text and of the tokens drafted after it."""
+        return self.text.shape[1] + len(self.drafted)
+
+    @property
     def cost(self) -> DraftCost:
         """The cost of all tokens since :meth:`begin`."""
         return DraftCost(self.calls - self._before[0], self.tokens - self._before[1], self._scored)
@@ -72,9 +77,9 @@ class PreviousStateDrafter(UnverifiedDrafter):
     """Scores a token by the state that predicted it, so the head needs no further forward."""
 
     def propose_one(self) -> tuple[Tensor, Tensor]:
-        ids = self.ids
-        self.runner.rewind(ids.shape[1] - 1)
-        self.unread = ids[:, self.runner.seen :]
+        self.runner.rewind(self.width - 1)
+        if not self.drafted or self.runner.seen < self.width - 1:  # else the newest token alone is unread
+            self.unread = self.ids[:, self.runner.seen :]
         _, logits, _ = self.draft_one()
         return logits, self._score()
 
@@ -89,10 +94,9 @@ class TokenStateDrafter(UnverifiedDrafter):
         self._next = None
 
     def propose_one(self) -> tuple[Tensor, Tensor]:
-        ids = self.ids
-        if self.runner.seen != ids.shape[1] or self._next is None:  # the model has not read the newest token
-            self.runner.rewind(ids.shape[1] - 1)
-            self._next = super().read(ids[:, self.runner.seen :])
+        if self.runner.seen != self.width or self._next is None:  # the model has not read the newest token
+            self.runner.rewind(self.width - 1)
+            self._next = super().read(self.ids[:, self.runner.seen :])
         token, logits, _ = self.draft_one()
         self._next = super().read(token)
         return logits, self._score()
