@@ -32,6 +32,7 @@ from .options import (
     TaskData,
     TaskName,
     TaskOptions,
+    TopP,
     VllmPython,
     parse_task_options,
 )
@@ -51,6 +52,7 @@ class EvaluationOptions(DecodingOptions):
         str | None, typer.Option(help="The mode to compare with; plain, else lossless by default.")
     ] = None
     gamma: Gamma = "5"
+    top_p: TopP = 1.0
     max_new_tokens: MaxNewTokens = None
     engine: Annotated[str, typer.Option(help="hf: generate(); vllm: vLLM.")] = "hf"
     vllm_python: VllmPython = None
@@ -63,7 +65,10 @@ class EvaluationOptions(DecodingOptions):
         return vllm_engines(self.engine == "vllm", self.vllm_python, self.threads)
 
     def listed(self, text: str) -> list[DecodingMode]:
+        if self.top_p != 1 and not self.sample:
+            raise LossyValueError(f"`--top-p` {self.top_p} needs `--sample`; add it, or leave out the nucleus")
         listed = named_modes(text, self.prompt_lookup or self.drafted, self.warmth)
+        listed = [replace(mode, top_p=self.top_p) for mode in listed]
         return listed if self.vllm is None else self.vllm.modes(listed)
 
     def evaluation(self, modes: Sequence[DecodingMode], limit: int, assisted: bool = False, **more: Any) -> Evaluation:

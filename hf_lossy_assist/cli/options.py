@@ -60,6 +60,9 @@ Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of t
 Temperature = Annotated[
     float | None, typer.Option(help="Temperature of draws; 0.9 where modes are compared, else the model's own.")
 ]
+TopP = Annotated[
+    float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that have this probability together.")
+]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the first prompt; each further prompt adds one.")]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest response.")]
 PromptFile = Annotated[

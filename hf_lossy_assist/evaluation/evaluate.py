@@ -210,7 +210,8 @@ class Evaluation:
 
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
     sums = {rule: heads[rule].checksum for rule in mode.rules if rule in heads}
-    return {**mode.config, "temperature": mode.temperature, "heads": sums}
+    nucleus = {} if mode.top_p == 1 else {"top_p": mode.top_p}
+    return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

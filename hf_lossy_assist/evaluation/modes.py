@@ -64,7 +64,8 @@ class DecodingMode:
     rule: Any = None  # ``lossy_mode``
     settings: Mapping[str, Any] = field(default_factory=dict)  # ``lossy_config``
     gamma: int | str | None = None  # ``num_assistant_tokens``, drafted tokens per round
-    temperature: float | None = None  # of sampling, with no other warper; None decodes greedily
+    temperature: float | None = None  # of sampling, with no other warper but top_p; None decodes greedily
+    top_p: float = 1.0
     answers: str = "target"  # the model that generates
     engine: Engine | None = None  # what decodes, if not this process
     head: Any = None  # ``lossy_head``, where the mode brings its own
@@ -136,7 +137,7 @@ class DecodingMode:
             "lossy_mode": self.rule,  # None keeps an enabled model's own defaults away
         }
         if self.temperature is not None:
-            keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+            keywords |= {"temperature": self.temperature, "top_k": 0, "top_p": self.top_p}
         if self.gamma is not None and models.lookup:
             keywords["prompt_lookup_num_tokens"] = self.gamma
         elif self.gamma is not None:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from hf_lossy_assist.calibration import calibrate_from
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation import evaluate as module
 from hf_lossy_assist.tasks import Arithmetic
 from hf_lossy_assist.tasks.sandbox import isolation
@@ -67,8 +69,13 @@ def test_models_and_a_task_of_one_s_own(tiny_pair_folder, tmp_path):
     problems.write_text('{"question": "What are 2 dozen?", "answer": "#### 24"}\n' * 2)
     models = ("--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft"))
     task = ("--task", "gsm8k", "--data", str(problems))
-    printed = run(*models, *task, "--modes", "plain,lossless,ears", *SMALL, "--sample", "--temperature", "1.2").stdout
+    drawn = ("--sample", "--temperature", "1.2", "--top-p", "0.9", "--out", str(tmp_path / "out"))
+    printed = run(*models, *task, "--modes", "plain,lossless,ears", *SMALL, *drawn).stdout
     assert "ears" in printed
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert {mode["top_p"] for mode in manifest["modes"].values()} == {0.9}
+    with pytest.raises(LossyValueError, match="without `top_p`"):
+        calibrate_from(tmp_path / "out", 3)
     plain = run(*models[:2], *task, "--modes", "plain", *SMALL, "--dtype", "float32").stdout
     assert "plain" in plain
 

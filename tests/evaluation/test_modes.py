@@ -106,6 +106,15 @@ def test_what_is_sampled_depends_on_the_seed_of_the_prompt_alone(models):
     assert torch.equal(torch.random.get_rng_state(), state), "torch's own random numbers are left where they were"
 
 
+def test_a_nucleus_keeps_draws_to_the_likeliest_tokens(models):
+    request = batch(seed=1)
+    greedy = run_request(models, PLAIN, request, 12).rows[0].tolist()
+    for mode in (PLAIN, DecodingMode.stock(5), DecodingMode("lossless", "lossless", gamma=5)):
+        narrow = replace(mode, temperature=1.5, top_p=1e-6)
+        assert run_request(models, narrow, request, 12).rows[0].tolist() == greedy
+        assert run_request(models, replace(narrow, top_p=1.0), request, 12).rows[0].tolist() != greedy
+
+
 def test_settings_of_modes_without_a_rule():
     [everything] = parse_modes("everything@9:strict_first_n=4", 5)
     assert (everything.gamma, everything.settings) == (9, {"threshold_single": 0, "strict_first_n": 4})

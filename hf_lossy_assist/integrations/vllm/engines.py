@@ -240,7 +240,7 @@ def request_of(models: Models, mode: DecodingMode, batch: PromptBatch, max_new_t
     """Return the request for a batch, as :mod:`~hf_lossy_assist.integrations.vllm.answering` reads it."""
     ends = sorted(ending_tokens(models.target.generation_config))
     parameters: dict[str, Any] = {
-        "max_tokens": max_new_tokens, "temperature": mode.temperature or 0.0, "seed": batch.seed,
+        "max_tokens": max_new_tokens, "temperature": mode.temperature or 0.0, "top_p": mode.top_p, "seed": batch.seed,
         "stop_token_ids": ends, "detokenize": False,
     }  # fmt: skip
     if batch.ending:
