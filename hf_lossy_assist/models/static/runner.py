@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
+from transformers.utils import logging
 
 from ...compat import cache_name
 from ...core.texts import GrowingTensor, RowShift, counting, ones
@@ -67,12 +68,14 @@ class StaticCacheRunner(ModelRunner):
             self._positions = self._positions.clamp(max=self.last_position)
 
     def compile(self, config: CompileConfig | None, widths: tuple[int, ...]) -> None:
-        """Compile forwards over ``widths`` tokens now, so that a failure shows here."""
-        for width in widths:
-            compiled = compiled_forward(self.model, config, width, self.slot.rows)
-            if (compiled, self._padding is None) not in self.slot.warm:
-                self._warm_up(compiled, width)
-            self.compiled[width] = compiled
+        """Compile forwards over ``widths`` tokens now, so that a failure shows here; a progress bar says so."""
+        forwards = {width: compiled_forward(self.model, config, width, self.slot.rows) for width in widths}
+        cold = [width for width, x in forwards.items() if (x, self._padding is None) not in self.slot.warm]
+        name, shapes = type(self.model).__name__, " and ".join(map(str, cold))
+        what = f"Compiling {name} for forwards over {shapes} tokens, once; a large model takes minutes"
+        for width in logging.tqdm(cold, desc=what, unit="forward", disable=not cold):
+            self._warm_up(forwards[width], width)
+        self.compiled |= forwards
         self.slot.clear()
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import warnings
 import weakref
 
@@ -73,6 +74,17 @@ def test_nothing_is_compiled_again(pair, backend):
         generate(pair, backend, new=24, length=5, seed=1)
         generate(pair, backend, new=9, length=9, seed=2)
     assert backend.graphs == 3
+
+
+def test_the_first_compilation_says_what_it_waits_for(backend, capsys):
+    target = tiny("llama")
+    own = target, noisy_copy(target)
+    generate(own, backend)
+    shown = capsys.readouterr().err
+    assert re.search(r"Compiling LlamaForCausalLM for forwards over \d+ tokens, once", shown)  # of the target
+    assert "over 1 and 2 tokens" in shown  # of the draft
+    generate(own, backend)
+    assert "Compiling" not in capsys.readouterr().err
 
 
 def test_nothing_is_written_to_the_models(pair, backend):
