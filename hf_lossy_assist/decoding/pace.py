@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,17 @@ CLEARLY = 0.9
 """The target alone is clearly faster if its time per token is below this share of the call's."""
 
 _warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_watching: list[list[Pace]] = []
+
+
+@contextmanager
+def watched() -> Iterator[list[Pace]]:
+    """Collect the paces of all calls inside a block."""
+    _watching.append(found := [])
+    try:
+        yield found
+    finally:
+        _watching.pop()
 
 
 class Pace:
@@ -28,6 +41,13 @@ class Pace:
         self.now = self._recorded_event if device.type == "cuda" else time.perf_counter
         self.began: list[Any] = []
         self.drafted: list[Any] = []
+        for found in _watching:
+            found.append(self)
+
+    def laps(self) -> list[tuple[float, float]]:
+        """Return the seconds of each round but the last, draft and all else; the device has to be waited for before."""
+        times = zip(self.began, self.drafted, self.began[1:])  # noqa: B905
+        return [(self._between(began, drafted), self._between(drafted, end)) for began, drafted, end in times]
 
     def warn_of_loss(self, target: nn.Module, tokens: int) -> None:
         """Warn, once for each target, if the target alone would have written the longest row's ``tokens`` faster.

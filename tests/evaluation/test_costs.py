@@ -1,0 +1,77 @@
+"""What steps cost: the loop's own rounds on a clock that only forwards move, and what follows for an answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.evaluation.costs import Costs, measure_costs
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from tests.tiny_models import prompt
+
+TEXT = prompt(6).tolist()[0]
+
+
+@pytest.fixture
+def clocked(models: Models, monkeypatch: pytest.MonkeyPatch) -> Models:
+    """Let a forward of the target over n tokens take 1 + n / 8 s, and one of the draft over n 0.25 n."""
+    now = 0.0
+
+    def costing(seconds):
+        def hook(module, args, kwargs, output):
+            nonlocal now
+            now += seconds(kwargs["input_ids"].numel())
+
+        return hook
+
+    hooks = [
+        models.target.register_forward_hook(costing(lambda n: 1 + n / 8), with_kwargs=True),
+        models.draft.register_forward_hook(costing(lambda n: n / 4), with_kwargs=True),
+    ]
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    yield models
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_measured_costs_are_those_of_the_forwards(clocked, rows):
+    costs = measure_costs(clocked, TEXT, lengths=(8, 24), gammas=(0, 2, 5), rows=rows)
+    assert (costs.lengths, [*costs.target]) == ((8, 24), [1, 3, 6])
+    assert costs.target == {n: (pytest.approx(1 + rows * n / 8),) * 2 for n in (1, 3, 6)}
+    # After a round that keeps all, the draft has the round's last two tokens to read.
+    each = [rows * (gamma + 1) / 4 / gamma for gamma in (2, 5)]
+    assert costs.drafted == (pytest.approx(sum(each) / 2),) * 2
+    # The newest token of the prompt is read with the first draft.
+    assert costs.prompt_alone == tuple(pytest.approx(rows * (length - 1) / 8) for length in costs.lengths)
+    assert costs.prompt == tuple(pytest.approx(rows * (length - 1) / 8 + rows * (length - 2) / 4) for length in (8, 24))
+
+
+def test_a_rule_s_own_rounds_are_timed(clocked):
+    own = measure_costs(clocked, TEXT, lengths=(8,), gammas=(4,), mode=DecodingMode("x", "lossless", gamma=5))
+    assert own.target == {5: (pytest.approx(1 + 5 / 8),)}
+
+
+COSTS = Costs((100, 300), (2.0, 4.0), (1.0, 3.0), (0.02, 0.04), {1: (0.1, 0.3), 5: (0.2, 0.4), 9: (0.4, 0.6)})
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ({"prompt": 100, "tokens": 0, "rounds": 0, "drafted": 0}, 0.0),
+        ({"prompt": 100, "tokens": 200, "rounds": 200, "drafted": 0}, 1.0 + 200 * 0.2),
+        ({"prompt": 200, "tokens": 0, "rounds": 10, "drafted": 40}, 3.0 + 40 * 0.03 + 10 * 0.3),
+        ({"prompt": 200, "tokens": 0, "rounds": 10, "drafted": 60}, 3.0 + 60 * 0.03 + 10 * 0.4),
+        ({"prompt": 900, "tokens": 90, "rounds": 10, "drafted": 990}, 4.0 + 990 * 0.04 + 10 * 0.6),
+    ],
+)
+def test_an_answer_takes_its_prompt_its_drafts_and_its_rounds(values, seconds):
+    assert COSTS.answer(**values) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("wrong", [{"gammas": (2, 2)}, {"gammas": ()}, {"lengths": (9, 8)}, {"lengths": (0,)}])
+def test_wrong_lengths_are_refused_before_any_forward(wrong):
+    with pytest.raises(LossyValueError, match=f"`{next(iter(wrong))}`"):
+        measure_costs(Models(None), TEXT, **wrong)
