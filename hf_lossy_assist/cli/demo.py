@@ -1,7 +1,10 @@
-"""``lossy-assist demo``: questions answered by the target alone, losslessly and by lossy rules."""
+"""``lossy-assist demo``: questions answered by the target alone, losslessly and by lossy rules, and a verdict."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -11,18 +14,17 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
-from ..evaluation.answers import AnswerStore
-from ..evaluation.evaluate import Evaluation, named_modes
+from ..evaluation.answers import AnswerStore, by_mode
+from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes
 from ..evaluation.modes import Models
 from ..evaluation.requests import batches_of, run_request
+from ..evaluation.tables import points
 from .console import limit_threads
 from .evaluate import answer_all, score_table
 from .rendering import marked, traced_text
 
-# On `arithmetic` the lossless rule is fastest with 8 drafted tokens. Every rule keeps most of 8; with 16 they differ.
-MODES = "plain,lossless@8,lossless@16,min_p@16,regret@16,judge@16,typical@16"
-SHOWN = ("plain", "lossless@16", "min_p@16")
-"""The modes that answer one question side by side."""
+# Rules keep most of 8 drafted tokens, so only longer drafts tell them apart; lossless may be fastest with shorter ones.
+MODES = "plain,lossless@4,lossless@8,lossless@12,lossless@16,min_p@16,regret@16,judge@16,typical@16"
 _BATCH_SIZE = 20
 
 
@@ -30,7 +32,7 @@ def demo(
     problems: Annotated[int, typer.Option(min=1, help="Test problems, answered by every mode.")] = 100,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; one is fastest for models this small.")] = 1,
 ) -> None:
-    """Answer questions in several modes on the bundled pair: quality, and calls of the target."""
+    """Answer questions in several modes on the bundled pair: quality, calls of the target, and a verdict."""
     limit_threads(threads)
     disable_progress_bar()
     screen = Console()
@@ -42,28 +44,98 @@ def demo(
     screen.print(f"{problems} problems, each answered in {len(evaluation.modes)} modes", style="dim")
     store = AnswerStore()
     result = answer_all(evaluation, store, screen)
+    verdict = Verdict.of(result, _BATCH_SIZE)
+    plain, _, rule = verdict.shown
     # Show a question that both answer right, and in which only the lossy rule keeps some tokens.
     known = (
         i
         for i in range(problems)
-        if store.known[SHOWN[0], i].score == store.known[SHOWN[-1], i].score == 1 and store.known[SHOWN[-1], i].lossy
+        if store.known[plain, i].score == store.known[rule, i].score == 1 and store.known[rule, i].lossy
     )
-    screen.print(_side_by_side(evaluation, next(known, 0), colour=screen.color_system is not None))
+    screen.print(_side_by_side(evaluation, verdict.shown, next(known, 0), colour=screen.color_system is not None))
     screen.print(score_table(result.modes.values(), evaluation.reference))
     screen.print(
-        f"plain: the target alone. RULE@N: the rule, with N drafted tokens a round. {_BATCH_SIZE} texts at a time.\n"
+        f"plain: the target alone. RULE@N: the rule, with N drafted tokens a round. {_BATCH_SIZE} texts at a time.",
+        style="dim",
+    )
+    screen.print(f"[bold]Verdict:[/] {verdict.words}", highlight=False)
+    screen.print(
         "These models are tiny, and made for this task. Real ones gain less, and some rules cost them right answers: "
         "measure yours by `lossy-assist evaluate` and `bench`.",
         style="dim",
     )
 
 
-def _side_by_side(evaluation: Evaluation, problem: int, *, colour: bool) -> Group:
+@dataclass(frozen=True)
+class Verdict:
+    """Which rule to take, in words, and the labels of the modes that it is about: reference, lossless, rule."""
+
+    shown: tuple[str, str, str]
+    words: str
+
+    @classmethod
+    def of(cls, result: EvaluationResult, batch_size: int) -> Verdict:
+        """Compare the fastest rule that is not shown to lose points with the fastest lossless setting.
+
+        All modes answer a batch before any answers the next, so speeds are compared batch by batch, by the median.
+        """
+        plain, speeds = result.reference, _speeds(result, batch_size)
+
+        def times(own: str, other: str) -> list[float]:
+            return [a / b for a, b in zip(speeds[own], speeds[other], strict=True)]
+
+        def fastest(labels: Iterable[str]) -> str:
+            return max(labels, key=lambda label: median(times(label, plain)))
+
+        settings = [label for label in result.modes if label.partition("@")[0] == "lossless"]
+        rules = [label for label in result.modes if label not in (plain, *settings)]
+        good = [label for label in rules if result.modes[label].high >= 0]
+        lossless, rule = fastest(settings), fastest(good or rules)
+        ratios = times(rule, lossless)
+        speed = (
+            f"{rule} is the fastest rule{' that is not shown to lose points' if good else ''}: "
+            f"{median(ratios):.2f} × as fast as {lossless}, the fastest lossless setting ({min(ratios):.2f} to "
+            f"{max(ratios):.2f} in {len(ratios)} batches), and {median(times(rule, plain)):.2f} × as fast as the "
+            "target alone."
+        )
+        slow = "" if median(ratios) > 1 else f"No rule is faster than {lossless}, the fastest lossless setting."
+        bad = "" if good else "Every rule is shown to lose points."
+        return cls((plain, lossless, rule), " ".join(filter(None, (slow, bad, speed, _loss(result, rule)))))
+
+
+def _speeds(result: EvaluationResult, batch_size: int) -> dict[str, list[float]]:
+    """Return every mode's tokens per second, batch by batch."""
+    spent: dict[str, dict[int, tuple[int, float]]] = {}
+    for answer in result.answers:
+        batches = spent.setdefault(answer.mode, {})
+        tokens, seconds = batches.get(answer.id // batch_size, (0, 0.0))
+        batches[answer.id // batch_size] = tokens + answer.tokens, seconds + answer.seconds
+    return {label: [tokens / seconds for tokens, seconds in batches.values()] for label, batches in spent.items()}
+
+
+def _loss(result: EvaluationResult, rule: str) -> str:
+    """Say how far a rule's score is from the target's, and why it may be above it."""
+    score, answers = result.modes[rule], by_mode(result.answers)
+    own, target = answers[rule], answers[result.reference]
+    mended, broken = (sum(a[i].score > b[i].score for i in own) for a, b in ((own, target), (target, own)))
+    said = (
+        f"Its score differs from that of the target alone by {points(score)} points, with 95 % confidence: it answers "
+        f"{mended} problems right that the target alone gets wrong, and {broken} the other way round."
+    )
+    if not mended:
+        return said
+    return (
+        f"{said} A token that a rule keeps may lead to another solution, without the target's error or with one of "
+        "its own, so a lossy rule may score above its target; do not count on it."
+    )
+
+
+def _side_by_side(evaluation: Evaluation, shown: Sequence[str], problem: int, *, colour: bool) -> Group:
     example, tokenizer = evaluation.examples[problem], evaluation.tokenizer
     (batch,) = batches_of([evaluation.task.encode(example, tokenizer)], device=evaluation.models.target.device)
-    table = Table(*SHOWN, expand=True)
+    table = Table(*shown, expand=True)
     texts, verdicts = [], []
-    for mode in (mode for mode in evaluation.modes if mode.label in SHOWN):
+    for mode in (mode for mode in evaluation.modes if mode.label in shown):
         response = run_request(evaluation.models, mode, batch, evaluation.length)
         (row,), ((calls, *_),) = response.rows, response.work
         trace = response.stats.trace if response.stats else ()

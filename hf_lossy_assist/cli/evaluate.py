@@ -128,12 +128,12 @@ def answer_all(evaluation: Evaluation, store: AnswerStore, screen: Console) -> E
     process = evaluation.process
     shown = screen if process.number == 0 else Console(quiet=True)
     bar = progress(shown)
-    task = bar.add_task("answering", total=len(evaluation.own_batches))
+    task = bar.add_task("problems answered", total=sum(map(len, evaluation.own_batches.values())))
     done = 0
     try:
         with Live(bar, console=shown, transient=True, refresh_per_second=2) as live:
             for done, _ in enumerate(evaluation.run(store), 1):
-                bar.update(task, completed=-(-done // evaluation.batch_size))
+                bar.update(task, completed=done)
                 if shown.is_terminal:
                     running = evaluation.result(store).modes.values()
                     live.update(Group(bar, score_table(running, evaluation.reference)))

@@ -9,19 +9,24 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app, demo
-from hf_lossy_assist.cli.demo import MODES, SHOWN
-from hf_lossy_assist.evaluation.evaluate import named_modes
+from hf_lossy_assist.cli.demo import MODES, Verdict
+from hf_lossy_assist.evaluation.answers import Answer
+from hf_lossy_assist.evaluation.evaluate import EvaluationResult, named_modes
+from hf_lossy_assist.evaluation.quality import mode_scores, paired_interval
 from hf_lossy_assist.tasks import Arithmetic
 
 ROW = re.compile(
     r"^ (?P<mode>\S+) +(?P<n>\d+) +(?P<score>[\d.]+)  (?P<interval>.*?) +(?P<kept>[\d.]+) +[\d.]+ +(?P<calls>[\d.]+) ",
     re.MULTILINE,
 )
+SIZE = 3
+"""Problems a batch, in the answers that are made up."""
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["demo", *arguments], env={"COLUMNS": "80"})
+def run(problems: int) -> str:
+    result = CliRunner().invoke(app, ["demo", "--problems", str(problems)], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output
+    assert f"problems answered: 1 of {problems}" in result.stderr
     return result.stdout
 
 
@@ -29,12 +34,58 @@ def rows_of(printed: str) -> dict[str, re.Match[str]]:
     return {row["mode"]: row for row in ROW.finditer(printed)}
 
 
+def result_of(speeds: dict[str, list[float]], right: dict[str, str]) -> EvaluationResult:
+    """Return answers of 12 tokens: each mode's tokens per second by batch, and "1" for every right answer."""
+    answers = [
+        Answer(mode, i, float(right.get(mode, "1" * 9)[i]), 12, 4, 8, 12 / speeds[mode][i // SIZE], "")
+        for mode in speeds
+        for i in range(9)
+    ]
+    return EvaluationResult(answers, {row.label: row for row in mode_scores(answers, "plain")}, "plain")
+
+
+SPEEDS = {
+    "plain": [10, 10, 10],
+    "lossless@4": [15, 15, 70],  # its best batch is noise
+    "lossless@8": [20, 10, 20],
+    "lossless@16": [16, 16, 16],
+    "min_p@16": [30, 12, 30],  # 1.5, 1.2 and 1.5 × lossless@8
+    "typical@16": [40, 40, 40],
+}
+PLAIN, MENDED, WORSE = "110110110", "111111100", "000000000"
+
+
+def verdict_of(speeds=SPEEDS, **right: str) -> Verdict:
+    return Verdict.of(result_of(speeds, right), SIZE)
+
+
+def test_the_verdict_names_the_fastest_rule_that_is_not_shown_to_lose():
+    verdict = verdict_of(**{"plain": PLAIN, "min_p@16": MENDED, "typical@16": WORSE})
+    assert verdict.shown == ("plain", "lossless@8", "min_p@16")
+    _, low, high = (100 * end for end in paired_interval([*map(int, MENDED)], [*map(int, PLAIN)]))
+    assert f"by +11.1 ({low:+.1f} to {high:+.1f}) points" in verdict.words
+    assert "1.50 × as fast as lossless@8, the fastest lossless setting (1.20 to 1.50 in 3 batches)" in verdict.words
+    assert "3.00 × as fast as the target alone" in verdict.words
+    assert "2 problems right that the target alone gets wrong, and 1 the other way round" in verdict.words
+    assert "may score above its target" in verdict.words
+
+
+def test_the_verdict_says_what_is_lost_and_what_is_not_gained():
+    all_lose = dict.fromkeys(("min_p@16", "typical@16"), WORSE)
+    shown_to_lose = verdict_of(**all_lose)
+    assert shown_to_lose.shown[2] == "typical@16"
+    assert "Every rule is shown to lose points" in shown_to_lose.words
+    assert "may score above its target" not in shown_to_lose.words
+    slow = verdict_of({label: SPEEDS[label] for label in ("plain", "lossless@8")} | {"topk@16": [10, 9, 8]})
+    assert slow.words.startswith("No rule is faster than lossless@8, the fastest lossless setting.")
+    assert "0.50 × as fast" in slow.words
+
+
 def test_untrained_models_are_compared_too(bundled, monkeypatch):
     """Neither answers anything right; a question is shown all the same."""
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 6)
     monkeypatch.setattr(demo, "MODES", "plain,lossless@3,topk@3")
-    monkeypatch.setattr(demo, "SHOWN", ("plain", "topk@3"))
-    printed = run("--problems", "2")
+    printed = run(2)
     rows = rows_of(printed)
     assert list(rows) == ["plain", "lossless@3", "topk@3"]
     assert rows["plain"]["calls"] == "100.0"
@@ -44,7 +95,7 @@ def test_untrained_models_are_compared_too(bundled, monkeypatch):
 
 
 def test_the_bundled_pair_shows_what_lossy_rules_do():
-    printed = run("--problems", "4")
+    printed = run(4)
     rows = rows_of(printed)
     assert list(rows) == MODES.split(",")
     assert rows["lossless@16"]["score"] == rows["plain"]["score"]
@@ -52,16 +103,18 @@ def test_the_bundled_pair_shows_what_lossy_rules_do():
         assert float(rows[lossy]["kept"]) > float(rows["lossless@16"]["kept"])
         assert float(rows[lossy]["calls"]) < float(rows["lossless@16"]["calls"])
     asked = [int(calls) for calls in re.findall(r"(\d+) calls", printed)]
-    assert len(asked) == len(SHOWN)
+    assert len(asked) == 3
     assert asked == sorted(asked, reverse=True)
     assert printed.count("right") >= 2  # the target alone and the lossy rule answer the question that is shown
     assert "«" in printed
+    said = " ".join(printed[printed.index("Verdict") :].split())
+    assert re.search(r"as fast as lossless@\d+, the fastest lossless setting", said)
+    assert re.search(r"by [+-][\d.]+ \([+-][\d.]+ to [+-][\d.]+\) points", said)
 
 
 def test_every_rule_drafts_as_far_as_the_longest_draft_of_lossless():
     longest = {mode.rule: mode.gamma for mode in named_modes(MODES)}
     assert len(set(longest.values()) - {None}) == 1
-    assert set(SHOWN) <= set(MODES.split(","))
 
 
 @pytest.mark.parametrize("problems", ["0", "-1"])
