@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import Mean, paired_interval
+from hf_lossy_assist.evaluation.quality import paired_interval
 
 from . import command
 
@@ -87,14 +87,9 @@ class Row:
 
 
 def points(pairs: Sequence[tuple[Answer, Answer]]) -> Interval:
-    """Return the mean difference of scores in %: with the interval for right and wrong answers, else the t-test's."""
+    """Return the mean difference of scores in %, with its interval."""
     own, reference = ([answer.score for answer in side] for side in zip(*pairs, strict=True))
-    if {*own, *reference} <= {0.0, 1.0}:
-        low_high = paired_interval(own, reference)
-    else:
-        mean = Mean.of(own, list(zip(own, reference, strict=True)))
-        low_high = (mean.difference, mean.low, mean.high)
-    return tuple(100 * value for value in low_high)
+    return tuple(100 * value for value in paired_interval(own, reference))
 
 
 def _sums(counts: np.ndarray) -> np.ndarray:

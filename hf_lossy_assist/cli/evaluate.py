@@ -95,7 +95,7 @@ class EvaluateOptions(EvaluationOptions):
     measure: Annotated[
         str,
         typer.Option(
-            help="task: its score; rouge: ROUGE-L to the reference's text; likelihood: mean of the target's p."
+            help="task: its score; rouge: ROUGE-L to the reference's text; likelihood: the target's p, geometric mean."
         ),
     ] = "task"
     limit: Annotated[int, typer.Option(min=1, help="Number of problems; a repeated command may raise it.")] = 100

@@ -58,9 +58,9 @@ def test_scores_and_gains(folder):
     assert found["`typical@8`"]["time, ×"] == "", "nobody knows what longer rounds cost"
 
 
-def test_scores_between_right_and_wrong_have_the_interval_of_the_t_test(folder):
-    # Differences of -0.5 and -0.75: a mean of -0.625, and 12.706 standard errors of 0.125.
-    assert rows(folder)["`typical@8`"]["points"] == "-62.5 (-221.3 … +96.3)"
+def test_scores_between_right_and_wrong_have_an_interval_of_their_own_size(folder):
+    # Differences of -0.5 and -0.75, and two more of √(0.5⁴ + 0.75⁴) / √(0.5² + 0.75²).
+    assert rows(folder)["`typical@8`"]["points"] == "-62.5 (-100.0 … +75.7)"
 
 
 def test_longer_rounds_cost_what_their_forwards_take(folder, tmp_path):
