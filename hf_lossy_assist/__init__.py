@@ -12,6 +12,7 @@ from .gone import absent_from
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .advice.advising import advise as advise
     from .call.config import LossyConfig as LossyConfig
     from .core.statistics import CollectedStats as CollectedStats
     from .core.statistics import LossyStats as LossyStats
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 
 _NAMES = {
+    "advice.advising": ("advise",),
     "call.config": ("LossyConfig",),
     "core.statistics": ("CollectedStats", "LossyStats"),
     "decoding.outputs": ("GenerateLossyOutput",),

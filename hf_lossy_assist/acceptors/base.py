@@ -116,6 +116,9 @@ class Acceptor(ABC):
         """Return the rule for a list, in which the last rule takes the place of its base."""
         return self
 
+    reads_draft: ClassVar[bool] = False
+    """Whether its decision about a token depends on others of the draft, or on earlier rounds."""
+
     decides_whole_drafts: ClassVar[bool] = False
     """Whether the rule decides drafts as wholes, which no rule of a list can."""
 

@@ -57,6 +57,10 @@ class _Composed(Acceptor):
         return self.drafts_until_of(rule.drafts_until for rule in self.rules)
 
     @property
+    def reads_draft(self) -> bool:
+        return any(rule.reads_draft for rule in self.rules)
+
+    @property
     def unverified_drafting(self) -> UnverifiedDrafting | None:
         return next((rule.unverified_drafting for rule in self.rules if rule.unverified_drafting), None)
 

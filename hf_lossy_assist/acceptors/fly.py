@@ -60,6 +60,7 @@ class Fly(Acceptor):
         do_sample=False,
     )
     lossless_at = {"theta": 2.0}
+    reads_draft = True
     lossless_when_sampling = True
 
     def keep(self, v: Verification) -> Tensor:

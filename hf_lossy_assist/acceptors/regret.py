@@ -48,6 +48,7 @@ class Regret(Acceptor):
         do_sample=False,
     )
     lossless_at = {"total_regret": 0.0}
+    reads_draft = True
     drafts_until = 0.2
     lossless_when_sampling = True
     relaxes = "greedy"

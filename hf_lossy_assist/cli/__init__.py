@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": ("chat:chat", "Chat with a model, and see which tokens only a lossy rule kept", None),
     "rules": ("rules:rules", "List the rules with their settings, sources and what they read", None),
     "inspect": ("inspect:inspect", "Write a page that shows what became of every token", None),
+    "advise": ("advise:advise", "Predict what each rule brings on your models", "lab"),
     "evaluate": ("evaluate:evaluate", "Compare modes on a task: scores with intervals, and speed", "lab"),
     "calibrate": ("calibrate:calibrate", "Certify the fastest setting that loses little of a score", "lab"),
     "bench": ("bench:bench", "Compare modes: speed, time by stage, accuracy, memory", "lab"),

@@ -1,0 +1,1 @@
+"""Advice: what each rule would bring on given models, texts and costs."""

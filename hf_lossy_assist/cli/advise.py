@@ -1,0 +1,92 @@
+"""``lossy-assist advise``: what each rule would bring on given models, before any is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .. import tasks
+from ..advice.advising import Advising
+from ..errors import LossyValueError
+from ..store.folder import folder_lock, write_json
+from .console import progress
+from .models import DecodingOptions
+from .options import (
+    RULES,
+    MaxNewTokens,
+    PromptFile,
+    TaskData,
+    TaskName,
+    TaskOptions,
+    parse_task_options,
+)
+
+COMMAND_OPTIONS = {"epilog": RULES}
+
+
+@dataclass(frozen=True)
+class AdviseOptions(DecodingOptions):
+    """The options of ``advise``."""
+
+    gamma: str | None = None
+    modes: Annotated[
+        str | None,
+        typer.Option(metavar="MODE,…", help="Rules with settings, as for evaluate; the usual ones by default."),
+    ] = None
+    gammas: Annotated[
+        str | None, typer.Option(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
+    ] = None
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts the target answers.")] = 12
+    task: TaskName = None
+    data: TaskData = None
+    task_option: TaskOptions = None
+    split: Annotated[str, typer.Option(help="The task's split.")] = "test"
+    prompt_file: PromptFile = None
+    max_new_tokens: MaxNewTokens = None
+    draft_cost: Annotated[
+        str | None,
+        typer.Option(metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."),
+    ] = None
+    tune: Annotated[bool, typer.Option("--tune", help="Time more draft lengths, more often.")] = False
+    out: Annotated[Path | None, typer.Option(help="Folder for advice.json.")] = None
+
+
+def advise(options: AdviseOptions) -> None:
+    """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target.
+
+    The target answers the prompts, and each model reads the answers once; no rule is run. Without --modes, the usual
+    rules are compared, and without --gammas each with its best draft length.
+    """
+    options.check()
+    gammas, shares = numbers("--gammas", options.gammas, int), numbers("--draft-cost", options.draft_cost, float)
+    task = options.task and tasks.load(options.task, options.data, **parse_task_options(options.task_option or ()))
+    loaded = options.load(task or None).asked("--prompt-file", options.prompt_file).with_heads(options.head)
+    source, screen = loaded.task or loaded.prompts, Console()
+    prompts = loaded.encode(source.examples(options.split, options.prompts))
+    with progress(screen) as bar:
+        advice = Advising(
+            loaded.models, loaded.tokenizer, prompts, options.modes or "", gammas,
+            options.max_new_tokens or loaded.length, source.ends, seed=options.seed or 0, tune=options.tune,
+            track=bar.track,
+        ).run()  # fmt: skip
+    screen.print("\n".join(advice.said), highlight=False)
+    screen.print(advice.table())
+    for share in shares:
+        screen.print(f"where a drafted token takes {share:g} of a token of the target:", highlight=False)
+        screen.print(advice.with_draft_cost(share).table())
+    if options.out is not None:
+        with folder_lock(options.out, ".lock"):
+            write_json(options.out / "advice.json", advice.entry)
+        screen.print(f"written: {options.out}", style="dim", soft_wrap=True)
+
+
+def numbers(option: str, text: str | None, kind: type) -> tuple:
+    """Read numbers separated by commas."""
+    try:
+        return tuple(map(kind, text.split(","))) if text else ()
+    except ValueError:
+        raise LossyValueError(f"`{option}` has to be numbers separated by commas, but is {text!r}") from None

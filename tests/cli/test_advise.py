@@ -1,0 +1,47 @@
+"""``lossy-assist advise``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.cells import cell_len
+from typer.testing import CliRunner
+
+from hf_lossy_assist.cli import app
+
+GIVEN = ("advise", "--pair", "arithmetic", "--prompts", "2", "--max-new-tokens", "20")
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*GIVEN, *arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
+    shown = run("--modes", "typical,topk@4:k=3", "--gammas", "2,5", "--draft-cost", "0.05", "--out", str(tmp_path))
+    assert max(map(cell_len, shown.replace(str(tmp_path), "").splitlines())) <= 80
+    found = json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))
+    rows = {(row["mode"], row["gamma"]) for row in found["rows"]}
+    assert {("lossless", 2), ("lossless", 5), ("typical", 2), ("typical", 5), ("topk:k=3", 4)} == {
+        row for row in rows if row[0] != "everything"
+    }
+    assert {*found["rows"][0]} == {
+        *("mode", "gamma", "kept", "tokens_per_call", "times_lossless", "low", "high", "others", "nats", "worst")
+    }
+    assert found["costs"]["target"]["1"] > 0
+    assert all(row["low"] <= row["times_lossless"] <= row["high"] for row in found["rows"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gammas", "5,x"), "`--gammas` has to be numbers"),
+        (("--gammas", "0"), "`--gammas` has to be a list of different ints from 1 to 64"),
+        (("--modes", "plain"), "`--modes` has to name rules"),
+        (("--modes", "topq"), "did you mean 'topk'?"),
+    ],
+)
+def test_wrong_options_are_refused(bundled, arguments, said):
+    assert said in run(*arguments, code=2)
