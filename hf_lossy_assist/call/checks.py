@@ -13,6 +13,7 @@ from ..acceptors import Acceptor
 from ..decoding.outputs import OUTPUTS
 from ..errors import LossyUnsupportedError, LossyValueError, warn_once
 from ..models.cache_rows import movable
+from ..models.own_states import grammar_in
 from .config import LossyConfig
 from .drafter_choice import DrafterChoice
 from .given import GivenFields
@@ -162,6 +163,18 @@ def check_mode(config: LossyConfig, do_sample: bool, longest: int | None) -> Non
         )
     if (warning := config.rule.check_mode(do_sample, config.tree.depth if config.tree else longest)) is not None:
         warn_once(warning)
+
+
+def check_grammar(config: LossyConfig, processors: LogitsProcessorList, do_sample: bool) -> bool:
+    """Tell whether the text follows a grammar, and warn once if a lossy rule is lossless because of it."""
+    grammar = grammar_in(processors)
+    if grammar is not None and config.limits.scope is None and not config.rule.is_lossless(do_sample):
+        warn_once(
+            f"`lossy_mode` {config.rule.name!r} decodes losslessly, because {type(grammar).__name__} of "
+            '`logits_processor` holds the text to a grammar; pass `scope={"except": []}` in `lossy_config` to be lossy '
+            "there too"
+        )
+    return grammar is not None
 
 
 def check_certificate(

@@ -28,6 +28,7 @@ from ..models.target import Target, TargetReader
 from .checks import (
     check_certificate,
     check_decoding,
+    check_grammar,
     check_mode,
     check_own_cache,
     check_prepared,
@@ -141,8 +142,11 @@ class LossyCall:
         check_prepared(self.model, self.config.rule, call, self.given)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
         check_certificate(self.config, self.model, self.choice, generation_config, self.given)
-        limits = self.config.limits.bind(call.tokenizer)
-        progress = Progress(call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer)
+        structured = check_grammar(self.config, call.processors, generation_config.do_sample)
+        limits = self.config.limits.bind(call.tokenizer, structured)
+        progress = Progress(
+            call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, call.quotable
+        )
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
         decoding = partial(self._decoding, progress, randomness)
         apart = False

@@ -38,6 +38,14 @@ class Prepared:
     def batch(self) -> int:
         return len(self.ids)
 
+    @property
+    def quotable(self) -> Tensor:
+        """``(B, P)`` what texts may quote: the prompts, or the encoder's where it reads tokens; padding is negative."""
+        ids, mask = self.ids, self.inputs.get("attention_mask")
+        if isinstance(encoder := self.encoder_input, Tensor) and not encoder.is_floating_point():
+            ids = encoder.to(ids.device).repeat_interleave(self.batch // len(encoder), dim=0)
+        return ids if mask is None or mask.shape != ids.shape else ids.masked_fill(mask == 0, -1)
+
     def row(self, row: int) -> Prepared:
         """Return one row as a call of its own; its inputs hold no cache."""
         ids = self.ids[row : row + 1]

@@ -35,7 +35,7 @@ from .drafters import (
     intercepted_drafter,
     transformers_drafter,
 )
-from .grammars import copies_of_grammar_parts
+from .grammars import copies_of_grammar_parts, is_grammar_part, with_grammar_of_row
 from .inputs import (
     TEXT_INPUTS,
     WHOLE_OUTPUTS,

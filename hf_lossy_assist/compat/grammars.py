@@ -23,6 +23,22 @@ _COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+_LIBRARIES = ("xgrammar", "outlines", "outlines_core", "llguidance", "lmformatenforcer", "transformers_cfg")
+
+
+def is_grammar_part(part: Any) -> bool:
+    """Tell whether a part of a processor comes from a library of grammars."""
+    return type(part).__module__.partition(".")[0] in _LIBRARIES or _name(part) in _COPIES
+
+
+def with_grammar_of_row(processor: Any, row: int, batch: int) -> Any:
+    """Return a processor with the grammar of one row, if each row of the batch has one, else None."""
+    if _name(processor) != "xgrammar.LogitsProcessor" or processor.matchers:
+        return None
+    grammars = processor.compiled_grammars
+    return type(processor)([grammars[row]]) if len(grammars) == batch > 1 else None
+
+
 def copies_of_grammar_parts(parts: Iterable[Any], tokens: Iterable[int]) -> dict[int, Any]:
     """Return copies of parts of a processor that has seen generated ``tokens``, by ``id`` of the part."""
     named = [(_name(part), part) for part in parts]

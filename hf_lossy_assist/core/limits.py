@@ -1,10 +1,11 @@
-"""Limits on where a run may be lossy: after its first tokens, in a part of the text, or up to a share of it."""
+"""Limits on where a run may be lossy: after its first tokens, in parts of the text, beside quotes, or up to a share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,72 +35,137 @@ class LosslessPositions:
 
 
 @dataclass(frozen=True)
-class Scope:
-    """The part of a text between two markers, as token ids."""
+class Span:
+    """The parts of a text from one marker to another, as token ids; one marker for both opens and closes in turn."""
 
     start: tuple[int, ...]
     end: tuple[int, ...]
 
     def inside(self, ids: Tensor) -> Tensor:
-        """Return ``(B, L)`` whether the text is inside the part after each token; the closing marker is outside."""
+        """Return ``(B, L)`` whether a part is open after each token; the closing marker is outside."""
+        if self.start == self.end:
+            return _matches(ids, self.start).cumsum(-1) % 2 == 1
         opened, closed = (_last_match(ids, marker) for marker in (self.start, self.end))
         return opened > closed
 
 
+def _matches(ids: Tensor, marker: tuple[int, ...]) -> Tensor:
+    """Return ``(B, L)`` whether the marker ends at each position."""
+    found = torch.zeros_like(ids, dtype=torch.bool)
+    if ids.shape[1] >= len(marker):
+        spans = ids.unfold(1, len(marker), 1)
+        found[:, len(marker) - 1 :] = (spans == torch.tensor(marker, device=ids.device)).all(-1)
+    return found
+
+
 def _last_match(ids: Tensor, marker: tuple[int, ...]) -> Tensor:
     """Return ``(B, L)`` the end of the marker's last occurrence up to each position, or -1."""
-    length = ids.shape[1]
-    ends = torch.full_like(ids, -1)
-    if length >= len(marker):
-        found = (ids.unfold(1, len(marker), 1) == torch.tensor(marker, device=ids.device)).all(-1)
-        at = torch.arange(len(marker) - 1, length, device=ids.device).expand_as(found)
-        ends[:, len(marker) - 1 :] = torch.where(found, at, -1)
-    return ends.cummax(-1).values
+    at = torch.arange(ids.shape[1], device=ids.device)
+    return torch.where(_matches(ids, marker), at, -1).cummax(-1).values
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The part of a text in which a run may be lossy: within one span, if there is one, and outside of others."""
+
+    within: Span | None
+    outside: tuple[Span, ...] = ()
+
+    def covers(self, ids: Tensor) -> Tensor:
+        """Return ``(B, L)`` whether the text is in scope after each token."""
+        covered = torch.ones_like(ids, dtype=torch.bool) if self.within is None else self.within.inside(ids)
+        for span in self.outside:
+            covered = covered & ~span.inside(ids)
+        return covered
+
+
+def quoted(ids: Tensor, prompts: Tensor, n: int) -> Tensor:
+    """Return ``(R, L)`` whether the n tokens up to each stand in the row's prompt, where the prompt goes on.
+
+    Equally many of the R texts belong to each of the prompts ``(B, P)``, whose padding is negative.
+    """
+    found = torch.zeros_like(ids, dtype=torch.bool)
+    ends, places = ids.shape[1] - n + 1, prompts.shape[1] - n
+    if ends > 0 and places > 0:
+        equal = ids[:, :, None] == prompts.repeat_interleave(len(ids) // len(prompts), dim=0)[:, None]
+        spans = torch.stack([equal[:, i : i + ends, i : i + places] for i in range(n)])
+        found[:, n - 1 :] = spans.all(0).any(-1)
+    return found
 
 
 @dataclass(frozen=True)
 class Limits:
     """Limits on where and how often a run is lossy; everywhere else the lossless rule decides.
 
-    The markers of a scope may be in the prompt too. The closing marker itself is lossless.
+    The markers of a scope may be in the prompt too. The last token of a marker is lossless.
     """
 
     strict_first_n: int = 0  # the first n generated tokens are lossless
     budget: float | None = None  # the largest share of the tokens generated so far to be kept lossily
-    # lossy only between markers: "thinking", or a dict with `start` and `end` (text, token id or ids)
+    # lossy only between markers: "thinking", or a dict with `start` and `end` (text, token id or ids); or, in a dict
+    # with `except`, lossless between each of these pairs of markers
     scope: str | dict[str, Any] | None = field(default=None, hash=False)
+    strict_on_quotes: int | None = None  # a token after n tokens that stand in the prompt too is lossless
 
     def __post_init__(self) -> None:
-        n, budget = self.strict_first_n, self.budget
-        if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < 2**63:
-            raise LossyValueError(f"`strict_first_n` in `lossy_config` has to be an int >= 0 and < 2**63, but is {n!r}")
+        budget = self.budget
+        for name, least in (("strict_first_n", 0), ("strict_on_quotes", 1)):
+            n = getattr(self, name)
+            if n is None and least:
+                continue
+            if isinstance(n, bool) or not isinstance(n, int) or not least <= n < 2**63:
+                raise LossyValueError(
+                    f"`{name}` in `lossy_config` has to be an int >= {least} and < 2**63, but is {n!r}"
+                )
         if budget is not None and (
             isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1
         ):
             raise LossyValueError(f"`budget` in `lossy_config` has to be a number >= 0 and <= 1, but is {budget!r}")
         if self.scope is not None and self.markers is None:
             raise LossyValueError(
-                f"`scope` in `lossy_config` has to be one of {list(MARKERS)} or a dict with `start` and `end`, each a "
-                f"text, a token id or a list of ids, but is {self.scope!r}"
+                f"`scope` in `lossy_config` has to be one of {list(MARKERS)} or a dict with `start` and `end`, with "
+                "`except` (a list of pairs), or with all three; each marker is a text, a token id or a list of ids; "
+                f"but it is {self.scope!r}"
             )
 
     @property
-    def markers(self) -> tuple[Any, Any] | None:
-        """The opening and the closing marker as the user gave them; None for an unknown scope."""
-        if isinstance(self.scope, str):
-            return MARKERS.get(self.scope)
-        if isinstance(self.scope, dict) and set(self.scope) == {"start", "end"}:
-            pair = self.scope["start"], self.scope["end"]
-            return pair if all(_is_marker(marker) for marker in pair) else None
-        return None
+    def markers(self) -> list[tuple[Any, Any] | None] | None:
+        """The scope's pairs of markers as the user gave them: those that it is within, or None, then the exceptions.
 
-    def bind(self, tokenizer: Any) -> BoundLimits | None:
-        """Resolve the scope's markers into token ids; return None without limits."""
-        if self == Limits():
+        None for an unknown scope.
+        """
+        if isinstance(self.scope, str) and self.scope in MARKERS:
+            return [MARKERS[self.scope]]
+        if not isinstance(self.scope, dict) or self.scope.keys() not in _SCOPES:
             return None
-        if self.scope is None:
-            return BoundLimits(self, None)
-        return BoundLimits(self, Scope(*(_ids(marker, tokenizer) for marker in self.markers)))
+        outside = self.scope.get("except", [])
+        pairs = [(self.scope["start"], self.scope["end"])] if "start" in self.scope else []
+        if not isinstance(outside, list | tuple) or not all(map(_is_pair, [*pairs, *outside])):
+            return None
+        return [*(pairs or [None]), *map(tuple, outside)]
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether more than the number of generated tokens says where the run may be lossy."""
+        return self.scope is not None or self.strict_on_quotes is not None
+
+    def bind(self, tokenizer: Any, structured: bool = False) -> BoundLimits | None:
+        """Resolve the scope's markers into token ids; return None without limits.
+
+        A ``structured`` text, which follows a grammar, is lossless throughout, unless a scope says where it is not.
+        """
+        limits = replace(self, strict_first_n=2**63 - 1) if structured and self.scope is None else self
+        if limits == Limits():
+            return None
+        if limits.scope is None:
+            return BoundLimits(limits, None)
+        within, *outside = (
+            None if pair is None else Span(*(_ids(marker, tokenizer) for marker in pair)) for pair in self.markers
+        )
+        return BoundLimits(limits, Scope(within, tuple(outside)))
+
+
+_SCOPES = ({"start", "end"}, {"except"}, {"start", "end", "except"})
 
 
 @dataclass(frozen=True)
@@ -108,20 +174,29 @@ class BoundLimits:
     scope: Scope | None
 
     def lossless_positions(
-        self, candidate: Tensor, shape: Shape, generated: Sequence[int] | Tensor, lossy: Sequence[int] | Tensor
+        self,
+        candidate: Tensor,
+        shape: Shape,
+        generated: Sequence[int] | Tensor,
+        lossy: Sequence[int] | Tensor,
+        prompts: Tensor | None = None,
     ) -> LosslessPositions | None:
         """Return the positions that a round has to decide losslessly.
 
         ``candidate`` ``(B, L + n)`` are committed and drafted tokens; ``generated`` and ``lossy`` count, per row, the
-        tokens generated so far and those kept lossily.
+        tokens generated so far and those kept lossily. ``prompts`` ``(B, P)``, with negative padding, are what texts
+        may quote.
         """
         if len(shape) == 0:
             return None
         number = torch.as_tensor(generated, device=candidate.device)[:, None] + shape.depths  # in the output, from 1
         positions = number <= self.limits.strict_first_n
         if self.scope is not None:
-            inside_before, inside = shape.along(candidate, self.scope.inside)
-            positions = positions | ~(inside_before & inside)
+            before, after = shape.along(candidate, self.scope.covers)
+            positions = positions | ~(before & after)
+        if (n := self.limits.strict_on_quotes) is not None and prompts is not None:
+            newest = candidate[:, -len(shape) - n :]  # a token after a quote is lossless, whatever it is
+            positions = positions | shape.along(newest, partial(quoted, prompts=prompts, n=n))[0]
         if self.limits.budget is None:
             return LosslessPositions(positions, None, shape)
         # In whole numbers, since 0.53 of 100 tokens rounds to less than 53.
@@ -134,6 +209,10 @@ def _is_marker(value: Any) -> bool:
     ids = value if isinstance(value, list | tuple) else [value]
     is_ids = bool(ids) and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**63 for i in ids)
     return is_ids or (isinstance(value, str) and value != "")
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_marker, value))
 
 
 def _ids(marker: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -53,8 +53,8 @@ class Progress:
     ``generate()`` asks them: about the whole batch, once per position, in order. This has to wait until every row that
     goes on has reached the position; rows that were ahead are then cut back.
 
-    Runs that decode one row each share it. ``limits`` say where the output may be lossy; None for everywhere. The
-    ``streamer`` is shown every token; for one row only.
+    Runs that decode one row each share it. ``limits`` say where the output may be lossy; None for everywhere. Texts may
+    quote ``quotable`` ``(B, P)``. The ``streamer`` is shown every token; for one row only.
 
     Attributes
     ----------
@@ -74,8 +74,10 @@ class Progress:
         pad: int = 0,
         limits: BoundLimits | None = None,
         streamer: Any = None,
+        quotable: Tensor | None = None,
     ) -> None:
         batch, self.prompt = prompts.shape
+        self.quotable = quotable
         self.limits = limits
         self.streamer = streamer
         self.generated = [0] * batch
@@ -172,7 +174,9 @@ class Progress:
         if self.limits is None:
             return None
         generated = [length - texts.prompt for length in texts.lengths]
-        return self.limits.lossless_positions(candidate, shape, generated, [self.lossy[row] for row in texts.rows])
+        lossy = [self.lossy[row] for row in texts.rows]
+        prompts = None if self.quotable is None else self.quotable[texts.rows]
+        return self.limits.lossless_positions(candidate, shape, generated, lossy, prompts)
 
     def show_statuses(self, statuses: Sequence[str]) -> None:
         if statuses and isinstance(self.streamer, TokenStatusStreamer):

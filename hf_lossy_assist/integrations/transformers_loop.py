@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from .. import compat
 from ..acceptors import decide
-from ..call.checks import check_mode, check_processors
+from ..call.checks import check_grammar, check_mode, check_processors
 from ..call.config import LossyConfig
 from ..compat import CandidateGenerator
 from ..core.distributions import Randomness
@@ -95,7 +95,8 @@ class LossyVerification(LogitsProcessor):
     ) -> None:
         self.target = compat.unwrap(target)
         self.config = LossyConfig.from_fields(mode, config, lossy_head, device=compat.device_of(self.target))
-        self.limits = self.config.limits.bind(tokenizer)
+        self.tokenizer = tokenizer
+        self.config.limits.bind(tokenizer)  # refuses unknown markers
         self.assistant_model = assistant_model
         own = getattr(getattr(assistant_model, "generation_config", None), "num_assistant_tokens", None)
         chosen = own if num_assistant_tokens is None else num_assistant_tokens
@@ -181,6 +182,7 @@ class LossyVerification(LogitsProcessor):
             )
             generation_config.disable_compile = True
         longest = None if self.assistant_model is None else self.num_assistant_tokens
+        structured = check_grammar(self.config, others, generation_config.do_sample)
         check_mode(self.config, generation_config.do_sample, longest)
         randomness = Randomness(compat.shared_seed(self.target, self.config.seed))
         if self.assistant_model is None:
@@ -213,7 +215,7 @@ class LossyVerification(LogitsProcessor):
             drafter_of(drafter, acceptor, model_kwargs),
             reader,
             stats,
-            self.limits,
+            self.config.limits.bind(self.tokenizer, structured),
             input_ids.shape[1],
             compat.ending_tokens(generation_config),
             self.config.inspect,
@@ -354,7 +356,10 @@ class _TransformersRounds(CandidateGenerator):
         positions = None
         if self.limits is not None:
             generated = [self.committed - self.prompt]
-            positions = self.limits.lossless_positions(self.candidate, self.draft.shape, generated, [self.lossy])
+            prompt = self.candidate[:, : self.prompt]
+            positions = self.limits.lossless_positions(
+                self.candidate, self.draft.shape, generated, [self.lossy], prompt
+            )
         decision = decide(self.reader.acceptor, verification, positions)
         decisions = decision.to_host(self.draft)
         if self.inspected:

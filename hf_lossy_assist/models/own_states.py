@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
 
-from ..compat import copies_of_grammar_parts, process_row, reads_only_text
+from ..compat import copies_of_grammar_parts, is_grammar_part, process_row, reads_only_text, with_grammar_of_row
 from ..errors import LossyUnsupportedError, warn_once
 
 SLOW = 0.02
@@ -58,7 +58,9 @@ class OwnState(LogitsProcessor):
         if batch == 1:
             return self
         if row not in self._rows:
-            self._rows[row] = OwnState(self.processor, self.prompt, row, batch)
+            own = with_grammar_of_row(self.processor, row, batch)
+            place = (self.processor, self.prompt, row, batch) if own is None else (own, self.prompt)
+            self._rows[row] = OwnState(*place)
         return self._rows[row]
 
     def settle(self, text: Tensor) -> None:
@@ -121,6 +123,12 @@ def _own_state(user: str, processor: Any, prompt: int) -> Any:
             "method that returns `self`, if they never change"
         )
     return OwnState(processor, prompt) if has_state else processor
+
+
+def grammar_in(processors: LogitsProcessorList) -> Any:
+    """Return the first processor that belongs to a library of grammars, or None."""
+    own = [processor.processor if isinstance(processor, OwnState) else processor for processor in processors]
+    return next((each for each in own if any(map(is_grammar_part, _parts(each, set())))), None)
 
 
 def copied(processor: Any, tokens: Iterable[int] = ()) -> Any:

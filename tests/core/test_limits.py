@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hf_lossy_assist import LossyVerification, pairs
 from hf_lossy_assist.acceptors import Lossless, TopK, decide
-from hf_lossy_assist.core.limits import Limits, LosslessPositions, Scope
+from hf_lossy_assist.core.limits import Limits, LosslessPositions, Span
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.shapes import Chain
+from hf_lossy_assist.core.trees import Tree
 from hf_lossy_assist.errors import LossyError
-from tests.tiny_models import noisy_copy, prompt, tiny
+from tests.acceptors.fixtures import verifier_head
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 GREEDY = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False, "return_dict_in_generate": True}
 ANYTHING = {"k": 64}
@@ -21,9 +27,9 @@ def run(config: dict, **kwargs):
     """A rule that keeps everything, within limits."""
     target = tiny()
     draft = noisy_copy(target, 0.1)
-    return target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode="topk", lossy_config=ANYTHING | config, **GREEDY | kwargs
-    )
+    call = {"input_ids": prompt(), "assistant_model": draft, "lossy_mode": "topk"} | GREEDY | kwargs
+    config = {"max_draft": 5} | config if call["lossy_mode"] == "sprinter" else ANYTHING | config
+    return target.generate(**call, lossy_config=config)
 
 
 def lossy(out) -> list[bool]:
@@ -91,7 +97,7 @@ def test_a_strict_position_is_corrected_losslessly():
 def naive_inside(ids: list[int], start: list[int], end: list[int]) -> list[bool]:
     inside, out = False, []
     for i in range(len(ids)):
-        if ids[: i + 1][-len(end) :] == end:
+        if ids[: i + 1][-len(end) :] == end and (inside or start != end):
             inside = False
         elif ids[: i + 1][-len(start) :] == start:
             inside = True
@@ -99,11 +105,104 @@ def naive_inside(ids: list[int], start: list[int], end: list[int]) -> list[bool]
     return out
 
 
-@pytest.mark.parametrize(("start", "end"), [([4], [5]), ([4, 4], [5]), ([4], [5, 6])])
-def test_scope_equals_a_scan(start: list[int], end: list[int]):
+@pytest.mark.parametrize(("start", "end"), [([4], [5]), ([4, 4], [5]), ([4], [5, 6]), ([4], [4])])
+def test_a_span_equals_a_scan(start: list[int], end: list[int]):
     ids = torch.randint(3, 8, (20, 40), generator=torch.Generator().manual_seed(0))
-    scope = Scope(tuple(start), tuple(end))
-    assert scope.inside(ids).tolist() == [naive_inside(row, start, end) for row in ids.tolist()]
+    span = Span(tuple(start), tuple(end))
+    assert span.inside(ids).tolist() == [naive_inside(row, start, end) for row in ids.tolist()]
+
+
+SCOPES = {
+    "within": {"start": 4, "end": [5, 6]},
+    "except": {"except": [[4, 5], [[6, 7], 3]]},
+    "except one marker": {"except": [[4, 4]]},
+    "both": {"start": 4, "end": 5, "except": [[6, 7]]},
+    "everywhere": {"except": []},
+}
+
+
+def naive_strict(text: list[int], scope: dict) -> list[bool]:
+    """Whether each token has to be lossless: before it and after it, the text has to be in scope."""
+
+    def ids(marker: int | list[int]) -> list[int]:
+        return marker if isinstance(marker, list) else [marker]
+
+    within = [True] * len(text)
+    if "start" in scope:
+        within = naive_inside(text, ids(scope["start"]), ids(scope["end"]))
+    others = [naive_inside(text, ids(start), ids(end)) for start, end in scope.get("except", [])]
+    covered = [own and not any(inside) for own, *inside in zip(within, *others, strict=True)]
+    return [False] + [not (before and after) for before, after in itertools.pairwise(covered)]
+
+
+def naive_after_quote(text: list[int], prompt: list[int], n: int) -> list[bool]:
+    """Whether the n tokens before each stand in the prompt, which goes on there."""
+    spans = [prompt[i : i + n] for i in range(len(prompt) - n)]
+    return [i >= n and text[i - n : i] in spans for i in range(len(text))]
+
+
+PROMPTS = torch.randint(3, 8, (3, 12), generator=torch.Generator().manual_seed(0))
+DRAFTS = torch.randint(3, 8, (3, 9), generator=torch.Generator().manual_seed(1))
+DRAFTS[:, :5] = PROMPTS[:, 3:8]  # a quote
+TREE = Tree(torch.tensor([[-1, -1, 0, 2, 3, 3, 4, 1, 7], [-1, 0, 1, 2, 3, 4, 5, 0, 1], [-1] * 9]), levels=7)
+CHAIN = Chain(9, torch.device("cpu"))
+
+
+@given(
+    shape=st.sampled_from([CHAIN, TREE]), scope=st.sampled_from([None, *SCOPES.values()]),
+    n=st.sampled_from([None, 1, 2, 3, 11, 12, 99]), committed=st.integers(0, 3), padding=st.integers(0, 12),
+    first=st.sampled_from([0, 3]),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_strict_positions_equal_a_naive_look_at_every_path(shape, scope, n, committed, padding, first):
+    limits = Limits(strict_first_n=first, scope=scope, strict_on_quotes=n)
+    bound, pads = limits.bind(None), torch.arange(12) < padding
+    text = torch.cat([PROMPTS, PROMPTS[:, :committed], DRAFTS], dim=1)
+    if bound is None:
+        return
+    found = bound.lossless_positions(text, shape, [committed] * 3, [0] * 3, PROMPTS.masked_fill(pads, -1)).positions
+    found = found.expand(3, -1)
+    for row in range(3):
+        known = text[row, :-9].tolist()
+        for node in range(9):
+            path = [node] if shape is TREE else list(range(node + 1))
+            while shape is TREE and int(shape.parents[row, path[0]]) >= 0:
+                path.insert(0, int(shape.parents[row, path[0]]))
+            own = [*known, *DRAFTS[row, path].tolist()]
+            strict = committed + len(path) <= first
+            strict |= scope is not None and naive_strict(own, scope)[-1]
+            strict |= n is not None and naive_after_quote(own, PROMPTS[row, padding:].tolist(), n)[-1]
+            assert bool(found[row, node]) == strict
+
+
+DRAFTING = {
+    "chain": {},
+    "tree": {"lossy_config": {"tree": {"depth": 4, "top_k": 3, "nodes": 10}}},
+    "batch": padded(),
+    "sampling": {"do_sample": True, "lossy_config": {"seed": 3}},
+    "sprinter": {"lossy_mode": "sprinter"},
+}
+NARROWED = {"except": {"scope": {"except": [[22, 26], [45, 45]]}}, "quotes": {"strict_on_quotes": 1}}
+
+
+@pytest.mark.parametrize("narrowed", NARROWED)
+@pytest.mark.parametrize("drafting", DRAFTING)
+def test_no_call_is_lossy_where_it_must_not_be(drafting: str, narrowed: str):
+    more, config = dict(DRAFTING[drafting]), NARROWED[narrowed]
+    if drafting == "sprinter":
+        target = tiny()
+        more |= {"lossy_head": verifier_head(target, noisy_copy(target, 0.1), scale=3.0, seed=1)}
+    out = run(config | more.pop("lossy_config", {}), **more)
+    width, count = padded()["input_ids"].shape[1] if drafting == "batch" else 7, 0
+    rows = out.lossy_stats.rows if drafting == "batch" else [out.lossy_stats]
+    starts = padded()["attention_mask"].argmax(-1).tolist() if drafting == "batch" else [0]
+    for ids, stats, start in zip(out.sequences.tolist(), rows, starts, strict=True):
+        quoted = naive_after_quote(ids[start:], ids[start:width], config.get("strict_on_quotes", 10**6))
+        scoped = naive_strict(ids[start:], config.get("scope", {"except": []}))
+        for i, status in enumerate(stats.trace, start=width - start):
+            assert status != "accepted_lossy" or not (quoted[i] or scoped[i])
+            count += status == "accepted_lossy"
+    assert count > 0
 
 
 def test_only_the_marked_part_is_lossy():
@@ -133,7 +232,9 @@ def test_thinking_in_a_prompt_counts_and_needs_a_tokenizer():
         pair.target.generate(**kwargs, lossy_config={"scope": scope})
 
 
-@pytest.mark.parametrize("config", [{"strict_first_n": 9}, {"budget": 0.1}, {"scope": {"start": 33, "end": 8}}])
+@pytest.mark.parametrize(
+    "config", [{"strict_first_n": 9}, {"budget": 0.1}, {"scope": {"start": 33, "end": 8}}, *NARROWED.values()], ids=str
+)
 def test_the_hook_has_the_same_limits(config: dict):
     target = tiny()
     draft = noisy_copy(target, 0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from hf_lossy_assist.integrations.vllm.rounds import (
     RequestRound,
     RoundCounts,
     Rows,
+    RunningRequests,
     Tables,
     decide_group,
 )
+from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
 from tests.acceptors.fixtures import P, Q, chi_square_p, law_of
 from tests.acceptors.table import ROWS, Row, one_hot, row_id
 
@@ -216,6 +219,42 @@ def test_a_scope_is_read_from_the_text():
     output, _ = decided(step, TopK(k=V), scope={"start": 5, "end": 6})
     assert output[0, :2].tolist() == wrong[:2].tolist()
     assert output[1, 1] == NOTHING
+
+
+def test_a_quote_of_the_prompt_is_read_from_the_text():
+    """Texts of one length of prompt, whose last tokens are generated: the first row quotes ``5, 6``, the second not."""
+    step = replace(step_of([2, 2], with_q=False), positions=torch.tensor([4, 4]))
+    wrong = ((step.logits.argmax(-1) + 1) % 5).int()
+    texts = torch.tensor([[5, 6, 7, 5, 6], [5, 7, 6, 5, 6]])
+    step = replace(step, tokens=wrong, texts=lambda rows: texts[list(rows)])
+    index = torch.arange(2)
+    limits = Limits(strict_on_quotes=2)
+    group = Group(
+        LossyConfig(TopK(k=V), limits=limits), False, limits.bind(None), [0, 1], None,
+        seeds=index, prompts=torch.tensor([3, 3]), slots=index,
+    )  # fmt: skip
+    _, decision = decide_group(group, step, Tables(2, torch.device("cpu")))
+    assert decision.n_accepted.tolist() == [0, 2]
+
+
+def test_requests_with_a_grammar_are_lossless():
+    settings = EngineSettings.read({"mode": f"topk:k={V}"}, Drafting("ngram", 5, keeps_probs=False))
+    running = RunningRequests(settings, Tables(4, torch.device("cpu")), None, 0, torch.tensor)
+    scoped = {"lossy_mode": "topk", "lossy_config": {"k": V, "scope": {"except": []}}}
+    asked = {"free": ({}, None), "held": ({}, object()), "scoped": (scoped, object())}
+    states = {
+        id: SimpleNamespace(
+            num_prompt_tokens=1,
+            sampling_params=SimpleNamespace(temperature=0.0, seed=1, extra_args=extra, structured_outputs=grammar),
+        )
+        for id, (extra, grammar) in asked.items()
+    }
+    groups, _ = running.groups([*asked], states)
+    step = step_of([2, 2, 2], with_q=False)
+    wrong = ((step.logits.argmax(-1) + 1) % 5).int()
+    step = replace(step, tokens=wrong, texts=lambda rows: torch.zeros(len(rows), 1).long())
+    kept = {tuple(group.rows): decide_group(group, step, running.tables)[1].n_accepted.tolist() for group in groups}
+    assert kept == {(0,): [2], (1,): [0], (2,): [2]}
 
 
 def test_a_charge_is_remembered():

@@ -67,6 +67,7 @@ def test_an_engine_with_bad_fields_does_not_start(given: Any, name: str):
         (["topk", "fly"], {"fly": {"window": 64}, "scope": {"start": "x" * 64, "end": [1] * 64}}),
         ("dropmatch", {"num_paths": 32, "dropout": 0.1, "criterion": "naive"}),
         ("topk", {"scope": {"start": 790, "end": 5}}),
+        ("topk", {"scope": {"except": [["<tool_call>", "</tool_call>"], [790, [5, 6]]]}, "strict_on_quotes": 64}),
         ("topk", {"seed": 3, "strict_first_n": 4, "require_lossless": False}),
     ],
     ids=str,
@@ -89,6 +90,8 @@ def test_what_a_request_may_set(mode: Any, config: dict):
         ("dropmatch", {"dropmatch": {"num_paths": 10**400}}, "`lossy_config.dropmatch.num_paths` of a request has"),
         ("fly", {"window": 65}, "`lossy_config.window` of a request has to be at most 64"),
         ("topk", {"scope": {"start": "x" * 65, "end": "x"}}, "`lossy_config.scope.start` of a request has"),
+        ("topk", {"scope": {"except": [[1, "x" * 256]]}}, "`lossy_config.scope.except` of a request has to be at most"),
+        ("topk", {"strict_on_quotes": 65}, "`lossy_config.strict_on_quotes` of a request has to be at most 64"),
         ("topk", {"stop_drafting": {"by": "head", "head": "/etc"}}, "`stop_drafting` in `lossy_config` can't be used"),
         ("topk", {"compile": True}, "`compile` in `lossy_config` can't be used"),
         ("topk:certificate=/etc", None, "`lossy_config.certificate` of a request can't be set"),
@@ -121,7 +124,8 @@ def test_a_drawn_text_is_repeated_by_the_request_s_own_seed():
     settings.check_request(None, 1.0, seed=7)
 
 
-def test_a_text_s_scope_needs_texts_on_the_host():
+@pytest.mark.parametrize("config", [{"scope": {"start": 1, "end": 2}}, {"strict_on_quotes": 2}], ids=str)
+def test_a_limit_by_the_text_needs_texts_on_the_host(config: dict):
     ahead = Drafting("draft_model", 5, keeps_probs=False, texts_on_host=False)
-    with pytest.raises(LossyError, match="no-async-scheduling"):
-        EngineSettings.read({"mode": "typical", "config": {"scope": {"start": 1, "end": 2}}}, ahead)
+    with pytest.raises(LossyError, match=f"`{next(iter(config))}` .*no-async-scheduling"):
+        EngineSettings.read({"mode": "typical", "config": config}, ahead)

@@ -35,10 +35,11 @@ DRAFTING = {
 }
 
 
-def compiled():
+def compiled(name: str = "name"):
     xgrammar = pytest.importorskip("xgrammar")
     tokens = xgrammar.TokenizerInfo(TOKENS, vocab_size=VOCAB, stop_token_ids=[2])
-    return xgrammar.GrammarCompiler(tokens).compile_json_schema(SCHEMA, any_whitespace=False)
+    schema = SCHEMA.replace('"name"', f'"{name}"')
+    return xgrammar.GrammarCompiler(tokens).compile_json_schema(schema, any_whitespace=False)
 
 
 def of_xgrammar():
@@ -113,9 +114,37 @@ def test_greedy_json_is_plain_s(library, drafting: str):
 @pytest.mark.parametrize("mode", ["topk", "typical"])
 def test_lossy_json_parses(library, mode: str, do_sample: bool, drafting: str):
     kwargs = DRAFTING[drafting]
-    kwargs = kwargs | {"lossy_config": kwargs.get("lossy_config", {}) | {"seed": 3}}
+    kwargs = kwargs | {"lossy_config": kwargs.get("lossy_config", {}) | {"seed": 3, "scope": {"except": []}}}
     ours = generate(library, **kwargs, lossy_mode=mode, do_sample=do_sample)
     assert set(parsed(ours[0], 9)) == {"name", "ok", "marks"}
+
+
+@LIBRARIES
+def test_a_lossy_rule_is_lossless_by_itself(library):
+    lossy = {"assistant_model": noisy_copy(TARGET, 0.5), "lossy_mode": "topk", "lossy_config": {"k": VOCAB}}
+    with pytest.warns(UserWarning, match=r"'topk' decodes losslessly, because \w+ .*scope="):
+        ours = generate(library, **lossy)
+    assert ours.tolist() == generate(library).tolist()
+    assert (
+        ours.tolist() != generate(library, **lossy | {"lossy_config": {"k": VOCAB, "scope": {"except": []}}}).tolist()
+    )
+
+
+@pytest.mark.parametrize("drafting", DRAFTING)
+def test_each_row_may_have_a_grammar_of_its_own(drafting: str):
+    """Rows of one length, since plain generation itself calls no matcher of a row that has ended."""
+
+    def of_rows():
+        pytest.importorskip("xgrammar")
+        from xgrammar.contrib.hf import LogitsProcessor
+
+        return LogitsProcessor([compiled(name) for name in ("first", "second", "third")])
+
+    inputs = {"input_ids": torch.cat([prompt(9, seed=seed) for seed in range(3)])}
+    plain = generate(of_rows, inputs)
+    ours = generate(of_rows, inputs, **DRAFTING[drafting], lossy_mode="lossless")
+    assert ours.tolist() == plain.tolist()
+    assert [next(iter(parsed(row, 9))) for row in ours] == ["first", "second", "third"]
 
 
 @LIBRARIES

@@ -30,7 +30,10 @@ RUN_SETTINGS: Mapping[str, Callable[[Random], Any]] = {
     "seed": lambda r: r.choice([None, 0, r.randrange(2**63)]),
     "strict_first_n": lambda r: r.choice([None, 5, r.randint(0, 40)]),
     "budget": lambda r: r.choice([None, 0, 0.3, 1, r.random()]),
-    "scope": lambda r: r.choice([None, {"start": [9], "end": [5, 6]}, {"start": r.randrange(64), "end": [5]}]),
+    "scope": lambda r: r.choice(
+        [None, {"start": [9], "end": [5, 6]}, {"start": r.randrange(64), "end": [5]}, {"except": [[9, 5], [7, 7]]}]
+    ),
+    "strict_on_quotes": lambda r: r.choice([None, 1, r.randint(1, 40)]),
     "require_lossless": lambda r: r.choice([None, False]),
 }
 """Settings of a run that work with every rule."""

@@ -177,7 +177,7 @@ class RunningRequests:
     def _sort(self, states: Mapping[str, Any]) -> None:
         for request in [request for request in self._slots if request not in states]:
             del self._slots[request]
-        grouped: dict[tuple[int, bool], tuple[LossyConfig, list[int]]] = {}
+        grouped: dict[tuple[int, bool, bool], tuple[LossyConfig, list[int]]] = {}
         self._others = []
         for row, request in enumerate(self._ids):
             params = states[request].sampling_params
@@ -189,15 +189,18 @@ class RunningRequests:
                 taken = set(self._slots.values())
                 self._slots[request] = next(i for i in range(self.tables.size) if i not in taken)
                 self.tables.clear(self._slots[request])
-            grouped.setdefault((id(config), params.temperature > 0), (config, []))[1].append(row)
-        self._groups = [self._group(config, drawn, rows, states) for (_, drawn), (config, rows) in grouped.items()]
+            kind = id(config), params.temperature > 0, getattr(params, "structured_outputs", None) is not None
+            grouped.setdefault(kind, (config, []))[1].append(row)
+        self._groups = [self._group(config, *kind, rows, states) for (_, *kind), (config, rows) in grouped.items()]
 
-    def _group(self, config: LossyConfig, do_sample: bool, rows: list[int], states: Mapping[str, Any]) -> Group:
+    def _group(
+        self, config: LossyConfig, do_sample: bool, structured: bool, rows: list[int], states: Mapping[str, Any]
+    ) -> Group:
         requests = [self._ids[row] for row in rows]
         return Group(
             config,
             do_sample,
-            config.limits.bind(self.tokenizer),
+            config.limits.bind(self.tokenizer, structured),
             rows,
             index=None if len(rows) == len(self._ids) else self._to_device(rows),
             seeds=self._to_device([self._seed(request, states[request], config) for request in requests]),
@@ -270,9 +273,14 @@ def _dropped(group: Group, step: EngineStep, flat: Tensor, heads: DroppedHeads |
 def _lossless_positions(group: Group, step: EngineStep, v: Verification, tables: Tables) -> Any:
     if group.limits is None:
         return None
-    text = v.tokens if group.limits.scope is None else torch.cat([step.texts(group.rows), v.tokens], dim=-1)
     generated = group.of(step.positions) + 1 - group.prompts
-    return group.limits.lossless_positions(text, v.shape, generated, tables.lossy[group.slots])
+    text, prompts = v.tokens, None
+    if group.limits.limits.reads_text:
+        committed = step.texts(group.rows)
+        ends = committed.shape[1] - generated
+        prompts = committed.masked_fill(torch.arange(committed.shape[1], device=ends.device) >= ends[:, None], NOTHING)
+        text = torch.cat([committed, v.tokens], dim=-1)
+    return group.limits.lossless_positions(text, v.shape, generated, tables.lossy[group.slots], prompts)
 
 
 @dataclass(eq=False)

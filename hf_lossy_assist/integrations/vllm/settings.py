@@ -30,20 +30,21 @@ _ABSENT = {
     "inspect": "vLLM returns `logprobs` instead",
 }
 
-_MOST = {"num_paths": 32, "window": 64, "start": 64, "end": 64}
+_MOST = {"num_paths": 32, "window": 64, "start": 64, "end": 64, "except": 256, "strict_on_quotes": 64}
 """The most that a request may ask for of what costs time: numbers, and the lengths of a scope's markers."""
 
 _INTEGERS = ("k", "mismatches", "top_n", "num_paths", "window")
 """The integer settings of rules that a request may set. Any may cost time, so a new one needs an entry."""
 
 # Numbers and choices, which can't name a folder or a repository.
-_INSIDE: Mapping[str, Collection[str]] = {"scope": ("start", "end")} | {
+_INSIDE: Mapping[str, Collection[str]] = {"scope": ("start", "end", "except")} | {
     name: [
         x.name for x in settings_of(rule) if x.name in _INTEGERS or x.choices or (x.low is not None and not x.integer)
     ]
     for name, rule in REGISTRY.items()
 }
-_ASKED = {"seed", "require_lossless", "strict_first_n", "budget", *_ABSENT, *_INSIDE}.union(*_INSIDE.values())
+_LIMITS = ("strict_first_n", "strict_on_quotes", "budget")
+_ASKED = {"seed", "require_lossless", *_LIMITS, *_ABSENT, *_INSIDE}.union(*_INSIDE.values())
 """The keys of a request's ``lossy_config``; those of :data:`_ABSENT` may only be off."""
 
 
@@ -187,9 +188,10 @@ class EngineSettings:
         acceptor, drafting = parsed.rule, self.drafting
         if (obstacle := _obstacle(acceptor, drafting)) is not None:
             raise LossyUnsupportedError(f"`lossy_mode` {acceptor.name!r} can't be used in this engine: {obstacle}")
-        if parsed.limits.scope is not None and not drafting.texts_on_host:
+        if parsed.limits.reads_text and not drafting.texts_on_host:
+            name = "strict_on_quotes" if parsed.limits.scope is None else "scope"
             raise LossyUnsupportedError(
-                "`scope` in `lossy_config` compares texts, which this engine does not know when it schedules steps "
+                f"`{name}` in `lossy_config` compares texts, which this engine does not know when it schedules steps "
                 "ahead; start it with `--no-async-scheduling`"
             )
 
@@ -202,10 +204,15 @@ def _check_asked(place: str, values: Any, allowed: Collection[str]) -> None:
             raise LossyValueError(f"{where} can't be set; leave it out{nearest(str(key), allowed)}")
         if isinstance(value, Mapping) and key not in _ABSENT:
             _check_asked(f"{place}.{key}", value, _INSIDE.get(key, ()))
-        size, most = len(value) if isinstance(value, str | list) else value, _MOST.get(key)
+        size, most = _length(value) if isinstance(value, str | list) else value, _MOST.get(key)
         a_token = place.endswith(".scope") and size is value
         if most is not None and not a_token and isinstance(size, int | float) and size > most:
             raise LossyValueError(f"{where} has to be at most {most}, but is {size}")
+
+
+def _length(value: Any) -> int:
+    """Return how many characters and token ids a marker, or a list of them, has."""
+    return sum(map(_length, value)) if isinstance(value, list) else len(value) if isinstance(value, str) else 1
 
 
 def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
