@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..acceptors import Acceptor
 from ..call.config import LossyConfig
 from ..call.spelling import Spelling, split
+from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..drafting.model import check_draft_model
 from ..errors import LossyUnsupportedError, LossyValueError, need
 from ..evaluation.costs import GAMMAS as TIMED
 from ..evaluation.costs import KEEP_ALL, Costs, measure_costs
+from ..evaluation.evaluate import model_changes
 from ..evaluation.modes import EVERYTHING, DecodingMode, Models, parse_modes
-from ..evaluation.requests import Ending, batches_of, run_request
-from ..heads import Head
+from ..evaluation.requests import Ending, PromptBatch, batches_of, run_request
+from ..heads import Head, ModelIdentity
+from ..store.folder import MANIFEST, changes, folder_lock, read_manifest, refuse, write_json, write_whole
 from ..values import Rule
 from .advice import Advice, Replayed
-from .laws import Laws, processors_of, read_laws
+from .laws import LIKELIEST, Laws, processors_of, read_laws
 from .replay import Walk, greedy, rounds
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -51,6 +61,7 @@ class Advising:
     top_p: float = 1.0
     seed: int = 0
     tune: bool = False
+    out: Path | None = None  # a folder for texts, which an interrupted run goes on with
     track: Callable[..., Iterable[Any]] = field(default=lambda items, description="": items)
 
     def __post_init__(self) -> None:
@@ -72,23 +83,24 @@ class Advising:
     def run(self) -> Advice:
         """Let the target answer, read the answers, time the models, and replay every rule."""
         rules = self._rules()
-        answers = list(self.track(self._answers(), total=len(self.prompts), description="answering"))
-        laws = Laws.of([text for _, text in answers], self.max_new_tokens)
+        texts = list(self.track(self._texts(), total=len(self.prompts), description="answering"))
+        laws = Laws.of(texts, self.max_new_tokens)
         tokens = laws.lengths.double().numpy()
         length = float(np.mean([len(prompt) for prompt in self.prompts]) + tokens.mean() / 2)
-        costs = self._costs(answers[0][0], round(length))
+        costs = self._costs(texts[0]["ids"].tolist(), round(length))
         replayed = [
             self._replay(mode, rule, laws) for mode, rule in self.track(rules, description="replaying")
         ]  # fmt: skip
         lossless = greedy(rules[0][1], laws)
-        keywords = self.plain.keywords(self.models, self.seed)
-        decoding = {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
         matches = float(lossless.keep[laws.real.numpy()].mean())
 
         def keeping(share: float) -> dict[int, Walk]:
             return {gamma: lossless.keeping(share).walk(laws, gamma) for gamma in GAMMAS}
 
-        return Advice(replayed, tokens, length, costs, matches, keeping, decoding)
+        advice = Advice(replayed, tokens, length, costs, matches, keeping, self.decoding)
+        if self.out is not None:
+            write_json(self.out / "advice.json", advice.entry)
+        return advice
 
     def _rules(self) -> list[tuple[DecodingMode, Acceptor]]:
         """Return the modes and their rules, ``lossless`` first; a mode's draft length is the one to show."""
@@ -106,22 +118,53 @@ class Advising:
             found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
         return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
 
-    def _answers(self) -> Iterable[tuple[list[int], Mapping[str, Any]]]:
-        """Yield each prompt with the target's answer, and the laws along the answer."""
-        models, writer = self.models, replace(KEEP_ALL, rule="lossless", settings={}, temperature=self.temperature)
-        ending = Ending(self.ends, self.tokenizer) if self.ends else None
-        keywords = self.plain.keywords(models, self.seed)
-        keywords = {name: x for name, x in keywords.items() if name not in ("lossy_mode", "return_dict_in_generate")}
-        for batch in batches_of(self.prompts, device=models.target.device, seed=self.seed):
-            prompt = batch.ids[0].tolist()
-            response = run_request(
-                models, replace(writer, top_p=self.top_p), replace(batch, ending=ending), self.max_new_tokens
-            )
-            answer = response.rows[0].tolist()
-            laws = read_laws(
-                models.target, models.draft, prompt, answer, processors_of(models.target, prompt, **keywords)
-            )
-            yield [*prompt, *answer], laws
+    @property
+    def plan(self) -> dict[str, Any]:
+        """All that the texts on disk depend on."""
+        target, draft = self.models.target, self.models.draft
+        values = {
+            "target": asdict(ModelIdentity.of(target)), "draft": asdict(ModelIdentity.of(draft)),
+            "dtype": str(target.dtype).removeprefix("torch."), **model_changes(target, draft),
+            "temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_new_tokens,
+            "ends": self.ends, "seed": self.seed, "likeliest": LIKELIEST,
+        }  # fmt: skip
+        return json.loads(json.dumps(values))
+
+    def _texts(self) -> Iterable[dict[str, Tensor]]:
+        """Yield what both models say along the target's answer to each prompt, and write it to the folder."""
+        if self.out is not None:
+            self._open(self.out)
+        for batch in batches_of(self.prompts, device=self.models.target.device, seed=self.seed):
+            named = zlib.crc32(json.dumps([batch.ids.tolist(), batch.seed]).encode())
+            path = self.out and self.out / f"text-{named:08x}.safetensors"
+            text = _read(path) if path else None
+            if text is None:
+                text = self._read_text(batch)
+                if path:
+                    write_whole(path, save(text))
+            yield text
+
+    def _open(self, folder: Path) -> None:
+        with folder_lock(folder, ".lock"):
+            if (folder / MANIFEST).exists():
+                refuse(folder, changes(read_manifest(folder, "advise", {"likeliest": int}), self.plan))
+            write_json(folder / MANIFEST, self.plan)
+
+    def _read_text(self, batch: PromptBatch) -> dict[str, Tensor]:
+        """Let the target answer, faster than alone, and read its answer."""
+        models, writer = self.models, replace(self.plain, rule="lossless", gamma=DEFAULT_NUM_TOKENS)
+        prompt = batch.ids[0].tolist()
+        batch = replace(batch, ending=Ending(self.ends, self.tokenizer) if self.ends else None)
+        answer = run_request(models, writer, batch, self.max_new_tokens).rows[0].tolist()
+        processors = processors_of(models.target, prompt, **self.decoding)
+        laws = read_laws(models.target, models.draft, prompt, answer, processors)
+        return {"ids": torch.tensor([*prompt, *answer]), **laws}
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """Keywords of ``generate()`` that say how tokens are chosen."""
+        keywords = self.plain.keywords(self.models, self.seed)
+        return {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
 
     def _costs(self, text: Sequence[int], length: int) -> Costs:
         gammas, repeats = (TIMED, 4) if self.tune else ((0, 1, 5, 16, 32), 1)
@@ -155,6 +198,7 @@ def advise(
     draft_cost: float | None = None,
     tune: bool = False,
     seed: int = 0,
+    out: str | Path | None = None,
 ) -> Advice:
     """Predict how fast every rule would be with these models, here, and what it would change; no rule is run.
 
@@ -183,6 +227,8 @@ def advise(
         Whether to time more draft lengths, more often.
     seed
         Of the first prompt; each further prompt adds one.
+    out
+        A folder for ``advice.json`` and what the models said, with which an interrupted run goes on.
 
     Raises
     ------
@@ -205,10 +251,19 @@ def advise(
     advising = Advising(
         Models(target, draft, dict(heads or {}), tokenizer=tokenizer), tokenizer,
         [encoded(prompt, tokenizer) for prompt in prompts], modes or "", tuple(gammas), max_new_tokens, seed=seed,
-        tune=tune, track=lambda items, total=None, description="": logging.tqdm(items, total=total, desc=description),
+        tune=tune, out=out and Path(out),
+        track=lambda items, total=None, description="": logging.tqdm(items, total=total, desc=description),
     )  # fmt: skip
     advice = advising.run()
     return advice if draft_cost is None else advice.with_draft_cost(draft_cost)
+
+
+def _read(path: Path) -> dict[str, Tensor] | None:
+    """Return a text from its file; None where it is missing or damaged."""
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError):
+        return None
 
 
 def encoded(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

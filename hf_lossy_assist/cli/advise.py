@@ -12,7 +12,6 @@ from rich.console import Console
 from .. import tasks
 from ..advice.advising import Advising
 from ..errors import LossyValueError
-from ..store.folder import folder_lock, write_json
 from .console import progress
 from .models import DecodingOptions
 from .options import (
@@ -52,7 +51,7 @@ class AdviseOptions(DecodingOptions):
         typer.Option(metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."),
     ] = None
     tune: Annotated[bool, typer.Option("--tune", help="Time more draft lengths, more often.")] = False
-    out: Annotated[Path | None, typer.Option(help="Folder for advice.json.")] = None
+    out: Annotated[Path | None, typer.Option(help="Folder for advice.json; an interrupted run continues there.")] = None
 
 
 def advise(options: AdviseOptions) -> None:
@@ -71,6 +70,7 @@ def advise(options: AdviseOptions) -> None:
         advice = Advising(
             loaded.models, loaded.tokenizer, prompts, options.modes or "", gammas,
             options.max_new_tokens or loaded.length, source.ends, seed=options.seed or 0, tune=options.tune,
+            out=options.out,
             track=bar.track,
         ).run()  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
@@ -79,8 +79,6 @@ def advise(options: AdviseOptions) -> None:
         screen.print(f"where a drafted token takes {share:g} of a token of the target:", highlight=False)
         screen.print(advice.with_draft_cost(share).table())
     if options.out is not None:
-        with folder_lock(options.out, ".lock"):
-            write_json(options.out / "advice.json", advice.entry)
         screen.print(f"written: {options.out}", style="dim", soft_wrap=True)
 
 

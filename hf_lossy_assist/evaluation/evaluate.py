@@ -183,7 +183,7 @@ class Evaluation:
             "dtype": str(target.dtype).removeprefix("torch."),
             "target": asdict(ModelIdentity.of(target)),
             "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
-            **_model_changes(target, draft),
+            **model_changes(target, draft),
             **({"ends": list(self.task.ends)} if self.task.ends else {}),
             "modes": {mode.label: _described(mode, self.models.heads) for mode in self.modes},
             "problems": self._problems(),
@@ -346,7 +346,7 @@ def evaluate(
     return evaluation.finish(store)
 
 
-def _model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
+def model_changes(target: nn.Module, draft: nn.Module | None) -> dict[str, Any]:
     """Return the changes that made the models cheaper; their identities do not tell."""
     changes: dict[str, Any] = {"prepacked": is_prepacked(target) or None}
     if draft is not None:
