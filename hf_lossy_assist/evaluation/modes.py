@@ -154,7 +154,7 @@ class DecodingMode:
 
 
 def usual_modes(heads: Mapping[str, Head], gamma: int | str, temperature: float | None = None) -> list[DecodingMode]:
-    """Return ``lossless``, then every rule that can differ from it here.
+    """Return ``lossless``, then every rule that can differ from it here, with drafts of ``gamma`` tokens.
 
     A rule that needs a head takes part only if there is one.
 
@@ -163,13 +163,14 @@ def usual_modes(heads: Mapping[str, Head], gamma: int | str, temperature: float 
     >>> [mode.label for mode in usual_modes({}, 5, temperature=0.9)][:3]
     ['lossless', 'dropmatch', 'ears']
     """
-    modes = []
+    modes, drawn = [], temperature is not None
     for name, rule in REGISTRY.items():
         head = heads.get(name)
         if head_type(rule) is not None and head is None:
             continue
         acceptor = LossyConfig.from_fields(name, dict(rule.usual), head).rule
-        if name == "lossless" or not acceptor.is_lossless(temperature is not None):
+        idle = acceptor.is_lossless(drawn) or acceptor.check_mode(drawn, None if gamma == "auto" else gamma)
+        if name == "lossless" or not idle:
             modes.append(DecodingMode(name, name, rule.usual, gamma, temperature))
     return modes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shlex
+import warnings
 from pathlib import Path
 
 import pytest
@@ -129,12 +130,16 @@ def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
     assert (origin["prompt_length"], origin["max_new_tokens"], origin["dtype"]) == (9, 5, "bfloat16")
     assert origin["clock"] == "cpu"
     labels = [row["label"] for row in tables["ModeSummary"]]
-    assert labels[:3] == ["target alone", "stock assisted", "lossless"]
-    assert "dropmatch" in labels
-    assert "ears" not in labels
+    assert labels == ["target alone", "stock assisted", "lossless", "dropmatch", "typical", "regret", "min_p"]
     assert "ModeScore" not in tables
     assert (tmp_path / "bench.png").exists()
-    run(*models, "--prompts", "1", "--max-new-tokens", "2", "--repeats", "1", "--modes", "plain,stock")
+    quick = (*models, "--prompts", "1", "--max-new-tokens", "2", "--repeats", "1")
+    run(*quick, "--modes", "plain,stock")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        everything = run(*quick, "--modes", "all").stdout
+    assert all(f" {rule} " in everything for rule in ("lossless", "topk", "near_top", "margin"))
+    assert " fly " not in everything  # it changes nothing in drafts of five tokens, and would say so
 
 
 def test_a_batch_of_the_modes_that_can(tiny, tmp_path):

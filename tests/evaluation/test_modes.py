@@ -41,8 +41,8 @@ def batch(*seeds, seed=0):
     return PromptBatch(ids, torch.ones_like(ids), seed)
 
 
-def labels(heads, **options):
-    return [mode.label for mode in usual_modes(heads, 5, **options)]
+def labels(heads, gamma=5, **options):
+    return [mode.label for mode in usual_modes(heads, gamma, **options)]
 
 
 def test_every_rule_takes_part_that_can_make_a_difference(judged):
@@ -52,6 +52,7 @@ def test_every_rule_takes_part_that_can_make_a_difference(judged):
     assert set(sampled) - set(greedy) >= {"ears"}
     assert not {"judge", "sprinter", "ears"} & set(greedy)
     assert "judge" in labels(judged.heads)
+    assert "fly" not in greedy  # its window is longer than a draft of 5 tokens, in which it changes nothing
 
 
 def test_every_registered_rule_has_settings_or_defaults_that_differ_from_lossless(judged):
@@ -63,7 +64,7 @@ def test_every_registered_rule_has_settings_or_defaults_that_differ_from_lossles
         assert head_type(rule) is None or name in heads, f"{name} needs a head that this test does not know"
         acceptor = parse(name, dict(rule.usual), heads.get(name)).rule
         assert not (acceptor.is_lossless(False) and acceptor.is_lossless(True)), name
-    assert {*labels(heads), *labels(heads, temperature=0.9)} == set(REGISTRY)
+    assert {*labels(heads, 6), *labels(heads, "auto", temperature=0.9)} == set(REGISTRY)
 
 
 def test_all_of_them_generate(judged):
