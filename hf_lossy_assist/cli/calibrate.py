@@ -78,6 +78,12 @@ def calibrate(
 def _answered(
     evaluation: Evaluation, limits: tuple[float, float, float | None], out: Path, screen: Console
 ) -> Certificate:
+    limit = len(evaluation.examples)
+    screen.print(
+        f"Each setting: problems answered, of those at which its test is expected to end, judged by its losses so far; "
+        f"{limit} at most.",
+        style="dim", soft_wrap=True, highlight=False,
+    )  # fmt: skip
     bar = progress(screen)
     tasks_of: dict[str, Any] = {}
 

@@ -39,7 +39,7 @@ def rules(
         facts = [rule_facts(rule) for rule in chosen]
         typer.echo(json.dumps(facts if name is None else facts[0], indent=2, ensure_ascii=False))
         return
-    Console().print(rules_table(chosen) if name is None else rule_page(chosen[0]))
+    Console().print(rules_tables(chosen) if name is None else rule_page(chosen[0]))
 
 
 def rule_facts(rule: type[Acceptor]) -> dict[str, Any]:
@@ -72,16 +72,17 @@ def reads_of(rule: type[Acceptor]) -> list[str]:
     return [word for need, word in READS.items() if need in needs]
 
 
-def rules_table(chosen: list[type[Acceptor]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="`lossy-assist rules NAME` says more about one.")
-    for heading in ("rule", "settings: default (bounds)"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("reads", "source"):
-        table.add_column(heading, overflow="fold")
+def rules_tables(chosen: list[type[Acceptor]]) -> Group:
+    settings, sources = (Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0)) for _ in range(2))
+    for heading in ("rule", "settings: default (bounds)", "reads"):
+        settings.add_column(heading)
+    for heading in ("rule", "source"):
+        sources.add_column(heading)
     for rule in chosen:
-        settings = "\n".join(f"{each.name} {_default(each)} ({_bounds(each)})" for each in settings_of(rule))
-        table.add_row(*map(Text, (rule.name, settings or "–", ", ".join(reads_of(rule)) or "–", rule.paper)))
-    return table
+        listed = "\n".join(f"{each.name} {_default(each)} ({_bounds(each)})" for each in settings_of(rule))
+        settings.add_row(*map(Text, (rule.name, listed or "–", ", ".join(reads_of(rule)) or "–")))
+        sources.add_row(*map(Text, (rule.name, rule.paper)))
+    return Group(settings, sources, Text("`lossy-assist rules NAME` says more about one.", style="dim"))
 
 
 def rule_page(rule: type[Acceptor]) -> Group:

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hf_lossy_assist.acceptors import REGISTRY
 from hf_lossy_assist.cli.bench_report import request_table, speed_table, text_table, time_table
 from hf_lossy_assist.cli.calibrate import outcome_table
 from hf_lossy_assist.cli.mine import summary_table
 from hf_lossy_assist.cli.rendering import stats_table
+from hf_lossy_assist.cli.rules import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE
 from hf_lossy_assist.evaluation.quality import Mean
-from hf_lossy_assist.evaluation.tables import length_table, score_columns, score_table, table
+from hf_lossy_assist.evaluation.tables import as_text, length_table, score_columns, score_table, table
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
 SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04
@@ -100,3 +102,19 @@ def test_columns_move_to_another_table_before_a_digit_is_cut(width: int):
 
 def test_a_table_that_fits_keeps_intervals_beside_their_numbers():
     assert "-99.9 (-100.0 to -88.8)" in render(score_table(SCORES, TARGET_ALONE), 100)
+
+
+@pytest.mark.parametrize("lay_out", [score_table, length_table])
+def test_the_text_of_a_result_has_100_columns(lay_out: Any):
+    shown = as_text(lay_out(SCORES, TARGET_ALONE))
+    assert 80 < max(map(len, shown.splitlines())) <= 100
+    assert numbers_of(lay_out(SCORES, TARGET_ALONE)) <= {*shown.split()}, shown
+
+
+@pytest.mark.parametrize("name", ["all", *REGISTRY])
+def test_the_pages_of_rules_fit_and_break_no_word(name: str):
+    page = rules_tables([*REGISTRY.values()]) if name == "all" else rule_page(REGISTRY[name])
+    # The example ends the page, and is not to be broken.
+    shown, wide = (render(page, width).partition("target.generate")[0] for width in (80, 1000))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert {word for word in wide.split() if "─" not in word} <= {*shown.split()}, shown
