@@ -35,16 +35,16 @@ class Row:
     low: float
     high: float
     others: float  # the share of the text's tokens that the lossless rule would have refused
-    nats: float  # log p given up, per token of the text
-    worst: float  # by one token, at most
+    nats: float | None = None  # log p given up, per token of the text; greedily
+    worst: float | None = None  # by one token, at most
     tv: float | None = None  # between p and what the rule emits where it decides, in the mean; when sampling
     kl: float | None = None
     outside: float | None = None  # the mass that it emits where p is 0
 
     @property
-    def loss(self) -> float:
-        """What the front compares with the speed."""
-        return self.nats if self.kl is None else self.kl
+    def loss(self) -> float | None:
+        """What the front compares with the speed; None where it is not known."""
+        return self.kl if self.nats is None else self.nats
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Advice:
     costs: Costs
     matches: float
     keeping: Callable[[float], Mapping[int, Walk]]
-    decoding: Mapping[str, Any] = field(default_factory=dict)
+    decoding: Mapping[str, Any]
 
     def with_draft_cost(self, share: float) -> Advice:
         """Return the advice for other hardware, on which a drafted token takes ``share`` of a target's token."""
@@ -93,6 +93,11 @@ class Advice:
             raise LossyValueError(f"`draft_cost` has to be a number above 0, such as 0.05, but is {share!r}")
         drafted = tuple(share * self.costs.read(1, length) for length in self.costs.lengths)
         return replace(self, costs=replace(self.costs, drafted=drafted))
+
+    @property
+    def sampled(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.decoding["do_sample"]
 
     @property
     def draft_cost(self) -> float:
@@ -140,9 +145,10 @@ class Advice:
     def _row(self, one: Replayed, walk: Walk) -> Row:
         times, low, high = self._times(self.seconds(walk), self._lossless)
         total, rounds = self.tokens.sum(), walk.rounds.sum()
+        greedily = {"nats": float(walk.nats.sum() / total), "worst": float(walk.worst.max())}
         return Row(
             one.mode.label, walk.gamma, float(walk.kept.sum() / rounds), float(total / rounds), times, low, high,
-            float(walk.others.sum() / total), float(walk.nats.sum() / total), float(walk.worst.max()), **one.losses,
+            float(walk.others.sum() / total), **(one.losses if self.sampled else greedily),
         )  # fmt: skip
 
     @cached_property
@@ -158,7 +164,7 @@ class Advice:
     @cached_property
     def front(self) -> tuple[Row, ...]:
         """The rows that gain, and than which no other loses less and gains as much."""
-        rules = [row for row in self.rows if row.mode != EVERYTHING and row.times_lossless > 1 and row.loss > 0]
+        rules = [row for row in self.rows if row.mode != EVERYTHING and row.times_lossless > 1 and row.loss]
         return tuple(
             row
             for row in rules
@@ -196,10 +202,11 @@ class Advice:
         by_label = {one.mode.label: one for one in self.replayed}
         if mode is not None and mode not in by_label:
             raise LossyValueError(f"`mode` has to be one of {list(by_label)}, but is {mode!r}{nearest(mode, by_label)}")
+        measure, bound = ("tv", max_tv) if self.sampled else ("nats", max_nats)
         fine = [
             row
             for row in self.rows
-            if (row.mode == mode if mode else row.nats <= max_nats if row.tv is None else row.tv <= max_tv)
+            if (row.mode == mode if mode else getattr(row, measure) is not None and getattr(row, measure) <= bound)
         ]
         row = max(fine, key=lambda row: row.times_lossless)
         if mode is None and row.low <= 1:
@@ -243,13 +250,11 @@ class Advice:
             "× lossless (95 %)": lambda row: f"{row.times_lossless:.2f} ({row.low:.2f} … {row.high:.2f})",
             "other\n(%)": lambda row: percent(row.others, 1),
         }
-        if self.rows[0].tv is None:
-            columns |= {"nats": lambda row: f"{row.nats:.3f}", "worst": lambda row: f"{row.worst:.1f}"}
+        if self.sampled:
+            columns |= {name.upper(): lambda row, name=name: _three(getattr(row, name)) for name in ("tv", "kl")}
+            columns["outside\n(%)"] = lambda row: percent(row.outside, 1)
         else:
-            columns |= {
-                "TV": lambda row: f"{row.tv:.3f}", "KL": lambda row: f"{row.kl:.3f}",
-                "outside\n(%)": lambda row: percent(row.outside, 1),
-            }  # fmt: skip
+            columns |= {"nats": lambda row: _three(row.nats), "worst": lambda row: f"{row.worst:.1f}"}
         columns["front"] = lambda row: "ceiling" if row.mode == EVERYTHING else "*" if row in front else ""
         return table(self.rows, columns, "What each rule brings")
 
@@ -266,9 +271,9 @@ class Advice:
     @property
     def entry(self) -> dict[str, Any]:
         """What ``advice.json`` has."""
-        empty = {name for name in ("tv", "kl", "outside") if getattr(self.rows[0], name) is None}
+        other = ("nats", "worst") if self.sampled else ("tv", "kl", "outside")
         return {
-            "rows": [{key: x for key, x in asdict(row).items() if key not in empty} for row in self.rows],
+            "rows": [{key: x for key, x in asdict(row).items() if key not in other} for row in self.rows],
             "front": [f"{row.mode}@{row.gamma}" for row in self.front],
             "costs": {
                 "draft": self.costs.token(self.length), "draft_cost": self.draft_cost, "length": self.length,
@@ -277,6 +282,10 @@ class Advice:
             "decoding": dict(self.decoding), "answers": len(self.tokens), "tokens": int(self.tokens.sum()),
             "matches": self.matches, "ceiling": self.ceiling.times_lossless, "said": self.said,
         }  # fmt: skip
+
+
+def _three(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
 
 
 @dataclass(frozen=True)

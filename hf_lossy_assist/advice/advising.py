@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,17 @@ from ..store.folder import MANIFEST, changes, folder_lock, read_manifest, refuse
 from ..values import Rule
 from .advice import Advice, Replayed
 from .laws import LIKELIEST, Laws, processors_of, read_laws
-from .replay import Walk, greedy, rounds
+from .replay import Acceptance, Walk, drawn, greedy, rounds
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Draft lengths among which each rule's best is looked for."""
 
 GREEDY = "near_top,min_p,regret,margin,topk,typical,relaxed:top_n=2:delta=0.2,fsd,fly,lenience,ensemble"
 """The rules that are compared by default in greedy decoding; ``lossless`` and ``everything`` always are."""
+
+SAMPLED = "ears,ears:beta=0.5,ears:beta=1.0,cactus:delta=0.01,cactus,cactus:delta=1.0,near_top"
+SAMPLED += ",near_top:alpha=0.75,lenience,ensemble,typical,topk,min_p"
+"""The same when sampling."""
 
 _GAMMAS = Rule("a list of different ints from 1 to 64", lambda x: len({*x}) == len([*x]) and all(
     type(gamma) is int and 1 <= gamma <= 64 for gamma in x
@@ -82,16 +87,12 @@ class Advising:
 
     def run(self) -> Advice:
         """Let the target answer, read the answers, time the models, and replay every rule."""
-        rules = self._rules()
-        texts = list(self.track(self._texts(), total=len(self.prompts), description="answering"))
-        laws = Laws.of(texts, self.max_new_tokens)
+        rules, laws = self.rules, self.laws
         tokens = laws.lengths.double().numpy()
         length = float(np.mean([len(prompt) for prompt in self.prompts]) + tokens.mean() / 2)
-        costs = self._costs(texts[0]["ids"].tolist(), round(length))
-        replayed = [
-            self._replay(mode, rule, laws) for mode, rule in self.track(rules, description="replaying")
-        ]  # fmt: skip
-        lossless = greedy(rules[0][1], laws)
+        costs = self._costs(round(length))
+        replayed = [self.replay(mode, rule) for mode, rule in self.track(rules, description="replaying")]
+        lossless = self._decided(rules[0][1])[0]
         matches = float(lossless.keep[laws.real.numpy()].mean())
 
         def keeping(share: float) -> dict[int, Walk]:
@@ -102,9 +103,16 @@ class Advising:
             write_json(self.out / "advice.json", advice.entry)
         return advice
 
-    def _rules(self) -> list[tuple[DecodingMode, Acceptor]]:
-        """Return the modes and their rules, ``lossless`` first; a mode's draft length is the one to show."""
-        texts = [text.strip() for text in split(self.modes or GREEDY, ",")]
+    @cached_property
+    def laws(self) -> Laws:
+        """What both models say along the target's answers, which are made now."""
+        texts = self.track(self._texts(), total=len(self.prompts), description="answering")
+        return Laws.of(list(texts), self.max_new_tokens)
+
+    @cached_property
+    def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
+        """The modes and their rules, ``lossless`` first; a mode's draft lengths are those to show."""
+        texts = [text.strip() for text in split(self.modes or (GREEDY if self.temperature is None else SAMPLED), ",")]
         found = {}
         for text in dict.fromkeys(("lossless", *texts, EVERYTHING)):
             (mode,) = parse_modes(text, None, self.temperature)
@@ -166,23 +174,29 @@ class Advising:
         keywords = self.plain.keywords(self.models, self.seed)
         return {name: keywords[name] for name in ("do_sample", "temperature", "top_k", "top_p") if name in keywords}
 
-    def _costs(self, text: Sequence[int], length: int) -> Costs:
+    def _costs(self, length: int) -> Costs:
         gammas, repeats = (TIMED, 4) if self.tune else ((0, 1, 5, 16, 32), 1)
         mode = replace(KEEP_ALL, temperature=self.temperature, top_p=self.top_p)
         return measure_costs(
-            self.models, text, lengths=(length,), gammas=gammas, mode=mode, repeats=repeats,
+            self.models, self.prompts[0], lengths=(length,), gammas=gammas, mode=mode, repeats=repeats,
             track=lambda turns: self.track(turns, description="timing"),
         )  # fmt: skip
 
-    def _replay(self, mode: DecodingMode, rule: Acceptor, laws: Laws) -> Replayed:
+    def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
+        """Walk along the answers as a rule would, with drafts of every length."""
         shown = mode.gamma or (self.gammas if mode.label != EVERYTHING else ())
-        gammas = sorted({*GAMMAS, *shown})
-        if rule.reads_draft:
-            walks = {gamma: rounds(rule, laws, gamma) for gamma in gammas}
+        gammas, sampled = sorted({*GAMMAS, *shown}), self.temperature is not None
+        if rule.has_effect(sampled) and (rule.reads_draft or (sampled and rule.decides_whole_drafts)):
+            # What such a rule emits at a position depends on others.
+            losses = dict.fromkeys(("tv", "kl", "outside"), 0.0) if rule.is_lossless(sampled) else {}
+            walks = {gamma: rounds(rule, self.laws, gamma, sampled) for gamma in gammas}
         else:
-            alone = greedy(rule, laws)
-            walks = {gamma: alone.walk(laws, gamma) for gamma in gammas}
-        return Replayed(replace(mode, gamma=None), walks, tuple(shown))
+            alone, losses = self._decided(rule)
+            walks = {gamma: alone.walk(self.laws, gamma) for gamma in gammas}
+        return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)
+
+    def _decided(self, rule: Acceptor) -> tuple[Acceptance, dict[str, float]]:
+        return (greedy(rule, self.laws), {}) if self.temperature is None else drawn(rule, self.laws)
 
 
 def advise(
@@ -195,6 +209,8 @@ def advise(
     gammas: Sequence[int] = (),
     max_new_tokens: int = 256,
     heads: Mapping[str, Head] | None = None,
+    temperature: float | None = None,
+    top_p: float = 1.0,
     draft_cost: float | None = None,
     tune: bool = False,
     seed: int = 0,
@@ -221,6 +237,8 @@ def advise(
         The longest answer.
     heads
         Trained heads by the rule that uses them.
+    temperature, top_p
+        Of sampling, with no other warper; without a temperature, decoding is greedy.
     draft_cost
         The time of a drafted token as a share of a token of the target alone, for other hardware; measured by default.
     tune
@@ -251,7 +269,7 @@ def advise(
     advising = Advising(
         Models(target, draft, dict(heads or {}), tokenizer=tokenizer), tokenizer,
         [encoded(prompt, tokenizer) for prompt in prompts], modes or "", tuple(gammas), max_new_tokens, seed=seed,
-        tune=tune, out=out and Path(out),
+        temperature=temperature, top_p=top_p, tune=tune, out=out and Path(out),
         track=lambda items, total=None, description="": logging.tqdm(items, total=total, desc=description),
     )  # fmt: skip
     advice = advising.run()

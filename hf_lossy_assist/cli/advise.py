@@ -21,6 +21,7 @@ from .options import (
     TaskData,
     TaskName,
     TaskOptions,
+    TopP,
     parse_task_options,
 )
 
@@ -45,6 +46,7 @@ class AdviseOptions(DecodingOptions):
     task_option: TaskOptions = None
     split: Annotated[str, typer.Option(help="The task's split.")] = "test"
     prompt_file: PromptFile = None
+    top_p: TopP = 1.0
     max_new_tokens: MaxNewTokens = None
     draft_cost: Annotated[
         str | None,
@@ -69,9 +71,8 @@ def advise(options: AdviseOptions) -> None:
     with progress(screen) as bar:
         advice = Advising(
             loaded.models, loaded.tokenizer, prompts, options.modes or "", gammas,
-            options.max_new_tokens or loaded.length, source.ends, seed=options.seed or 0, tune=options.tune,
-            out=options.out,
-            track=bar.track,
+            options.max_new_tokens or loaded.length, source.ends, options.warmth, options.top_p,
+            seed=options.seed or 0, tune=options.tune, out=options.out, track=bar.track,
         ).run()  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())

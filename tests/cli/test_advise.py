@@ -34,6 +34,31 @@ def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
     assert all(row["low"] <= row["times_lossless"] <= row["high"] for row in found["rows"])
 
 
+def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
+    given = (
+        "--sample",
+        "--temperature",
+        "1",
+        "--top-p",
+        "0.95",
+        "--modes",
+        "ears:beta=1.0,fly",
+        "--out",
+        str(tmp_path),
+    )
+    shown = run(*given)
+    assert "TV" in shown
+    rows = {row["mode"]: row for row in json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))["rows"]}
+    assert rows["lossless"]["tv"] < 1e-6 < rows["ears:beta=1.0"]["tv"] < 1
+    assert rows["fly"]["tv"] is None  # what it emits depends on later tokens
+    assert "nats" not in rows["lossless"]
+    texts = sorted(tmp_path.glob("text-*"))
+    before = [path.stat().st_mtime_ns for path in texts]
+    run(*given, "--prompts", "3")
+    assert [path.stat().st_mtime_ns for path in texts] == before
+    assert "`--temperature` was 1.0 and is None" in run("--out", str(tmp_path), code=2).replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -1,0 +1,126 @@
+"""``python -m benchmarks.replayed_rounds``: what ``advise`` predicts beside what the loop itself keeps, rule by rule.
+
+Every rule answers the same prompts with every draft length. A cell is right if zero lies within the 95 % interval of
+the difference between both means of kept tokens per round, by a bootstrap over prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from benchmarks import PairName, command, numbers
+from hf_lossy_assist.advice.advising import Advising
+from hf_lossy_assist.cli.console import limit_threads, progress
+from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
+from hf_lossy_assist.cli.options import Threads
+from hf_lossy_assist.evaluation.modes import usual_modes
+from hf_lossy_assist.evaluation.requests import batches_of, run_request
+from hf_lossy_assist.evaluation.tables import table
+from hf_lossy_assist.store.folder import append_lines, read_lines
+
+MORE = "margin:gap=1.0,relaxed:top_n=2:delta=0.2,cactus:delta=1.0,ears:beta=1.0,everything"
+COLUMNS = {
+    name: itemgetter(i) for i, name in enumerate(("rule", "γ", "predicted", "seen", "error\n(%)", "95 %", "right"))
+}
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="A file of cells; those that it has are not measured again.")],
+    pair: PairName = "arithmetic",
+    prompts: Annotated[int, typer.Option(min=2, help="Number of prompts.")] = 100,
+    gammas: Annotated[str, typer.Option(help="Draft lengths.")] = "2,5,8,16",
+    batch: Annotated[int, typer.Option(min=1, help="Prompts that are answered together.")] = 50,
+    modes: Annotated[str | None, typer.Option(help="Rules, as for evaluate; all of them by default.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Compare predicted with seen tokens, greedily and drawn at temperature 1; print every cell, and the summary."""
+    limit_threads(threads)
+    screen, loaded = Console(soft_wrap=True), ModelOptions(pair).load()
+    done = {(cell["drawn"], cell["mode"], cell["gamma"]): cell for cell in map(json.loads, read_lines(out))}
+    with progress(screen) as bar:
+        for temperature in (None, 1.0):
+            lengths = numbers("--gammas", gammas, int)
+            for cell in cells(loaded, temperature, prompts, lengths, batch, modes, done, bar):
+                append_lines(out, [cell])
+                done[cell["drawn"], cell["mode"], cell["gamma"]] = cell
+    for drawn in (False, True):
+        rows = [row_of(cell) for cell in done.values() if cell["drawn"] == drawn]
+        screen.print(table(rows, COLUMNS, "drawn at temperature 1" if drawn else "greedy"))
+    errors = np.array([difference(cell) for cell in done.values()])
+    screen.print(
+        f"{len(errors)} cells: {np.mean((errors[:, 1] <= 0) & (errors[:, 2] >= 0)):.1%} right; relative error "
+        f"{np.abs(errors[:, 0]).mean():.2%} in the mean, {np.abs(errors[:, 0]).max():.2%} at worst"
+    )
+
+
+def cells(
+    loaded: LoadedModels, temperature: float | None, count: int, gammas: list[int], size: int, modes: str | None,
+    done: Mapping[tuple[bool, str, int], Any], bar: Any,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Yield the cells that are missing: rounds and kept tokens by prompt, of the replay and of the loop."""
+    prompts, limit = loaded.encode(loaded.examples(count)), loaded.length
+    names = [mode.label for mode in usual_modes({}, 5, temperature) if mode.label != "dropmatch"]
+    spelt = modes or ",".join([*names, MORE])
+    advising = Advising(
+        loaded.models, loaded.tokenizer, prompts, spelt, tuple(gammas), limit, temperature=temperature, track=bar.track
+    )
+    sampled = temperature is not None
+    own = [(mode, rule) for mode, rule in advising.rules if mode.label == "lossless" or not rule.is_lossless(sampled)]
+    for mode, rule in bar.track(own, description="drawn" if temperature else "greedy"):
+        missing = [gamma for gamma in gammas if (sampled, mode.label, gamma) not in done]
+        walks = advising.replay(mode, rule).walks if missing else {}
+        for gamma in missing:
+            work = []
+            for together in batches_of(prompts, size, pad=loaded.tokenizer.pad_token_id, seed=1000):
+                work += run_request(loaded.models, replace(mode, gamma=gamma), together, limit).work
+            rounds, kept, _ = (list(column) for column in zip(*work, strict=True))
+            yield {
+                "drawn": sampled, "mode": mode.label, "gamma": gamma,
+                "predicted": [walks[gamma].rounds.tolist(), walks[gamma].kept.tolist()], "seen": [rounds, kept],
+            }  # fmt: skip
+
+
+def difference(cell: Mapping[str, Any], resamples: int = 2000) -> tuple[float, float, float]:
+    """Return by which share kept tokens per round are predicted too high, with the interval.
+
+    Examples
+    --------
+    >>> difference({"predicted": [[10, 10], [21, 21]], "seen": [[10, 10], [20, 20]]})[0]
+    0.05
+    """
+    predicted, seen = (np.array(cell[name], dtype=float) for name in ("predicted", "seen"))
+    count = predicted.shape[1]
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), resamples)
+    draws = np.concatenate([np.ones((1, count)), draws])
+    (rounds, kept), (of_loop, kept_there) = predicted @ draws.T, seen @ draws.T
+    errors = (kept / rounds) / (kept_there / of_loop) - 1
+    return round(float(errors[0]), 9), *map(float, np.quantile(errors[1:], (0.025, 0.975)))
+
+
+def row_of(cell: Mapping[str, Any]) -> list[str]:
+    error, low, high = difference(cell)
+    means = [f"{sum(kept) / sum(rounds):.2f}" for rounds, kept in (cell["predicted"], cell["seen"])]
+    interval = f"{100 * low:+.1f} to {100 * high:+.1f}"
+    return [
+        cell["mode"],
+        str(cell["gamma"]),
+        *means,
+        f"{100 * error:+.1f}",
+        interval,
+        "yes" if low <= 0 <= high else "",
+    ]
+
+
+app = command(main)
+
+if __name__ == "__main__":
+    app()
