@@ -38,7 +38,7 @@ from .checks import (
 )
 from .config import FIELDS, LossyConfig
 from .drafter_choice import DrafterChoice
-from .drafter_making import DrafterMaker
+from .drafter_making import make_drafter
 from .given import GivenFields
 from .prepared import Prepared
 from .row_by_row import decode_row_by_row
@@ -163,7 +163,8 @@ class LossyCall:
         """Put a run together; ``row`` is the number of its first row in ``progress``."""
         acceptor, config = self.config.rule, call.config
         texts, processors = Texts(call.ids, call.padding, row), call.processors
-        runner, draft_runner = choose_runners(self.model, self.config.compile, acceptor, self.choice, call)
+        switch = self._switch(call)
+        runner, draft_runner = choose_runners(self.model, self.config.compile, acceptor, self.choice, call, switch)
         if call.batch > 1:
             check_together(acceptor.name, call)
             processors = row_aligned(processors, texts)
@@ -172,13 +173,11 @@ class LossyCall:
             windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
         outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows, row)
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
-        drafter = DrafterMaker(self.choice, acceptor, call, processors, randomness).drafter(
-            draft_runner, self.config.tree
-        )
+        drafter = make_drafter(self.choice, acceptor, call, processors, randomness, draft_runner, self.config.tree)
         kind = Decoding if acceptor.unverified_drafting is None else UnverifiedDecoding
         return kind(
             texts,
-            target=Target(runner, reader, "logits" in outputs.wanted, self._switch(call)),
+            target=Target(runner, reader, "logits" in outputs.wanted, switch),
             drafter=drafter,
             acceptor=acceptor,
             progress=progress,

@@ -33,14 +33,20 @@ Runners = tuple[ModelRunner, Callable[[], ModelRunner] | None]
 
 
 def choose_runners(
-    model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
+    model: PreTrainedModel,
+    compile: bool | None,
+    acceptor: Acceptor,
+    choice: DrafterChoice,
+    call: Prepared,
+    switch: compat.FrequencySwitch | None,
 ) -> Runners:
     """Return the runners of a call, compiled where it wants that.
 
-    ``compile`` None compiles where ``generate()`` itself would: on a static cache, on a GPU. A static cache of the
-    call's own that can't be used gives way to a dynamic one; for a caller's cache this is an error.
+    ``switch`` says where the target's frequencies change. ``compile`` None compiles where ``generate()`` itself would:
+    on a static cache, on a GPU. A static cache of the call's own that can't be used gives way to a dynamic one; for a
+    caller's cache this is an error.
     """
-    static = _static(model, compile, acceptor, choice, call)
+    static = _static(model, compile, acceptor, choice, call, switch)
     if static is not None:
         return static
     inputs = compat.forward_inputs(model, call.ids, call.inputs)
@@ -64,14 +70,18 @@ def _last_position(call: Prepared) -> int | None:
 
 
 def _static(
-    model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared
-) -> Runners | None:
+    model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared,
+    switch: compat.FrequencySwitch | None,
+) -> Runners | None:  # fmt: skip
     """Return a call's runners on static caches; None where these are impossible or not wanted."""
     cache = compat.cache_of(call.inputs)
     given = isinstance(compat.text_cache(cache), StaticCache)
     if not given and not compile:
         return None
-    if (obstacle := _obstacle(model, acceptor, choice, call)) is not None:
+    obstacle = _obstacle(model, acceptor, choice, call)
+    if obstacle is None and switch is not None:
+        obstacle = "its frequencies change with the width of a forward"
+    if obstacle is not None:
         if given and belongs_to_user(cache):
             raise LossyUnsupportedError(
                 f"`{compat.CACHE}` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
@@ -107,8 +117,6 @@ def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice,
         return f"`{compat.CACHE}` is a {type(cache).__name__}"
     if belongs_to_user(cache) and not rewinds(cache):
         return "its sliding windows can't be rolled back by position"
-    if compat.frequency_switch(model, call.inputs.get("attention_mask"), call.batch, call.config.max_length):
-        return "its frequencies change with the width of a forward"
     if call.batch > 1 and path_to_decoder(model) is None:
         return f"the decoder of {type(model).__name__} is no module of its own, so its rows can't be filled up"
     return _obstacle_to_static(model) or _obstacle_to_inputs(call)

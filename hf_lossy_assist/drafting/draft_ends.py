@@ -21,8 +21,6 @@ _SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 class DraftLength:
     """Drafts ``size`` tokens in every round."""
 
-    adapts = False  # whether it learns from rounds
-
     def __init__(self, size: int) -> None:
         self.size = size
 
@@ -33,8 +31,6 @@ class DraftLength:
 
 class HeuristicLength(DraftLength):
     """Adds two after a fully accepted draft and subtracts one otherwise: transformers' ``"heuristic"`` schedule."""
-
-    adapts = True
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.size = self.size + 2 if accepted == drafted else max(1, self.size - 1)
