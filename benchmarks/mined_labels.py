@@ -25,6 +25,7 @@ from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
 from hf_lossy_assist.mining.search import Search, UnfinishedSearches, record_of, search_of
 from hf_lossy_assist.mining.searches import Searched
 from hf_lossy_assist.store.folder import append_lines
+from hf_lossy_assist.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class KnownLabels:
     """Stands in for a search: yields the labels that are known, and leaves the other prompts out."""
 
     known: Known
+    task: Task
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         for prompt in prompts:
@@ -50,7 +52,10 @@ class KnownLabels:
                     f"`labels` has labels of another prompt than {prompt.id} of `task`, "
                     f"{prompt.example.prompt[:80]!r}; give the task and the data that were mined"
                 )
-            yield Searched(prompt, *self.known.searches[prompt.id])
+            cost, found = self.known.searches[prompt.id]
+            if found.solved is None and prompt.example.answer:
+                found = replace(found, solved=self.task.equivalent(found.answer, prompt.example.answer))
+            yield Searched(prompt, cost, found)
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class RestoringOptions(MiningOptions):
     known: Known = field(default_factory=Known)
 
     def miner(self, loaded: LoadedModels) -> Miner:
-        return replace(super().miner(loaded), searches=KnownLabels(self.known))
+        return replace(super().miner(loaded), searches=KnownLabels(self.known, loaded.task))
 
 
 def labels_of_mismatches(argument: str, folder: Path) -> Mined:
@@ -94,7 +99,8 @@ def keep(
 ) -> None:
     """Write the labels of a folder, a line for each prompt, without texts and states; unfinished searches count."""
     mined = labels_of_mismatches("folder", folder)
-    names = ("index", "target_token", "draft_token", "important")
+    fields = ("index", "target_token", "draft_token", "important", "weight")
+    names = [name for name in fields if name in mined.tokens.column_names]  # older data have no weights
     labels: dict[int, list[list[Any]]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
         labels.setdefault(prompt, []).append(values)

@@ -17,7 +17,7 @@ folder = Path(tempfile.mkdtemp())
 data, head = folder / "mined", folder / "judge"
 # Few problems, to be quick; a useful head needs thousands.
 command("mine", "--pair", "arithmetic", "--num-prompts", 14, "--out", data)
-command("train", "judge", "--data", data, "--pair", "arithmetic", "--validation", 0.3, "--out", head)
+command("train", "judge", "--data", data, "--pair", "arithmetic", "--out", head)
 command("publish", head, "your-org/your-judge", "--dry-run")  # without --dry-run once you are logged in
 
 pair = pairs.load("arithmetic")

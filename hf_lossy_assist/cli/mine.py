@@ -26,7 +26,8 @@ from ..mining.mining_run import mine as run
 from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner, PromptResult
 from ..mining.ratio_labels import RatioMiner
 from ..mining.reading import check
-from ..mining.search import UnfinishedSearches
+from ..mining.rejoining import Rejoining
+from ..mining.search import Chosen, UnfinishedSearches
 from ..mining.searches import Searches
 from ..mining.writing import ApiWriter, LocalWriter, ResponseLimits, Writer
 from ..models.quantised import quantize_draft
@@ -73,6 +74,24 @@ class MiningOptions(ModelOptions):
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of draws.")] = 0
     folds: Annotated[int, typer.Option(min=1, help="Folds that the prompts are dealt into.")] = 5
+    mismatches: Annotated[
+        int | None, typer.Option(min=1, help="judge: label so many of a prompt's mismatches, drawn by --seed, not all.")
+    ] = None
+    only_solved: Annotated[
+        bool, typer.Option("--only-solved", help="judge: leave out prompts that the target answers wrongly.")
+    ] = False
+    look_up: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="judge: where a text's last tokens, so many, are the old text's, read the old one's rest at once; 0: "
+            "never.",
+        ),
+    ] = 4
+    stop_equal: Annotated[
+        int,
+        typer.Option(min=0, help="judge: take that rest as known after so many equal tokens; 0: never."),
+    ] = 0
     features_target: Annotated[
         bool, typer.Option("--features-target", help="judge, self: store the states after the target's tokens too.")
     ] = False
@@ -157,17 +176,19 @@ class MiningOptions(ModelOptions):
         judged = partial(JudgeMiner, models=loaded.by_role, positions=dict.fromkeys(loaded.by_role, positions))
         if self.labels == "self":
             return judged(SelfLabels(loaded.target, guesses, limits, choice, size, self.horizon, self.most_lost))
+        decode = partial(tokenizer.decode, skip_special_tokens=True)
         if self.target_api is None:
             author = loaded.target
             if self.writer_dtype is not None:
                 author = quantize_draft(author, self.writer_dtype)
-            writer: Writer = LocalWriter(author, size, limits, choice)
+            rejoining = Rejoining(self.look_up or None, self.stop_equal or None, decode)
+            writer: Writer = LocalWriter(author, size, limits, choice, rejoining)
         else:
             model = ApiModel(self.target_api, self.target_api_model, timeout=self.target_api_timeout)
             writer = ApiWriter(model, loaded.task, tokenizer, limits, size)
-        decode = partial(tokenizer.decode, skip_special_tokens=True)
         unfinished = UnfinishedSearches(self.out, this_process().number)
-        return judged(Searches(writer, guesses, loaded.task, decode, size, self.task_workers, unfinished))
+        chosen = Chosen(self.mismatches, self.seed, self.only_solved)
+        return judged(Searches(writer, guesses, loaded.task, decode, size, self.task_workers, unfinished, chosen))
 
     def compared(self, loaded: LoadedModels) -> dict[str, Any]:
         """Return the settings that the data depend on, which a continued run has to keep."""
@@ -262,7 +283,8 @@ def mine(options: MiningOptions) -> None:
     )  # fmt: skip
     kind = "ratio" if options.labels == "ratio" else "judge"
     plan = MiningPlan(kind, loaded.task.name, loaded.target, loaded.draft, options.compared(loaded))
-    counts = {"num_prompts": options.num_prompts, "batch_size": options.batch_size, "processes": process.count}
+    names = ("num_prompts", "batch_size", "mismatches", "only_solved", "look_up", "stop_equal")
+    counts = {name: getattr(options, name) for name in names} | {"processes": process.count}
     screen, miner = Console(), options.miner(loaded)
     open_run(out, plan, records.provenance(loaded.draft.device, **counts))
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -22,6 +22,9 @@ from .models import ModelOptions, identity_of
 from .options import TrainOptions
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ..heads import JudgeConfig, VerifierConfig
     from ..training.examples import LabelledMismatch
     from ..training.judge_training import JudgeSettings
@@ -64,20 +67,23 @@ class JudgeOptions(TrainOptions):
     task: Annotated[str | None, typer.Option(help="With --annotations, the task; the file's name by default.")] = None
     device: Annotated[str | None, typer.Option(help="With --annotations, where both models run.")] = None
     features: Annotated[
-        Literal["draft", "previous", "both"],
-        typer.Option(help="The state that has read the drafted token, the one that predicted it, or both."),
-    ] = "draft"
+        Literal["draft", "previous", "both"] | None,
+        typer.Option(
+            help="The state that has read the drafted token, the one that predicted it, or both; by default the better "
+            "of the two, out of fold."
+        ),
+    ] = None
     models: Annotated[Literal["target", "draft", "both"], typer.Option(help="The models to read states of.")] = "target"
     recall: Annotated[float, typer.Option(help="Share of important tokens that the threshold has to find.")] = 0.9
     folds: Annotated[
         bool | None,
         typer.Option(
             "--folds/--no-folds",
-            help="Also train a head for each fold of the data; by default unless they come from a training split.",
+            help="Also save the heads that have not seen one fold; by default unless the data come from a training "
+            "split.",
         ),
     ] = None
     compare: Annotated[bool, typer.Option("--compare", help="Also try other classifiers and other states.")] = False
-    validation: Validation = 0.1
 
     def check(self) -> None:
         """Refuse options that conflict, before anything is loaded."""
@@ -120,100 +126,84 @@ class JudgeOptions(TrainOptions):
 def judge(options: JudgeOptions) -> None:
     """Train a judge head, which tells whether a mismatch matters for the answer (AutoJudge).
 
-    The head is a logistic regression on standardised hidden states. Held-out prompts choose its regularisation and its
-    threshold. With --folds, OUT/fold-0, OUT/fold-1, … get heads that were trained on the other folds, to be measured on
-    their own fold; the head in OUT is trained on all prompts.
+    The head is a logistic regression on standardised hidden states, fitted to all prompts. Its figures and thresholds
+    are out of fold: each prompt is judged by a head that has not seen it. With --folds, these heads are kept in
+    OUT/fold-0, OUT/fold-1, …, to be measured on their own fold.
     """
     from ..training.judge_training import JudgeSettings
 
     limit_threads(options.threads)
     disable_progress_bar()
-    settings = JudgeSettings(
-        options.models, options.features, options.recall, validation_share=options.validation, seed=options.seed
-    )
+    settings = JudgeSettings(options.models, options.features, options.recall, seed=options.seed)
     options.check()
     screen = Console()
     judged = options.read(None if options.compare else settings.columns, screen)
     judged = replace(judged, origin=_carded(judged.origin, options))
-    _train_judge(judged, settings, _with_folds(judged, options.folds), options.out, screen)
-    if options.compare:
-        _compare(judged, settings, options.out, screen)
+    _train_judge(judged, settings, options, screen)
 
 
-def _with_folds(judged: LabelledMismatch, wanted: bool | None) -> bool:
-    dealt = judged.folds is not None and len(set(judged.folds.tolist())) > 1
-    if wanted and not dealt:
+def _folds(judged: LabelledMismatch, wanted: bool | None) -> tuple[NDArray[np.int64] | None, bool]:
+    """Return the data's folds if their heads are to be saved, and whether they are."""
+    dealt = judged.folds if judged.folds is not None and len(set(judged.folds.tolist())) > 1 else None
+    if wanted and dealt is None:
         raise LossyValueError("`--folds` needs data that were mined with `--folds` 2 or more, but these have no folds")
     if wanted is None:
-        return dealt and judged.origin.data["settings"].get("split") != "train"
-    return wanted
+        wanted = dealt is not None and judged.origin.data["settings"].get("split") != "train"
+    return dealt if wanted else None, wanted
 
 
-def _train_judge(judged: LabelledMismatch, settings: JudgeSettings, folds: bool, out: Path, screen: Console) -> None:
-    from ..training.judge_training import train_judge, train_judges_by_fold
+def _train_judge(judged: LabelledMismatch, settings: JudgeSettings, options: JudgeOptions, screen: Console) -> None:
+    from ..training.judge_training import compare, count, train_judge
+    from ..training.validation import FOLDS
 
-    heads = 1 + (len(set(judged.folds.tolist())) if folds else 0)
+    (folds, saved), out, examples = _folds(judged, options.folds), options.out, judged.examples
+    parts = FOLDS if folds is None else len(set(folds.tolist()))
     with progress(screen) as bar:
-        fits = bar.add_task("logistic regressions", total=heads * len(settings.strengths))
-        how = {"on_fit": lambda fit: bar.advance(fits)}
-        if folds:
-            by_fold = train_judges_by_fold(judged.examples, judged.folds, judged.origin, settings, **how)
-            by_fold.save(out)
-            trained = by_fold.final
-        else:
-            by_fold = None
-            trained = train_judge(judged.examples, judged.origin, settings, **how)
-            trained.save(out)
+        fits = bar.add_task("logistic regressions", total=parts * len(settings.strengths) * len(settings.choices) + 1)
+        trained = train_judge(examples, judged.origin, settings, folds=folds, on_fit=lambda: bar.advance(fits))
+        trained.save(out, folds=saved)
     config, metrics = trained.head.config, trained.head.config.metrics
     shares = {"important found (%)": "recall", "mismatches skipped (%)": "skipped"}
-    screen.print(_threshold_table(config, "Thresholds, on validation", ".6g", shares))
+    screen.print(_threshold_table(config, "Thresholds, out of fold", ".6g", shares))
     screen.print(
         f"{metrics['prompts']:,} prompts, {metrics['tokens']:,} mismatches, "
         f"{100 * metrics['important_share']:.1f} % important; reads {config.reads}"
     )
-    screen.print(_area(metrics) + f"; C = {metrics['C']:g}")
-    if by_fold is not None:
-        screen.print(f"AUC {by_fold.auc:.4f} out of fold, over all prompts")
-    if (few := round(metrics["validation_important_share"] * metrics["validation_tokens"])) < _ENOUGH:
+    if "auc_solved" in metrics:
         screen.print(
-            f"note: the threshold depends on only {few} important tokens of the validation prompts; mine more prompts, "
-            "or keep more of them for validation with --validation",
-            style="yellow",
+            f"{_area(metrics, 'auc_solved')} out of fold, on {metrics['solved_prompts']:,} prompts that the target "
+            "solves"
         )
-    screen.print(f"threshold {config.threshold:.6g}; saved in {out}")
-
-
-def _area(metrics: dict[str, float]) -> str:
-    return (
-        f"AUC {metrics['auc']:.4f} on {metrics['validation_prompts']:,} validation prompts (95 % of bootstrap samples: "
-        f"{metrics['auc_low']:.4f} to {metrics['auc_high']:.4f}), {metrics['train_auc']:.4f} on the others"
-    )
-
-
-def _compare(judged: LabelledMismatch, settings: JudgeSettings, out: Path, screen: Console) -> None:
-    from ..training.judge_training import compare, count
-
-    total = count(list(judged.examples.states), settings)
+    screen.print(f"{_area(metrics)} out of fold, on all prompts; {metrics['train_auc']:.4f} on what the head has seen")
+    if "auc_gain" in metrics:
+        states = ", ".join(f"{metrics[f'auc_{name}']:.4f} for {name!r}" for name in settings.choices)
+        screen.print(f"AUC by state: {states}; the better one's gain {_area(metrics, 'auc_gain', '')}")
+    curve = {name.split("_")[2]: value for name, value in metrics.items() if name.startswith("auc_from_")}
+    screen.print("AUC by prompts seen: " + ", ".join(f"{n} {value:.4f}" for n, value in curve.items()))
+    if (few := int(examples.labels.sum())) < _ENOUGH:
+        screen.print(f"note: the threshold depends on only {few} important tokens; mine more prompts", style="yellow")
+    screen.print(f"threshold {config.threshold:.6g}; C = {metrics['C']:g}; saved in {out}")
+    if not options.compare:
+        return
     with progress(screen) as bar:
-        rows = list(bar.track(compare(judged.examples, settings), total=total, description="comparison"))
+        total = count(examples, trained, settings)
+        rows = list(bar.track(compare(examples, trained, settings), total=total, description="comparison"))
     text = json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False)
     (out / COMPARISON).write_text(text + "\n", encoding="utf-8")
-    own = len(settings.strengths) + 2
     # As in figures 6 and 7 of the AutoJudge paper: classifiers on the same states, then one on all choices of states.
     columns: dict[str, Column] = {
         "classifier": lambda row: row.classifier,
-        "AUC, validation": lambda row: f"{row.validation_auc:.4f}",
-        "AUC, training": lambda row: f"{row.train_auc:.4f}",
+        "position": lambda row: row.positions,
+        "model": lambda row: row.models,
+        "AUC": lambda row: f"{row.auc:.4f}",
+        "against the head": lambda row: f"{row.gain:+.4f} ({row.gain_low:+.4f} … {row.gain_high:+.4f})",
         "seconds": lambda row: f"{row.seconds:.2f}",
     }
-    states = f"{rows[0].positions} position, {rows[0].models} model" + "s" * (rows[0].models == "both")
-    screen.print(table(rows[:own], columns, f"Classifiers ({states})"))
-    by_states = {(row.positions, row.models): f"{row.validation_auc:.4f}" for row in rows[own:]}
-    columns = {"position": str}
-    for model in dict.fromkeys(row.models for row in rows[own:]):
-        columns[model] = lambda position, model=model: by_states.get((position, model), "")
-    positions = dict.fromkeys(row.positions for row in rows[own:])
-    screen.print(table(positions, columns, "Logistic regression, AUC on validation, by model"))
+    screen.print(table(rows, columns, "Classifiers and states, out of fold"))
+
+
+def _area(metrics: Mapping[str, float], name: str = "auc", label: str = "AUC ") -> str:
+    return f"{label}{metrics[name]:.4f} ({metrics[f'{name}_low']:.4f} … {metrics[f'{name}_high']:.4f})"
 
 
 def _carded(origin: Origin, options: TrainOptions) -> Origin:
@@ -296,7 +286,10 @@ def verifier(options: VerifierOptions) -> None:
         f"{metrics['prompts']:,} prompts, {metrics['tokens']:,} tokens, "
         f"{100 * metrics['acceptable_share']:.1f} % acceptable at λ = {ratio:g}"
     )
-    screen.print(_area(metrics))
+    screen.print(
+        f"{_area(metrics)} on {metrics['validation_prompts']:,} validation prompts, {metrics['train_auc']:.4f} on the "
+        "others"
+    )
     screen.print("position: " + ", ".join(f"{fit.position} {fit.validation_auc:.3f}" for fit in trained.fits))
     screen.print("AUC over λ: " + ", ".join(f"{r:g} {fit.validation_auc:.3f}" for r, fit in trained.by_ratio.items()))
     screen.print(

@@ -136,9 +136,10 @@ def _check_header(kind: str, values: Any) -> None:
 
 # Labels and formats of metrics; others appear by their own names.
 _LABELS: Mapping[str, tuple[str, str]] = {
+    "auc_solved": ("ROC-AUC on prompts that the target solves", ".4f"),
     "auc": ("ROC-AUC", ".4f"),
-    "auc_low": ("ROC-AUC, 95 % interval, from", ".4f"),
-    "auc_high": ("ROC-AUC, 95 % interval, to", ".4f"),
+    "auc_draft": ("ROC-AUC with the state that has read the drafted token (the paper's choice)", ".4f"),
+    "auc_gain": ("ROC-AUC of the better state less that of the other", "+.4f"),
     "train_auc": ("ROC-AUC on the training data", ".4f"),
     "auc_previous": ("ROC-AUC with the state that predicted the token", ".4f"),
     "auc_token": ("ROC-AUC with the state that has read the token", ".4f"),
@@ -163,7 +164,7 @@ def render_card(config: HeadConfig, folder: Path) -> str:
         card_data=card_metadata(config).to_yaml(),
         title=_title(config),
         config=config,
-        figures=[_figure(name, value) for name, value in config.metrics.items()],
+        figures=[_figure(name, config.metrics) for name in config.metrics if not name.endswith(("_low", "_high"))],
         thresholds=[asdict(row) for row in config.thresholds],
         roc=ROC if (folder / ROC).is_file() else None,
         repo_id=PLACEHOLDER_ID,
@@ -175,7 +176,8 @@ def card_metadata(config: HeadConfig) -> ModelCardData:
     bases = [identity.name for identity in (config.target, config.draft) if identity.is_on_hub]
     measured: dict[str, Any] = {}
     if "auc" in config.metrics:
-        dataset = {"dataset_type": config.task, "dataset_name": config.task, "dataset_split": "validation"}
+        split = "out of fold" if "folds" in config.metrics else "validation"
+        dataset = {"dataset_type": config.task, "dataset_name": config.task, "dataset_split": split}
         metric = {"metric_type": "roc_auc", "metric_name": "ROC-AUC", "metric_value": config.metrics["auc"]}
         results = [EvalResult(task_type="text-generation", **dataset, **metric)]
         measured = {"model_name": _title(config), "metrics": ["roc_auc"], "eval_results": results}
@@ -190,9 +192,12 @@ def card_metadata(config: HeadConfig) -> ModelCardData:
     )
 
 
-def _figure(name: str, value: float) -> tuple[str, str]:
-    label, form = _LABELS.get(name, (f"`{name}`", "," if isinstance(value, int) else ".4g"))
-    return label, format(value, form)
+def _figure(name: str, metrics: Mapping[str, float]) -> tuple[str, str]:
+    label, form = _LABELS.get(name, (f"`{name}`", "," if isinstance(metrics[name], int) else ".4g"))
+    if name.startswith("auc_from_"):
+        label, form = f"ROC-AUC after {name.split('_')[2]} prompts", ".4f"
+    bounds = [format(metrics[bound], form) for end in ("low", "high") if (bound := f"{name}_{end}") in metrics]
+    return label, format(metrics[name], form) + (f" ({' … '.join(bounds)})" if len(bounds) == 2 else "")
 
 
 def _title(config: HeadConfig) -> str:

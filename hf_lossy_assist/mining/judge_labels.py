@@ -135,6 +135,7 @@ class JudgeMiner(Miner):
         found = searched.found
         columns = {
             "answer": found and found.answer,
+            "solved": found and found.solved,
             "first_response": found and found.first,
             "last_response": found and found.last,
             "mismatches": len(found.mismatches) if found else 0,
@@ -145,13 +146,13 @@ class JudgeMiner(Miner):
         if found is None:
             error = f"{type(searched.error).__name__}: {searched.error}"
             return PromptResult(searched.prompt, FAILED, columns, error=error)
-        if found.answer is None:
-            return PromptResult(searched.prompt, SKIPPED, columns, error="the target's response states no answer")
+        if found.skipped:
+            return PromptResult(searched.prompt, SKIPPED, columns, error=found.skipped)
         tokens = self._tokens(searched.prompt, found.last, found.mismatches) if found.mismatches else {}
         return PromptResult(searched.prompt, MINED, columns, tokens)
 
     def _tokens(self, prompt: Prompt, response: Sequence[int], mismatches: Sequence[Mismatch]) -> dict[str, Any]:
-        names = ("index", "target_token", "draft_token", "important")
+        names = ("index", "target_token", "draft_token", "important", "weight")
         columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
         for role, model in self.models.items():
             states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role])
@@ -165,6 +166,7 @@ def judge_schemas(widths: Mapping[str, int]) -> Schemas:
     ids = pa.list_(pa.int32())
     prompts = {
         "answer": pa.string(),
+        "solved": pa.bool_(),
         "first_response": ids,
         "last_response": ids,
         "mismatches": pa.int32(),
@@ -173,4 +175,5 @@ def judge_schemas(widths: Mapping[str, int]) -> Schemas:
         "retokenised": pa.int32(),
     }
     tokens = {"index": pa.int32(), "target_token": pa.int32(), "draft_token": pa.int32(), "important": pa.bool_()}
+    tokens |= {"weight": pa.float32()}
     return table_schemas(prompts, tokens, widths)

@@ -7,6 +7,8 @@ The search does not know models: it is a generator that yields requests (:class:
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,14 +23,18 @@ from .prompt_results import Ids, ResponseCost
 
 @dataclass(frozen=True)
 class Continue:
-    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply includes the prefix."""
+    """A request for the target's response that begins with ``prefix`` (GENERATE); the reply includes the prefix.
+
+    ``old`` is the response whose token was replaced by the prefix's last one. The new one often comes back to it.
+    """
 
     prefix: Ids
+    old: Ids = ()
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A request for the draft's choices at the positions from ``start`` of ``response`` (FORWARD)."""
+    """A request for the draft's choices at the positions from ``start`` to the end of ``response`` (FORWARD)."""
 
     response: Ids
     start: int
@@ -45,13 +51,15 @@ class Ask:
 class Mismatch:
     """A mismatch: the tokens of target and draft at position ``index`` of the response.
 
-    It is important if the draft's token changes the answer.
+    It is important if the draft's token changes the answer. It stands for ``weight`` mismatches of its prompt: for
+    itself alone if all were labelled.
     """
 
     index: int
     target_token: int
     draft_token: int
     important: bool
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,13 +67,16 @@ class Found:
     """The labels of one prompt from left to right, with its first and last response.
 
     ``first`` is the target's own response; ``last`` has the draft's tokens at unimportant mismatches and the target's
-    at important ones. ``answer`` is the first response's; if it is None, there are no labels.
+    at important ones. ``answer`` is the first response's; if it is None, there are no labels. ``solved`` tells whether
+    it is right, None where there is no reference. A prompt without labels is ``skipped`` for a reason.
     """
 
     first: Ids
     last: Ids
     answer: str | None
     mismatches: tuple[Mismatch, ...] = ()
+    solved: bool | None = None
+    skipped: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,33 +89,81 @@ class Learned:
 Request = Continue | Guess | Ask | Learned
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Which mismatches are labelled.
+
+    ``most`` of a prompt's mismatches are drawn by ``seed``, all by default. With ``solved``, prompts that the target
+    answers wrongly get no labels.
+    """
+
+    most: int | None = None
+    seed: int = 0
+    solved: bool = False
+
+    def start(self, prompt: int) -> float:
+        """Return the number in [0, 1) that decides for a prompt."""
+        return random.Random(f"{self.seed}/{prompt}").random()
+
+    def weight(self, count: int) -> float:
+        """Return how many mismatches each labelled one stands for, if the first response has ``count``."""
+        return 1.0 if self.most is None else max(1.0, count / self.most)
+
+
+_AHEAD = 32  # tokens of a new response that the draft reads in search of the next mismatch
+
+
 def search(
-    example: Example, task: Task, decode: Callable[[Sequence[int]], str], found: Found | None = None
+    example: Example,
+    task: Task,
+    decode: Callable[[Sequence[int]], str],
+    found: Found | None = None,
+    *,
+    chosen: Chosen = Chosen(),
+    start: float = 0.0,
 ) -> Generator[Request, Any, Found]:
     """Label every mismatch of draft and target by whether the answer depends on it.
 
     At each mismatch from left to right, the draft's token replaces the target's, and the target completes the response.
     If the answer stays, the search continues from the *new* response. An EOS is a token like any other. With what an
     earlier search had ``found`` before it was cut off, this one goes on from there.
+
+    ``chosen`` leaves mismatches out. Of those that the search meets, it then labels every s-th from a random ``start``
+    on, where s is the first response's number of mismatches over ``chosen.most``: each is labelled with probability
+    1 / s, and stands for s. At the others, the target's token stays.
     """
     if found is None:
         first = yield Continue(())
         answer = yield Ask(partial(task.answer, example, decode(first)))
         found = Found(first, first, answer)
-        if answer is None:
-            return found
+    if found.answer is not None and found.solved is None and example.answer:
+        solved = yield Ask(partial(task.correct, example, decode(found.first)))
+        found = replace(found, solved=bool(solved))
+    if found.answer is None:
+        return replace(found, skipped="the target's response states no answer")
+    if chosen.solved and found.solved is False and not found.mismatches:
+        return replace(found, skipped="the target's answer is wrong")
     text = decode(found.last)
     guesses = yield Guess(found.last, 0)
+    differs = [ours != theirs for ours, theirs in zip(found.last, guesses, strict=True)]
     t = found.mismatches[-1].index if found.mismatches else -1
-    while (t := next((i for i in range(t + 1, len(found.last)) if found.last[i] != guesses[i]), None)) is not None:
-        new = yield Continue((*found.last[:t], guesses[t]))
+    weight = found.mismatches[-1].weight if found.mismatches else chosen.weight(sum(differs))
+    met = sum(differs[: t + 1]) + sum(not one.important for one in found.mismatches)
+    while (t := t + 1) < len(found.last) and len(found.mismatches) != chosen.most:
+        if t == len(guesses):
+            guesses = (*guesses, *(yield Guess(found.last[: t + _AHEAD], t)))
+        if found.last[t] == guesses[t]:
+            continue
+        met += 1
+        if math.floor(met / weight + start) == math.floor((met - 1) / weight + start):
+            continue
+        new = yield Continue((*found.last[:t], guesses[t]), found.last)
         new_text = decode(new)
         kept = yield Ask(partial(task.keeps_answer, example, text, new_text))
-        mismatch = Mismatch(t, found.last[t], guesses[t], important=not kept)
+        mismatch = Mismatch(t, found.last[t], guesses[t], not kept, weight)
         found = replace(found, mismatches=(*found.mismatches, mismatch))
         if kept:
-            found, text = replace(found, last=new), new_text
-            guesses = (*guesses[: t + 1], *(yield Guess(new, t + 1)))
+            found, text, guesses = replace(found, last=new), new_text, guesses[: t + 1]
         yield Learned(found)
     return found
 
@@ -160,7 +219,7 @@ def _read(path: Path) -> list[tuple[int, Search]]:
 
 def record_of(prompt: int, cost: ResponseCost, found: Found) -> dict[str, Any]:
     """Return a search as JSON has it."""
-    mismatches = [[x.index, x.target_token, x.draft_token, x.important] for x in found.mismatches]
+    mismatches = [[*vars(x).values()][: None if x.weight != 1 else -1] for x in found.mismatches]
     return {
         "prompt_id": prompt,
         "answer": found.answer,
@@ -168,6 +227,7 @@ def record_of(prompt: int, cost: ResponseCost, found: Found) -> dict[str, Any]:
         "last_response": found.last,
         "target_tokens": cost.target_tokens,
         "retokenised": cost.retokenised,
+        "solved": found.solved,
         "mismatches": mismatches,
     }
 
@@ -177,4 +237,4 @@ def search_of(record: Mapping[str, Any]) -> tuple[int, Search]:
     mismatches = tuple(Mismatch(*values) for values in record["mismatches"])
     first, last = tuple(record["first_response"]), tuple(record["last_response"])
     cost = ResponseCost(record["target_tokens"], record.get("retokenised", 0))
-    return record["prompt_id"], (cost, Found(first, last, record["answer"], mismatches))
+    return record["prompt_id"], (cost, Found(first, last, record["answer"], mismatches, record.get("solved")))

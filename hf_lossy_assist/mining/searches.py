@@ -11,7 +11,7 @@ from typing import Any
 from ..tasks import Task
 from .choice import DraftArgmax, DraftQuery
 from .prompt_results import Prompt, ResponseCost
-from .search import Ask, Continue, Found, Guess, Learned, Request, Search, UnfinishedSearches, search
+from .search import Ask, Chosen, Continue, Found, Guess, Learned, Request, Search, UnfinishedSearches, search
 from .writing import Writer
 
 
@@ -79,6 +79,7 @@ class Searches:
     slots: int
     workers: int = 0
     unfinished: UnfinishedSearches = field(default_factory=UnfinishedSearches)
+    chosen: Chosen = field(default_factory=Chosen)
 
     def run(self, prompts: Iterable[Prompt]) -> Iterator[Searched]:
         """Search every prompt, and yield each as soon as its search ends, in any order."""
@@ -129,7 +130,8 @@ class _Run:
             plan = self._plan
             cost, found = plan.unfinished.get(prompt.id)
             plan.writer.begin(slot, prompt, cost)
-            steps = search(prompt.example, plan.task, plan.decode, found)
+            how = {"chosen": plan.chosen, "start": plan.chosen.start(prompt.id)}
+            steps = search(prompt.example, plan.task, plan.decode, found, **how)
             self._running[slot] = _Running(prompt, cost, steps)
             self._reply(slot, None)
 
@@ -158,8 +160,8 @@ class _Run:
         match request:
             case Continue(prefix) if self._plan.writer.limits.over(prefix):
                 self._reply(slot, prefix)
-            case Continue(prefix):
-                self._plan.writer.submit(slot, prefix)
+            case Continue(prefix, old):
+                self._plan.writer.submit(slot, prefix, old)
             case Guess(response, start):
                 self._guesses.append(DraftQuery(slot, self._running[slot].prompt.tokens, response, start))
             case Ask(question):

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
 from typing import Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.texts import common_prefix
 from ..errors import LossyServiceError, LossyValueError
 from ..tasks import Task
 from ..tasks.api_model import ApiModel
-from .choice import Choice, Greedy
+from .choice import MOST_LOGITS, Choice, Greedy
 from .prompt_results import Ids, Prompt, ResponseCost
 from .reading import CachedText, only_last_logits, read
+from .rejoining import AHEAD, OldText, Rejoining
 from .row_batch import RowBatch
 
 _PATIENCE = 0.1  # seconds that a step waits for a completion; meanwhile the draft and the task are not served
@@ -45,8 +49,11 @@ class Writer(Protocol):
     def end(self, slot: int) -> None:
         """Free ``slot``."""
 
-    def submit(self, slot: int, prefix: Ids) -> None:
-        """Request the rest of a response that begins with ``prefix`` and is not over."""
+    def submit(self, slot: int, prefix: Ids, old: Ids = ()) -> None:
+        """Request the rest of a response that begins with ``prefix`` and is not over.
+
+        The prefix's last token replaces that of an ``old`` response, if any.
+        """
 
     def step(self) -> Iterable[tuple[int, Ids]]:
         """Work for a while, and return each slot whose response is complete, with the response."""
@@ -69,6 +76,14 @@ class _Slot:
     memories: list[CachedText] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     context: int = 0
+    # The text that the current one may come back to; where it would go on, and how many tokens have been equal.
+    old: OldText | None = None
+    place: int = 0
+    equal: int = 0
+
+    @property
+    def response(self) -> Ids:
+        return tuple(self.ids[len(self.prompt) :])
 
 
 @dataclass(eq=False)
@@ -76,13 +91,15 @@ class LocalWriter(Writer):
     """A writer with a model in this process: one token of every text per step.
 
     Each slot keeps the cache of its best known prefix, so the cost of a continuation does not depend on the length of
-    the text before it.
+    the text before it. What prompts have in common with the first one is read once. ``rejoining`` says what happens
+    where a text comes back to an old one.
     """
 
     model: PreTrainedModel
     slots: int
     limits: ResponseLimits
     choice: Choice = field(default_factory=Greedy)
+    rejoining: Rejoining = field(default_factory=Rejoining)
 
     def __post_init__(self) -> None:
         self.close()
@@ -92,6 +109,8 @@ class LocalWriter(Writer):
         self._slots: dict[int, _Slot] = {}
         self._waiting: list[_Slot] = []
         self._writing: list[_Slot] = []
+        self._checking: list[_Slot] = []
+        self._shared = CachedText()
 
     def begin(self, slot: int, prompt: Prompt, cost: ResponseCost) -> None:
         self._slots[slot] = _Slot(slot, prompt.tokens, cost)
@@ -99,22 +118,30 @@ class LocalWriter(Writer):
     def end(self, slot: int) -> None:
         del self._slots[slot]
 
-    def submit(self, slot: int, prefix: Ids) -> None:
+    def submit(self, slot: int, prefix: Ids, old: Ids = ()) -> None:
         text = self._slots[slot]
         text.ids = [*text.prompt, *prefix]
+        text.old = OldText(self.rejoining, old, len(prefix) - 1) if old else None
         text.context = self.choice.context(text.ids)
         self._waiting.append(text)
 
     def busy(self) -> bool:
-        return bool(self._waiting or self._writing)
+        return bool(self._waiting or self._writing or self._checking)
 
     def step(self) -> list[tuple[int, Ids]]:
         self._start_waiting()
-        return self._write() if self._writing else []
+        done = self._write() if self._writing else []
+        return [(slot.number, slot.response) for slot in (*done, *self._check())]
 
     def _start_waiting(self) -> None:
         """Give every waiting text a row; first read texts without a cache, such as new prompts."""
         unread: list[tuple[_Slot, CachedText, int]] = []
+        new = [slot for slot in self._waiting if not slot.memories]
+        if new and not self._shared.tokens and (text := new[0].ids[:-1]):
+            self._shared = read(self.model, [text], [(CachedText(), 0)], **only_last_logits(self.model)).memories[0]
+            new[0].cost.target_tokens += len(text)
+        for slot in new:
+            slot.memories = [self._shared]
         for slot in self._waiting:
             best = max(slot.memories, key=lambda memory: memory.common(slot.ids), default=CachedText())
             n = min(best.common(slot.ids), len(slot.ids) - 1)  # the first step reads the last token
@@ -132,7 +159,7 @@ class LocalWriter(Writer):
         self._writing += self._waiting
         self._waiting = []
 
-    def _write(self) -> list[tuple[int, Ids]]:
+    def _write(self) -> list[_Slot]:
         done = []
         logits = self._rows.step({slot.number: slot.ids[-1] for slot in self._writing}, len(self._slots))
         chosen = self.choice.choose(logits.float(), [slot.context for slot in self._writing])
@@ -140,10 +167,57 @@ class LocalWriter(Writer):
             slot.cost.target_tokens += 1
             slot.ids.append(token)
             slot.context = self.choice.extend(slot.context, token)
-            if self.limits.over(slot.ids[len(slot.prompt) :]):
-                slot.memories.append(self._rows.remove(slot.number, slot.ids[:-1]))
+            over = self.limits.over(slot.response)
+            place = None if over or slot.old is None else slot.old.rejoined(slot.response)
+            if over or place is not None:
+                slot.memories = [slot.memories[0], self._rows.remove(slot.number, slot.ids[:-1])]
                 self._writing.remove(slot)
-                done.append((slot.number, tuple(slot.ids[len(slot.prompt) :])))
+            if over:
+                done.append(slot)
+            elif place is not None:
+                slot.place, slot.equal = place, self.rejoining.first
+                self._checking.append(slot)
+        return done
+
+    def _check(self) -> list[_Slot]:
+        """Go on with texts that have come back to old ones: read more of these, or take them over."""
+        done = []
+        for slot in self._checking:
+            whole = (*slot.response, *slot.old.tokens[slot.place :])[: self.limits.max_new_tokens]
+            if self.limits.over(whole) and slot.old.stops(slot.response, slot.place, slot.equal):
+                slot.ids = [*slot.prompt, *whole]
+                done.append(slot)
+        unread = [slot for slot in self._checking if slot not in done]
+        self._checking = []
+        together = max(1, MOST_LOGITS // (AHEAD * self.model.config.get_text_config(decoder=True).vocab_size))
+        for first in range(0, len(unread), together):
+            done += self._read_ahead(unread[first : first + together])
+        return done
+
+    def _read_ahead(self, slots: Sequence[_Slot]) -> list[_Slot]:
+        """Read the old texts' next tokens as drafts, and return the slots whose response is complete."""
+        drafts = [slot.old.ahead(slot.place, slot.equal) for slot in slots]
+        rooms = [self.limits.max_new_tokens - len(slot.response) for slot in slots]
+        drafts = [draft[:room] for draft, room in zip(drafts, rooms, strict=True)]
+        texts = [[*slot.ids, *draft[:-1]] for slot, draft in zip(slots, drafts, strict=True)]
+        reading = read(self.model, texts, [(slot.memories[-1], len(slot.ids) - 1) for slot in slots])
+        done = []
+        for row, (slot, draft) in enumerate(zip(slots, drafts, strict=True)):
+            contexts = [*accumulate(draft[:-1], self.choice.extend, initial=slot.context)]
+            chosen = self.choice.choose(reading.logits[row, -len(draft) :].float(), contexts)
+            n = common_prefix(draft, tuple(chosen))
+            slot.cost.target_tokens += len(draft)
+            slot.memories[-1] = reading.memories[row]
+            slot.ids += chosen[: n + 1]
+            slot.context = reduce(self.choice.extend, chosen[: n + 1], slot.context)
+            slot.place, slot.equal = slot.place + n, slot.equal + n
+            if self.limits.over(slot.response):
+                done.append(slot)
+            elif n == len(draft) and slot.place < len(slot.old.tokens):
+                self._checking.append(slot)
+            else:
+                self._rows.put(slot.number, slot.memories[-1], len(slot.ids) - 1)
+                self._writing.append(slot)
         return done
 
 
@@ -208,7 +282,7 @@ class ApiWriter(Writer):
     def end(self, slot: int) -> None:
         del self._slots[slot]
 
-    def submit(self, slot: int, prefix: Ids) -> None:
+    def submit(self, slot: int, prefix: Ids, old: Ids = ()) -> None:
         room = self.limits.max_new_tokens - len(prefix)
         future = self._pool.submit(self.model.complete, self._slots[slot][0].write(prefix), room)
         self._open[future] = (slot, prefix)

@@ -28,13 +28,21 @@ class Examples:
     """Hidden states of N tokens, each with a label and its prompt.
 
     ``states`` are ``(N, d)`` arrays by name. The head predicts the probability of a True label; ``classes`` names False
-    and True in words. A split keeps the tokens of one prompt together.
+    and True in words. A split keeps the tokens of one prompt together. A token stands for ``weights`` ``(N,)`` of its
+    prompt's tokens, by default for itself. ``solved`` ``(N,)`` tells whether the target answers the prompt rightly;
+    None where that is not known.
     """
 
     states: Mapping[str, NDArray[np.float32]]
     labels: NDArray[np.bool_]
     prompts: NDArray[np.int64]
     classes: tuple[str, str] = ("unimportant", "important")
+    weights: NDArray[np.floating] = None  # type: ignore[assignment]
+    solved: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is None:
+            object.__setattr__(self, "weights", np.ones(len(self.labels)))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -51,13 +59,14 @@ class Examples:
     def where(self, mask: NDArray[np.bool_]) -> Examples:
         """Select the examples where ``mask`` ``(N,)`` is True."""
         states = {name: state[mask] for name, state in self.states.items()}
-        return Examples(states, self.labels[mask], self.prompts[mask], self.classes)
+        rows = {"labels": self.labels[mask], "prompts": self.prompts[mask], "weights": self.weights[mask]}
+        return replace(self, states=states, **rows, solved=None if self.solved is None else self.solved[mask])
 
     def counts(self) -> dict[str, float]:
         return {
             "prompts": len(np.unique(self.prompts)),
             "tokens": len(self),
-            f"{self.classes[1]}_share": float(self.labels.mean()),
+            f"{self.classes[1]}_share": float(np.average(self.labels, weights=self.weights)),
         }
 
 
@@ -137,10 +146,18 @@ def read_judged(
             "other `--features` and `--models`, or mine again"
         )
     chosen = available if columns is None else columns
-    table = _arrays(mined.tokens, ["prompt_id", "important", *chosen])
+    weighted = ["weight"] if "weight" in mined.tokens.column_names else []  # not in older data
+    table = _arrays(mined.tokens, ["prompt_id", "important", *weighted, *chosen])
     prompts = table["prompt_id"].astype(np.int64)
-    examples = Examples({name: table[name] for name in chosen}, table["important"].astype(bool), prompts)
-    return LabelledMismatch(examples, _folds(mined, prompts), _origin(mined, folder, target))
+    solved = _of_prompts(mined, "solved", prompts)
+    examples = Examples(
+        {name: table[name] for name in chosen},
+        table["important"].astype(bool),
+        prompts,
+        weights=table["weight"] if weighted else None,
+        solved=None if solved is None else solved.astype(bool),
+    )
+    return LabelledMismatch(examples, _of_prompts(mined, "fold", prompts), _origin(mined, folder, target))
 
 
 def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:
@@ -194,12 +211,13 @@ def _arrays(tokens: datasets.Dataset, columns: Sequence[str]) -> Mapping[str, ND
     return table
 
 
-def _folds(mined: Mined, prompts: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    if "fold" not in mined.prompts.column_names:
+def _of_prompts(mined: Mined, column: str, prompts: NDArray[np.int64]) -> NDArray[Any] | None:
+    """Return a column of the prompts for each token; None if it is missing or has gaps."""
+    if column not in mined.prompts.column_names:
         return None
-    by_prompt = dict(zip(mined.prompts["prompt_id"], mined.prompts["fold"], strict=True))
-    folds = [by_prompt[prompt] for prompt in prompts.tolist()]
-    return None if None in folds else np.array(folds)
+    by_prompt = dict(zip(mined.prompts["prompt_id"], mined.prompts[column], strict=True))
+    values = [by_prompt[prompt] for prompt in prompts.tolist()]
+    return None if None in values else np.array(values)
 
 
 def _origin(mined: Mined, folder: str | Path, target: ModelIdentity | None) -> Origin:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -19,6 +21,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.validation import has_fit_parameter
 
 from ..errors import LossyValueError
 from ..heads import JudgeHead, ThresholdRow, columns
@@ -26,67 +29,93 @@ from ..heads.judge_head import MODELS, POSITIONS
 from ..values import Checked, Rule
 from .examples import Examples, check
 from .saving import Curve, Origin, save_with_roc
-from .validation import RECALLS, Share, both_classes, largest_threshold, metrics_of, recall_rows, validation_mask
+from .validation import (
+    FOLDS,
+    RECALLS,
+    area_of,
+    auc_draws,
+    both_classes,
+    deal,
+    interval,
+    largest_threshold,
+    recall_rows,
+)
 
 STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
 """The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
+
+RANKS = (64, 128, 256)
+"""The numbers of principal components that are compared."""
 
 MAX_ITER = 500  # from appendix B of the AutoJudge paper; all else is scikit-learn's default
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
-    """A fitted pipeline of a standardisation and a classifier.
+class Crossed:
+    """One kind of classifier, each prompt judged by a fit that has not seen it.
 
-    ``train`` and ``validation`` are its probabilities ``(N,)`` of the True class on both sets.
+    ``probabilities`` ``(N,)`` are those of the True class. ``by_fold`` has the fit that left each fold out, ``chosen``
+    the best of the classifiers over all folds.
     """
 
-    classifier: Pipeline
-    label: str
-    train: NDArray[np.floating]
-    validation: NDArray[np.floating]
-    train_auc: float
-    validation_auc: float
+    probabilities: NDArray[np.floating]
+    by_fold: Mapping[int, Pipeline]
+    chosen: Any
     seconds: float
 
 
-def fit(classifier: Any, label: str, columns: Sequence[str], train: Examples, validation: Examples) -> Fit:
-    pipeline = make_pipeline(StandardScaler(), classifier)
-    start = time.perf_counter()
+def fit(classifier: Any, columns: Sequence[str], examples: Examples) -> Pipeline:
+    """Fit a standardisation and a classifier."""
+    steps = classifier if isinstance(classifier, tuple) else (classifier,)
+    pipeline = make_pipeline(StandardScaler(), *map(clone, steps))
+    weights = examples.weights / examples.weights.mean()
+    takers = [name for name, step in pipeline.steps if has_fit_parameter(step, "sample_weight")]
     with warnings.catch_warnings():
         # A fit that reaches the paper's limit of iterations is validated like any other.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        pipeline.fit(train.features(columns), train.labels)
-    seconds = time.perf_counter() - start
-    sides = (train, validation)
-    scores = [pipeline.predict_proba(side.features(columns))[:, 1] for side in sides]
-    areas = (float(roc_auc_score(side.labels, p)) for side, p in zip(sides, scores, strict=True))
-    return Fit(pipeline, label, *scores, *areas, seconds)
+        options = {f"{name}__sample_weight": weights for name in takers}
+        return pipeline.fit(examples.features(columns), examples.labels, **options)
 
 
-def fit_logistic(
+def cross(
+    classifiers: Sequence[Any],
     columns: Sequence[str],
-    train: Examples,
-    validation: Examples,
+    examples: Examples,
+    folds: NDArray[np.int64],
     *,
-    strengths: Sequence[float] = STRENGTHS,
-    on_fit: Callable[[Fit], None] = lambda fit: None,
-) -> list[Fit]:
-    """Fit a logistic regression with L2 regularisation for each strength, scikit-learn's ``C``.
+    on_fit: Callable[[], None] = lambda: None,
+) -> Crossed:
+    """Fit each classifier once for each fold, without it, and choose among classifiers.
 
-    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B.
+    What decides for a fold is the ROC-AUC on the *other* folds, so its own labels have no say in its probabilities.
     """
-    fits = []
-    for strength in strengths:
-        regression = LogisticRegression(C=strength, max_iter=MAX_ITER)
-        fits.append(fit(regression, f"logistic regression, C = {strength:g}", columns, train, validation))
-        on_fit(fits[-1])
-    return fits
+    start = time.perf_counter()
+    scores, fits = np.empty((len(classifiers), len(examples))), {}
+    for fold in np.unique(folds):
+        inside = folds == fold
+        others, left_out = examples.where(~inside), examples.where(inside).features(columns)
+        for i, classifier in enumerate(classifiers):
+            fits[i, int(fold)] = fit(classifier, columns, others)
+            scores[i, inside] = fits[i, int(fold)].predict_proba(left_out)[:, 1]
+            on_fit()
+
+    def best(mask: NDArray[np.bool_]) -> int:
+        labels, weights = examples.labels[mask], examples.weights[mask]
+        areas = [roc_auc_score(labels, row[mask], sample_weight=weights) for row in scores]
+        return int(np.argmax(areas))
+
+    probabilities, by_fold = np.empty(len(examples)), {}
+    for fold in np.unique(folds):
+        chosen = best(folds != fold)
+        probabilities[folds == fold] = scores[chosen, folds == fold]
+        by_fold[int(fold)] = fits[chosen, int(fold)]
+    chosen = classifiers[best(np.ones(len(folds), dtype=bool))]
+    return Crossed(probabilities, by_fold, chosen, time.perf_counter() - start)
 
 
-def best(fits: Sequence[Fit]) -> Fit:
-    """Return the fit with the highest validation AUC, the first among equals."""
-    return max(fits, key=lambda fit: fit.validation_auc)
+def regressions(strengths: Sequence[float]) -> list[LogisticRegression]:
+    """Return logistic regressions with L2 regularisation, one for each strength, scikit-learn's ``C``."""
+    return [LogisticRegression(C=strength, max_iter=MAX_ITER) for strength in strengths]
 
 
 @dataclass(frozen=True)
@@ -94,39 +123,52 @@ class JudgeSettings(Checked):
     """Settings for training a judge head; ``models`` and ``positions`` are those of :func:`.heads.columns`."""
 
     models: str = "target"
-    positions: str = "draft"
-    # The share of important validation tokens that the default threshold has to find.
+    positions: str | None = None  # None: "previous" or "draft", whichever is better out of fold
+    # The share of important tokens that the default threshold has to find, out of fold.
     recall: Annotated[float, Rule("above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.9
-    validation_share: Share = 0.1  # the share of the prompts that is kept for validation
     strengths: tuple[float, ...] = STRENGTHS  # the grid of scikit-learn's ``C``
-    seed: int = 0  # of the split
+    seed: int = 0  # of the folds and of the learning curve
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        columns(self.models, self.positions)
+        columns(self.models, "both" if self.positions is None else self.positions)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return POSITIONS if self.positions is None else (self.positions,)
 
     @property
     def columns(self) -> list[str]:
-        return columns(self.models, self.positions)
+        """The states that are tried."""
+        return columns(self.models, "both" if self.positions is None else self.positions)
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedJudge:
-    """A judge head, all fitted logistic regressions, and both sides of the split."""
+    """A judge head, fitted to all prompts, and for each fold one that has not seen it.
+
+    ``probabilities`` ``(N,)`` are those of heads that have not seen a token's fold, and ``fitted`` the final head's.
+    """
 
     head: JudgeHead
-    fits: tuple[Fit, ...]
-    train: Examples
-    validation: Examples
+    by_fold: Mapping[int, JudgeHead]
+    folds: NDArray[np.int64]
+    examples: Examples
+    probabilities: NDArray[np.floating]
+    fitted: NDArray[np.floating]
 
-    def save(self, folder: Path) -> None:
-        """Write the head, its model card and its ROC curves into ``folder``."""
-        chosen = best(self.fits)
+    def save(self, folder: Path, *, folds: bool = False) -> None:
+        """Write the head, its model card and its ROC curves into ``folder``.
+
+        With ``folds``, the others go into its subfolders ``fold-0``, ``fold-1``, ….
+        """
         curves = [
-            Curve("validation", self.validation.labels, chosen.validation),
-            Curve("training", self.train.labels, chosen.train, style=":"),
+            Curve("out of fold", self.examples.labels, self.probabilities),
+            Curve("training", self.examples.labels, self.fitted, style=":"),
         ]
         shares = {"positive": "important tokens found", "others": "unimportant tokens taken for important"}
+        for fold, head in self.by_fold.items() if folds else ():
+            save_with_roc(head, folder / f"fold-{fold}", curves[:1], **shares)
         save_with_roc(self.head, folder, curves, **shares)
 
 
@@ -135,103 +177,114 @@ def train_judge(
     origin: Origin,
     settings: JudgeSettings = JudgeSettings(),
     *,
-    on_fit: Callable[[Fit], None] = lambda fit: None,
-    **notes: Any,
+    folds: NDArray[np.int64] | None = None,
+    on_fit: Callable[[], None] = lambda: None,
 ) -> TrainedJudge:
     """Train a judge head: a standardisation and a logistic regression, folded into one weight and one bias.
 
-    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The validation prompts choose the regularisation by
-    ROC-AUC and the thresholds with the folded head. ``on_fit`` is called after each logistic regression; ``notes`` go
-    into the head's provenance.
+    Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
+    figures and thresholds are out of fold: each prompt is judged by a head that has not seen its fold, whose
+    regularisation other folds chose. By default, prompts are dealt into folds at random. ``on_fit`` is called after
+    each logistic regression.
     """
-    train, validation = split(examples.only(settings.columns), settings)
-    fits = fit_logistic(settings.columns, train, validation, strengths=settings.strengths, on_fit=on_fit)
-    chosen = best(fits)
-    fields = origin.config_fields(asdict(settings), **notes)
-    scaler, regression = chosen.classifier[0], chosen.classifier[-1]
-    head = JudgeHead.from_linear(
-        regression.coef_, regression.intercept_, mean=scaler.mean_, scale=scaler.scale_,
-        models=settings.models, positions=settings.positions, threshold=0.5, **fields,
-    )  # fmt: skip
-    # Measure the head as it is saved: folded, in float32.
-    on_training, on_validation = (probabilities(head, side) for side in (train, validation))
-    threshold = largest_threshold(validation.labels, on_validation, settings.recall)
-    rows = recall_rows(validation.labels, on_validation, sorted({*RECALLS, settings.recall}))
-    metrics = metrics_of(
-        examples, validation, on_validation, seed=settings.seed,
-        train_auc=float(roc_auc_score(train.labels, on_training)),
-        C=float(regression.C),
-        recall=float((on_validation[validation.labels] >= threshold).mean()),
-        skipped=float((on_validation < threshold).mean()),
-    )  # fmt: skip
-    head.config = replace(
-        head.config, threshold=threshold, thresholds=tuple(ThresholdRow(*row) for row in rows), metrics=metrics
-    )
-    return TrainedJudge(head, tuple(fits), train, validation)
-
-
-def split(examples: Examples, settings: JudgeSettings) -> tuple[Examples, Examples]:
-    """Return the training and the validation side, which depend on examples and settings alone."""
+    examples = examples.only(settings.columns)
     check(examples)
-    mask = validation_mask(examples.labels, examples.prompts, share=settings.validation_share, seed=settings.seed)
-    return examples.where(~mask), examples.where(mask)
+    folds = deal(examples.labels, examples.prompts, seed=settings.seed) if folds is None else folds
+    numbers = [int(fold) for fold in np.unique(folds)]
+    if len(numbers) < 2 or not all(both_classes(examples.labels[folds != fold]) for fold in numbers):
+        raise LossyValueError(
+            f"`folds` have to be two or more, with both classes outside each, but are {numbers}; mine more prompts"
+        )
+    grid, crossed = regressions(settings.strengths), {}
+    for positions in settings.choices:
+        crossed[positions] = cross(grid, columns(settings.models, positions), examples, folds, on_fit=on_fit)
+    area, draws = {}, {}
+    for positions, found in crossed.items():
+        area[positions] = area_of(examples, found.probabilities, seed=settings.seed)["auc"]
+        draws[positions] = _draws(examples, found.probabilities, settings.seed)
+    positions = max(crossed, key=area.__getitem__)
+    chosen, read = crossed[positions], columns(settings.models, positions)
+    final = fit(chosen.chosen, read, examples)
+    on_fit()
+
+    def head_of(pipeline: Pipeline, **notes: Any) -> JudgeHead:
+        scaler, regression = pipeline[0], pipeline[-1]
+        return JudgeHead.from_linear(
+            regression.coef_, regression.intercept_, mean=scaler.mean_, scale=scaler.scale_, models=settings.models,
+            positions=positions, threshold=0.5, **origin.config_fields(asdict(settings), **notes),
+        )  # fmt: skip
+
+    head = head_of(final)
+    heads = {fold: head_of(pipeline, left_out_fold=fold) for fold, pipeline in chosen.by_fold.items()}
+    # Measure heads as they are saved: folded, in float32.
+    fitted, out_of_fold = probabilities(head, examples), np.empty(len(examples), dtype=np.float32)
+    for fold, one in heads.items():
+        out_of_fold[folds == fold] = probabilities(one, examples.where(folds == fold))
+    labels, weights = examples.labels, examples.weights
+    threshold = largest_threshold(labels, out_of_fold, settings.recall, weights)
+    rows = recall_rows(labels, out_of_fold, sorted({*RECALLS, settings.recall}), weights)
+    metrics = {**_solved(examples, out_of_fold, settings.seed), **area_of(examples, out_of_fold, seed=settings.seed)}
+    metrics |= {
+        "train_auc": float(roc_auc_score(labels, fitted, sample_weight=weights)),
+        "C": float(chosen.chosen.C),
+        "recall": float(np.average(out_of_fold[labels] >= threshold, weights=weights[labels])),
+        "skipped": float(np.average(out_of_fold < threshold, weights=weights)),
+    }
+    if len(crossed) > 1:
+        other = next(name for name in crossed if name != positions)
+        low, high = interval(draws[positions] - draws[other])
+        metrics |= {f"auc_{name}": value for name, value in area.items()}
+        metrics |= {"auc_gain": area[positions] - area[other], "auc_gain_low": low, "auc_gain_high": high}
+    metrics |= learning_curve(chosen.chosen, read, examples, folds, seed=settings.seed)
+    metrics |= {"folds": len(heads), **examples.counts()}
+    figures = {"threshold": threshold, "thresholds": tuple(ThresholdRow(*row) for row in rows), "metrics": metrics}
+    for one in (head, *heads.values()):
+        one.config = replace(one.config, **figures)
+    return TrainedJudge(head, heads, folds, examples, out_of_fold, fitted)
+
+
+def _draws(examples: Examples, scores: NDArray[np.floating], seed: int) -> NDArray[np.float64]:
+    return auc_draws(examples.labels, scores, examples.prompts, weights=examples.weights, seed=seed)
+
+
+def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict[str, float]:
+    """Return the area on the prompts that the target solves: only there does a label protect a right answer."""
+    if examples.solved is None or examples.solved.all() or not both_classes(examples.labels[examples.solved]):
+        return {}
+    right = examples.where(examples.solved)
+    return {
+        **area_of(right, scores[examples.solved], seed=seed, name="auc_solved"),
+        "solved_prompts": len(np.unique(right.prompts)),
+    }
+
+
+def learning_curve(
+    classifier: Any, columns: Sequence[str], examples: Examples, folds: NDArray[np.int64], *, seed: int
+) -> dict[str, float]:
+    """Return the out-of-fold ROC-AUC of heads that have seen an eighth, a quarter and a half of the other folds."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for part in (8, 4, 2):
+        scores = np.empty(len(examples))
+        seen = []
+        for fold in np.unique(folds):
+            others = np.unique(examples.prompts[folds != fold])
+            some = rng.permutation(others)[: max(2, len(others) // part)]
+            mask = np.isin(examples.prompts, some)
+            if not both_classes(examples.labels[mask]):
+                break
+            pipeline = fit(classifier, columns, examples.where(mask))
+            inside = folds == fold
+            scores[inside] = pipeline.predict_proba(examples.where(inside).features(columns))[:, 1]
+            seen.append(len(some))
+        else:
+            area = roc_auc_score(examples.labels, scores, sample_weight=examples.weights)
+            found[f"auc_from_{round(float(np.mean(seen)))}_prompts"] = float(area)
+    return found
 
 
 def probabilities(head: JudgeHead, examples: Examples) -> NDArray[np.float32]:
     return head.probability(torch.from_numpy(examples.features(head.config.columns))).numpy()
-
-
-@dataclass(frozen=True, eq=False)
-class JudgesByFold:
-    """A head trained on all folds, and for each fold a head trained on the others.
-
-    ``auc`` is the out-of-fold ROC-AUC: the mean over folds, weighted by their pairs of an important and an unimportant
-    token. Each head has its own threshold, so their probabilities are not compared.
-    """
-
-    final: TrainedJudge
-    by_fold: dict[int, TrainedJudge]
-    auc: float
-
-    def save(self, folder: Path) -> None:
-        """Write the final head into ``folder``, and the others into its subfolders ``fold-0``, ``fold-1``, …."""
-        for fold, trained in self.by_fold.items():
-            trained.save(folder / f"fold-{fold}")
-        self.final.save(folder)
-
-
-def train_judges_by_fold(
-    examples: Examples,
-    folds: NDArray[np.int64],
-    origin: Origin,
-    settings: JudgeSettings = JudgeSettings(),
-    *,
-    on_fit: Callable[[Fit], None] = lambda fit: None,
-) -> JudgesByFold:
-    """Train a head for each fold on the other folds, and a final one on all of them.
-
-    Garipov et al. 2025 (AutoJudge), section 4.2: LiveCodeBench has no training split, so each fold is evaluated with a
-    head that has not seen it. Each head chooses its regularisation and threshold on its own training folds.
-    """
-    numbers = [int(fold) for fold in np.unique(folds)]
-    if len(numbers) < 2:
-        raise LossyValueError(f"`folds` has to name two folds or more, but names {numbers}")
-    examples = examples.only(settings.columns)
-    by_fold, areas, pairs = {}, [], []
-    for fold in numbers:
-        left_out = examples.where(folds == fold)
-        trained = train_judge(examples.where(folds != fold), origin, settings, on_fit=on_fit, left_out_fold=fold)
-        by_fold[fold] = trained
-        if both_classes(left_out.labels):
-            areas.append(roc_auc_score(left_out.labels, probabilities(trained.head, left_out)))
-            pairs.append(left_out.labels.sum() * (~left_out.labels).sum())
-    if not pairs:
-        raise LossyValueError("`folds` have to have tokens of both classes, but each has one only; mine more prompts")
-    final = train_judge(examples, origin, settings, on_fit=on_fit)
-    auc = float(np.average(areas, weights=pairs))
-    config = final.head.config
-    final.head.config = replace(config, metrics={**config.metrics, "out_of_fold_auc": auc})
-    return JudgesByFold(final, by_fold, auc)
 
 
 # The paper's "both" are the draft's and the target's token; a head can't read the latter, which is known too late.
@@ -246,13 +299,20 @@ TOKENS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Compared:
-    """One classifier on one choice of states, with its ROC-AUCs and the seconds of the fit."""
+    """One classifier on one choice of states, out of fold, with the seconds of its fits.
+
+    ``gain`` is its ROC-AUC less that of the head, with a 95 % interval by prompts.
+    """
 
     classifier: str
     models: str
     positions: str
-    train_auc: float
-    validation_auc: float
+    auc: float
+    auc_low: float
+    auc_high: float
+    gain: float
+    gain_low: float
+    gain_high: float
     seconds: float
 
 
@@ -267,36 +327,45 @@ def variants(available: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]
     return found
 
 
-def compare(examples: Examples, settings: JudgeSettings) -> Iterator[Compared]:
-    """Compare classifiers on the chosen states, and logistic regressions on every choice of states.
+def _tried(settings: JudgeSettings, most: int) -> dict[str, Sequence[Any]]:
+    """Return what is compared with the head on its own states: of each entry, the best classifier counts.
 
-    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. The split is that of :func:`train_judge`.
-    First come the logistic regressions of all strengths, the random forest and the perceptron, then the best logistic
-    regression on every choice of states.
+    From appendix B: 128 trees, each leaf with 0.1 % of the tokens or more; 128 ReLU units in one hidden layer, stopped
+    early on a tenth of the training set. All else is scikit-learn's default. ``most`` bounds principal components.
     """
-    train, validation = split(examples, settings)
-    columns = settings.columns
-
-    def row(fit: Fit, models: str, positions: str, seconds: float) -> Compared:
-        return Compared(fit.label, models, positions, fit.train_auc, fit.validation_auc, seconds)
-
-    for strength in settings.strengths:
-        (fitted,) = fit_logistic(columns, train, validation, strengths=[strength])
-        yield row(fitted, settings.models, settings.positions, fitted.seconds)
-    # From appendix B: 128 trees, each leaf with 0.1 % of the tokens or more; 128 ReLU units in one hidden layer,
-    # stopped early on a tenth of the training set. All else is scikit-learn's default.
-    others = {
-        "random forest, 128 trees": RandomForestClassifier(128, min_samples_leaf=0.001, random_state=settings.seed),
-        "MLP, 128 hidden units": MLPClassifier((128,), early_stopping=True, random_state=settings.seed),
+    grid, seed = regressions(settings.strengths), settings.seed
+    return {
+        **{f"logistic regression, C = {each.C:g}": [each] for each in grid},
+        **{f"{n} principal components": [(PCA(n, random_state=seed), x) for x in grid] for n in RANKS if n < most},
+        "random forest, 128 trees": [RandomForestClassifier(128, min_samples_leaf=0.001, random_state=seed)],
+        "MLP, 128 hidden units": [MLPClassifier((128,), early_stopping=True, random_state=seed)],
     }
-    for label, classifier in others.items():
-        fitted = fit(classifier, label, columns, train, validation)
-        yield row(fitted, settings.models, settings.positions, fitted.seconds)
+
+
+def compare(examples: Examples, trained: TrainedJudge, settings: JudgeSettings) -> Iterator[Compared]:
+    """Compare other classifiers with the head on its states, and logistic regressions on every choice of states.
+
+    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. The folds are those of ``trained``.
+    """
+    config, seed = trained.head.config, settings.seed
+    base = _draws(examples, trained.probabilities, seed)
+
+    def row(label: str, choice: tuple[str, str], columns: Sequence[str], tried: Sequence[Any]) -> Compared:
+        found = cross(tried, columns, examples, trained.folds)
+        area = area_of(examples, found.probabilities, seed=seed)
+        gain = interval(_draws(examples, found.probabilities, seed) - base)
+        gain = (area["auc"] - config.metrics["auc"], *gain)
+        return Compared(label, *choice, *area.values(), *gain, found.seconds)
+
+    most = min(config.width, round((1 - 2 / FOLDS) * len(examples)))
+    for label, tried in _tried(settings, most).items():
+        yield row(label, (config.models, config.positions), config.columns, tried)
     for models, positions, states in variants(list(examples.states)):
-        fits = fit_logistic(states, train, validation, strengths=settings.strengths)
-        yield row(best(fits), models, positions, sum(fit.seconds for fit in fits))
+        yield row("logistic regression", (models, positions), states, regressions(settings.strengths))
 
 
-def count(available: Sequence[str], settings: JudgeSettings) -> int:
+def count(examples: Examples, trained: TrainedJudge, settings: JudgeSettings) -> int:
     """Return the number of rows that :func:`compare` yields."""
-    return len(settings.strengths) + 2 + len(variants(available))
+    config = trained.head.config
+    most = min(config.width, round((1 - 2 / FOLDS) * len(examples)))
+    return len(_tried(settings, most)) + len(variants(list(examples.states)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,12 +33,34 @@ def validation_mask(
             mask = np.zeros(len(labels), dtype=bool)
             mask[validation] = True
             return mask
+    raise LossyValueError(_one_sided(labels, prompts, "in the training and in the validation prompts"))
+
+
+def _one_sided(labels: NDArray[np.bool_], prompts: NDArray[np.int64], where: str) -> str:
     positive, negative = (len(np.unique(prompts[labels == label])) for label in (True, False))
-    raise LossyValueError(
-        "`data` has to have tokens of both classes in the training and in the validation prompts, but of "
-        f"{len(np.unique(prompts))} prompts {positive} have tokens of one class and {negative} of the other; "
-        "mine more prompts"
+    return (
+        f"`data` has to have tokens of both classes {where}, but of {len(np.unique(prompts))} prompts {positive} have "
+        f"tokens of one class and {negative} of the other; mine more prompts"
     )
+
+
+FOLDS = 5
+
+
+def deal(
+    labels: NDArray[np.bool_], prompts: NDArray[np.int64], *, folds: int = FOLDS, seed: int = 0
+) -> NDArray[np.int64]:
+    """Deal prompts into folds at random, and return the fold of each token ``(N,)``.
+
+    Deals repeat until both classes are outside each fold.
+    """
+    known, owner = np.unique(prompts, return_inverse=True)
+    rng = np.random.default_rng(seed)
+    for _ in range(_DRAWS):
+        dealt = (rng.permutation(len(known)) % min(folds, len(known)))[owner]
+        if all(both_classes(labels[dealt != fold]) for fold in np.unique(dealt)):
+            return dealt
+    raise LossyValueError(_one_sided(labels, prompts, "outside every fold of the prompts"))
 
 
 def both_classes(labels: NDArray[np.bool_]) -> bool:
@@ -53,26 +74,38 @@ VERIFIER_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 
 """The thresholds of a verifier head's table."""
 
 
-def largest_threshold(labels: NDArray[np.bool_], probabilities: NDArray[np.floating], recall: float) -> float:
+def largest_threshold(
+    labels: NDArray[np.bool_],
+    probabilities: NDArray[np.floating],
+    recall: float,
+    weights: NDArray[np.floating] | None = None,
+) -> float:
     """Return the largest τ such that a share ``recall`` of the True tokens has a probability of at least τ."""
-    important = np.sort(probabilities[labels])[::-1]
+    weights = np.ones(len(labels)) if weights is None else weights
+    order = np.argsort(-probabilities[labels], kind="stable")
+    found = weights[labels][order].cumsum()
     # 0.7 of 10 tokens are 7, not 8, although 0.7 * 10 comes out a little above 7.
-    needed = max(1, math.ceil(recall * len(important) - 1e-9))
-    return float(important[needed - 1])
+    return float(probabilities[labels][order][np.searchsorted(found, recall * found[-1] * (1 - 1e-9))])
 
 
 def recall_rows(
-    labels: NDArray[np.bool_], probabilities: NDArray[np.floating], recalls: Sequence[float] = RECALLS
+    labels: NDArray[np.bool_],
+    probabilities: NDArray[np.floating],
+    recalls: Sequence[float] = RECALLS,
+    weights: NDArray[np.floating] | None = None,
 ) -> list[tuple[float, float, float]]:
     """Return rows (threshold, recall of important tokens, share of all tokens skipped), by ascending threshold.
 
     A token is skipped, that is accepted as unimportant, iff its probability is below the threshold.
     """
-    thresholds = sorted({largest_threshold(labels, probabilities, recall) for recall in recalls})
-    return [
-        (threshold, float((probabilities[labels] >= threshold).mean()), float((probabilities < threshold).mean()))
-        for threshold in thresholds
-    ]
+    weights = np.ones(len(labels)) if weights is None else weights
+    thresholds = sorted({largest_threshold(labels, probabilities, recall, weights) for recall in recalls})
+
+    def share(chosen: NDArray[np.bool_], among: NDArray[np.bool_]) -> float:
+        return float(np.average(chosen[among], weights=weights[among]))
+
+    everywhere = np.ones_like(labels)
+    return [(t, share(probabilities >= t, labels), share(probabilities < t, everywhere)) for t in thresholds]
 
 
 def rates(labels: NDArray[np.bool_], probabilities: NDArray[np.floating], threshold: float) -> tuple[float, float]:
@@ -81,19 +114,18 @@ def rates(labels: NDArray[np.bool_], probabilities: NDArray[np.floating], thresh
     return float(above[labels].mean()), float(above[~labels].mean())
 
 
-def auc_interval(
+def auc_draws(
     labels: NDArray[np.bool_],
     probabilities: NDArray[np.floating],
     prompts: NDArray[np.int64],
     *,
-    confidence: float = 0.95,
+    weights: NDArray[np.floating] | None = None,
     draws: int = 500,
     seed: int = 0,
-) -> tuple[float, float]:
-    """Return a bootstrap interval of the ROC-AUC.
+) -> NDArray[np.float64]:
+    """Return the ROC-AUC of bootstrap samples of the prompts, since tokens of one prompt are dependent.
 
-    Each draw resamples prompts with replacement, since tokens of one prompt are dependent. Draws with a single class
-    don't count.
+    Samples with a single class are left out. Equal seeds draw equal samples, so two heads are compared draw by draw.
     """
     rng = np.random.default_rng(seed)
     _, owner = np.unique(prompts, return_inverse=True)
@@ -102,25 +134,51 @@ def auc_interval(
     areas = []
     for _ in range(draws):
         times = np.bincount(rng.integers(count, size=count), minlength=count)[owner]
+        times = times if weights is None else times * weights
         # Weighted pairs of a True and a False token that are in the right order; ties count half.
         positive = np.bincount(level, weights=times * labels)
         negative = np.bincount(level, weights=times * ~labels)
         if pairs := positive.sum() * negative.sum():
             areas.append(positive @ (negative.cumsum() - negative / 2) / pairs)
-    if not areas:  # all tokens of a class are in one prompt, and no draw had both classes
-        return 0.0, 1.0
-    low, high = np.quantile(areas, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return np.array(areas)
+
+
+def interval(draws: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the quantiles between which a share ``confidence`` of the draws lies."""
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
+
+
+def auc_interval(
+    labels: NDArray[np.bool_],
+    probabilities: NDArray[np.floating],
+    prompts: NDArray[np.int64],
+    *,
+    confidence: float = 0.95,
+    **options: Any,
+) -> tuple[float, float]:
+    """Return a bootstrap interval of the ROC-AUC; ``options`` are those of :func:`auc_draws`."""
+    areas = auc_draws(labels, probabilities, prompts, **options)
+    # Where all tokens of a class are in one prompt, it may be that no draw has both classes.
+    return interval(areas, confidence) if len(areas) else (0.0, 1.0)
+
+
+def area_of(
+    examples: Examples, probabilities: NDArray[np.floating], *, seed: int, name: str = "auc"
+) -> dict[str, float]:
+    """Return the ROC-AUC on examples and its interval, as metrics."""
+    labels, weights = examples.labels, examples.weights
+    low, high = auc_interval(labels, probabilities, examples.prompts, weights=weights, seed=seed)
+    area = float(roc_auc_score(labels, probabilities, sample_weight=weights))
+    return {name: area, f"{name}_low": low, f"{name}_high": high}
 
 
 def metrics_of(
     examples: Examples, validation: Examples, probabilities: NDArray[np.floating], *, seed: int, **more: float
 ) -> dict[str, float]:
     """Return a head's figures on the validation side: area and interval, ``more``, and the sizes of data and side."""
-    low, high = auc_interval(validation.labels, probabilities, validation.prompts, seed=seed)
-    area = float(roc_auc_score(validation.labels, probabilities))
     return {
-        **{"auc": area, "auc_low": low, "auc_high": high},
+        **area_of(validation, probabilities, seed=seed),
         **more,
         **examples.counts(),
         **{f"validation_{name}": value for name, value in validation.counts().items()},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -45,8 +44,14 @@ def test_a_judge_is_trained_and_described(mined, tmp_path):
         assert f"{row.threshold:.6g}" in printed.stdout
         assert f"| {row.threshold:.6g} |" in card
     assert "120 prompts, 600 mismatches" in printed.stdout
-    assert f"AUC {config.metrics['auc']:.4f} on 12 validation prompts" in printed.stdout
-    assert re.search(r"depends on only 1\d important tokens", printed.stdout)
+    metrics = {name: f"{value:.4f}" for name, value in config.metrics.items()}
+    bounds = f"({metrics['auc_low']} … {metrics['auc_high']})"
+    assert f"AUC {metrics['auc']} {bounds} out of fold, on all prompts" in printed.stdout
+    assert f"| ROC-AUC | {metrics['auc']} {bounds} |" in card
+    assert "| out of fold | |" in card
+    curve = [name.split("_")[2] for name in metrics if name.startswith("auc_from_")]
+    assert "prompts seen: " + ", ".join(f"{n} {metrics[f'auc_from_{n}_prompts']}" for n in curve) in printed.stdout
+    assert all(f"| ROC-AUC after {n} prompts | {metrics[f'auc_from_{n}_prompts']} |" in card for n in curve)
     assert "![ROC curve](roc.png)" in card
     assert (tmp_path / "roc.png").is_file()
     assert not (tmp_path / "comparison.json").exists()
@@ -57,8 +62,9 @@ def test_a_comparison_is_printed_and_kept(mined, tmp_path):
     rows = json.loads((tmp_path / "comparison.json").read_text())
     assert len(rows) == 8 + 2 + 9
     for row in rows:
-        assert f"{row['validation_auc']:.4f}" in printed
-    for name in ("random forest, 128 trees", "MLP, 128 hidden units", "C = 1e-07", "draft position, both models"):
+        assert f"{row['auc']:.4f}" in printed
+        assert f"{row['gain']:+.4f} ({row['gain_low']:+.4f} … {row['gain_high']:+.4f})" in printed
+    for name in ("random forest, 128 trees", "MLP, 128 hidden units", "C = 1e-07", "AUC by state: "):
         assert name in printed
 
 
@@ -68,13 +74,13 @@ def test_a_comparison_is_printed_and_kept(mined, tmp_path):
 )
 def test_folds_are_for_prompts_that_are_measured_later(tmp_path, split, options, by_fold):
     data = write_judged(tmp_path / "data", judged(), folds=3, settings={"split": split})
-    printed = run("judge", "--data", data, "--out", tmp_path / "head", "--validation", "0.2", *options).stdout
-    assert ("out of fold" in printed) is by_fold
+    printed = run("judge", "--data", data, "--out", tmp_path / "head", *options).stdout
+    assert "out of fold" in printed
     folders = sorted(path.name for path in (tmp_path / "head").glob("fold-*"))
     assert folders == (["fold-0", "fold-1", "fold-2"] if by_fold else [])
     for folder in folders:
-        metrics = JudgeHead.from_pretrained(tmp_path / "head" / folder).config.metrics
-        assert (metrics["prompts"], metrics["validation_prompts"]) == (80, 16)
+        training = JudgeHead.from_pretrained(tmp_path / "head" / folder).config.provenance["training"]
+        assert training["left_out_fold"] == int(folder[-1])
     assert JudgeHead.from_pretrained(tmp_path / "head").config.metrics["prompts"] == 120
 
 
@@ -118,7 +124,19 @@ def test_the_bundled_pair_by_name(tmp_path):
 def test_a_target_that_was_behind_an_api_is_known_by_its_configuration(tiny_pair_folder, tmp_path):
     examples = judged().only(["draft_draft"])
     data, out = write_judged(tmp_path / "data", examples, target=None), tmp_path / "head"
-    run("judge", "--data", data, "--models", "draft", "--model", tiny_pair_folder / "target", "--out", out)
+    run(
+        "judge",
+        "--data",
+        data,
+        "--models",
+        "draft",
+        "--features",
+        "draft",
+        "--model",
+        tiny_pair_folder / "target",
+        "--out",
+        out,
+    )
     identity = JudgeHead.from_pretrained(out).config.target
     assert (identity.name, identity.hidden_size, identity.fingerprint) == ("target", 16, ())
     assert identity.differences(pairs.load("arithmetic", folder=tiny_pair_folder).target) == []
@@ -161,7 +179,7 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
         (("judge", "--data", "MINED", "--folds"), "`--folds` needs data"),
         (("judge", "--data", "MINED", "--recall", "1.5"), "`--recall`"),
-        (("judge", "--data", "MINED", "--validation", "1"), "`--validation`"),
+        (("verifier", "--data", "RATIOS", "--validation", "1"), "`--validation`"),
         (("judge", "--data", "MINED", "--pair", "arithmetic"), "but 'arithmetic' differs: of the target"),
         (("verifier", "--data", "RATIOS", "--lambda", "0"), "`--lambda`"),
         (("judge", "--data", "ONE_CLASS"), "tokens are unimportant"),

@@ -14,7 +14,8 @@ from hf_lossy_assist.mining.choice import DraftArgmax
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
 from hf_lossy_assist.mining.mining_run import MiningPlan, MiningWorkload, mine, open_run
 from hf_lossy_assist.mining.prompt_results import Prompt, PromptResult
-from hf_lossy_assist.mining.search import Found, UnfinishedSearches
+from hf_lossy_assist.mining.rejoining import Rejoining
+from hf_lossy_assist.mining.search import Chosen, Found, UnfinishedSearches
 from hf_lossy_assist.mining.searches import Searches
 from hf_lossy_assist.mining.writing import LocalWriter, ResponseLimits
 from hf_lossy_assist.store.shards import ShardStore
@@ -105,11 +106,13 @@ class Parts:
     def limits(self) -> ResponseLimits:
         return ResponseLimits(ending_tokens(self.target.generation_config), self.max_new_tokens)
 
-    def searches(self, slots: int = 4, workers: int = 0, unfinished=None, **choice) -> Searches:
-        writer = LocalWriter(self.target, slots, self.limits(), **choice)
+    def searches(
+        self, slots: int = 4, workers: int = 0, unfinished=None, *, rejoining=None, chosen=None, **choice
+    ) -> Searches:
+        writer = LocalWriter(self.target, slots, self.limits(), **choice, rejoining=rejoining or Rejoining())
         unfinished = unfinished or UnfinishedSearches()
         guesses = DraftArgmax(self.draft, **choice)
-        return Searches(writer, guesses, self.task, self.decode, slots, workers, unfinished)
+        return Searches(writer, guesses, self.task, self.decode, slots, workers, unfinished, chosen or Chosen())
 
 
 def tiny_parts(architecture: str = "llama", seed: int = 0, noise: float = 0.1, **more) -> Parts:

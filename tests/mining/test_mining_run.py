@@ -21,7 +21,7 @@ from tests.forking import ended, fork
 from tests.mining.parts import Checksum, run, tiny_parts, workload
 from tests.tiny_models import tiny
 
-LABELS = ("index", "target_token", "draft_token", "important")
+LABELS = ("index", "target_token", "draft_token", "important", "weight")
 
 
 def test_everything_is_stored(tmp_path):
@@ -32,7 +32,7 @@ def test_everything_is_stored(tmp_path):
     found = {result.prompt.id: result.found for result in parts.searches(2).run(parts.prompts(5))}
     tokens = mined.tokens.with_format("torch")
     assert set(tokens.column_names) == {
-        "prompt_id", "index", "target_token", "draft_token", "important", "target_previous", "target_draft",
+        "prompt_id", "index", "target_token", "draft_token", "important", "weight", "target_previous", "target_draft",
         "target_target", "draft_previous", "draft_draft",
     }  # fmt: skip
     for prompt in mined.prompts:

@@ -14,13 +14,13 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.heads.repository import ROC
+from hf_lossy_assist.training.examples import Examples
 from hf_lossy_assist.training.judge_training import (
     JudgeSettings,
-    best,
     compare,
     count,
+    fit,
     train_judge,
-    train_judges_by_fold,
     variants,
 )
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
@@ -28,47 +28,140 @@ from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]
 
 
+def by_hand(examples, column: str, strength: float, train):
+    """Standardise, fit, score: by formulas, with no code shared."""
+    state, weights = examples.states[column].astype(np.float64), examples.weights
+    mean = np.average(state[train], axis=0, weights=weights[train])
+    scale = np.sqrt(np.average((state[train] - mean) ** 2, axis=0, weights=weights[train]))
+    centred, share = (state - mean) / scale, weights[train] / weights[train].mean()
+    regression = LogisticRegression(C=strength, max_iter=500)
+    return regression.fit(centred[train], examples.labels[train], share).predict_proba(centred)[:, 1]
+
+
 @pytest.mark.parametrize(("models", "positions"), CHOICES)
 def test_one_weight_and_one_bias_say_what_scikit_learn_says(models, positions):
-    examples = judged()
-    trained = train_judge(examples, ORIGIN, JudgeSettings(models=models, positions=positions))
+    examples = judged(prompts=60)
+    settings = JudgeSettings(models=models, positions=positions, strengths=(0.1,))
+    trained = train_judge(examples, ORIGIN, settings)
     config = trained.head.config
     assert (config.models, config.positions, config.target, config.draft) == (models, positions, TARGET, DRAFT)
     features = examples.features(config.columns)
-    expected = best(trained.fits).classifier.predict_proba(features)[:, 1]
+    expected = fit(LogisticRegression(C=0.1, max_iter=500), config.columns, examples).predict_proba(features)[:, 1]
     np.testing.assert_allclose(trained.head.probability(torch.from_numpy(features)), expected, atol=1e-5)
+    np.testing.assert_allclose(trained.fitted, expected, atol=1e-5)
 
 
-def test_a_regression_fitted_by_hand():
-    """Standardise, fit, rank: by formulas, with no code shared."""
-    examples = judged(seed=3)
-    trained = train_judge(examples, ORIGIN)
-    train = np.isin(examples.prompts, trained.train.prompts)
-    state = examples.states["target_draft"].astype(np.float64)
-    centred = (state - state[train].mean(0)) / state[train].std(0)
-    areas = {}
-    for k in range(8):
-        regression = LogisticRegression(C=10.0**-k, max_iter=500).fit(centred[train], examples.labels[train])
-        areas[10.0**-k] = roc_auc_score(examples.labels[~train], regression.decision_function(centred[~train]))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_head_fitted_by_hand_judges_each_fold(weighted):
+    """Other folds choose the strength, so a fold's own labels have no say in its probabilities."""
+    examples = judged(seed=3, prompts=60)
+    if weighted:
+        examples = replace(examples, weights=1.0 + examples.prompts % 5)
+    folds, strengths = (examples.prompts // 7) % 3, (1e-4, 1e-2, 1.0)
+    trained = train_judge(examples, ORIGIN, JudgeSettings(positions="draft", strengths=strengths), folds=folds)
+    scores = np.empty((3, len(examples)))
+    for fold in range(3):
+        for i, strength in enumerate(strengths):
+            inside = folds == fold
+            scores[i, inside] = by_hand(examples, "target_draft", strength, ~inside)[inside]
+
+    def area(row, mask):
+        return roc_auc_score(examples.labels[mask], row[mask], sample_weight=examples.weights[mask])
+
+    for fold in range(3):
+        best = max(range(3), key=lambda i: area(scores[i], folds != fold))
+        np.testing.assert_allclose(trained.probabilities[folds == fold], scores[best, folds == fold], atol=1e-4)
     metrics = trained.head.config.metrics
-    assert metrics["auc"] == pytest.approx(max(areas.values()), abs=1e-3)
-    assert metrics["C"] in {c for c, area in areas.items() if area > max(areas.values()) - 1e-3}
-    assert len(trained.fits) == 8
+    assert metrics["auc"] == pytest.approx(area(trained.probabilities, folds >= 0))
+    areas = [area(row, folds >= 0) for row in scores]
+    assert metrics["C"] == strengths[int(np.argmax(areas))]
+    final = by_hand(examples, "target_draft", metrics["C"], folds >= 0)
+    np.testing.assert_allclose(trained.fitted, final, atol=1e-4)
+    assert metrics["train_auc"] == pytest.approx(area(final, folds >= 0), abs=1e-3)
+
+
+def test_a_weight_is_as_many_tokens():
+    examples = judged(prompts=40)
+    heavy = replace(examples, weights=1.0 + (examples.prompts // 7) % 3)
+    times = heavy.weights.astype(int)
+    copies = examples.where(np.repeat(np.arange(len(examples)), times))
+    folds = (examples.prompts // 7) % 4
+    settings = JudgeSettings(positions="draft", strengths=(0.1,))
+    one = train_judge(heavy, ORIGIN, settings, folds=folds)
+    # scikit-learn's C counts rows: as many copies of a row need a smaller one.
+    config = one.head.config
+    other = fit(LogisticRegression(C=0.1 / heavy.weights.mean(), max_iter=500), config.columns, copies)
+    features = examples.features(config.columns)
+    np.testing.assert_allclose(one.fitted, other.predict_proba(features)[:, 1], atol=1e-4)
+    scores = np.repeat(one.probabilities, times)
+    assert config.metrics["auc"] == pytest.approx(roc_auc_score(copies.labels, scores))
+    assert config.metrics["important_share"] == pytest.approx(copies.labels.mean())
+    important = scores[copies.labels]
+    for row in config.thresholds:
+        assert row.recall == pytest.approx((important >= row.threshold).mean())
+        assert row.skipped == pytest.approx((scores < row.threshold).mean())
 
 
 def test_the_best_possible_ranking_is_found():
     """One unit of the state is moved by 2 standard deviations: the area is Phi(2 / sqrt(2)) = 0.921."""
-    metrics = train_judge(judged(prompts=2000), ORIGIN).head.config.metrics
+    metrics = train_judge(judged(prompts=1000), ORIGIN, JudgeSettings(strengths=(0.01, 1.0))).head.config.metrics
     assert metrics["auc_low"] < norm.cdf(np.sqrt(2)) < metrics["auc_high"]
     assert metrics["auc"] == pytest.approx(norm.cdf(np.sqrt(2)), abs=0.03)
 
 
+def test_a_head_that_knows_nothing_is_seen_through():
+    """More units than tokens: such a head knows its own prompts by heart, and is at chance on others."""
+    rng = np.random.default_rng(0)
+    states = {"target_draft": rng.normal(size=(400, 300)).astype(np.float32)}
+    examples = Examples(states, rng.random(400) < 0.3, np.repeat(np.arange(80), 5))
+    identity = replace(TARGET, hidden_size=300)
+    metrics = train_judge(
+        examples, replace(ORIGIN, target=identity), JudgeSettings(positions="draft")
+    ).head.config.metrics
+    assert metrics["train_auc"] > 0.9
+    # Its standard error is 0.03.
+    assert abs(metrics["auc"] - 0.5) < 0.1
+    assert metrics["auc_low"] < 0.5 < metrics["auc_high"]
+
+
+def test_the_better_state_is_read_and_the_gain_has_an_interval():
+    trained = train_judge(judged(), ORIGIN, JudgeSettings(strengths=(0.01, 1.0)))
+    config, metrics = trained.head.config, trained.head.config.metrics
+    assert (config.positions, metrics["auc"]) == ("draft", pytest.approx(metrics["auc_draft"], abs=1e-4))
+    assert metrics["auc_gain"] == pytest.approx(metrics["auc_draft"] - metrics["auc_previous"])
+    assert 0 < metrics["auc_gain_low"] < metrics["auc_gain"] < metrics["auc_gain_high"]
+    other = train_judge(judged(), ORIGIN, JudgeSettings(positions="previous", strengths=(0.01, 1.0)))
+    assert other.head.config.positions == "previous"
+    assert other.head.config.metrics["auc"] == pytest.approx(metrics["auc_previous"], abs=1e-4)
+    assert "auc_gain" not in other.head.config.metrics
+
+
+def test_prompts_that_the_target_solves_are_measured_apart():
+    examples = judged()
+    solved = examples.prompts % 2 == 0
+    examples.labels[~solved] = np.random.default_rng(5).random((~solved).sum()) < 0.5  # there, nothing can be known
+    trained = train_judge(replace(examples, solved=solved), ORIGIN, JudgeSettings(positions="draft"))
+    metrics = trained.head.config.metrics
+    expected = roc_auc_score(examples.labels[solved], trained.probabilities[solved])
+    assert metrics["auc_solved"] == pytest.approx(expected)
+    assert metrics["auc_solved_low"] < expected < metrics["auc_solved_high"]
+    assert metrics["auc_solved"] > metrics["auc"] + 0.1
+    assert metrics["solved_prompts"] == len(np.unique(examples.prompts[solved]))
+    assert "auc_solved" not in train_judge(examples, ORIGIN).head.config.metrics
+
+
+def test_more_prompts_teach_more():
+    metrics = train_judge(judged(prompts=200), ORIGIN, JudgeSettings(positions="draft")).head.config.metrics
+    curve = {int(name.split("_")[2]): value for name, value in metrics.items() if name.startswith("auc_from_")}
+    assert [*curve] == [20, 40, 80]
+    assert all(abs(value - metrics["auc"]) < 0.1 for value in curve.values())
+
+
 @pytest.mark.parametrize("recall", [0.9, 0.96, 1.0])
-def test_thresholds_are_measured_with_the_head_on_validation(recall):
-    trained = train_judge(judged(prompts=400), ORIGIN, JudgeSettings(recall=recall))
-    head, validation = trained.head, trained.validation
-    scores = head.probability(torch.from_numpy(validation.features(head.config.columns))).numpy()
-    important = scores[validation.labels]
+def test_thresholds_are_measured_out_of_fold(recall):
+    trained = train_judge(judged(prompts=200), ORIGIN, JudgeSettings(positions="draft", recall=recall))
+    head, scores, labels = trained.head, trained.probabilities, trained.examples.labels
+    important = scores[labels]
     assert (important >= head.config.threshold).mean() >= recall
     assert all((important >= larger).mean() < recall for larger in scores if larger > head.config.threshold)
     assert head.threshold_for(recall) == head.config.threshold
@@ -89,11 +182,10 @@ def test_figures_and_origin_are_in_the_configuration():
     assert config.provenance["argv"][0] == "lossy-assist"
     assert (config.metrics["prompts"], config.metrics["tokens"]) == (120, 600)
     assert config.metrics["important_share"] == pytest.approx(0.3, abs=0.06)
-    assert config.metrics["validation_prompts"] == 12
-    assert not set(trained.train.prompts) & set(trained.validation.prompts)
+    assert config.metrics["folds"] == 5
     again, other = (train_judge(judged(), origin, JudgeSettings(seed=seed)).head for seed in (4, 5))
     assert torch.equal(again.weight, trained.head.weight)
-    assert not torch.equal(other.weight, trained.head.weight)
+    assert again.config.metrics == config.metrics != other.config.metrics
 
 
 def test_the_origin_names_no_folders_of_the_machine(monkeypatch):
@@ -138,7 +230,7 @@ def test_unused_states_may_be_broken():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"recall": 0}, "`recall`"), ({"validation_share": 1}, "`validation_share`"), ({"models": "both2"}, "`models`")],
+    [({"recall": 0}, "`recall`"), ({"positions": "next"}, "`positions`"), ({"models": "both2"}, "`models`")],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
 def test_settings_out_of_range(settings, message):
@@ -147,50 +239,52 @@ def test_settings_out_of_range(settings, message):
 
 
 def test_every_fold_is_judged_by_a_head_that_has_not_seen_it(tmp_path):
-    examples = judged()
+    examples = judged(prompts=60)
     folds = (examples.prompts // 7) % 4
-    trained = train_judges_by_fold(examples, folds, ORIGIN, JudgeSettings(strengths=(0.01, 1.0)))
+    settings = JudgeSettings(strengths=(0.01, 1.0))
+    trained = train_judge(examples, ORIGIN, settings, folds=folds)
     assert sorted(trained.by_fold) == [0, 1, 2, 3]
-    pairs = []
-    for fold, one in trained.by_fold.items():
-        seen = {*one.train.prompts, *one.validation.prompts}
-        assert seen == set(examples.prompts[folds != fold])
-        assert one.head.config.provenance["training"]["left_out_fold"] == fold
-        left_out = examples.where(folds == fold)
-        scores = one.head.probability(torch.from_numpy(left_out.states["target_draft"])).numpy()
-        pairs += [p > n for p in scores[left_out.labels] for n in scores[~left_out.labels]]
-    assert trained.auc == pytest.approx(np.mean(pairs))
-    assert trained.final.head.config.metrics["out_of_fold_auc"] == trained.auc
-    assert {*trained.final.train.prompts, *trained.final.validation.prompts} == set(examples.prompts)
-    trained.save(tmp_path)
-    assert torch.equal(JudgeHead.from_pretrained(tmp_path / "fold-2").weight, trained.by_fold[2].head.weight)
-    assert torch.equal(JudgeHead.from_pretrained(tmp_path).weight, trained.final.head.weight)
+    for fold, head in trained.by_fold.items():
+        assert head.config.provenance["training"]["left_out_fold"] == fold
+        changed = replace(examples, labels=examples.labels ^ (folds == fold))
+        again = train_judge(changed, ORIGIN, replace(settings, positions="draft", strengths=(1.0,)), folds=folds)
+        same = train_judge(examples, ORIGIN, replace(settings, positions="draft", strengths=(1.0,)), folds=folds)
+        assert torch.equal(again.by_fold[fold].weight, same.by_fold[fold].weight)
+        assert not torch.equal(again.by_fold[(fold + 1) % 4].weight, same.by_fold[(fold + 1) % 4].weight)
+    trained.save(tmp_path, folds=True)
+    assert torch.equal(JudgeHead.from_pretrained(tmp_path / "fold-2").weight, trained.by_fold[2].weight)
+    assert torch.equal(JudgeHead.from_pretrained(tmp_path).weight, trained.head.weight)
 
 
 def test_folds_of_one_class_cannot_be_measured():
     examples = judged(prompts=40)
     examples.labels[:] = examples.prompts % 2 == 0
-    with pytest.raises(LossyValueError, match=r"`folds`|`data`"):
-        train_judges_by_fold(examples, (examples.prompts % 2).astype(int), ORIGIN)
+    with pytest.raises(LossyValueError, match=r"`folds`"):
+        train_judge(examples, ORIGIN, folds=(examples.prompts % 2).astype(int))
     with pytest.raises(LossyValueError, match=r"`folds` .* \[3\]"):
-        train_judges_by_fold(judged(), np.full(600, 3), ORIGIN)
+        train_judge(judged(), ORIGIN, folds=np.full(600, 3))
+    examples.labels[:] = examples.prompts == examples.prompts[0]
+    with pytest.raises(LossyValueError, match="of 40 prompts 1 have tokens of one class and 39 of the other"):
+        train_judge(examples, ORIGIN)
 
 
-def test_classifiers_and_states_are_compared_on_one_split():
-    examples, settings = judged(prompts=60), JudgeSettings(models="both", strengths=(0.001, 1.0))
-    rows = list(compare(examples, settings))
-    assert len(rows) == count(list(examples.states), settings) == 2 + 2 + 9
+def test_classifiers_and_states_are_compared_on_the_same_folds():
+    examples, settings = judged(prompts=60), JudgeSettings(models="both", positions="draft", strengths=(0.001, 1.0))
+    trained = train_judge(examples, ORIGIN, settings)
+    rows = list(compare(examples, trained, settings))
+    assert len(rows) == count(examples, trained, settings) == 2 + 2 + 9
     assert [row.classifier.split(",")[0] for row in rows[:4]] == [
         "logistic regression", "logistic regression", "random forest", "MLP",
     ]  # fmt: skip
     by_states = {(row.models, row.positions): row for row in rows[4:]}
     assert set(by_states) == {(m, p) for m in ("target", "draft", "both") for p in ("previous", "draft", "both")}
-    trained = train_judge(examples, ORIGIN, settings)
-    assert by_states["both", "draft"].validation_auc == pytest.approx(trained.head.config.metrics["auc"], abs=1e-3)
-    assert max(row.validation_auc for row in rows[:2]) == by_states["both", "draft"].validation_auc
-    # The states that know more are ranked higher, and forests learn their training set by heart.
-    assert by_states["target", "draft"].validation_auc > by_states["target", "previous"].validation_auc
-    assert rows[2].train_auc > rows[1].train_auc
+    own = by_states["both", "draft"]
+    assert (own.auc, own.gain) == pytest.approx((trained.head.config.metrics["auc"], 0.0), abs=1e-4)
+    # The states that know more are ranked higher, and the interval knows that both judge the same tokens.
+    poor = by_states["draft", "previous"]
+    assert max(poor.auc, by_states["target", "previous"].auc) < by_states["target", "draft"].auc
+    assert poor.gain_low < poor.gain < poor.gain_high < 0
+    assert poor.gain_high - poor.gain_low < 2 * (poor.auc_high - poor.auc_low)
 
 
 def test_states_of_the_targets_token_are_compared_where_they_were_mined():
