@@ -6,7 +6,7 @@ import inspect
 import json
 from pathlib import Path
 
-from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, settings_of
+from hf_lossy_assist.acceptors import REGISTRY, Acceptor, GreedyRule, Setting, settings_of
 from hf_lossy_assist.acceptors.registry import Formula
 from hf_lossy_assist.cli.rules import reads_of
 
@@ -26,8 +26,16 @@ def formulas() -> str:
 
 
 def _section(name: str, said: Formula) -> str:
-    parts = (f"## {name}", f"{said.idea} Keep x iff", _block(said.keep), "Correction:", _block(said.correction))
+    parts = [f"## {name}", f"{said.idea} Keep x iff", _block(said.keep), "Correction:", _block(said.correction)]
+    if issubclass(REGISTRY[name], GreedyRule):
+        parts += [_WHEN_SAMPLING, _block(said.published)]
     return "\n\n".join(parts)
+
+
+_WHEN_SAMPLING = (
+    "When sampling, x is also kept [where `lossless` keeps it](#rules-made-for-greedy-decoding). With `published=True` "
+    "it is not, and the correction of a draw is"
+)
 
 
 def _block(latex: str) -> str:
@@ -73,8 +81,8 @@ def _setting(each: Setting) -> str:
     if each.default is None:
         default = each.none_in_words
     else:
-        default = json.dumps(each.default) if isinstance(each.default, str) else f"{each.default:g}"
-    bounds = [f'"{choice}"' for choice in each.choices]
+        default = json.dumps(each.default) if isinstance(each.default, str | bool) else f"{each.default:g}"
+    bounds = ["true or false"] if each.switch else [f'"{choice}"' for choice in each.choices]
     bounds = bounds or [f"{each.low:.2g} to {each.high:g}"]
     bounds += [f'"{each.word}"'] if each.word else []
     bounds += [f"null: {each.none_in_words}"] if each.may_be_none and each.default is not None else []

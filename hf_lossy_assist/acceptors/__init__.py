@@ -4,8 +4,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from ..gone import absent_from
+from .base import LAW as LAW
 from .base import Acceptor as Acceptor
 from .base import DroppedHeads as DroppedHeads
+from .base import GreedyRule as GreedyRule
 from .base import UnverifiedDrafting as UnverifiedDrafting
 from .base import decide as decide
 from .composed import AllOf as AllOf

@@ -15,7 +15,10 @@ from transformers import PreTrainedModel
 from ..core.limits import LosslessPositions
 from ..core.messages import Decision, Verification
 from ..heads import VerifierHead
-from .registry import Formula, settings_of
+from .registry import Formula, setting, settings_of
+
+LAW = 2
+"""The version of the rules' laws. Since 2, a :class:`GreedyRule` that draws keeps what the lossless rule keeps, too."""
 
 AUTO = "auto"
 """The dropout chosen by its effect on a call's prompt."""
@@ -109,6 +112,9 @@ class Acceptor(ABC):
     decides_drawn_trees: ClassVar[bool] = False
     """Whether the rule decides trees whose siblings were drawn."""
 
+    adds_lossless: ClassVar[bool] = False
+    """Whether, when sampling, the rule also keeps what the lossless rule keeps, with its correction."""
+
     lacks_base: ClassVar[bool] = False
     """Whether the rule only adds to the tokens that its list's last rule keeps."""
 
@@ -191,6 +197,56 @@ class Acceptor(ABC):
         )
 
 
+@dataclass(frozen=True)
+class GreedyRule(Acceptor):
+    """A rule made for greedy decoding. When sampling, it also keeps what the lossless rule keeps, with its correction.
+
+    If the published rule keeps x with probability k(x), x is kept with probability ``max(k(x), min(1, p(x)/q(x)))``, or
+    more where the two decide independently. The correction is ``norm([p - q]+)``. So the rule keeps at least as many
+    tokens as the lossless one, and what it keeps beyond that is all that it changes: its acceptance is ``α₀ + TV``, with
+    ``TV = Σ [q·k - p]+`` the total variation between p and the output, which no other correction makes smaller. Where
+    it keeps nothing beyond, it is the lossless rule. Greedy decoding is as published.
+
+    Subclasses write :meth:`keep_published`, and :meth:`correct_published` where the published correction of a draw is
+    not the lossless one.
+
+    Parameters
+    ----------
+    published
+        Whether sampling, too, is as published: only what the rule itself keeps, with its own correction.
+    """
+
+    published: bool = setting(False, switch=True, kw_only=True)
+
+    @property
+    def adds_lossless(self) -> bool:
+        """Whether sampling is not as published."""
+        return not self.published
+
+    @abstractmethod
+    def keep_published(self, v: Verification) -> Tensor:
+        """Return ``(B, n)`` whether the published rule keeps each drafted token."""
+
+    def correct_published(self, v: Verification, at: Tensor) -> Tensor:
+        """Return the published correction ``(B, V)`` of a draw, as :meth:`correction` does."""
+        return v.residual_distribution(at)
+
+    def keep(self, v: Verification) -> Tensor:
+        return with_lossless(self, v, self.keep_published(v))
+
+    def correction(self, v: Verification, at: Tensor) -> Tensor:
+        own = v.do_sample and self.published
+        return self.correct_published(v, at) if own else v.residual_distribution(at)
+
+    def quantities(self, v: Verification) -> Mapping[str, Tensor]:
+        return super().quantities(v) if v.do_sample and self.adds_lossless else {}
+
+
+def with_lossless(rule: Acceptor, v: Verification, kept: Tensor) -> Tensor:
+    """Return ``kept`` ``(B, n)``, with what the lossless rule keeps where the rule adds that."""
+    return kept | (v.lossless & v.allowed) if v.do_sample and rule.adds_lossless else kept
+
+
 def _judge_tokens(
     acceptor: Acceptor, v: Verification, positions: LosslessPositions | None
 ) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
@@ -225,7 +281,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
     charge = rule.charge(v)
     if charge is not None:
         charge = charge.where(prefix.mask.bool(), 0.0).sum(-1)
-    if strict is None and not v.do_sample and type(rule).correction is Acceptor.correction:
+    if strict is None and not v.do_sample and type(rule).correction in (Acceptor.correction, GreedyRule.correction):
         # The lossless correction and the bonus are the target's best token, which is known already.
         next_token = v.best_after.gather(-1, prefix.end[:, None])[:, 0]
     else:

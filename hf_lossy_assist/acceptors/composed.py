@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..core.messages import Verification
 from ..errors import LossyValueError
 from ..heads import Head
-from .base import Acceptor, DroppedHeads, UnverifiedDrafting
+from .base import Acceptor, DroppedHeads, UnverifiedDrafting, with_lossless
 from .lossless import Lossless
 from .registry import setting
 
@@ -68,7 +68,13 @@ class _Composed(Acceptor):
         # When sampling, one rule's acceptance with another's correction need not add up to p.
         return not do_sample and all(rule.is_lossless(do_sample) for rule in self.rules)
 
+    @property
+    def adds_lossless(self) -> bool:
+        return any(rule.adds_lossless for rule in self.rules)
+
     def correction(self, v: Verification, at: Tensor) -> Tensor:
+        if v.do_sample and self.adds_lossless:
+            return v.residual_distribution(at)
         return self.rules[-1].correction(v, at)
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
@@ -86,6 +92,7 @@ class _Composed(Acceptor):
 class AnyOf(_Composed):
     """Keep x iff any of the rules keeps it; the correction is that of the last rule.
 
+    When sampling with a :class:`~hf_lossy_assist.acceptors.GreedyRule` in the list, the correction is the lossless one.
     A token is credited to the first rule of the list that keeps it. A rule that only adds to the last one (``judge``)
     comes last.
     """
@@ -108,7 +115,11 @@ class AnyOf(_Composed):
 
 @dataclass(frozen=True)
 class AllOf(_Composed):
-    """Keep x iff every one of the rules keeps it; the correction is that of the last rule."""
+    """Keep x iff every one of the rules keeps it; the correction is that of the last rule.
+
+    When sampling with a :class:`~hf_lossy_assist.acceptors.GreedyRule` among the rules, x is also kept where the
+    lossless rule keeps it, and the correction is the lossless one.
+    """
 
     conjunction: ClassVar[str] = "and"
     drafts_until_of: ClassVar = staticmethod(max)
@@ -122,7 +133,7 @@ class AllOf(_Composed):
             )
 
     def keep(self, v: Verification) -> Tensor:
-        return torch.stack([rule.keep(v) for rule in self.rules]).all(0)
+        return with_lossless(self, v, torch.stack([rule.keep(v) for rule in self.rules]).all(0))
 
 
 @dataclass(frozen=True)

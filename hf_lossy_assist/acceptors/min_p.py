@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..core.messages import Verification
-from .base import Acceptor
+from .base import GreedyRule
 from .near_top import near_best
 from .registry import Formula, register, setting
 from .topk import rank
@@ -16,10 +16,11 @@ from .topk import rank
 
 @register
 @dataclass(frozen=True)
-class MinP(Acceptor):
+class MinP(GreedyRule):
     """Keep x iff ``p(x) >= τ·max p``, and x is among the N likeliest where ``top_n`` is set. Correction: lossless.
 
-    AdaptiveSpec (arXiv:2609.02897), and the rule for greedy drafts in vLLM's pull request 43184.
+    AdaptiveSpec (arXiv:2609.02897), and the rule for greedy drafts in vLLM's pull request 43184. When sampling, x is also kept
+    where the lossless rule keeps it.
 
     Parameters
     ----------
@@ -51,9 +52,9 @@ class MinP(Acceptor):
     )
     lossless_at = {"tau": 1.0}
 
-    def keep(self, v: Verification) -> Tensor:
+    def keep_published(self, v: Verification) -> Tensor:
         near = near_best(v, self.tau) & v.allowed
         return near if self.top_n is None else near & (rank(v) < self.top_n)
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        return {"p / max p": v.p_x / v.max_p, "rank": rank(v) + 1}
+        return {"p / max p": v.p_x / v.max_p, "rank": rank(v) + 1, **super().quantities(v)}

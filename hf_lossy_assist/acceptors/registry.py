@@ -38,6 +38,7 @@ class Formula:
     keep: str  # which drafted tokens x are kept
     correction: str = LOSSLESS  # the distribution of the token that replaces x
     drawn: tuple[Mapping[str, Any], ...] = ({},)  # settings to plot the rule at
+    published: str = RESIDUAL  # the correction of a draw with `published=True`
     do_sample: bool = True  # whether to plot sampling, or greedy decoding
 
 
@@ -61,6 +62,7 @@ class Setting:
     instead_of: str | None = None
     unset: str | None = None
     word: str | None = None
+    switch: bool = False
     help: str = ""
 
     @property
@@ -78,6 +80,8 @@ class Setting:
         value = getattr(rule, self.name)
         if (value is None and self.may_be_none) or (self.word is not None and value == self.word):
             return
+        if self.switch and not isinstance(value, bool):
+            raise LossyValueError(f"`{self.name}` of the rule {rule.name!r} has to be a bool, but is {value!r}")
         if self.choices:
             check_choice(rule.name, self.name, value, self.choices)
         if self.low is not None:
@@ -92,7 +96,7 @@ class Setting:
         wanted = f", {_numbers(self.low, self.high, self.integer, self.word)}" if self.low is not None else ""
         if self.low == _LEAST_ABOVE_0:
             wanted = wanted.replace(f">= {self.low:g}", "> 0")
-        wanted += f", one of {list(self.choices)}" if self.choices else ""
+        wanted += f", one of {list(self.choices)}" if self.choices else ", a bool" if self.switch else ""
         default = self.none_in_words if self.default is None else self.default
         return f"{self.name}{wanted} (default: {default}). {self.help}".rstrip()
 
@@ -109,7 +113,7 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
     more
         ``integer=True`` for whole numbers only; ``choices``, the allowed strings; ``instead_of``, a setting that
         excludes this one; ``unset``, the meaning of None in words, which allows it; ``word``, a string allowed instead
-        of a number.
+        of a number; ``switch=True`` for a bool; ``kw_only=True`` for a setting that is given by name and comes last.
 
     Examples
     --------
@@ -125,7 +129,8 @@ def setting(default: Any, low: float | None = None, high: float = float("inf"), 
     Traceback (most recent call last):
     hf_lossy_assist.errors.LossyValueError: `share` of the rule 'bold' has to be a number >= 0 and <= 1, but is 2
     """
-    return field(default=default, metadata={"setting": {"low": low, "high": high, **more}})
+    kw_only = more.pop("kw_only", False)
+    return field(default=default, kw_only=kw_only, metadata={"setting": {"low": low, "high": high, **more}})
 
 
 @functools.cache
@@ -138,7 +143,7 @@ def settings_of(rule: Rule) -> tuple[Setting, ...]:
     >>> [(each.name, each.default, each.low, each.high) for each in settings_of(Relaxed)]
     [('top_n', 1, 1, inf), ('delta', 0.0, 0, 1)]
     """
-    about = _parameters(rule)
+    about = {name: text for kind in reversed(rule.__mro__) for name, text in _parameters(kind).items()}
     return tuple(
         Setting(
             x.name,
@@ -146,7 +151,7 @@ def settings_of(rule: Rule) -> tuple[Setting, ...]:
             **x.metadata.get("setting", {}),
             help=about.get(x.name, ""),
         )
-        for x in fields(rule)
+        for x in sorted(fields(rule), key=lambda x: x.kw_only)
         if not x.metadata.keys() & {"head", "internal"}
     )
 

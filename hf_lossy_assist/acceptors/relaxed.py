@@ -9,17 +9,18 @@ from torch import Tensor
 
 from ..core.distributions import point_mass
 from ..core.messages import Verification
-from .base import Acceptor
+from .base import GreedyRule
 from .registry import BEST, Formula, register, setting
 from .topk import rank
 
 
 @register
 @dataclass(frozen=True)
-class Relaxed(Acceptor):
-    """Keep x iff it is among the N likeliest of p and ``p(x) >= max p - Δ``. Correction: the likeliest token.
+class Relaxed(GreedyRule):
+    """Keep x iff it is among the N likeliest of p and ``p(x) >= max p - Δ``. Correction: lossless.
 
-    TensorRT-LLM's relaxed acceptance, which its authors use with N = 10, Δ = 0.6 in the reasoning phase only.
+    TensorRT-LLM's relaxed acceptance, which its authors use with N = 10, Δ = 0.6 in the reasoning phase only. When
+    sampling, x is also kept where the lossless rule keeps it; the published correction is the likeliest token.
 
     Parameters
     ----------
@@ -38,18 +39,18 @@ class Relaxed(Acceptor):
     formula = Formula(
         "Keep x if it is among the N likeliest tokens and at most Δ less probable than the best one.",
         r"\left|\{v : p(v) > p(x)\}\right| < N \ \text{ and } p(x) \ge \max p - \Delta",
-        BEST,
-        ({"top_n": 10, "delta": 0.2}, {"top_n": 10, "delta": 0.6}, {"top_n": 2, "delta": 0.6}),
+        drawn=({"top_n": 10, "delta": 0.2}, {"top_n": 10, "delta": 0.6}, {"top_n": 2, "delta": 0.6}),
         do_sample=False,
+        published=BEST,
     )
     usual = {"top_n": 10, "delta": 0.6}
     lossless_at = {"top_n": 1}
 
-    def keep(self, v: Verification) -> Tensor:
+    def keep_published(self, v: Verification) -> Tensor:
         return (rank(v) < self.top_n) & (v.p_x >= v.max_p - self.delta) & v.allowed
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        return {"rank": rank(v) + 1, "max p - p": v.max_p - v.p_x}
+        return {"rank": rank(v) + 1, "max p - p": v.max_p - v.p_x, **super().quantities(v)}
 
-    def correction(self, v: Verification, at: Tensor) -> Tensor:
+    def correct_published(self, v: Verification, at: Tensor) -> Tensor:
         return point_mass(v.best.gather(-1, at[:, None])[:, 0], v.logits)

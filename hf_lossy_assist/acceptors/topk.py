@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.messages import Verification
-from .base import Acceptor
+from .base import GreedyRule
 from .registry import Formula, register, setting
 
 
@@ -23,11 +23,11 @@ def rank(v: Verification) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class TopK(Acceptor):
+class TopK(GreedyRule):
     """Keep x iff it is among the K likeliest of p and ``log p(x) >= log max p - tolerance``. Correction: lossless.
 
     The baseline of AutoJudge (Garipov et al. 2025, section 4); `verifier_accept_k` and `accept_tolerance` of
-    the speculators library.
+    the speculators library. When sampling, x is also kept where the lossless rule keeps it.
 
     Parameters
     ----------
@@ -51,9 +51,10 @@ class TopK(Acceptor):
     lossless_at = {"k": 1}
     drafts_until = 0.2
 
-    def keep(self, v: Verification) -> Tensor:
+    def keep_published(self, v: Verification) -> Tensor:
         near = v.logit_x >= v.logits[:, :-1].amax(-1) - self.tolerance
         return (rank(v) < self.k) & near & v.allowed
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        return {"rank": rank(v) + 1, "nats below the best": v.logits[:, :-1].amax(-1) - v.logit_x}
+        below = v.logits[:, :-1].amax(-1) - v.logit_x
+        return {"rank": rank(v) + 1, "nats below the best": below, **super().quantities(v)}

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from ..core.distributions import entropy
 from ..core.messages import Verification
-from .base import Acceptor
-from .registry import TARGET, Formula, register, setting
+from .base import GreedyRule
+from .registry import Formula, register, setting
 
 
 @register
 @dataclass(frozen=True)
-class Typical(Acceptor):
-    """Keep x iff ``p(x) > min(ε, δ·exp(-H(p)))``. Correction: argmax of p, or a draw from p.
+class Typical(GreedyRule):
+    """Keep x iff ``p(x) > min(ε, δ·exp(-H(p)))``. Correction: lossless.
 
-    Cai et al. 2024, "Medusa" (section 2.3.1), with the entropy H in nats.
+    Cai et al. 2024, "Medusa" (section 2.3.1), with the entropy H in nats. When sampling, x is also kept where the
+    lossless rule keeps it; the published correction is a draw from p.
 
     Parameters
     ----------
@@ -37,23 +38,23 @@ class Typical(Acceptor):
     formula = Formula(
         "Keep x if the target gives it enough probability; where the target is unsure, less is enough.",
         r"p(x) > \min\left(\varepsilon,\ \delta\, e^{-H(p)}\right)",
-        TARGET,
-        ({}, {"epsilon": 0.2}, {"epsilon": 0.5, "delta": 1.0}),
+        drawn=({}, {"epsilon": 0.2}, {"epsilon": 0.5, "delta": 1.0}),
         do_sample=False,
+        published="p",
     )
-    # No token exceeds the threshold, so all are the target's own: exp(-H) >= 1/V, and δ exceeds V.
+    # No token exceeds the threshold: exp(-H) >= 1/V, and δ exceeds V.
     lossless_at = {"epsilon": 1.0, "delta": 1e9}
     drafts_until = 0.2
     lossless_when_sampling = True
 
-    def keep(self, v: Verification) -> Tensor:
+    def keep_published(self, v: Verification) -> Tensor:
         return (v.p_x > self._threshold(v)) & v.allowed
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
-        return {"threshold": self._threshold(v)}
+        return {"threshold": self._threshold(v), **super().quantities(v)}
 
     def _threshold(self, v: Verification) -> Tensor:
         return (self.delta * torch.exp(-entropy(v.p[:, :-1]))).clamp(max=self.epsilon)
 
-    def correction(self, v: Verification, at: Tensor) -> Tensor:
+    def correct_published(self, v: Verification, at: Tensor) -> Tensor:
         return v.target_distribution(at)

@@ -183,7 +183,14 @@ class LossyConfig:
     def in_full(self) -> dict[str, Any]:
         """Return the rule with all of its settings, the limits, and the tree or draft end, as plain values."""
         rules = [
-            {"rule": rule.name, **{each.name: _finite(getattr(rule, each.name)) for each in settings_of(type(rule))}}
+            {
+                "rule": rule.name,
+                **{
+                    each.name: _finite(getattr(rule, each.name))
+                    for each in settings_of(type(rule))
+                    if each.name != "published" or rule.published  # certificates of version 1 of the laws have none
+                },
+            }
             for rule in self._rules
         ]
         values = rules[0] if self._rules == (self.rule,) else {self.rule.conjunction: rules}

@@ -120,12 +120,13 @@ def _example(rule: type[Acceptor]) -> str:
 def _default(each: Setting) -> str:
     if each.default is None:
         return each.none_in_words
-    return each.default if isinstance(each.default, str) else f"{each.default:g}".replace("inf", "∞")
+    return str(each.default) if isinstance(each.default, str | bool) else f"{each.default:g}".replace("inf", "∞")
 
 
 def _bounds(each: Setting) -> str:
     low = "above 0" if each.low is not None and 0 < each.low < 1e-6 else f"{each.low or 0:g}"
     bounds = list(each.choices) or ([] if each.low is None else [f"{low} to {each.high:g}"])
+    bounds += ["True or False"] if each.switch else []
     return " or ".join([*bounds, *([each.word] if each.word else [])]).replace("inf", "∞")
 
 

@@ -91,7 +91,14 @@ class AnswerStore:
         if (self.folder / MANIFEST).exists():
             before = read_manifest(self.folder, "evaluate", _KINDS)
             found = changes(before, plan, sorted((before.keys() | plan.keys()) - _KINDS.keys()))
-            found += changes(before["modes"], plan["modes"], before["modes"].keys() & plan["modes"].keys())
+            both = before["modes"].keys() & plan["modes"].keys()
+            found += changes(before["modes"], plan["modes"], both)
+            found += [
+                f"{label!r} was drawn by an earlier law of its rule, which now also keeps what `lossless` keeps (the "
+                "earlier one is `published=true`)"
+                for label in sorted(both)
+                if plan["modes"][label].get("law", 1) != before["modes"][label].get("law", 1)
+            ]
             if any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False)):
                 found.append("the problems are other ones")
             refuse(self.folder, found)

@@ -211,7 +211,8 @@ class Evaluation:
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
     sums = {rule: heads[rule].checksum for rule in mode.rules if rule in heads}
     nucleus = {} if mode.top_p == 1 else {"top_p": mode.top_p}
-    return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums}
+    law = {"law": mode.law} if mode.law > 1 else {}
+    return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums, **law}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..acceptors import REGISTRY, head_type
+from ..acceptors import LAW, REGISTRY, GreedyRule, head_type
 from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
 from ..call.config import LossyConfig
 from ..call.spelling import Spelling, split
@@ -91,6 +91,12 @@ class DecodingMode:
     @property
     def rules(self) -> list[str]:
         return [] if self.rule is None else Spelling(self.rule).names
+
+    @property
+    def law(self) -> int:
+        """The version of the rules' laws that the mode's texts depend on."""
+        drawn = self.temperature is not None and any(issubclass(REGISTRY[name], GreedyRule) for name in self.rules)
+        return LAW if drawn else 1
 
     @property
     def config(self) -> dict[str, Any]:

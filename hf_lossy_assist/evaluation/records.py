@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..acceptors import LAW
 from ..compat import versions_of
 from ..version import __version__
 
@@ -22,6 +23,7 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
     """Return versions, command line, date and machine of this run, with ``settings`` of the measurement."""
     return {
         "hf_lossy_assist": __version__,
+        "law": LAW,
         **versions_of("transformers"),
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -6,20 +6,21 @@ The oracles are NumPy: closed forms where there is one, else a simulation of the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.acceptors import Acceptor
+from hf_lossy_assist.acceptors import REGISTRY, Acceptor, settings_of
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, ThresholdRow
 
 parse = LossyConfig.from_fields
 
 Array = np.ndarray
+Acceptance = Callable[["Law", dict[str, Any]], Array]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Row:
 
     mode: str
     config: dict[str, Any]
-    acceptance: Callable[[Law, dict[str, Any]], Array]
+    acceptance: Acceptance
     correction: Callable[[Law], Array] = field(default=lambda law: residual(law))
     head: Callable[[Any, Any], Any] = field(default=lambda target, draft: None)
 
@@ -102,6 +103,16 @@ def lossless(law: Law, config: dict[str, Any]) -> Array:
     if not law.do_sample:
         return one_hot(law.p.argmax(), len(law.p))
     return np.minimum(1, ratio(law))
+
+
+def greedy_rule(published: Acceptance) -> Acceptance:
+    """A rule made for greedy decoding, which by default also keeps what the lossless rule keeps when sampling."""
+
+    def acceptance(law: Law, config: dict[str, Any]) -> Array:
+        own = published(law, config)
+        return np.maximum(own, lossless(law, config)) if law.do_sample and not config.get("published") else own
+
+    return acceptance
 
 
 def ears(law: Law, config: dict[str, Any]) -> Array:
@@ -288,23 +299,37 @@ def judge(law: Law, config: dict[str, Any]) -> Array:
     return np.ones(len(law.p)) if important < config["threshold"] else lossless(law, config)
 
 
+def row_id(row: Row) -> str:
+    said = (v for v in row.config.values() if isinstance(v, str))
+    marks = (name for name in ("strict_above", "published") if name in row.config)
+    return "-".join([row.mode, *said, *marks])
+
+
+PUBLISHED_CORRECTIONS = {
+    "typical": from_target,
+    "relaxed": lambda law: one_hot(law.p.argmax(), len(law.p)),
+    "thresholds": without_x,
+    **dict.fromkeys(("fsd-js", "fsd-kl", "fsd-tv"), from_target),
+}
+"""Of draws, where they are not those of the lossless rule."""
+
 ROWS = [
     Row("lossless", {}, lossless),
     Row("ears", {"beta": 0.2}, ears),
-    Row("topk", {"k": 3, "tolerance": 0.9}, topk),
-    Row("typical", {"epsilon": 0.15, "delta": 0.5}, typical, from_target),
-    Row("relaxed", {"top_n": 3, "delta": 0.2}, relaxed, lambda law: one_hot(law.p.argmax(), len(law.p))),
+    Row("topk", {"k": 3, "tolerance": 0.9}, greedy_rule(topk)),
+    Row("typical", {"epsilon": 0.15, "delta": 0.5}, greedy_rule(typical)),
+    Row("relaxed", {"top_n": 3, "delta": 0.2}, greedy_rule(relaxed)),
     Row("ensemble", {"weight": 0.6}, ensemble, ensemble_correction(0.6)),
     Row("judge", {"threshold": 0.6}, judge, head=judge_head),
-    Row("thresholds", {"threshold_single": 0.25, "threshold_acc": 0.7}, thresholds, without_x),
+    Row("thresholds", {"threshold_single": 0.25, "threshold_acc": 0.7}, greedy_rule(thresholds)),
     Row("near_top", {"alpha": 0.4}, near_top),
-    Row("min_p", {"tau": 0.3}, min_p),
-    Row("min_p", {"tau": 0.1, "top_n": 2}, min_p),
+    Row("min_p", {"tau": 0.3}, greedy_rule(min_p)),
+    Row("min_p", {"tau": 0.1, "top_n": 2}, greedy_rule(min_p)),
     Row("lenience", {"factor": 0.6}, lenience, lenience_correction(0.6)),
-    Row("fsd", {"divergence": "js", "threshold": 0.05}, fsd, from_target),
-    Row("fsd", {"divergence": "kl", "threshold": 0.2}, fsd, from_target),
-    Row("fsd", {"divergence": "tv", "threshold": 0.25}, fsd, from_target),
-    Row("fsd", {"divergence": "js", "threshold": 0.05, "strict_above": 0.3}, fsd),
+    Row("fsd", {"divergence": "js", "threshold": 0.05}, greedy_rule(fsd)),
+    Row("fsd", {"divergence": "kl", "threshold": 0.2}, greedy_rule(fsd)),
+    Row("fsd", {"divergence": "tv", "threshold": 0.25}, greedy_rule(fsd)),
+    Row("fsd", {"divergence": "js", "threshold": 0.05, "strict_above": 0.3}, greedy_rule(fsd)),
     Row("cactus", {"delta": 0.05}, cactus, cactus_correction(0.05)),
     Row("margin", {"gap": 0.3}, margin_gap),
     Row("regret", {"total_regret": 1e6, "local_regret": 0.4, "mismatches": 4}, regret_of_one_position),
@@ -313,6 +338,10 @@ ROWS = [
     Row("dropmatch", {"criterion": "js", "num_paths": 3, "dropout": 0.2}, dropmatch_js, from_target),
 ]
 
+PUBLISHED = [
+    replace(row, config=row.config | {"published": True}, correction=PUBLISHED_CORRECTIONS.get(row_id(row), residual))
+    for row in ROWS
+    if "published" in {each.name for each in settings_of(REGISTRY[row.mode])}
+]
+"""Sampling as published, by the same settings."""
 
-def row_id(row: Row) -> str:
-    return "-".join([row.mode, *(v for v in row.config.values() if isinstance(v, str))])

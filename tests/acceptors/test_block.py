@@ -173,7 +173,7 @@ def test_rules_of_a_list_judge_tokens_one_by_one():
         return decide(rule, Verification(tokens, logits, draft, True, Randomness(1)))
 
     either = parse(["topk", "lossless"], {"topk": {"k": 1}}).rule
-    kept = TopK(k=1).keep(Verification(tokens, logits, draft, True)) | decided(TOKEN).keep
+    kept = TopK(k=1, published=True).keep(Verification(tokens, logits, draft, True)) | decided(TOKEN).keep
     assert decided(either).keep.equal(kept)
     assert not decided(either).keep.equal(decided(BLOCK).keep)
 

@@ -50,7 +50,7 @@ def test_the_lossless_rule_decides_where_the_target_is_sure(do_sample: bool):
     logits = torch.stack([sure, unsure, unsure]).expand(4000, 3, 3)
     draft = torch.tensor([0.6, 0.3, 0.1]).log().expand(4000, 2, 3)
     v = Verification(torch.ones(4000, 2, dtype=torch.long), logits, draft, do_sample, Randomness(0))
-    rule = Fsd(threshold=10.0, divergence="kl", strict_above=0.9)
+    rule = Fsd(threshold=10.0, divergence="kl", strict_above=0.9, published=True)
     assert torch.equal(rule.keep(v)[:, 0], v.lossless[:, 0])
     assert rule.keep(v)[:, 1].all()
     assert Fsd(threshold=10.0, divergence="kl").keep(v).all()

@@ -20,7 +20,7 @@ from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from tests.acceptors.fixtures import ROWS_OF_TEXT, P, Q, Repeating, chi_square_p, generate, law_of
-from tests.acceptors.table import ROWS, Law, Row, one_hot, row_id
+from tests.acceptors.table import PUBLISHED, ROWS, Law, Row, one_hot, row_id
 from tests.tiny_models import constant, noisy_copy, prompt, tiny
 
 parse = LossyConfig.from_fields
@@ -31,9 +31,15 @@ SAMPLING = pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "s
 
 # It does not judge token by token, so these laws are not its own; see test_sprinter.
 AHEAD = {"sprinter"}
-POINT_MASS_ROWS = [
-    row for row in ROWS if row.mode == "lossless" or "draft_or_point_mass" in row.rule(constant(P)).needs
-]
+EVERY_LAW = pytest.mark.parametrize("row", [*ROWS, *PUBLISHED], ids=row_id)
+
+
+def needs_no_distribution(row: Row) -> bool:
+    rule = row.rule(constant(P))
+    return row.mode == "lossless" or "draft_or_point_mass" in rule.needs or (rule.adds_lossless and not rule.needs)
+
+
+POINT_MASS_ROWS = [*filter(needs_no_distribution, ROWS)]
 ROUNDS = 60_000
 
 
@@ -42,7 +48,7 @@ def test_every_rule_has_a_row():
 
 
 @SAMPLING
-@EVERY_ROW
+@EVERY_LAW
 def test_acceptance_through_the_loop(row: Row, do_sample: bool):
     law, target = law_of(do_sample)
     run = generate(target, constant(Q, seed=5), 60, row, do_sample, rows=ROWS_OF_TEXT).lossy_stats
@@ -54,7 +60,7 @@ def test_acceptance_through_the_loop(row: Row, do_sample: bool):
 
 
 @SAMPLING
-@EVERY_ROW
+@EVERY_LAW
 def test_output_law_of_one_position(row: Row, do_sample: bool):
     randomness, q = Randomness(7), torch.tensor(Q)
     tokens = randomness.categorical(q.expand(ROUNDS, -1)) if do_sample else torch.full((ROUNDS,), int(q.argmax()))

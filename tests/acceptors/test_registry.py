@@ -132,6 +132,8 @@ def test_bounds_are_those_declared(name: str, each: Setting):
 def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
     """Return values at the bounds of a setting, and others that are beyond them or of another type."""
     absent = [] if each.may_be_none else [None]
+    if each.switch:
+        return [True, False], [0, 1, "true", *absent]
     if each.choices:
         return list(each.choices), ["", each.choices[0].upper(), 1, *absent]
     step = 1 if each.integer else 1e-6
@@ -145,7 +147,7 @@ def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
 @EVERY_RULE
 def test_every_setting_is_declared_and_documented(name: str):
     for each in settings_of(REGISTRY[name]):
-        assert each.choices or each.low is not None, "a built-in rule says what its settings may be"
+        assert each.choices or each.switch or each.low is not None, "a built-in rule says what its settings may be"
         assert each.help.endswith("."), f"{each.name} stands under Parameters, in a sentence"
         assert str(each) in describe(REGISTRY[name])
     assert REGISTRY[name].paper in describe(REGISTRY[name])

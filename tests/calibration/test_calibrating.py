@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -216,6 +217,39 @@ def test_another_run_is_refused_before_any_forward(saved: Path, changes: dict, m
     finally:
         handle.remove()
     assert not forwards
+
+
+@pytest.mark.parametrize(
+    ("mode", "law", "draws", "refused"),
+    [
+        ("topk", 1, None, False),
+        ("topk", 1, 0.5, True),
+        ("topk", 2, 0.5, False),
+        (["ears", "typical"], 1, 0.5, True),
+        ({"all_of": ["ears", "typical"]}, 1, 0.5, True),
+        ("ears", 1, 0.5, False),
+    ],
+)
+def test_draws_by_an_earlier_law_are_refused(answered: Path, mode: Any, law: int, draws: float | None, refused: bool):
+    """A certificate of greedy texts, or of a rule whose law is as it was, stays valid."""
+    config = LossyConfig.from_fields(mode)
+    known = json.loads(json.dumps(config.in_full()))
+    assert "published" not in json.dumps(known), "older files don't have it"
+    certificate = replace(calibrate_from(answered, max_loss=3), law=law, temperature=draws, rule=known)
+    check = functools.partial(certificate.check, config.rule, config.in_full(), TARGET, DRAFT, 5, draws)
+    if not refused:
+        return check()
+    with pytest.raises(LossyValueError, match=r"`certificate`.*drawn by another law of .*typical|topk.*`published=True`"):
+        check()
+
+
+def test_a_certificate_has_the_law_of_its_evaluation(tmp_path: Path):
+    plan = replace(evaluation(), modes=named_modes("plain,topk:k=2", temperature=0.7)).plan()
+    for law in (2, 1):
+        described = {label: {**mode, "law": law} if mode.get("law") else mode for label, mode in plan["modes"].items()}
+        store = AnswerStore(tmp_path / f"{law}", {**plan, "modes": described})
+        store.add([Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2) for mode in described for i in range(400)])
+        assert calibrate_from(store.folder, 3).law == law
 
 
 @pytest.fixture(scope="module")

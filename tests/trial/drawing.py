@@ -82,6 +82,8 @@ def _value(r: Random, setting: Setting) -> Any:
     low, high = setting.low, setting.high
     if setting.choices:
         own = r.choice(setting.choices)
+    elif setting.switch:
+        own = r.random() < 0.5
     elif low is None:
         own = setting.default
     elif setting.integer:

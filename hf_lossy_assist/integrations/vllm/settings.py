@@ -39,7 +39,9 @@ _INTEGERS = ("k", "mismatches", "top_n", "num_paths", "window")
 # Numbers and choices, which can't name a folder or a repository.
 _INSIDE: Mapping[str, Collection[str]] = {"scope": ("start", "end", "except")} | {
     name: [
-        x.name for x in settings_of(rule) if x.name in _INTEGERS or x.choices or (x.low is not None and not x.integer)
+        x.name
+        for x in settings_of(rule)
+        if x.name in _INTEGERS or x.choices or x.switch or (x.low is not None and not x.integer)
     ]
     for name, rule in REGISTRY.items()
 }

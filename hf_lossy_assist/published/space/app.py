@@ -55,6 +55,8 @@ class Knob:
     def components(self, gr: Any) -> list[Any]:
         """Make its components."""
         name, about = self.setting.name, self.setting.help
+        if self.setting.switch:
+            return [gr.Checkbox(value=self.setting.default, label=name, info=about)]
         if self.setting.choices:
             return [gr.Dropdown(list(self.setting.choices), value=self.setting.default, label=name, info=about)]
         (low, high), step = self.bounds, 1 if self.setting.integer else 0.01
@@ -64,7 +66,7 @@ class Knob:
 
     def read(self, values: Iterator[Any]) -> dict[str, Any]:
         """Take the values of its components, and return the setting if it differs from the default."""
-        wanted = self.setting.choices or self.start is not None or next(values)
+        wanted = self.setting.choices or self.setting.switch or self.start is not None or next(values)
         value = next(values)
         value = int(value) if self.setting.integer else value
         return {self.setting.name: value} if wanted and value != self.setting.default else {}
