@@ -178,8 +178,10 @@ class Certificate(_Typed):
         for greedy decoding.
         """
         found = differing_models(vars(self), {"target": target, "draft": draft})
-        certified = self.rule and {**self.rule, "limits": {**asdict(Limits()), **self.rule.get("limits", {})}}
-        if in_full != certified:  # whose file may be older than a limit
+        certified = self.rule
+        if self.rule and isinstance(limits := self.rule.get("limits", {}), dict):  # the file may be older than a limit
+            certified = {**self.rule, "limits": {**asdict(Limits()), **limits}}
+        if in_full != certified:
             found.append(f"its rule is {self.rule}, not {in_full}")
         if draws is not None and self.law != LAW and rule.adds_lossless:
             found.append(
