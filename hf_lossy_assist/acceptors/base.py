@@ -203,9 +203,9 @@ class GreedyRule(Acceptor):
 
     If the published rule keeps x with probability k(x), x is kept with probability ``max(k(x), min(1, p(x)/q(x)))``, or
     more where the two decide independently. The correction is ``norm([p - q]+)``. So the rule keeps at least as many
-    tokens as the lossless one, and what it keeps beyond that is all that it changes: its acceptance is ``α₀ + TV``, with
-    ``TV = Σ [q·k - p]+`` the total variation between p and the output, which no other correction makes smaller. Where
-    it keeps nothing beyond, it is the lossless rule. Greedy decoding is as published.
+    tokens as the lossless one, and what it keeps beyond that is all that it changes: its acceptance is ``α₀ + TV``,
+    with ``TV = Σ [q·k - p]+`` the total variation between p and the output, which no other correction makes smaller.
+    Where it keeps nothing beyond, it is the lossless rule. Greedy decoding is as published.
 
     Subclasses write :meth:`keep_published`, and :meth:`correct_published` where the published correction of a draw is
     not the lossless one.

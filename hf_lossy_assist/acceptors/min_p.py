@@ -19,8 +19,8 @@ from .topk import rank
 class MinP(GreedyRule):
     """Keep x iff ``p(x) >= τ·max p``, and x is among the N likeliest where ``top_n`` is set. Correction: lossless.
 
-    AdaptiveSpec (arXiv:2609.02897), and the rule for greedy drafts in vLLM's pull request 43184. When sampling, x is also kept
-    where the lossless rule keeps it.
+    AdaptiveSpec (arXiv:2609.02897), and the rule for greedy drafts in vLLM's pull request 43184. When sampling, x is
+    also kept where the lossless rule keeps it.
 
     Parameters
     ----------

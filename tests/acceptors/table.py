@@ -344,4 +344,3 @@ PUBLISHED = [
     if "published" in {each.name for each in settings_of(REGISTRY[row.mode])}
 ]
 """Sampling as published, by the same settings."""
-

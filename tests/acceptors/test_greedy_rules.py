@@ -1,4 +1,4 @@
-"""Rules made for greedy decoding, when sampling: the law of one position, from the rules' own code, has its closed form.
+"""Rules made for greedy decoding, when sampling: the law of a position, from the rules' own code, is its closed form.
 
 ``a(x)``, the probability that x is kept, is found by bisection on the random number u that it is compared with; the
 correction is read as it is. So laws are exact, to the rounding of float32. Notation as in docs/rules.md: k is the
@@ -17,8 +17,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_lossy_assist.acceptors import (
-    Acceptor, AllOf, AnyOf, Cactus, Ears, Ensemble, Fsd, GreedyRule, Lenience, Lossless, MinP, NearTop, Relaxed,
-    Thresholds, TopK, Typical, decide,
+    Acceptor,
+    AllOf,
+    AnyOf,
+    Cactus,
+    Ears,
+    Ensemble,
+    Fsd,
+    GreedyRule,
+    Lenience,
+    Lossless,
+    MinP,
+    NearTop,
+    Relaxed,
+    Thresholds,
+    TopK,
+    Typical,
+    decide,
 )  # fmt: skip
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
@@ -110,6 +125,7 @@ GREEDY = st.one_of(
     st.builds(Fsd, threshold=st.sampled_from([0.0, 0.05, 0.3, 9.0]), divergence=st.sampled_from(["js", "tv"]),
               strict_above=st.sampled_from([1.0, 0.6])),
 )  # fmt: skip
+LAST = st.booleans()
 OTHERS = st.one_of(
     st.just(Lossless()),
     st.builds(Ears, beta=share),
@@ -148,7 +164,9 @@ def test_a_drafter_without_q_counts_as_certain(rule: GreedyRule, laws: tuple[Arr
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
-@given(st.sampled_from([AnyOf, AllOf]), GREEDY, st.lists(OTHERS, min_size=1, max_size=2), st.booleans(), distributions())
+@given(
+    st.sampled_from([AnyOf, AllOf]), GREEDY, st.lists(OTHERS, min_size=1, max_size=2), st.booleans(), distributions()
+)
 def test_a_list_with_such_a_rule_gives_a_unit_of_acceptance_for_a_unit_of_distance(
     compose: Any, rule: GreedyRule, others: list[Acceptor], last: bool, laws: tuple[Array, Array]
 ):
@@ -168,9 +186,7 @@ def test_greedy_decoding_does_not_know_the_setting(rule: GreedyRule, laws: tuple
     p, q = laws
     x = torch.arange(len(p))[:, None]
     logits, draft = (torch.tensor(law).log().float().expand(len(p), n, -1) for law, n in ((p, 2), (q, 1)))
-    ours, theirs = (
-        decide(each, Verification(x, logits, draft)) for each in (rule, replace(rule, published=True))
-    )
+    ours, theirs = (decide(each, Verification(x, logits, draft)) for each in (rule, replace(rule, published=True)))
     assert ours.keep.equal(theirs.keep)
     assert ours.next_token.equal(theirs.next_token)
     assert ours.next_token[~ours.keep[:, 0]].eq(int(p.argmax())).all() or (p == p.max()).sum() > 1
