@@ -34,7 +34,7 @@ help:
 	@echo 'make test          run the tests with the newest transformers'
 	@echo 'make test-oldest   run them with the oldest transformers supported, in an environment of its own'
 	@echo 'make test-vllm     run the tests inside vLLM, in an environment of its own'
-	@echo 'make test-structured   test the processors of outlines, xgrammar and llguidance'
+	@echo 'make test-structured   test the processors of outlines, xgrammar, llguidance and transformers-cfg'
 	@echo 'make docs          build the documentation into build/site, and run its examples'
 	@echo 'make site          only build it'
 	@echo 'make tables        write what the page of rules says about each rule, from the rules themselves'
@@ -85,7 +85,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	touch $@
 
 test-structured: $(STAMP)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt 'outlines>=1.3' 'xgrammar>=0.2.8' 'llguidance>=1'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt 'outlines>=1.3' 'xgrammar>=0.2.8' 'llguidance>=1' 'transformers-cfg>=0.2.7'
 	$(BIN)/python -m pytest tests/models/test_grammar_libraries.py
 
 # vLLM's build for CPUs. It brings three packages that are built for CUDA and that break its own import. An engine that has failed

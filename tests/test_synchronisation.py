@@ -134,6 +134,14 @@ def test_a_round_waits_once(monkeypatch: pytest.MonkeyPatch, row: Row, do_sample
     assert more.waits == {"tolist": more.rounds}
 
 
+@CALLS
+def test_limits_that_read_the_text_wait_no_more(monkeypatch: pytest.MonkeyPatch, do_sample: bool, inputs: dict):
+    row = next(row for row in ROWS if row.mode == "topk")
+    config = {"scope": {"except": [[9, 5], [7, 7]]}, "strict_on_quotes": 2}
+    more = of_longer_text(monkeypatch, replace(row, config=row.config | config), inputs, do_sample=do_sample)
+    assert more.waits == {"tolist": more.rounds}
+
+
 ON_TREES = [row for row in ROWS if not {"draft_probs", "draft_hidden"} & row.rule(TARGET).needs]
 
 

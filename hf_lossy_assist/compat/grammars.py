@@ -20,6 +20,8 @@ _COPIES: dict[str, Callable[[Any], Any]] = {
     "builtins.LLTokenizer": _same,
     "outlines_core.Index": _same,
     "outlines_core.Vocabulary": _same,
+    "transformers_cfg.ByteTrie": _same,
+    "transformers_cfg.StringRecognizer": _same,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -74,11 +75,17 @@ class UnverifiedDecoding(Decoding):
         self.request = self.acceptor.unverified_drafting
         self.stats.rows = {row: RunRecorder() for row in self.stats.rows}
 
-    def draft(self) -> Run:
-        """Draft and commit tokens until every row waits for the target or has ended."""
+    def draft(self) -> Run | Draft:
+        """Draft and commit tokens until every row waits for the target or has ended.
+
+        Where draft model or target has no room for a token, the draft is empty.
+        """
         texts, progress, drafter = self.texts, self.progress, self.drafter
         committed: list[list[int]] = [[] for _ in texts.rows]
         waits, logits, scores = [False] * len(texts.rows), [], []
+        most = min(self.request.max_draft, drafter.room(texts.ids), self._room_of_target())
+        if most < 1:
+            return Draft.empty(texts.ids)
         drafter.begin(texts.ids)
         while going_on := [i for i, row in enumerate(texts.rows) if not (waits[i] or progress.ended[row])]:
             q, score = drafter.propose_one()
@@ -87,7 +94,7 @@ class UnverifiedDecoding(Decoding):
             fetched, passing = self._fetch(score), {}
             for i in going_on:
                 token, passes = fetched[i]
-                if passes and len(committed[i]) < self.request.max_draft - 1:
+                if passes and len(committed[i]) < most - 1:
                     committed[i].append(token)
                     passing[texts.rows[i]] = [token]
                 else:
@@ -98,6 +105,11 @@ class UnverifiedDecoding(Decoding):
         self.stats.lap("drafting")
         tokens, q = torch.cat(drafter.drafted, dim=-1), torch.cat(logits, dim=1).float()
         return Run(tokens, q, torch.stack(scores, dim=-1), committed, waits)
+
+    def _room_of_target(self) -> int:
+        """Return how many tokens may follow the texts in the target's next forward."""
+        (most,) = self.target.remaining(self.texts.width, [sys.maxsize])
+        return most - 1
 
     def _fetch(self, score: Tensor) -> list[tuple[int, int]]:
         """Bring each row's newest token to the host, and whether it passes: the step's only synchronisation."""
@@ -120,7 +132,9 @@ class UnverifiedDecoding(Decoding):
         allowance = None if whole.allowance is None else whole.allowance.gather(1, at) - at
         return LosslessPositions(whole.positions.gather(1, at), allowance, Chain(1, candidate.device))
 
-    def conclude(self, run: Run) -> None:
+    def conclude(self, run: Run | Draft) -> None:
+        if run.tokens.shape[1] == 0:
+            return super().conclude(run)
         candidate = self.texts.with_draft(run.tokens)
         if any(run.waits):
             verification = self.verify_after(run, candidate)

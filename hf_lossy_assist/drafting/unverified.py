@@ -93,6 +93,9 @@ class TokenStateDrafter(UnverifiedDrafter):
         super().reset()
         self._next = None
 
+    def room(self, ids: Tensor) -> int:
+        return max(0, super().room(ids) - 1)  # the last drafted token is read too
+
     def propose_one(self) -> tuple[Tensor, Tensor]:
         if self.runner.seen != self.width or self._next is None:  # the model has not read the newest token
             self.runner.rewind(self.width - 1)

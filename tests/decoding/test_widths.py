@@ -6,6 +6,7 @@ Lossless decoding is plain decoding for all of them, whatever drafts, and whethe
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,9 @@ from transformers import (
 
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.compat import cache_of
+from tests.acceptors.fixtures import verifier_head
 from tests.parity import assert_same_rows
-from tests.tiny_models import _COMMON, VOCAB, noisy_copy, padded, prompt
+from tests.tiny_models import _COMMON, VOCAB, noisy_copy, padded, prompt, tiny
 
 SWITCH = 24  # positions at which frequencies change
 NEW = 40
@@ -174,3 +176,51 @@ def test_drafts_end_where_the_draft_model_s_positions_end(name: str, tree: bool)
     assert_same_rows(ours.sequences, plain)
     stats = last_stats(target)
     assert stats.drafted >= stats.accepted > 0
+
+
+SPRINTER = {"lossy_mode": "sprinter", "lossy_config": {"max_draft": 7}, "do_sample": False, "eos_token_id": None}
+SPRINTER |= {"return_dict_in_generate": True, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize("rows", ["one", "batch"])
+@pytest.mark.parametrize("position", ["previous", "token"])
+def test_runs_end_where_the_draft_model_s_positions_end(position: str, rows: str):
+    """A verifier that always accepts: the draft commits all tokens but each seventh, up to its last position."""
+    torch.manual_seed(0)
+    target, draft = gpt2(64), gpt2(30)
+    head = verifier_head(target, draft, position, bias=50.0, scale=0.0)
+    inputs = {"input_ids": prompt()} if rows == "one" else padded()
+    read = []
+    draft.transformer.wpe.register_forward_pre_hook(lambda _, args: read.append(int(args[0].max())))
+    out = target.generate(**inputs, **SPRINTER, assistant_model=draft, lossy_head=head, max_length=60)
+    width = inputs["input_ids"].shape[1]
+    for row, trace in zip(out.sequences, [own.trace for own in last_stats(target).rows], strict=True):
+        last = max(i for i, status in enumerate(trace, width) if status == "accepted_lossy")
+        assert 24 <= last <= 30
+        pads = int((row[:width] == 0).sum()) if rows == "batch" else 0
+        best = target(input_ids=row[None, pads:]).logits[0].argmax(-1)
+        assert row[last + 2 :].tolist() == best[last + 1 - pads : -1].tolist()
+    assert max(read) <= 29
+
+
+@pytest.mark.parametrize("family", ["llama, dynamic", "llama, longrope"])
+@pytest.mark.filterwarnings("ignore:.*chooses its rotary frequencies")
+def test_runs_end_where_frequencies_change(family: str):
+    """No forward of the target holds tokens of both sides, and under dynamic frequencies each token has its own."""
+    torch.manual_seed(0)
+    target = FAMILIES[family]().eval()
+    draft = tiny()
+    head = verifier_head(target, draft, bias=50.0, scale=0.0)
+    ends, widths = [0], []
+
+    def note(_: Any, args: Any, kwargs: Any) -> None:
+        widths.append(kwargs["input_ids"].shape[1])
+        ends.append(int(kwargs["position_ids"].max()) + 1)
+
+    target.register_forward_pre_hook(note, with_kwargs=True)
+    out = target.generate(prompt(), **SPRINTER, assistant_model=draft, lossy_head=head, max_new_tokens=NEW)
+    assert not any(start + 1 < SWITCH < end for start, end in itertools.pairwise(ends))
+    assert out.lossy_stats.unverified > 0
+    if "dynamic" in family:
+        assert set(widths[ends.index(max(x for x in ends if x <= SWITCH)) :]) == {1}
+        assert out.lossy_stats.trace[SWITCH - 7 + 1 :].count("accepted_lossy") == 0

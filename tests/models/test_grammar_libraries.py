@@ -1,4 +1,4 @@
-"""JSON by a schema, with the processors of outlines, xgrammar and llguidance themselves (``make test-structured``)."""
+"""JSON by a schema, with the processors of grammar libraries themselves (``make test-structured``)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import string
 
 import pytest
 import torch
+from transformers import LlamaTokenizerFast
 
 from hf_lossy_assist import enabled
 from hf_lossy_assist.models.own_states import copied
@@ -82,8 +83,25 @@ def of_outlines_with_llguidance():
     return backend.LLGuidanceLogitsProcessor(grammar, tokenizer, "torch")
 
 
+EBNF = r"""
+root ::= "{\"name\": \"" ([a-z] [a-z]? [a-z]?)? "\", \"ok\": " ("true" | "false") ", \"marks\": [" marks "]}"
+marks ::= mark ", " mark (", " mark)?
+mark ::= "1" | "2" | "12"
+"""
+
+
+def of_transformers_cfg():
+    grammars = pytest.importorskip("transformers_cfg.grammar_utils")
+    from transformers_cfg.generation.logits_process import GrammarConstrainedLogitsProcessor
+
+    tokens = {token.replace(" ", "▁"): i for i, token in enumerate(TOKENS)}
+    tokenizer = LlamaTokenizerFast(tokens, [], unk_token="<pad>", pad_token="<pad>")
+    return GrammarConstrainedLogitsProcessor(grammars.IncrementalGrammarConstraint(EBNF, "root", tokenizer))
+
+
 LIBRARIES = pytest.mark.parametrize(
-    "library", [of_xgrammar, of_outlines_core, of_outlines_with_xgrammar, of_outlines_with_llguidance]
+    "library",
+    [of_xgrammar, of_outlines_core, of_outlines_with_xgrammar, of_outlines_with_llguidance, of_transformers_cfg],
 )
 
 
@@ -149,6 +167,8 @@ def test_each_row_may_have_a_grammar_of_its_own(drafting: str):
 
 @LIBRARIES
 def test_every_row_of_a_batch_parses(library):
+    if library is of_transformers_cfg:
+        pytest.skip("it raises in plain generation too, once a row has ended")
     plain = generate(library, padded())
     ours = generate(library, padded(), assistant_model=DRAFT, lossy_mode="lossless")
     assert ours.tolist() == plain.tolist()
