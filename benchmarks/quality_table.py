@@ -19,15 +19,9 @@ import numpy as np
 import typer
 
 from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import paired_interval
+from hf_lossy_assist.evaluation.quality import Interval, bootstrap_sums, middle, paired_interval
 
 from . import command
-
-DRAWS, SEED = 10_000, 0
-"""Of the bootstrap over problems."""
-
-Interval = tuple[float, float, float]
-"""An estimate, and the ends of its 95 % interval."""
 
 _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
 _ROWS = Path(__file__).parent / "qwen-coder"
@@ -70,7 +64,7 @@ class Row:
         """
         pairs = [(own[i], reference[i]) for i in sorted(own.keys() & reference.keys())]
         counts = np.array([[(x.tokens, x.rounds) for x in pair] for pair in pairs], dtype=float)
-        sums = _sums(counts)  # (draws, own or not, tokens or rounds)
+        sums = bootstrap_sums(counts)  # (draws, own or not, tokens or rounds)
         drafts = any(x.accepted for x, _ in pairs) and bool(sums[0, 0, 1])
         tokens = sums[:, 0, 0] / sums[:, 1, 0]
         calls = sums[:, 0, 1] / sums[:, 1, 1]
@@ -79,9 +73,9 @@ class Row:
             score=100 * sum(x.score for x, _ in pairs) / len(pairs),
             points=points(pairs),
             kept=float(sum(x.accepted for x, _ in pairs) / sums[0, 0, 1]) if drafts else None,
-            tokens_per_call=_interval(tokens / calls) if drafts else None,
-            tokens=_interval(tokens),
-            time=_interval(cost * calls) if drafts and cost is not None else None,
+            tokens_per_call=middle(tokens / calls) if drafts else None,
+            tokens=middle(tokens),
+            time=middle(cost * calls) if drafts and cost is not None else None,
             cut=100 * sum(x.cut for x, _ in pairs) / len(pairs),
         )
 
@@ -92,23 +86,10 @@ def points(pairs: Sequence[tuple[Answer, Answer]]) -> Interval:
     return tuple(100 * value for value in paired_interval(own, reference))
 
 
-def _sums(counts: np.ndarray) -> np.ndarray:
-    """Return the sums over the problems, the first axis, and then the sums over problems drawn with replacement."""
-    n = len(counts)
-    drawn = np.random.default_rng(SEED).integers(n, size=(DRAWS, n))
-    weights = np.stack([np.bincount(one, minlength=n) for one in drawn])
-    return np.concatenate([counts.sum(0)[None], np.tensordot(weights, counts, 1)])
-
-
 def tokens_per_call(answers: Iterable[Answer]) -> Interval:
     """Return a mode's own tokens per call of the target."""
-    sums = _sums(np.array([(answer.tokens, answer.rounds) for answer in answers], dtype=float))
-    return _interval(sums[:, 0] / sums[:, 1])
-
-
-def _interval(values: np.ndarray) -> Interval:
-    """Return the first value, which is the estimate, and the middle 95 % of the others."""
-    return float(values[0]), *map(float, np.quantile(values[1:], (0.025, 0.975)))
+    sums = bootstrap_sums(np.array([(answer.tokens, answer.rounds) for answer in answers], dtype=float))
+    return middle(sums[:, 0] / sums[:, 1])
 
 
 def round_costs(bench: Path) -> dict[int, float]:

@@ -18,7 +18,7 @@ from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
 from ..evaluation.modes import DecodingMode
-from ..evaluation.tables import length_table, score_table
+from ..evaluation.tables import score_table
 from ..integrations.vllm.engines import VllmEngines, vllm_engines
 from ..store.process import this_process
 from .console import progress
@@ -100,6 +100,9 @@ class EvaluateOptions(EvaluationOptions):
     ] = "task"
     limit: Annotated[int, typer.Option(min=1, help="Number of problems; a repeated command may raise it.")] = 100
     batch_size: Annotated[int, typer.Option(min=1, help="Problems that are answered together.")] = 1
+    costs: Annotated[bool, typer.Option(help="Measure what rounds cost, for the predicted seconds of an answer.")] = (
+        True
+    )
     out: Annotated[Path | None, typer.Option(help="Folder for the results; an interrupted run continues there.")] = None
 
 
@@ -115,10 +118,15 @@ def evaluate(options: EvaluateOptions) -> None:
     evaluation = options.evaluation(listed, options.limit, batch_size=options.batch_size, measure=options.measure)
     screen = Console()
     with options.vllm or nullcontext():
-        result = answer_all(evaluation, AnswerStore() if out is None else AnswerStore(out, evaluation.plan()), screen)
+        store = AnswerStore() if out is None else AnswerStore(out, evaluation.plan())
+        result = answer_all(evaluation, store, screen)
+    if options.costs:
+        with progress(screen) as bar:
+            evaluation.measure_costs(store, lambda turns: bar.track(turns, description="timing"))
+        result = evaluation.finish(store)
     if out is None or len(result.answers) == len(listed) * len(evaluation.examples):
-        screen.print(score_table(result.modes.values(), evaluation.reference))
-        screen.print(length_table(result.modes.values(), evaluation.reference))
+        for one in result.tables:
+            screen.print(one)
     if out is not None:
         screen.print(f"written: {out}", style="dim", soft_wrap=True)
 

@@ -21,7 +21,7 @@ from ..store.folder import (
     write_json,
 )
 
-RESULTS = "results.jsonl"
+RESULTS, COSTS = "results.jsonl", "costs.json"
 _KINDS = {"modes": dict, "problems": list, "runs": list}
 
 
@@ -41,6 +41,10 @@ class Answer:
     text: str
     lossy: int = 0  # drafted tokens that only the rule kept, not the lossless one
     cut: bool = False  # whether it ended at the limit of its length
+    # None in older files.
+    prompt: int | None = None  # tokens
+    drafted: int | None = None  # tokens
+    memory: int | None = None  # peak of its call in bytes, weights included
 
 
 def by_mode(answers: Iterable[Answer]) -> dict[str, dict[int, Answer]]:
@@ -61,6 +65,7 @@ class AnswerStore:
     def __init__(self, folder: Path | None = None, plan: Mapping[str, Any] | None = None) -> None:
         self.folder = folder
         self.known: dict[tuple[str, int], Answer] = {}
+        self.costs: dict[str, Any] = {}  # what rounds cost: the machine, and seconds by mode
         self._lock = nullcontext() if folder is None else folder_lock(folder, ".lock")
         if folder is not None:
             with self._lock:
@@ -82,6 +87,13 @@ class AnswerStore:
         if self.folder is not None:
             with self._lock:
                 self.known |= {(answer.mode, answer.id): answer for answer in _answers(self.folder)}
+            if (self.folder / COSTS).exists():
+                self.costs = json.loads((self.folder / COSTS).read_text(encoding="utf-8"))
+
+    def keep_costs(self, costs: dict[str, Any]) -> None:
+        self.costs = costs
+        if self.folder is not None:
+            self.write(COSTS, costs)
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.folder / name, value)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from ..decoding.pace import Pace, watched
 from ..values import Rule
+from .answers import Answer
 from .meters import synchronizer
 from .modes import DecodingMode, Models
 from .requests import batches_of, run_request
@@ -24,6 +26,9 @@ GAMMAS = (0, 1, 2, 3, 5, 8, 12, 16, 24, 32)
 KEEP_ALL = DecodingMode("everything", "thresholds", {"threshold_single": 0}, 5)
 """The mode that it times: each of its rounds has all of its tokens."""
 
+_AUTO = (2, 5, 8, 15)  # where a draft's length varies
+_ROUNDS = 6  # of each call; the first and the last do not count
+_REPEATS = 2
 _GAMMAS = Rule("ints >= 0, none twice", lambda x: len({*x}) == len(x) > 0 and all(type(g) is int and g >= 0 for g in x))
 _LENGTHS = Rule("ascending ints >= 1", lambda x: sorted({*x}) == [*x] and len(x) > 0 and x[0] >= 1)
 
@@ -54,6 +59,12 @@ class Costs:
     # one token, it is a token of the target alone.
     target: Mapping[int, tuple[float, ...]]
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Costs:
+        """Return costs that a file has."""
+        target = {int(n): tuple(each) for n, each in values["target"].items()}
+        return cls(**{name: tuple(value) for name, value in values.items() if name != "target"}, target=target)
+
     def token(self, length: float) -> float:
         """Return the seconds of a drafted token."""
         return float(np.interp(length, self.lengths, self.drafted))
@@ -82,14 +93,14 @@ def measure_costs(
     lengths: Sequence[int] = (256,),
     gammas: Sequence[int] = GAMMAS,
     mode: DecodingMode = KEEP_ALL,
-    rounds: int = 6,
-    repeats: int = 2,
+    rounds: int = _ROUNDS,
+    repeats: int = _REPEATS,
     rows: int = 1,
-    track: Any = iter,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Costs:
     """Time rounds of ``mode`` after prompts of the given lengths, in calls of ``generate()`` like any other.
 
-    On a GPU, events on its stream are the clock, and no call waits for the device. One call warms up; then all draft
+    On a GPU, events on its stream are the clock, and no call waits for the device. Short calls warm up; then all draft
     lengths take turns, ``repeats`` times, and medians over rounds are taken.
 
     Parameters
@@ -123,26 +134,98 @@ def measure_costs(
     """
     _GAMMAS.check("gammas", gammas)
     _LENGTHS.check("lengths", lengths)
-    turns = [(length, gamma) for length in lengths for gamma in gammas]
-    found: dict[tuple[int, int], list[list[tuple[float, float]]]] = {turn: [] for turn in turns}
-    for number, (length, gamma) in enumerate(track([(lengths[0], max(gammas)), *turns * repeats])):
-        laps = _laps(models, replace(mode, gamma=gamma), [text] * rows, length, rounds)
-        if number:
-            found[length, gamma].append(laps)
-    drafting = [gamma for gamma in gammas if gamma]
-    steps = {turn: _medians(calls) for turn, calls in found.items()}
+    modes = [replace(mode, gamma=gamma) for gamma in sorted(gammas)]
+    steps = _timed(models, modes, lengths, [text] * rows, rounds, repeats, track)
+    return _costs(lengths, dict(zip(sorted(gammas), steps, strict=True)))
 
-    def by_length(values: Any) -> tuple[float, ...]:
-        return tuple(float(median(values(length))) for length in lengths)
 
-    first = by_length(lambda length: [steps[length, gamma][0] for gamma in drafting or [0]])
+def costs_of(
+    models: Models,
+    modes: Iterable[DecodingMode],
+    text: Sequence[int],
+    lengths: Sequence[int],
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> dict[str, Costs]:
+    """Return the costs of modes by their labels: each mode's own rounds, with its rule and its draft length.
+
+    All modes take turns. Modes that vLLM answers are left out, as is ``sprinter``, whose rounds are as long as its head
+    says.
+    """
+    ours = [mode for mode in modes if mode.engine is None and "sprinter" not in mode.rules]
+    gammas = [_AUTO if mode.gamma == "auto" else (mode.gamma or 0,) for mode in ours]
+    single = [replace(mode, gamma=gamma) for mode, own in zip(ours, gammas, strict=True) for gamma in own]
+    steps = iter(_timed(models, single, lengths, [text], _ROUNDS, _REPEATS, track))
+    return {
+        mode.label: _costs(lengths, {gamma: next(steps) for gamma in own})
+        for mode, own in zip(ours, gammas, strict=True)
+    }
+
+
+def lengths_between(answers: Iterable[Answer]) -> list[int]:
+    """Return the lengths of text at which to measure costs: from the shortest prompt to the longest text."""
+    known = [answer for answer in answers if answer.prompt is not None]
+    low = min((answer.prompt for answer in known), default=1)
+    high = max((answer.prompt + answer.tokens for answer in known), default=1)
+    between = [round(math.sqrt(low * high))] if high > 4 * low else []
+    return sorted({max(1, low), *between, max(1, high)})
+
+
+def predicted_seconds(
+    modes: Iterable[DecodingMode], costs: Mapping[str, Mapping[str, Any]], answers: Iterable[Answer]
+) -> dict[str, dict[int, float]]:
+    """Return the seconds of answers by mode and problem, where their mode's costs and their own counts are known."""
+    known = {mode.label: (mode, Costs.of(costs[mode.label])) for mode in modes if mode.label in costs}
+    found: dict[str, dict[int, float]] = {}
+    for answer in answers:
+        if answer.mode in known and None not in (answer.prompt, answer.drafted):
+            found.setdefault(answer.mode, {})[answer.id] = _seconds(*known[answer.mode], answer)
+    return found
+
+
+def _seconds(mode: DecodingMode, costs: Costs, answer: Answer) -> float:
+    if mode.gamma is None:
+        return costs.answer(answer.prompt, answer.tokens, answer.tokens, 0)
+    drafted = answer.drafted if mode.gamma == "auto" else answer.rounds * mode.gamma
+    return costs.answer(answer.prompt, answer.tokens, answer.rounds, drafted)
+
+
+_Steps = tuple[float, float, float]
+"""Seconds: of the prompt's reading, of a round's draft, and of all else in it."""
+
+
+def _costs(lengths: Sequence[int], steps: Mapping[int, Sequence[_Steps]]) -> Costs:
+    """Put steps, by draft length and then for each length of text, together."""
+    alone, drafting = steps.get(0), {gamma: own for gamma, own in steps.items() if gamma}
+    first = [median(own[i][0] for own in (drafting or steps).values()) for i in range(len(lengths))]
     return Costs(
         lengths=tuple(lengths),
-        prompt=first,
-        prompt_alone=by_length(lambda length: [steps[length, 0][0]]) if 0 in gammas else first,
-        drafted=by_length(lambda length: [steps[length, gamma][1] / gamma for gamma in drafting] or [0.0]),
-        target={g + 1: by_length(lambda length, g=g: [steps[length, g][2]]) for g in sorted(gammas)},
+        prompt=tuple(first),
+        prompt_alone=tuple(step[0] for step in alone) if alone else tuple(first),
+        drafted=tuple(
+            median([own[i][1] / gamma for gamma, own in drafting.items()] or [0.0]) for i in range(len(lengths))
+        ),
+        target={gamma + 1: tuple(step[2] for step in own) for gamma, own in steps.items()},
     )
+
+
+def _timed(
+    models: Models,
+    modes: Sequence[DecodingMode],
+    lengths: Sequence[int],
+    texts: Sequence[Sequence[int]],
+    rounds: int,
+    repeats: int,
+    track: Any,
+) -> list[list[_Steps]]:
+    """Let all modes take turns; return the steps of each, for each length."""
+    found: dict[tuple[int, int], list[list[tuple[float, float]]]] = {}
+    turns = [(m, length) for length in lengths for m in range(len(modes))]
+    for number, (m, length) in enumerate(track([*turns[: len(modes)], *turns * repeats])):
+        warming = number < len(modes)
+        laps = _laps(models, modes[m], texts, length, 2 if warming else rounds)
+        if not warming:
+            found.setdefault((m, length), []).append(laps)
+    return [[_medians(found[m, length]) for length in lengths] for m in range(len(modes))]
 
 
 def _medians(calls: Iterable[Sequence[tuple[float, float]]]) -> tuple[float, float, float]:
@@ -154,13 +237,16 @@ def _medians(calls: Iterable[Sequence[tuple[float, float]]]) -> tuple[float, flo
 
 
 class _Marks(StoppingCriteria):
-    """Takes the time of every token that transformers' own loop writes; a call that it never stops also has no EOS."""
+    """Takes the time of the tokens that transformers' own loops write, and lets nothing but the limit end a call."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, needed: bool) -> None:
         self.pace = Pace(models.target.device)
-        # A token that no model writes: nothing but the limit may end a call.
+        # A token that no model writes. A call of our own loop times itself, and has nothing else to call.
         never = models.target.get_input_embeddings().num_embeddings
-        self.keywords = {"eos_token_id": never, "stopping_criteria": StoppingCriteriaList()}
+        self.keywords = {"eos_token_id": never}
+        if needed:
+            self.keywords["stopping_criteria"] = StoppingCriteriaList([self])
+        self.mark()
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         self.mark()
@@ -176,13 +262,14 @@ class _Marks(StoppingCriteria):
 
 def _laps(models: Models, mode: DecodingMode, texts: Any, length: int, rounds: int) -> list[tuple[float, float]]:
     """Return the seconds of a call's rounds but the last: those of the draft, and of all else."""
-    marks = _Marks(models)
-    if alone := mode.gamma == 0:
-        mode = DecodingMode()
-        marks.keywords["stopping_criteria"].append(marks)
+    if mode.gamma == 0:
+        mode = replace(mode, rule=None, settings={}, gamma=None)
+    marks = _Marks(models, needed=mode.rule is None)
     (batch,) = batches_of(texts, len(texts), device=models.target.device, length=length)
-    marks.mark()
     with watched() as paces:
         run_request(models, mode, replace(batch, ending=marks), rounds * ((mode.gamma or 0) + 1))
     synchronizer(models.target.device)()
-    return [lap for pace in ([marks.pace] if alone else paces) for lap in pace.laps()]
+    if mode.rule is None:
+        return marks.pace.laps()
+    paces[0].began[0] = marks.pace.began[0]  # the first round begins with the call
+    return [lap for pace in paces for lap in pace.laps()]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -26,11 +27,13 @@ from ..tasks import Example, Task
 from ..values import Rule
 from .answers import Answer, AnswerStore
 from .comparison import rotated, warm_up
+from .costs import costs_of, lengths_between, predicted_seconds
+from .meters import machine, peak_memory, reset_peak_memory
 from .modes import DecodingMode, Models, parse_modes
 from .quality import MEASURES, Measurable, ModeScore, mode_scores
 from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
-from .tables import as_text, length_table, plot, score_point, score_table
+from .tables import NumberTable, as_text, length_table, plot, score_point, score_table, speed_table
 
 _COUNT = Rule("an int >= 1", lambda x: type(x) is int and x >= 1)
 _WARM_UP_TOKENS = 4
@@ -132,7 +135,9 @@ class Evaluation:
             warm_up(self.models, cold, few, min(_WARM_UP_TOKENS, self.length), strict=True)
             warm |= {mode.label for mode in cold}
             for mode in turns:
-                answers = self.scored(mode, ids, run_request(self.models, mode, batch, self.length), store)
+                reset_peak_memory(self.models.target.device)
+                response = run_request(self.models, mode, batch, self.length)
+                answers = self.scored(mode, ids, response, store, peak_memory(self.models.target.device))
                 store.add([answer for answer in answers if answer.id in missing[mode.label]])
             for i in ids:
                 yield {label: store.known[label, i] for label in labels}
@@ -144,19 +149,28 @@ class Evaluation:
                 first = b * self.batch_size
                 store.add(self.scored(mode, range(first, first + len(response.rows)), response, store))
 
-    def scored(self, mode: DecodingMode, ids: Sequence[int], response: Response, store: AnswerStore) -> list[Answer]:
+    def scored(
+        self, mode: DecodingMode, ids: Sequence[int], response: Response, store: AnswerStore, memory: int | None = None
+    ) -> list[Answer]:
         """Return a mode's answers to the problems ``ids``; ``store`` holds the reference's."""
+        drafted = response.drafted or [None] * len(ids)
         texts = self.tokenizer.batch_decode(response.rows, skip_special_tokens=True)
         ends = ending_tokens(self.models.target.generation_config)
         answers = []
-        for i, text, tokens, (rounds, accepted, lossy) in zip(ids, texts, response.rows, response.work, strict=True):
+        rows = zip(ids, texts, response.rows, response.work, drafted, strict=True)
+        for i, text, tokens, (rounds, accepted, lossy), drawn in rows:
             own = text if mode.label == self.reference else store.known[self.reference, i].text
             score = MEASURES[self.measure](
                 Measurable(self.task, self.examples[i], self.models.target, self._prompt(i), tokens, text, own)
             )
             cut = len(tokens) >= self.length and int(tokens[-1]) not in ends
             seconds = response.seconds / len(ids)
-            answers.append(Answer(mode.label, i, score, len(tokens), rounds, accepted, seconds, text, lossy, cut))
+            answers.append(
+                Answer(
+                    mode.label, i, score, len(tokens), rounds, accepted, seconds, text, lossy, cut,
+                    len(self._prompt(i)), drawn, memory if mode.engine is None else None,
+                )
+            )  # fmt: skip
         return answers
 
     def _problems(self) -> list[int]:
@@ -190,6 +204,22 @@ class Evaluation:
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }
 
+    def measure_costs(self, store: AnswerStore, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
+        """Measure what the modes' rounds cost here, at the lengths of the answered texts, and let ``store`` keep it.
+
+        What the store knows of this machine is not measured again; of other machines, it is forgotten.
+        """
+        if self.process.number or any(mode.engine is not None for mode in self.modes):
+            return
+        here = machine(self.models.target.device) | {"threads": torch.get_num_threads()}
+        known = store.costs["modes"] if store.costs.get("machine") == here else {}
+        missing = [mode for mode in self.modes if mode.label not in known]
+        if not missing:
+            return
+        text = max((self._prompt(i).tolist() for i in range(len(self.examples))), key=len)
+        found = costs_of(self.models, missing, text, lengths_between(store.known.values()), track)
+        store.keep_costs({"machine": here, "modes": known | {label: asdict(one) for label, one in found.items()}})
+
     def finish(self, store: AnswerStore) -> EvaluationResult:
         """Return the result of a store, and save it if the store has a folder."""
         with store.locked():  # or a process that has seen fewer answers could write last
@@ -204,7 +234,9 @@ class Evaluation:
         order = {mode.label: m for m, mode in enumerate(self.modes)}
         found = [store.known[key] for key in store.known if key[0] in order and key[1] < len(self.examples)]
         answers = tuple(sorted(found, key=lambda answer: (order[answer.mode], answer.id)))
-        scores = {row.label: row for row in mode_scores(answers, self.reference)}
+        predicted = predicted_seconds(self.modes, store.costs.get("modes", {}), answers)
+        lossless = [mode.label for mode in self.modes if mode.rule == "lossless"]
+        scores = {row.label: row for row in mode_scores(answers, self.reference, predicted, lossless)}
         return EvaluationResult(answers, scores, self.reference)
 
 
@@ -224,8 +256,13 @@ class EvaluationResult:
     reference: str  # the label that all are compared with
 
     def __repr__(self) -> str:
-        tables = (lay_out(self.modes.values(), self.reference) for lay_out in (score_table, length_table))
-        return "\n\n".join(map(as_text, tables))
+        return "\n\n".join(map(as_text, self.tables))
+
+    @property
+    def tables(self) -> list[NumberTable]:
+        """Scores, lengths, and speeds where they are known."""
+        made = (lay_out(self.modes.values(), self.reference) for lay_out in (score_table, length_table, speed_table))
+        return [one for one in made if one is not None]
 
     def save(self, store: AnswerStore) -> None:
         """Write ``summary.json`` with an entry per mode, and ``plot.png`` of speed against score."""
@@ -270,6 +307,7 @@ def evaluate(
     max_new_tokens: int | None = None,
     seed: int = 0,
     measure: str = "task",
+    costs: bool = True,
     out: str | Path | None = None,
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores problem by problem.
@@ -301,6 +339,8 @@ def evaluate(
     measure
         ``"task"``: the task's score. For open-ended prompts ``"rouge"``, ROUGE-L against the reference's text, or
         ``"likelihood"``, the geometric mean of the tokens' p.
+    costs
+        Whether to measure what rounds cost here, for the predicted seconds of an answer.
     out
         A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
 
@@ -344,6 +384,8 @@ def evaluate(
     total = sum(map(len, evaluation.own_batches.values()))
     for _ in logging.tqdm(evaluation.run(store), desc="answering", total=total):
         pass
+    if costs:
+        evaluation.measure_costs(store, lambda turns: logging.tqdm(turns, desc="timing"))
     return evaluation.finish(store)
 
 

@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -88,6 +90,39 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+DRAWS = 10_000
+"""Of a bootstrap."""
+
+Interval = tuple[float, float, float]
+"""An estimate, and the ends of its 95 % interval."""
+
+
+def bootstrap_sums(values: np.ndarray) -> np.ndarray:
+    """Return the sums over the first axis, and then the sums over as many of its entries, drawn with replacement."""
+    n, rng = len(values), np.random.default_rng(0)
+    weights = rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
+    return np.concatenate([values.sum(0)[None], np.tensordot(weights, values, 1)])
+
+
+def middle(values: np.ndarray) -> Interval:
+    """Return the first value, which is the estimate, and the middle 95 % of the others."""
+    return float(values[0]), *map(float, np.quantile(values[1:], (0.025, 0.975)))
+
+
+def times_as_fast(own: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Interval:
+    """Return how many times the tokens per second of others' answers are written, with a bootstrap over the answers.
+
+    Answers are pairs of tokens and seconds, to the same prompts.
+
+    Examples
+    --------
+    >>> times_as_fast([(10, 1.0), (30, 3.0)], [(20, 4.0), (20, 4.0)])
+    (2.0, 2.0, 2.0)
+    """
+    sums = bootstrap_sums(np.array([own, other], dtype=float).swapaxes(0, 1))
+    return middle(sums[:, 0, 0] * sums[:, 1, 1] / (sums[:, 0, 1] * sums[:, 1, 0]))
+
+
 @functools.cache
 def t_quantile(freedom: int, confidence: float = 0.95) -> float:
     """Return the t with P(\\|T\\| ≤ t) = ``confidence`` for ``freedom`` degrees of freedom.
@@ -151,6 +186,10 @@ class ModeScore:
     tokens_per_answer: Mean | None = None
     seconds_per_answer: Mean | None = None
     cut_off: float | None = None  # the share of answers that ended at the limit of their length
+    peak_memory: int | None = None  # bytes, the most of all calls
+    # By what rounds cost on this machine, one text at a time.
+    predicted_seconds: Mean | None = None  # of an answer
+    times_lossless: Interval | None = None  # tokens per second over those of the fastest lossless setting
 
     @property
     def entry(self) -> dict[str, Any]:
@@ -158,10 +197,23 @@ class ModeScore:
         return {name: value for name, value in asdict(self).items() if name != "label"}
 
 
-def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
-    """Sum up every mode, and compare it with the mode ``reference`` on the problems that both have answered."""
+def mode_scores(
+    answers: Iterable[Answer],
+    reference: str,
+    predicted: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
+    lossless: Collection[str] = (),
+) -> list[ModeScore]:
+    """Sum up every mode, and compare it with the mode ``reference`` on the problems that both have answered.
+
+    ``predicted`` has seconds by mode and problem, where they are known. Speeds are compared with that of the
+    ``lossless`` mode whose predicted answers take the least time.
+    """
     modes = by_mode(answers)
     others = modes.get(reference, {})
+    best = min(
+        (label for label in lossless if predicted.get(label)),
+        key=lambda label: fmean(predicted[label].values()), default=None,
+    )  # fmt: skip
     rows = []
     for label, own in modes.items():
         both = [(own[i], others[i]) for i in sorted(own.keys() & others.keys())]
@@ -181,8 +233,29 @@ def mode_scores(answers: Iterable[Answer], reference: str) -> list[ModeScore]:
         calls = 100 * rounds / tokens if tokens else 0.0
         same = sum(a.text == b.text for a, b in both)
         n, speed = len(own), None if times is None else tokens / (len(own) * times.mean)
-        rows.append(ModeScore(label, score / n, n, *apart, *kept, speed, calls, same, lengths, times, cut / n))
+        memory = max((answer.memory for answer in own.values() if answer.memory is not None), default=None)
+        rows.append(
+            ModeScore(
+                label, score / n, n, *apart, *kept, speed, calls, same, lengths, times, cut / n, memory,
+                _predicted(predicted.get(label, {}), predicted.get(reference, {}), alone=label == reference),
+                None if best is None else _times(modes, predicted, label, best),
+            )
+        )  # fmt: skip
     return rows
+
+
+def _predicted(own: Mapping[int, float], others: Mapping[int, float], *, alone: bool) -> Mean | None:
+    common = [] if alone else sorted(own.keys() & others.keys())
+    return Mean.of([*own.values()], [(own[i], others[i]) for i in common]) if own else None
+
+
+def _times(
+    modes: Mapping[str, Mapping[int, Answer]], predicted: Mapping[str, Mapping[int, float]], label: str, best: str
+) -> Interval | None:
+    """Return a mode's predicted speed over that of the fastest lossless setting, on the problems of both."""
+    common = sorted(predicted.get(label, {}).keys() & predicted[best].keys())
+    sides = ([(modes[x][i].tokens, predicted[x][i]) for i in common] for x in (label, best))
+    return times_as_fast(*sides) if common else None
 
 
 def _mean(name: str, own: Collection[Answer], compared: Sequence[tuple[Answer, Answer]]) -> Mean:

@@ -136,6 +136,7 @@ class Response:
     counts: RunCounts | None = None  # None for transformers' own loops
     stats: LossyStats | None = None  # the run's statistics over all rows, where it has any
     joules: float | None = None  # energy of the GPU, where it is counted
+    drafted: Sequence[int] | None = None  # tokens of each row, where it is known
     # Metered calls only.
     split: TimeSplit | None = None
     peak_memory: int | None = None  # bytes
@@ -198,9 +199,12 @@ def run_request(
             forwards = [stack.enter_context(metered(model, synchronize, clock)) for model in roles]
             reset_peak_memory(device)
         calls: list[None] = []
+        drafts: list[None] = []
         if mode.rule is None:
-            counted = models.target.register_forward_pre_hook(lambda module, args: calls.append(None))
-            stack.callback(counted.remove)
+            for model, seen in ((models.target, calls), (models.draft, drafts)):
+                if model is not None:
+                    hook = model.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(None))
+                    stack.callback(hook.remove)
         torch.manual_seed(batch.seed)
         synchronize()
         joules = energy() if energy else 0.0
@@ -217,14 +221,17 @@ def run_request(
     rows = [until_end(row[width:], models.target, batch.ending) for row in output.sequences]
     if stats is not None:
         work = [(row.rounds, row.accepted, row.accepted_lossy) for row in stats.rows]
+        drafted = [row.drafted for row in stats.rows]
     else:
         # Transformers' own loops have no statistics. There every call of the target is a round, and all of its tokens
         # but one were drafted. Batches are decoded by the target alone there, so a row has as many rounds as tokens.
         work = [(min(len(calls), len(row)), max(0, len(row) - len(calls)), 0) for row in rows]
+        drafted = [len(drafts) if mode.gamma else 0 for _ in rows]
     return Response(
         rows=rows,
         seconds=seconds,
         work=work,
+        drafted=drafted,
         counts=None if stats is None else RunCounts.of(stats),
         stats=stats,
         joules=joules,

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from .quality import Mean, ModeScore
+from .quality import Interval, Mean, ModeScore
 
 Column = Callable[[Any], str]
 
@@ -149,6 +149,25 @@ def length_table(rows: Iterable[ModeScore], reference: str) -> NumberTable:
         "against it\n(95 %)": lambda row: apart(row.seconds_per_answer, 2) if row.seconds_per_answer else "",
     }
     return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")
+
+
+def speed_table(rows: Iterable[ModeScore], reference: str) -> NumberTable | None:
+    """Lay out the speeds that follow from an answer's own rounds, and from what rounds cost on this machine."""
+    rows = [row for row in rows if row.predicted_seconds is not None]
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        "n": lambda row: str(row.n),
+        "× best\nlossless (95 %)": lambda row: _times(row.times_lossless),
+        "seconds/\nanswer": lambda row: figure(row.predicted_seconds.mean),
+        f"against\n{reference} (95 %)": lambda row: apart(row.predicted_seconds, 2),
+        "peak\nmemory": lambda row: "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB",
+    }
+    title = "Predicted from each answer's rounds and their cost here, one text at a time; × tokens per second"
+    return table(rows, columns, title) if rows else None
+
+
+def _times(value: Interval | None) -> str:
+    return "" if value is None else "{:.2f} ({:.2f} to {:.2f})".format(*value)
 
 
 @dataclass(frozen=True)

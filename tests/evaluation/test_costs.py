@@ -7,7 +7,9 @@ import time
 import pytest
 
 from hf_lossy_assist import LossyValueError
+from hf_lossy_assist.evaluation.answers import AnswerStore
 from hf_lossy_assist.evaluation.costs import Costs, measure_costs
+from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from tests.tiny_models import prompt
 
@@ -75,3 +77,48 @@ def test_an_answer_takes_its_prompt_its_drafts_and_its_rounds(values, seconds):
 def test_wrong_lengths_are_refused_before_any_forward(wrong):
     with pytest.raises(LossyValueError, match=f"`{next(iter(wrong))}`"):
         measure_costs(Models(None), TEXT, **wrong)
+
+
+def test_an_evaluation_predicts_seconds_and_compares_with_the_best_lossless_setting(pair, tmp_path):
+    modes = named_modes("plain,stock@3,lossless@2,lossless@4,topk@4:k=3,lossless@auto,draft", 5)
+    models = Models(pair.target, pair.draft)
+    evaluation = Evaluation(models, pair.tokenizer, pair.task, modes, "plain", 3, batch_size=1)
+    store = AnswerStore(tmp_path, evaluation.plan())
+    for _ in evaluation.run(store):
+        pass
+    assert all(row.predicted_seconds is None for row in evaluation.result(store).modes.values())
+    evaluation.measure_costs(store)
+    again = AnswerStore(tmp_path, evaluation.plan())
+    evaluation.measure_costs(again, track=None)  # what is known is not measured again
+    kept = again.costs["modes"]
+    result = evaluation.finish(again)
+    for mode in modes:
+        own = [answer for answer in result.answers if answer.mode == mode.label]
+        drafted = [x.drafted if mode.gamma == "auto" else x.rounds * (mode.gamma or 0) for x in own]
+        costs = Costs.of(kept[mode.label])
+        seconds = [
+            costs.answer(x.prompt, x.tokens, x.rounds if mode.gamma else x.tokens, n)
+            for x, n in zip(own, drafted, strict=True)
+        ]
+        row = result.modes[mode.label]
+        assert row.predicted_seconds.mean == pytest.approx(sum(seconds) / 3)
+        assert row.peak_memory == max(x.memory for x in own) > 0
+    lossless = [label for label in result.modes if "lossless" in label]
+    best = min(lossless, key=lambda label: result.modes[label].predicted_seconds.mean)
+    assert result.modes[best].times_lossless == (1, 1, 1)
+    own, other = (result.modes[label] for label in ("topk@4:k=3", best))
+    rates = [row.tokens_per_answer.mean / row.predicted_seconds.mean for row in (own, other)]
+    assert own.times_lossless[0] == pytest.approx(rates[0] / rates[1])
+    assert own.times_lossless[1] <= own.times_lossless[0] <= own.times_lossless[2]
+    assert "Predicted from each answer's rounds" in repr(result)
+
+
+def test_costs_of_another_machine_are_forgotten(pair):
+    evaluation = Evaluation(Models(pair.target), pair.tokenizer, pair.task, named_modes("plain", 5), "plain", 1)
+    store = AnswerStore()
+    for _ in evaluation.run(store):
+        pass
+    store.keep_costs({"machine": {"cpu": "abacus"}, "modes": {"plain": {}, "gone": {}}})
+    evaluation.measure_costs(store)
+    assert [*store.costs["modes"]] == ["plain"]
+    assert store.costs["modes"]["plain"]["target"].keys() == {1}
