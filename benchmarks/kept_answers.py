@@ -5,6 +5,7 @@ Answers may quote their data set, which is not kept here. ``evaluate … --out C
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from dataclasses import asdict, replace
@@ -13,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from hf_lossy_assist.evaluation.answers import RESULTS, Answer, load_answers
+from hf_lossy_assist.evaluation.answers import COSTS, RESULTS, Answer, load_answers
+from hf_lossy_assist.evaluation.costs import modes_of, predicted_seconds
 from hf_lossy_assist.evaluation.quality import mode_scores
 from hf_lossy_assist.store.folder import MANIFEST, append_lines, write_json
 from hf_lossy_assist.training.saving import without_folder
@@ -51,7 +53,12 @@ def main(
     (out / RESULTS).unlink(missing_ok=True)
     append_lines(out / RESULTS, map(asdict, kept))
     write_json(out / MANIFEST, plan)
-    write_json(out / "summary.json", {row.label: row.entry for row in mode_scores(kept, plan["reference"])})
+    costs = {}
+    if (folder / COSTS).exists():
+        costs = json.loads((folder / COSTS).read_text(encoding="utf-8"))
+        write_json(out / COSTS, costs)
+    rows = mode_scores(kept, plan["reference"], *predicted_seconds(modes_of(plan), costs.get("modes", {}), kept))
+    write_json(out / "summary.json", {row.label: row.entry for row in rows})
 
 
 app = command(main)

@@ -11,10 +11,13 @@ import numpy as np
 
 from ..errors import LossyValueError
 from .modes import TARGET_ALONE, DecodingMode, Models
+from .quality import Interval, times_as_fast
 from .requests import Instruments, PromptBatch, Response, RunCounts, TimeSplit, run_request
 
 LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 ACCEPTANCE_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+METERED = 8
+"""So many batches, at most, are answered once more to see where the time goes."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ def run_comparison(
     """Answer every batch in every mode, several times; return all records, and by label the first repeat's responses.
 
     All modes answer a batch before any answers the next, and take turns in going first. ``repeats`` measure speed; one
-    more shows where the time goes in this process. ``write`` receives every record at once; ``track`` may show
-    progress, like that of rich's bars.
+    more, of the first batches, shows where the time goes in this process. ``write`` receives every record at once;
+    ``track`` may show progress, like that of rich's bars.
     """
     records: list[RequestRecord] = []
     responses: dict[str, list[Response]] = {mode.label: [] for mode in modes}
@@ -66,7 +69,7 @@ def run_comparison(
         for repeat in range(repeats + 1)
         for b in range(len(batches))
         for mode in rotated(modes, repeat + b)
-        if repeat < repeats or mode.engine is None
+        if repeat < repeats or (mode.engine is None and b < METERED)
     ]
     for repeat, b, mode in track(turns, total=len(turns), description="comparing"):
         got = run_request(models, mode, batches[b], max_new_tokens, instruments, meter=repeat == repeats)
@@ -139,7 +142,9 @@ class ModeSummary:
     requests: int  # answers in one repeat
     tokens: int  # generated in one repeat
     tokens_per_second: Spread  # generated tokens of all rows per second of ``generate()``, which reads prompts too
-    ratios: Mapping[str, float]  # speed over another mode's, by its label: the median of the repeats' ratios
+    # Speed over another mode's, by its label, with the interval of a bootstrap over the requests. A request's time is
+    # the median of its repeats.
+    ratios: Mapping[str, Interval]
     same_text: float | None  # share of answers equal to the target alone's, token for token
     # Transformers' own loop has no statistics: each forward of the target counts as a round, and all of the round's
     # tokens but one as drafted.
@@ -168,14 +173,14 @@ def summarise(
     """
     alone = None if texts is None else texts.get(TARGET_ALONE)
     by_label = {mode.label: [r for r in records if r.label == mode.label] for mode in modes}
-    speeds = {label: _speeds(own) for label, own in by_label.items()}
+    answers = {label: _answers(own) for label, own in by_label.items()}
     result = []
     for mode in modes:
         own = by_label[mode.label]
         timed = [r for r in own if not r.is_metered]
         first = [r for r in timed if r.repeat == 0]
         joules = [r.joules for r in timed if r.joules is not None]
-        speed = speeds[mode.label]
+        speed = _speeds(own)
         same = None
         if alone is not None:
             same = statistics.fmean(a == b for a, b in zip(texts[mode.label], alone, strict=True))
@@ -186,12 +191,9 @@ def summarise(
                 requests=len(first),
                 tokens=sum(r.tokens for r in first),
                 tokens_per_second=Spread(statistics.median(speed), min(speed), max(speed)),
-                ratios={
-                    label: statistics.median(a / b for a, b in zip(speed, other, strict=True))
-                    for label, other in speeds.items()
-                },
+                ratios={label: times_as_fast(answers[mode.label], other) for label, other in answers.items()},
                 same_text=same,
-                # Only a metered repeat shows the rounds of transformers' own loop.
+                # Only a metered repeat shows the rounds of transformers' own loop, and the parts of a round's time.
                 **_rounds([r for r in own if r.is_metered] or first, rows),
                 latencies=_quantiles([r.seconds for r in timed], LATENCY_QUANTILES),
                 first_token=_median(own, lambda split: split.first_token),
@@ -237,6 +239,18 @@ def _speeds(requests: Sequence[RequestRecord]) -> list[float]:
     repeats = sorted({r.repeat for r in requests if not r.is_metered})
     groups = ([r for r in requests if r.repeat == repeat] for repeat in repeats)
     return [sum(r.tokens for r in group) / sum(r.seconds for r in group) for group in groups]
+
+
+def _answers(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
+    """Return the tokens and the seconds of each batch: medians over the repeats."""
+    batches: dict[int, list[RequestRecord]] = {}
+    for request in requests:
+        if not request.is_metered:
+            batches.setdefault(request.batch, []).append(request)
+    return [
+        (statistics.median(r.tokens for r in own), statistics.median(r.seconds for r in own))
+        for _, own in sorted(batches.items())
+    ]
 
 
 def _per_round(splits: Sequence[TimeSplit], rounds: int) -> PerRound:

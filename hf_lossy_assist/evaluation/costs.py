@@ -170,16 +170,26 @@ def lengths_between(answers: Iterable[Answer]) -> list[int]:
     return sorted({max(1, low), *between, max(1, high)})
 
 
+def modes_of(plan: Mapping[str, Any]) -> list[DecodingMode]:
+    """Return the modes of a manifest, as far as :func:`predicted_seconds` reads them."""
+    found = plan["modes"].items()
+    return [DecodingMode(name, x.get("lossy_mode"), gamma=x.get("num_assistant_tokens")) for name, x in found]
+
+
 def predicted_seconds(
     modes: Iterable[DecodingMode], costs: Mapping[str, Mapping[str, Any]], answers: Iterable[Answer]
-) -> dict[str, dict[int, float]]:
-    """Return the seconds of answers by mode and problem, where their mode's costs and their own counts are known."""
+) -> tuple[dict[str, dict[int, float]], list[str]]:
+    """Return the seconds of answers by mode and problem, and the labels of lossless modes.
+
+    Seconds are left out where a mode's costs or an answer's counts are not known.
+    """
+    modes = list(modes)
     known = {mode.label: (mode, Costs.of(costs[mode.label])) for mode in modes if mode.label in costs}
     found: dict[str, dict[int, float]] = {}
     for answer in answers:
         if answer.mode in known and None not in (answer.prompt, answer.drafted):
             found.setdefault(answer.mode, {})[answer.id] = _seconds(*known[answer.mode], answer)
-    return found
+    return found, [mode.label for mode in modes if mode.rule == "lossless"]
 
 
 def _seconds(mode: DecodingMode, costs: Costs, answer: Answer) -> float:

@@ -33,7 +33,7 @@ from .modes import DecodingMode, Models, parse_modes
 from .quality import MEASURES, Measurable, ModeScore, mode_scores
 from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
-from .tables import NumberTable, as_text, length_table, plot, score_point, score_table, speed_table
+from .tables import NumberTable, as_text, length_table, plot, predicted_table, score_point, score_table
 
 _COUNT = Rule("an int >= 1", lambda x: type(x) is int and x >= 1)
 _WARM_UP_TOKENS = 4
@@ -235,8 +235,7 @@ class Evaluation:
         found = [store.known[key] for key in store.known if key[0] in order and key[1] < len(self.examples)]
         answers = tuple(sorted(found, key=lambda answer: (order[answer.mode], answer.id)))
         predicted = predicted_seconds(self.modes, store.costs.get("modes", {}), answers)
-        lossless = [mode.label for mode in self.modes if mode.rule == "lossless"]
-        scores = {row.label: row for row in mode_scores(answers, self.reference, predicted, lossless)}
+        scores = {row.label: row for row in mode_scores(answers, self.reference, *predicted)}
         return EvaluationResult(answers, scores, self.reference)
 
 
@@ -261,7 +260,9 @@ class EvaluationResult:
     @property
     def tables(self) -> list[NumberTable]:
         """Scores, lengths, and speeds where they are known."""
-        made = (lay_out(self.modes.values(), self.reference) for lay_out in (score_table, length_table, speed_table))
+        made = (
+            lay_out(self.modes.values(), self.reference) for lay_out in (score_table, length_table, predicted_table)
+        )
         return [one for one in made if one is not None]
 
     def save(self, store: AnswerStore) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -71,9 +72,21 @@ class DecodingMode:
     head: Any = None  # ``lossy_head``, where the mode brings its own
 
     @classmethod
-    def stock(cls, gamma: int | str, temperature: float | None = None, label: str = STOCK) -> DecodingMode:
-        """Return transformers' assisted generation, which needs a fixed draft length."""
-        return cls(label, gamma=DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature=temperature)
+    def stock(
+        cls,
+        gamma: int | str,
+        temperature: float | None = None,
+        label: str = STOCK,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> DecodingMode:
+        """Return transformers' assisted generation; ``settings`` has its ``schedule`` and its ``threshold``.
+
+        By default, drafts always have ``gamma`` tokens. With ``{"schedule": "heuristic"}`` they grow and shrink, and
+        with ``{"threshold": 0.4}`` they end where the draft is less sure.
+        """
+        if unknown := sorted(settings.keys() - {"schedule", "threshold"}):
+            raise LossyValueError(f"`modes` has 'stock' with the setting {unknown[0]!r}; it has schedule and threshold")
+        return cls(label, None, settings, DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature)
 
     @classmethod
     def stored(cls, folder: str) -> DecodingMode:
@@ -104,8 +117,8 @@ class DecodingMode:
         engine = {} if self.engine is None else {"engine": self.engine.name}
         if self.gamma is None:
             return engine
-        rule = {} if self.rule is None else {"lossy_mode": self.rule, "lossy_config": dict(self.settings)}
-        return {**engine, **rule, "num_assistant_tokens": self.gamma}
+        own = {"lossy_mode": self.rule, "lossy_config": dict(self.settings)} if self.rule else dict(self.settings)
+        return {**engine, **own, "num_assistant_tokens": self.gamma}
 
     def check_heads(self, heads: Mapping[str, Head]) -> None:
         for rule in self.rules:
@@ -131,7 +144,7 @@ class DecodingMode:
     def prepared(self, models: Models) -> Iterator[None]:
         """Make ``generate()`` understand :meth:`keywords` inside a block; the models are restored afterwards."""
         stock = self.rule is None and self.gamma is not None and not models.lookup
-        drafting = _stock_draft_length(models.draft, self.gamma) if stock else nullcontext()
+        drafting = _stock_drafts(models.draft, self.gamma, self.settings) if stock else nullcontext()
         with enabled(self.generating(models)), drafting:
             yield
 
@@ -182,14 +195,14 @@ def usual_modes(heads: Mapping[str, Head], gamma: int | str, temperature: float 
 
 
 @contextmanager
-def _stock_draft_length(draft: PreTrainedModel, gamma: int) -> Iterator[None]:
+def _stock_drafts(draft: PreTrainedModel, gamma: int, settings: Mapping[str, Any]) -> Iterator[None]:
     # By default transformers drafts up to 20 tokens and stops where the draft is less than 40 % sure. It reads γ from
     # the assistant's configuration only.
     config = draft.generation_config
     wanted = {
         "num_assistant_tokens": gamma,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
+        "num_assistant_tokens_schedule": settings.get("schedule", "constant"),
+        "assistant_confidence_threshold": settings.get("threshold", 0.0),
     }
     before = {name: getattr(config, name, None) for name in wanted}
     try:
@@ -219,12 +232,12 @@ def _mode(text: str, gamma: int | str | None, temperature: float | None) -> Deco
     spelt = Spelling.read(text, "modes")
     name, own = spelt.mode, spelt.gamma
     gamma = gamma if own is None else own
-    if name in ("plain", "stock", "draft") and spelt.config:
+    if name in ("plain", "draft") and spelt.config:
         raise LossyValueError(f"`modes` has to name {name!r} without settings, but is {text!r}")
     if name == "plain":
         return DecodingMode(TARGET_ALONE, temperature=temperature)
     if name == "stock":
-        return DecodingMode.stock(gamma, temperature, STOCK if own is None else f"{STOCK}@{own}")
+        return DecodingMode.stock(gamma, temperature, text.replace("stock", STOCK, 1), spelt.config)
     if name == "draft":
         return DecodingMode(DRAFT_ALONE, temperature=temperature, answers="draft")
     if name == EVERYTHING:

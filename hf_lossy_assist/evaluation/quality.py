@@ -99,9 +99,14 @@ Interval = tuple[float, float, float]
 
 def bootstrap_sums(values: np.ndarray) -> np.ndarray:
     """Return the sums over the first axis, and then the sums over as many of its entries, drawn with replacement."""
-    n, rng = len(values), np.random.default_rng(0)
-    weights = rng.multinomial(n, np.full(n, 1 / n), size=DRAWS)
-    return np.concatenate([values.sum(0)[None], np.tensordot(weights, values, 1)])
+    return np.concatenate([values.sum(0)[None], np.tensordot(_weights(len(values)), values, 1)])
+
+
+@functools.lru_cache(1)
+def _weights(n: int) -> np.ndarray:
+    """Return how often each of ``n`` entries is drawn, ``(DRAWS, n)``."""
+    drawn = np.random.default_rng(0).integers(n, size=(DRAWS, n))
+    return np.stack([np.bincount(one, minlength=n) for one in drawn])
 
 
 def middle(values: np.ndarray) -> Interval:

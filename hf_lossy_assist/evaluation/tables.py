@@ -151,7 +151,7 @@ def length_table(rows: Iterable[ModeScore], reference: str) -> NumberTable:
     return table(rows, columns, "Length and time of answers; cut off: ended at the limit of their length")
 
 
-def speed_table(rows: Iterable[ModeScore], reference: str) -> NumberTable | None:
+def predicted_table(rows: Iterable[ModeScore], reference: str) -> NumberTable | None:
     """Lay out the speeds that follow from an answer's own rounds, and from what rounds cost on this machine."""
     rows = [row for row in rows if row.predicted_seconds is not None]
     columns: dict[str, Column] = {

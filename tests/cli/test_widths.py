@@ -19,7 +19,14 @@ from hf_lossy_assist.cli.rules import rule_page, rules_tables
 from hf_lossy_assist.core.statistics import LossyStats
 from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE
 from hf_lossy_assist.evaluation.quality import Mean
-from hf_lossy_assist.evaluation.tables import as_text, length_table, score_columns, score_table, table
+from hf_lossy_assist.evaluation.tables import (
+    as_text,
+    length_table,
+    predicted_table,
+    score_columns,
+    score_table,
+    table,
+)
 
 LABEL = "topk@24:k=5:tolerance=1.0+dropmatch:criterion=naive"
 SLOW = 11.85  # seconds, so many milliseconds that they could be shown as 1.185e+04
@@ -28,18 +35,25 @@ SUMMARY = {
     "tokens_per_second": SPEED, "acceptance_rates": (0.9,) * 9,
     "mean_accepted": 13.37, "tokens_per_round": 14.37, "same_text": 1.0, "latencies": (SLOW,) * 9, "first_token": SLOW,
     "peak_memory": 123456 * 2**20, "joules_per_token": 12.34, "draft_call": SLOW, "target_call": SLOW,
-    "ratios": {TARGET_ALONE: 12.34, STOCK: 12.34, "lossless": 12.34},
+    "ratios": dict.fromkeys((TARGET_ALONE, STOCK, "lossless"), (12.34, 11.23, 13.45)),
     "per_round": SimpleNamespace(drafting=SLOW, verifying=SLOW, deciding=SLOW, rest=SLOW, outside=SLOW),
 }  # fmt: skip
 SUMMARIES = [
-    SimpleNamespace(label=label, config={"lossy_mode": label}, **SUMMARY)
-    for label in (TARGET_ALONE, STOCK, "lossless", LABEL)
+    SimpleNamespace(label=label, config=config, **SUMMARY)
+    for label, config in {
+        TARGET_ALONE: {},
+        STOCK: {"num_assistant_tokens": 5},
+        "lossless": {"num_assistant_tokens": 5, "lossy_mode": "lossless"},
+        LABEL: {"num_assistant_tokens": 5, "lossy_mode": LABEL},
+    }.items()
 ]
 SCORES = [
     SimpleNamespace(
         label=LABEL, n=12345, score=1.0, difference=-0.999, low=-1.0, high=-0.888, mean_accepted=13.37,
         tokens_per_round=14.37, target_calls_per_100_tokens=100.0, tokens_per_second=12345.6, cut_off=1.0,
         tokens_per_answer=Mean(512.3, -12.3, -45.6, 23.4), seconds_per_answer=Mean(12.34, -1.23, -4.56, 2.34),
+        predicted_seconds=Mean(12.34, -1.23, -4.56, 2.34), times_lossless=(12.34, 11.23, 13.45),
+        peak_memory=123456 * 2**20,
     )
 ]  # fmt: skip
 TESTED = SimpleNamespace(
@@ -74,6 +88,7 @@ def numbers_of(shown: Any) -> set[str]:
         table(SCORES, score_columns(TARGET_ALONE), "Answers"),
         score_table(SCORES, TARGET_ALONE),
         length_table(SCORES, TARGET_ALONE),
+        predicted_table(SCORES, TARGET_ALONE),
         outcome_table(SimpleNamespace(tested=[TESTED], max_loss=1.0, confidence=95.0, max_longer=5.0)),
         summary_table("judge", PROMPTS),
         stats_table(STATS),

@@ -24,8 +24,9 @@ def test_answers_are_lines_with_the_fields_that_are_promised(tmp_path):
     store.add([answer("a", 0), answer("a", 1)])
     lines = [json.loads(line) for line in (store.folder / RESULTS).read_text(encoding="utf-8").splitlines()]
     assert [list(line) for line in lines] == [
-        ["mode", "id", "score", "tokens", "rounds", "accepted", "seconds", "text", "lossy", "cut"]
-    ] * 2
+        ["mode", "id", "score", "tokens", "rounds", "accepted", "seconds", "text", "lossy", "cut", "prompt",
+         "drafted", "memory"]
+    ] * 2  # fmt: skip
     assert AnswerStore(store.folder, PLAN).known == {("a", 0): answer("a", 0), ("a", 1): answer("a", 1)}
     manifest, answers = load_answers(store.folder)
     assert answers == [answer("a", 0), answer("a", 1)]

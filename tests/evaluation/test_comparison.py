@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
 from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.evaluation import comparison
 from hf_lossy_assist.evaluation.comparison import (
     RequestRecord,
     RunCounts,
@@ -140,13 +142,30 @@ def test_speeds_ratios_and_latencies():
     alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests(), TEXTS)
     assert alone.tokens_per_second == Spread(10.0, 10.0, 10.0)
     assert ours.tokens_per_second == Spread(pytest.approx(37.5), pytest.approx(25.0), pytest.approx(50.0))
-    # Ratios are taken within a repeat: 5 and 2.5 times the target, 2.5 and 1.25 times stock.
-    assert ours.ratios == pytest.approx({ALONE.label: 3.75, BY_STOCK.label: 1.875, OURS.label: 1.0})
+    # A request takes the median of its repeats: 0.3 s, beside 1 and 0.5.
+    for label, expected in {ALONE.label: 1 / 0.3, BY_STOCK.label: 0.5 / 0.3, OURS.label: 1.0}.items():
+        assert ours.ratios[label] == pytest.approx((expected,) * 3), "both requests are alike"
     assert ours.latencies == pytest.approx((0.3, 0.4, 0.4))
     assert [row.same_text for row in (alone, stock, ours)] == [1.0, 1.0, 0.5]
     assert (ours.requests, ours.tokens, ours.first_token) == (2, 20, 0.25)
     assert (alone.joules_per_token, stock.joules_per_token) == (None, pytest.approx(0.3))
     assert ours.config == {"lossy_mode": "lossless", "lossy_config": {}, "num_assistant_tokens": 5}
+
+
+def test_ratios_have_the_interval_of_a_bootstrap_over_the_requests():
+    """40 requests of 10 tokens, which one mode answers in 1 s and the other in 1 or 3: as numpy's bootstrap says."""
+    seconds = np.where(np.arange(40) % 4, 1.0, 3.0)
+    records = [timed(ALONE.label, 0, b, s, 10) for b, s in enumerate(seconds)]
+    records += [timed(OURS.label, 0, b, 1.0, 10) for b in range(40)]
+    ours = summarise([ALONE, OURS], records)[1]
+    drawn = np.random.default_rng(1).choice(seconds, (20_000, 40)).mean(1)
+    assert ours.ratios[ALONE.label] == pytest.approx((1.5, *np.quantile(drawn, (0.025, 0.975))), abs=0.03)
+
+
+def test_only_the_first_batches_are_metered(models, monkeypatch):
+    monkeypatch.setattr(comparison, "METERED", 1)
+    records, _ = run_comparison(models, MODES[:2], batches(1, 1), 4, repeats=1)
+    assert [(r.repeat, r.batch) for r in records] == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0)]
 
 
 def test_rounds_of_stock_are_inferred_and_ours_are_counted():

@@ -119,6 +119,26 @@ def test_a_nucleus_keeps_draws_to_the_likeliest_tokens(models):
 def test_settings_of_modes_without_a_rule():
     [everything] = parse_modes("everything@9:strict_first_n=4", 5)
     assert (everything.gamma, everything.settings) == (9, {"threshold_single": 0, "strict_first_n": 4})
-    for name in ("plain", "draft", "stock@3"):
+    for name in ("plain", "draft"):
         with pytest.raises(LossyValueError, match=f"without settings, but is '{name}:k=3'"):
             parse_modes(f"{name}:k=3", 5)
+    with pytest.raises(LossyValueError, match="'stock' with the setting 'k'"):
+        parse_modes("stock:k=3", 5)
+
+
+def test_transformers_own_schedules_can_be_asked_for(models):
+    [mode] = parse_modes("stock@3:schedule=heuristic:threshold=0.4", 5)
+    assert (mode.label, mode.gamma) == ("stock assisted@3:schedule=heuristic:threshold=0.4", 3)
+    assert mode.config == {"schedule": "heuristic", "threshold": 0.4, "num_assistant_tokens": 3}
+    config = models.draft.generation_config
+    with mode.prepared(models):
+        seen = (config.num_assistant_tokens_schedule, config.assistant_confidence_threshold)
+    assert seen == ("heuristic", 0.4)
+    # A threshold ends drafts sooner; a schedule lets drafts shrink that are seldom kept.
+    constant, sure, shrinking = (
+        run_request(models, one, batch(), 40, meter=True)
+        for one in parse_modes("stock@3,stock@3:threshold=1,stock@3:schedule=heuristic", 5)
+    )
+    assert constant.rows[0].tolist() == sure.rows[0].tolist() == shrinking.rows[0].tolist()
+    assert sure.split.draft_calls < constant.split.draft_calls
+    assert shrinking.split.target_calls > constant.split.target_calls
