@@ -29,8 +29,7 @@ _FIRST_PAGE = {  # by rule, the folder of its answers and its label there: Human
     "lossless": (("humaneval", "lossless"), ("gsm8k", "lossless")),
     "min_p": (("humaneval", "min_p"), ("gsm8k", "min_p")),
     "regret": (("humaneval", "regret"), ("gsm8k", "regret")),
-    "judge": (("judge-humaneval", "judge:threshold=0.1365"), ("gsm8k", "judge:threshold=0.263591")),
-    "dropmatch": (("humaneval", "dropmatch"), None),
+    "judge": (None, ("gsm8k", "judge:threshold=0.263591")),
     "topk": (("humaneval", "topk"), ("gsm8k", "topk")),
     "typical": (("humaneval", "typical"), ("gsm8k", "typical")),
     "everything": (("humaneval", "everything"), ("gsm8k", "everything")),
@@ -137,20 +136,34 @@ def _times(value: Interval | None) -> str:
 
 
 def table(folder: Path, bench: Path | None = None) -> str:
-    """Return the table of a folder; rules are in the order of the tokens that they keep."""
-    reference, rows = rows_of(folder, bench)
+    """Return the tables of a folder, one for each set of problems; rules are in the order of the tokens they keep.
+
+    Rules that answered fewer problems stand in a table of their own, beside the reference on the same problems.
+    """
+    plan, answers = load_answers(folder)
+    reference, known = plan["reference"], by_mode(answers)
+    rows = rows_of(folder, bench)[1]
+    groups: dict[frozenset[int], list[str]] = {}
+    for label, own in known.items():
+        if label != reference:
+            groups.setdefault(frozenset(own.keys() & known[reference].keys()), []).append(label)
     heads = ("rule", "n", "score, %", "points", "kept", "tokens per call, ×", "tokens, ×", "time, ×", "cut off, %")
-    order = sorted(rows, key=lambda label: (rows[label].kept is not None, label != reference, rows[label].kept or 0))
-    own = by_mode(load_answers(folder)[1])[reference].values()
-    length = sum(answer.tokens for answer in own) / len(own)
-    unit = (f"1 = {_times(tokens_per_call(own))}", f"1 = {length:.0f}", "1")
-    lines = [line(label, rows[label], unit if label == reference else None) for label in order]
-    return "\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines])
+    tables = []
+    for ids, labels in sorted(groups.items(), key=lambda group: -len(group[0])):
+        own = {i: known[reference][i] for i in ids}
+        length = sum(answer.tokens for answer in own.values()) / len(own)
+        unit = (f"1 = {_times(tokens_per_call(own.values()))}", f"1 = {length:.0f}", "1")
+        order = sorted(labels, key=lambda label: (rows[label].kept is not None, rows[label].kept or 0))
+        first = sum(rows[label].kept is None for label in labels)  # what has no draft stands above the reference
+        lines = [line(label, rows[label]) for label in order]
+        lines.insert(first, line(reference, Row.of(own, own), unit))
+        tables.append("\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines]))
+    return "\n\n".join(tables)
 
 
 def first_page() -> str:
     """Return README's table: points and gains of the recommended rules on HumanEval and GSM8K, at one setting."""
-    known = {name: rows_of(_ROWS / name)[1] for name in ("humaneval", "judge-humaneval", "gsm8k")}
+    known = {name: rows_of(_ROWS / name)[1] for name in ("humaneval", "gsm8k")}
     full = [known[name]["lossless"].n for name in ("humaneval", "gsm8k")]
     heads = ["rule"]
     for name, n in zip(("HumanEval", "GSM8K"), full, strict=True):
@@ -159,14 +172,13 @@ def first_page() -> str:
     for rule, places in _FIRST_PAGE.items():
         cells = [_NAMES.get(rule, f"`{rule}`")]
         for place, n in zip(places, full, strict=True):
-            if place is None:
-                cells += ["", "", ""]
-            elif rule == "lossless":
+            row = known[place[0]][place[1]] if place else None
+            if rule == "lossless":
                 cells += ["0", "1", "1"]
+            elif row is None or row.n < n:  # fewer problems are another table
+                cells += ["", "", ""]
             else:
-                row = known[place[0]][place[1]]
-                note = "" if row.n == n else f", {row.n} problems"
-                cells += [_signed(row.points) + note, _times(row.tokens_per_call), _times(row.time)]
+                cells += [_signed(row.points), _times(row.tokens_per_call), _times(row.time)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

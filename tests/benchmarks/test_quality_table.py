@@ -38,13 +38,20 @@ def folder(tmp_path):
 def rows(*arguments):
     result = CliRunner().invoke(quality_table.app, [str(x) for x in arguments])
     assert result.exit_code == 0, result.output
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in result.stdout.splitlines()]
-    return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
+    found = {}
+    for table in result.stdout.strip().split("\n\n"):
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        found |= {(line[0], line[1]): dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
+    return found
 
 
 def test_scores_and_gains(folder):
     found = rows(folder)
-    assert list(found) == ["draft alone", "`lossless`", "`topk`", "`typical@8`"]
+    assert list(found) == [
+        ("draft alone", "3"), ("`lossless`", "3"), ("`topk`", "3"), ("`lossless`", "2"), ("`typical@8`", "2"),
+    ], "who answered fewer problems stands in a table of their own"  # fmt: skip
+    assert found["`lossless`", "2"]["cut off, %"] == "50.0", "on the same two problems"
+    found = {label: row for (label, n), row in found.items() if n == "3" or label == "`typical@8`"}
     lossless = ["`lossless`", "3", "100.0", "", "2.00", "1 = 3.00 (3.00 … 3.00)", "1 = 60", "1", "33.3"]
     assert list(found["`lossless`"].values()) == lossless
     topk = found["`topk`"]
@@ -60,7 +67,7 @@ def test_scores_and_gains(folder):
 
 def test_scores_between_right_and_wrong_have_an_interval_of_their_own_size(folder):
     # Differences of -0.5 and -0.75, and two more of √(0.5⁴ + 0.75⁴) / √(0.5² + 0.75²).
-    assert rows(folder)["`typical@8`"]["points"] == "-62.5 (-100.0 … +75.7)"
+    assert rows(folder)["`typical@8`", "2"]["points"] == "-62.5 (-100.0 … +75.7)"
 
 
 def test_longer_rounds_cost_what_their_forwards_take(folder, tmp_path):
@@ -77,7 +84,7 @@ def test_longer_rounds_cost_what_their_forwards_take(folder, tmp_path):
     bench.write_text("\n".join(map(json.dumps, written)))
     assert quality_table.round_costs(bench) == {5: pytest.approx(0.3), 8: pytest.approx(0.45)}
     # Half the calls, each 1.5 × as long.
-    assert rows(folder, "--bench", bench)["`typical@8`"]["time, ×"] == "0.75 (0.75 … 0.75)"
+    assert rows(folder, "--bench", bench)["`typical@8`", "2"]["time, ×"] == "0.75 (0.75 … 0.75)"
 
 
 @pytest.mark.parametrize(
