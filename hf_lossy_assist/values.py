@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -11,6 +12,12 @@ from .errors import LossyValueError, brief, warn
 
 MOST = 1 << 24
 """The largest accepted width or vocabulary, far above any model's."""
+
+LARGEST_INT = 2**63 - 1
+"""The largest int that a tensor can hold."""
+
+SETTINGS = " in `lossy_config`"
+"""Where the settings of a run are."""
 
 _T = TypeVar("_T")
 
@@ -22,9 +29,10 @@ class Rule:
     expected: str
     holds: Callable[[Any], bool]
 
-    def check(self, argument: str, value: Any) -> None:
+    def check(self, argument: str, value: Any, where: str = "", origin: str = "") -> None:
+        """Raise where the condition does not hold; ``where`` follows the argument's name, ``origin`` its value."""
         if not self.holds(value):
-            raise LossyValueError(f"`{argument}` has to be {self.expected}, but is {brief(value)}")
+            raise LossyValueError(f"`{argument}`{where} has to be {self.expected}, but is {brief(value)}{origin}")
 
 
 def is_number(value: Any) -> bool:
@@ -33,6 +41,26 @@ def is_number(value: Any) -> bool:
         return False
     # An int may be larger than any float.
     return -sys.float_info.max <= value <= sys.float_info.max
+
+
+def bounded(low: float, high: float = math.inf, *, integer: bool = False, word: str | None = None) -> Rule:
+    """Return the rule for a number in ``[low, high]``, or for an int there, and perhaps for a ``word``.
+
+    Examples
+    --------
+    >>> bounded(1, 64, integer=True, word="auto").check("nodes", 0)
+    Traceback (most recent call last):
+    hf_lossy_assist.errors.LossyValueError: `nodes` has to be an int >= 1 and <= 64 or 'auto', but is 0
+    """
+    kind = int if integer else int | float
+
+    def holds(x: Any) -> bool:
+        if not isinstance(x, kind) or isinstance(x, bool):
+            return isinstance(x, str) and x == word
+        return low <= x <= (min(high, LARGEST_INT) if isinstance(x, int) else high)
+
+    most = {math.inf: "", LARGEST_INT: " and < 2**63"}.get(high, f" and <= {high:g}")
+    return Rule(f"{'an int' if integer else 'a number'} >= {low:g}{most}" + (f" or {word!r}" if word else ""), holds)
 
 
 PROBABILITY = Rule("a number between 0 and 1", lambda x: is_number(x) and 0 <= x <= 1)

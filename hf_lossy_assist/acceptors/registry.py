@@ -13,6 +13,7 @@ import torch
 
 from ..errors import LossyValueError
 from ..heads import Head, place_head
+from ..values import bounded
 
 Rule = type[Any]
 """A class of rules: a subclass of :class:`~hf_lossy_assist.acceptors.Acceptor`, which is declared by what is here."""
@@ -22,7 +23,6 @@ REGISTRY: dict[str, Rule] = {}
 
 # The bound of settings above 0: float32's resolution at 1.
 _LEAST_ABOVE_0 = 2**-23
-_LARGEST_INT = 2**63 - 1  # that a tensor can be compared with
 
 RESIDUAL = r"\mathrm{norm}\left([p - q]_+\right)"
 BEST = r"\mathrm{argmax}\, p"
@@ -93,7 +93,9 @@ class Setting:
             )
 
     def __str__(self) -> str:
-        wanted = f", {_numbers(self.low, self.high, self.integer, self.word)}" if self.low is not None else ""
+        wanted = ""
+        if self.low is not None:
+            wanted = f", {bounded(self.low, self.high, integer=self.integer, word=self.word).expected}"
         if self.low == _LEAST_ABOVE_0:
             wanted = wanted.replace(f">= {self.low:g}", "> 0")
         wanted += f", one of {list(self.choices)}" if self.choices else ", a bool" if self.switch else ""
@@ -188,17 +190,7 @@ def check_number(
     word: str | None = None,
 ) -> None:
     """Raise :class:`LossyValueError` unless a rule's setting is a number in ``[low, high]``."""
-    high = min(high, _LARGEST_INT) if isinstance(value, int) else high
-    wanted = int if integer else int | float
-    if isinstance(value, bool) or not isinstance(value, wanted) or not low <= value <= high:
-        raise LossyValueError(
-            f"`{name}` of the rule {rule!r} has to be {_numbers(low, high, integer, word)}, but is {value!r}"
-        )
-
-
-def _numbers(low: float, high: float, integer: bool, word: str | None = None) -> str:
-    most = f" and <= {high:g}" if high != float("inf") else ""
-    return f"{'an int' if integer else 'a number'} >= {low:g}{most}" + (f" or {word!r}" if word else "")
+    bounded(low, high, integer=integer, word=word).check(name, value, f" of the rule {rule!r}")
 
 
 def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -16,6 +16,7 @@ from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..errors import LossyValueError, nearest, warn_once
 from ..gone import check_gone, check_keys, check_name
 from ..heads import VerifierHead, place_head
+from ..values import LARGEST_INT, SETTINGS, bounded
 from .certificate import Certificate
 from .spelling import Spelling
 
@@ -78,9 +79,8 @@ class LossyConfig:
     inspect: bool = False
 
     def __post_init__(self) -> None:
-        seed = self.seed
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
-            raise LossyValueError(f"`seed` in `lossy_config` has to be an int >= 0 and < 2**63, but is {seed!r}")
+        if self.seed is not None:
+            bounded(0, LARGEST_INT, integer=True).check("seed", self.seed, SETTINGS)
         for name in _SWITCHES:
             value = getattr(self, name)
             if not isinstance(value, bool) and (value is not None or name != "compile"):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LossyValueError
+from ..values import LARGEST_INT, SETTINGS, bounded
 from .shapes import Shape
 
 MARKERS = {"thinking": ("<think>", "</think>")}
@@ -108,19 +109,11 @@ class Limits:
     strict_on_quotes: int | None = None  # a token after n tokens that stand in the prompt too is lossless
 
     def __post_init__(self) -> None:
-        budget = self.budget
-        for name, least in (("strict_first_n", 0), ("strict_on_quotes", 1)):
-            n = getattr(self, name)
-            if n is None and least:
-                continue
-            if isinstance(n, bool) or not isinstance(n, int) or not least <= n < 2**63:
-                raise LossyValueError(
-                    f"`{name}` in `lossy_config` has to be an int >= {least} and < 2**63, but is {n!r}"
-                )
-        if budget is not None and (
-            isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1
-        ):
-            raise LossyValueError(f"`budget` in `lossy_config` has to be a number >= 0 and <= 1, but is {budget!r}")
+        bounded(0, LARGEST_INT, integer=True).check("strict_first_n", self.strict_first_n, SETTINGS)
+        if self.strict_on_quotes is not None:
+            bounded(1, LARGEST_INT, integer=True).check("strict_on_quotes", self.strict_on_quotes, SETTINGS)
+        if self.budget is not None:
+            bounded(0, 1).check("budget", self.budget, SETTINGS)
         if self.scope is not None and self.markers is None:
             raise LossyValueError(
                 f"`scope` in `lossy_config` has to be one of {list(MARKERS)} or a dict with `start` and `end`, with "

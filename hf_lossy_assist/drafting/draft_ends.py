@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
 from ..heads import VerifierHead
+from ..values import SETTINGS, bounded
 
 DEFAULT_NUM_TOKENS = 5
 _SCHEDULES = ("constant", "heuristic", "heuristic_transient")
@@ -54,15 +55,12 @@ def check_schedule(value: Any, origin: str = "") -> None:
 
 
 def check_confidence(value: Any, origin: str = "") -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
-        raise LossyValueError(
-            f"`assistant_confidence_threshold` has to be a number >= 0 and <= 1, but is {value!r}{origin}"
-        )
+    if value is not None:
+        bounded(0, 1).check("assistant_confidence_threshold", value, origin=origin)
 
 
 def check_num_tokens(value: Any, origin: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise LossyValueError(f"`num_assistant_tokens` has to be an int >= 1 or 'auto', but is {value!r}{origin}")
+    bounded(1, integer=True, word="auto").check("num_assistant_tokens", value, origin=origin)
 
 
 class DraftStop(ABC):
@@ -93,9 +91,7 @@ class DraftStop(ABC):
 
 
 def _check(setting: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        wanted = f"a number >= {low:g}" + (f" and <= {high:g}" if math.isfinite(high) else "")
-        raise LossyValueError(f"`{setting}` of `stop_drafting` in `lossy_config` has to be {wanted}, but is {value!r}")
+    bounded(low, high).check(setting, value, f" of `stop_drafting`{SETTINGS}")
 
 
 @dataclass

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from ..errors import LossyValueError
+from ..values import SETTINGS, bounded
 
 _MOST = 1024
 _FORM = "numbers of children, e.g. [4, 2, 1] or '4x2x1'"
@@ -24,12 +25,8 @@ class TreeConfig:
 
     def __post_init__(self) -> None:
         for x in fields(self):
-            value = getattr(self, x.name)
-            if x.name == "nodes" and value == "auto":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-                wanted = f"an int >= 1 and <= {_MOST}" + (" or 'auto'" if x.name == "nodes" else "")
-                raise LossyValueError(f"`{x.name}` of `tree` in `lossy_config` has to be {wanted}, but is {value!r}")
+            size = bounded(1, _MOST, integer=True, word="auto" if x.name == "nodes" else None)
+            size.check(x.name, getattr(self, x.name), f" of `tree`{SETTINGS}")
 
     @property
     def candidates(self) -> int:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.quantised import check_changeable, with_replaced
+from ..values import bounded
 
 MOST_PADDING = 1024
 """Vocabularies of one tokenizer differ by at most so many tokens of padding."""
@@ -202,8 +203,7 @@ def frequent_tokens(texts: Iterable[Sequence[int]], count: int, always: Iterable
     [2, 7, 5]
     """
     first = list(dict.fromkeys(always))
-    if isinstance(count, bool) or not isinstance(count, int) or count < max(1, len(first)):
-        raise LossyValueError(f"`count` has to be an int >= {max(1, len(first))}, but is {count!r}")
+    bounded(max(1, len(first)), integer=True).check("count", count)
     seen = Counter(int(token) for text in texts for token in text)
     ranked = (token for token, _ in seen.most_common() if token not in first)
     return [*first, *ranked][:count]

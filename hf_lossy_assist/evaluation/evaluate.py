@@ -24,7 +24,7 @@ from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
 from ..store.process import Process, this_process
 from ..tasks import Example, Task
-from ..values import Rule
+from ..values import bounded
 from .answers import Answer, AnswerStore
 from .comparison import rotated, warm_up
 from .costs import costs_of, lengths_between, predicted_seconds
@@ -35,7 +35,7 @@ from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
 from .tables import NumberTable, as_text, length_table, plot, predicted_table, score_point, score_table
 
-_COUNT = Rule("an int >= 1", lambda x: type(x) is int and x >= 1)
+_COUNT = bounded(1, integer=True)
 _WARM_UP_TOKENS = 4
 
 

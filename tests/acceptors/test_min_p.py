@@ -21,7 +21,7 @@ parse = LossyConfig.from_fields
         ({"tau": 1.5}, r"`tau` of the rule 'min_p' has to be a number >= 0 and <= 1, but is 1\.5"),
         ({"tau": -0.1}, r"`tau` of the rule 'min_p' .* but is -0\.1"),
         ({"tau": "0.5"}, r"`tau` of the rule 'min_p' .* but is '0\.5'"),
-        ({"top_n": 0}, r"`top_n` of the rule 'min_p' has to be an int >= 1 .*, but is 0"),
+        ({"top_n": 0}, r"`top_n` of the rule 'min_p' has to be an int >= 1, but is 0"),
         ({"top_n": 2.0}, r"`top_n` of the rule 'min_p' has to be an int >= 1, but is 2\.0"),
         ({"topn": 2}, r"`lossy_config` key 'topn' is unknown to the rule 'min_p'.*did you mean 'top_n'"),
     ],
