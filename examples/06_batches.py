@@ -11,8 +11,8 @@ with hf_lossy_assist.enabled(pair.target):
     output = pair.target.generate(
         **inputs,
         assistant_model=pair.draft,
-        lossy_mode="ears",
-        lossy_config={"beta": 0.2, "seed": 0},
+        lossy_mode="cactus",
+        lossy_config={"seed": 0},
         num_assistant_tokens=8,
         do_sample=True,
         num_return_sequences=2,

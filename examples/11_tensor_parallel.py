@@ -19,7 +19,7 @@ target = AutoModelForCausalLM.from_pretrained(pair.target.name_or_path, **sharde
 inputs = pair.tokenizer(pair.task.examples("test", 2)[1].prompt, return_tensors="pt")
 
 # The draft is small: every process has it whole. No seed is needed: rank 0 draws one for all.
-with hf_lossy_assist.enabled(target, assistant_model=pair.draft, lossy_mode="ears"):
+with hf_lossy_assist.enabled(target, assistant_model=pair.draft, lossy_mode="cactus"):
     ids = target.generate(**inputs, do_sample=True, temperature=0.7, max_new_tokens=60)
     stats = hf_lossy_assist.last_stats(target)
 if int(os.environ.get("RANK", 0)) == 0:

@@ -117,6 +117,39 @@ def best_gamma(
     return max(range(lowest, highest + 1), key=lambda gamma: tokens[gamma] / seconds(gamma))
 
 
+def sprinter_law(p: Any, q: Any, fpr: Any) -> Any:
+    """Return ``(1 - b)·p + b·q``, the distribution ``(..., V)`` of SPRINTER's tokens.
+
+    SPRINTER, theorem 1; its total variation from p is ``b·TV(p, q)``. A token is acceptable iff ``q(x) <= p(x)`` (a
+    head trained at λ = 1), and ``fpr`` is b in [0, 1], the probability that the verifier commits a token that is not,
+    whichever it is. It does not matter how many acceptable tokens the verifier commits.
+
+    Examples
+    --------
+    >>> sprinter_law([0.5, 0.5], [0.75, 0.25], fpr=0.5).tolist()
+    [0.625, 0.375]
+    """
+    (p, q), back = _distributions(p, q)
+    (fpr,), _ = _rates(fpr=fpr)
+    return back(p + fpr[..., None] * (q - p))
+
+
+def sprinter_acceptance(p: Any, q: Any, fpr: Any) -> Any:
+    """Return ``1 - (1 - b)·TV(p, q)``, the probability that SPRINTER keeps a drafted token.
+
+    SPRINTER, theorem 7, for the verifier of :func:`sprinter_law`: a token is kept if the verifier commits it, or if the
+    lossless rule then keeps it. At b = 0 this is :func:`lossless_acceptance`.
+
+    Examples
+    --------
+    >>> sprinter_acceptance([0.5, 0.5], [0.75, 0.25], fpr=0.5).item()
+    0.875
+    """
+    (p, q), back = _distributions(p, q)
+    (fpr,), _ = _rates(fpr=fpr)
+    return back(1 - (1 - fpr) * (p - q).clamp(min=0).sum(-1))
+
+
 def sprinter_expected_run_length(tpr: Any, fpr: Any, r: int, max_draft: int | None = None) -> Any:
     """Return ``E[N] = (a - a^r)/(1 - a) + a^r/(1 - b)``, the mean number of tokens that SPRINTER commits in a run.
 

@@ -189,6 +189,53 @@ def test_the_paper_s_formulas(a: float, b: float, r: int):
     assert theory.sprinter_stopping_time(a, b, r, 0.1) == pytest.approx(time)
 
 
+def sprinter_texts(p, q, tpr: float, fpr: float, rng, printed: bool = False):
+    """Return tokens, and whether each was kept, by algorithm 2; as printed, an accepted token is drawn anew from p."""
+    x, u = rng.choice(len(q), DRAWS, p=q), rng.random((3, DRAWS))
+    committed = u[0] < np.where(q <= p, tpr, fpr)[x]
+    kept = committed | (u[1] <= p[x] / q[x])
+    rest = np.maximum(p - q, 0)
+    corrected, anew = (np.searchsorted(np.cumsum(law / law.sum()), u[2]) for law in (rest, p))
+    return np.where(kept, np.where(committed | (not printed), x, anew), corrected.clip(max=len(p) - 1)), kept
+
+
+@pytest.mark.parametrize(("tpr", "fpr"), [(0.9, 0.3), (1.0, 0.0), (0.4, 1.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_sprinter_s_law_and_acceptance_against_simulation(tpr: float, fpr: float, seed: int):
+    p, q = random_distributions(seed)
+    tokens, kept = sprinter_texts(p, q, tpr, fpr, np.random.default_rng(seed))
+    law = theory.sprinter_law(p, q, fpr)
+    for token, share in enumerate(law):
+        assert_mean((tokens == token).astype(float), share)
+    assert_mean(kept.astype(float), theory.sprinter_acceptance(p, q, fpr))
+    assert np.abs(law - p).sum() == pytest.approx(fpr * np.abs(q - p).sum())
+
+
+def test_the_printed_algorithm_2_breaks_theorem_1():
+    """Even a perfect verifier does not give p: a token that the target accepts is drawn anew, so that p counts twice.
+
+    Of 200,000 draws, shares are within 0.006 of their law, six standard errors.
+    """
+    p, q = random_distributions(1)
+    tokens, kept = sprinter_texts(p, q, 1.0, 0.0, np.random.default_rng(0), printed=True)
+    shares = np.bincount(tokens, minlength=len(p)) / DRAWS
+    rest, decided = np.maximum(p - q, 0), np.minimum(p, q)[q > p].sum()
+    assert np.abs(shares - np.where(q <= p, q, 0) - decided * p - rest).max() < 0.006
+    assert np.abs(shares - theory.sprinter_law(p, q, 0.0)).sum() / 2 > 0.05
+
+
+def test_rates_have_the_shape_of_the_rows():
+    pairs = [random_distributions(seed) for seed in range(3)]
+    p, q = (np.stack(side) for side in zip(*pairs, strict=True))
+    rates = np.array([0.1, 0.5, 0.9])
+    for function in (theory.sprinter_law, theory.sprinter_acceptance):
+        each = [function(*pair, rate) for pair, rate in zip(pairs, rates, strict=True)]
+        assert function(p, q, rates) == pytest.approx(np.stack(each))
+        with pytest.raises(LossyValueError, match="`fpr`"):
+            function(p, q, 1.1)
+    assert theory.sprinter_acceptance(p, q, 0.0) == pytest.approx(theory.lossless_acceptance(p, q))
+
+
 def test_limits():
     run_length = theory.sprinter_expected_run_length
     assert run_length(1 - 1e-12, 0.5, 5) == pytest.approx(run_length(1, 0.5, 5)) == 6
