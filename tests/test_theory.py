@@ -217,7 +217,7 @@ def test_the_printed_algorithm_2_breaks_theorem_1():
     Of 200,000 draws, shares are within 0.006 of their law, six standard errors.
     """
     p, q = random_distributions(1)
-    tokens, kept = sprinter_texts(p, q, 1.0, 0.0, np.random.default_rng(0), printed=True)
+    tokens, _ = sprinter_texts(p, q, 1.0, 0.0, np.random.default_rng(0), printed=True)
     shares = np.bincount(tokens, minlength=len(p)) / DRAWS
     rest, decided = np.maximum(p - q, 0), np.minimum(p, q)[q > p].sum()
     assert np.abs(shares - np.where(q <= p, q, 0) - decided * p - rest).max() < 0.006

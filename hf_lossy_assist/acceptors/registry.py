@@ -141,9 +141,9 @@ def settings_of(rule: Rule) -> tuple[Setting, ...]:
 
     Examples
     --------
-    >>> from hf_lossy_assist.acceptors import Relaxed
-    >>> [(each.name, each.default, each.low, each.high) for each in settings_of(Relaxed)]
-    [('top_n', 1, 1, inf), ('delta', 0.0, 0, 1)]
+    >>> from hf_lossy_assist.acceptors import Regret
+    >>> [(each.name, each.default, each.low, each.high) for each in settings_of(Regret)]
+    [('total_regret', 8.0, 0, inf), ('local_regret', 0.25, 0, inf), ('mismatches', 2, 0, inf)]
     """
     about = {name: text for kind in reversed(rule.__mro__) for name, text in _parameters(kind).items()}
     return tuple(
