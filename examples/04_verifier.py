@@ -19,7 +19,7 @@ folder = Path(tempfile.mkdtemp())
 data, head = folder / "mined", folder / "verifier"
 # Few problems, to be quick; a useful head needs thousands.
 command("mine", "--labels", "ratio", "--pair", "arithmetic", "--num-prompts", 16, "--out", data)
-command("train", "verifier", "--data", data, "--pair", "arithmetic", "--validation", 0.3, "--out", head)
+command("train", "verifier", "--data", data, "--pair", "arithmetic", "--out", head)
 
 pair = pairs.load("arithmetic")
 problem = pair.task.examples("test", 2)[1]

@@ -44,8 +44,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Validation = Annotated[float, typer.Option(help="Share of the prompts that is kept for validation.")]
-
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions(TrainOptions):
@@ -174,12 +172,7 @@ def _train_judge(judged: LabelledMismatch, settings: JudgeSettings, options: Jud
             f"{_area(metrics, 'auc_solved')} out of fold, on {metrics['solved_prompts']:,} prompts that the target "
             "solves"
         )
-    screen.print(f"{_area(metrics)} out of fold, on all prompts; {metrics['train_auc']:.4f} on what the head has seen")
-    if "auc_gain" in metrics:
-        states = ", ".join(f"{metrics[f'auc_{name}']:.4f} for {name!r}" for name in settings.choices)
-        screen.print(f"AUC by state: {states}; the better one's gain {_area(metrics, 'auc_gain', '')}")
-    curve = {name.split("_")[2]: value for name, value in metrics.items() if name.startswith("auc_from_")}
-    screen.print("AUC by prompts seen: " + ", ".join(f"{n} {value:.4f}" for n, value in curve.items()))
+    _print_areas(metrics, settings.choices, screen)
     if (few := int(examples.labels.sum())) < _ENOUGH:
         screen.print(f"note: the threshold depends on only {few} important tokens; mine more prompts", style="yellow")
     screen.print(f"threshold {config.threshold:.6g}; C = {metrics['C']:g}; saved in {out}")
@@ -200,6 +193,15 @@ def _train_judge(judged: LabelledMismatch, settings: JudgeSettings, options: Jud
         "seconds": lambda row: f"{row.seconds:.2f}",
     }
     screen.print(table(rows, columns, "Classifiers and states, out of fold"))
+
+
+def _print_areas(metrics: Mapping[str, float], choices: Sequence[str], screen: Console) -> None:
+    screen.print(f"{_area(metrics)} out of fold, on all prompts; {metrics['train_auc']:.4f} on what the head has seen")
+    if "auc_gain" in metrics:
+        states = ", ".join(f"{metrics[f'auc_{name}']:.4f} for {name!r}" for name in choices)
+        screen.print(f"AUC by state: {states}; the better one's gain {_area(metrics, 'auc_gain', '')}")
+    curve = {name.split("_")[2]: value for name, value in metrics.items() if name.startswith("auc_from_")}
+    screen.print("AUC by prompts seen: " + ", ".join(f"{n} {value:.4f}" for n, value in curve.items()))
 
 
 def _area(metrics: Mapping[str, float], name: str = "auc", label: str = "AUC ") -> str:
@@ -246,13 +248,15 @@ class VerifierOptions(TrainOptions):
         Literal["previous", "token"] | None,
         typer.Option(
             help="The draft's state that predicted the token, or the one that has read it; by default the better "
-            "one on validation."
+            "one out of fold."
         ),
     ] = None
     threshold: Annotated[
         float, typer.Option(min=0, max=1, help="A token is committed iff the head's probability is above this.")
     ] = 0.5
-    validation: Validation = 0.1
+    recall: Annotated[
+        float | None, typer.Option(help="Share of acceptable tokens that the threshold has to commit, instead of it.")
+    ] = None
 
 
 @app.command("verifier", cls=CleanCommand)
@@ -261,37 +265,32 @@ def verifier(options: VerifierOptions) -> None:
     """Train a verifier head, which tells whether a drafted token needs the target's check (SPRINTER).
 
     The head is a linear layer and a sigmoid on the draft's hidden state, trained by binary cross-entropy and Adam, and
-    stopped early on held-out prompts. The plot in OUT shows the ROC curves of λ = 1, 1.2 and 1.5.
+    stopped early. Its figures and thresholds are out of fold: each prompt is judged by a head that has not seen it. The
+    plot in OUT shows the ROC curves of λ = 1, 1.2 and 1.5.
     """
     from ..training.examples import read_ratios
+    from ..training.validation import FOLDS
     from ..training.verifier_training import RATIOS, VerifierSettings, train_verifier
 
     limit_threads(options.threads)
     disable_progress_bar()
-    ratio, threshold, out = options.ratio, options.threshold, options.out
-    settings = VerifierSettings(
-        ratio, options.position, threshold, validation_share=options.validation, seed=options.seed
-    )
-    screen = Console()
+    settings = VerifierSettings(options.ratio, options.position, options.threshold, options.recall, seed=options.seed)
+    screen, out = Console(), options.out
     ratios, origin = read_ratios(options.data, settings.positions)
     origin = _carded(origin, options)
     with progress(screen) as bar:
-        fits = bar.add_task("fits", total=len(settings.positions) + len({*RATIOS, ratio}) - 1)
-        trained = train_verifier(ratios, origin, settings, on_fit=lambda fit: bar.advance(fits))
+        crossed = len(settings.positions) + len({*RATIOS, options.ratio}) - 1
+        fits = bar.add_task("fits", total=FOLDS * crossed + 1)
+        trained = train_verifier(ratios, origin, settings, on_fit=lambda: bar.advance(fits))
         trained.save(out)
     config, metrics = trained.head.config, trained.head.config.metrics
-    title = f"Thresholds at λ = {config.ratio:g}, on validation"
-    screen.print(_threshold_table(config, title, ".2f", {"TPR (%)": "tpr", "FPR (%)": "fpr"}))
+    title = f"Thresholds at λ = {config.ratio:g}, out of fold"
+    screen.print(_threshold_table(config, title, ".6g", {"TPR (%)": "tpr", "FPR (%)": "fpr"}))
     screen.print(
         f"{metrics['prompts']:,} prompts, {metrics['tokens']:,} tokens, "
-        f"{100 * metrics['acceptable_share']:.1f} % acceptable at λ = {ratio:g}"
+        f"{100 * metrics['acceptable_share']:.1f} % acceptable at λ = {config.ratio:g}"
     )
-    screen.print(
-        f"{_area(metrics)} on {metrics['validation_prompts']:,} validation prompts, {metrics['train_auc']:.4f} on the "
-        "others"
-    )
-    screen.print("position: " + ", ".join(f"{fit.position} {fit.validation_auc:.3f}" for fit in trained.fits))
-    screen.print("AUC over λ: " + ", ".join(f"{r:g} {fit.validation_auc:.3f}" for r, fit in trained.by_ratio.items()))
-    screen.print(
-        f"TPR {metrics['tpr']:.3f}, FPR {metrics['fpr']:.3f} at {threshold:g}; reads {config.reads}; saved in {out}"
-    )
+    _print_areas(metrics, settings.positions, screen)
+    areas = {name.removeprefix("auc_lambda_"): x for name, x in metrics.items() if name.startswith("auc_lambda_")}
+    screen.print("AUC over λ: " + ", ".join(f"{ratio} {area:.3f}" for ratio, area in areas.items()))
+    screen.print(f"TPR {metrics['tpr']:.3f}, FPR {metrics['fpr']:.3f} at {config.threshold:.6g}; saved in {out}")

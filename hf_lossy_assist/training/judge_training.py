@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,34 +10,21 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.neural_network import MLPClassifier
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils.validation import has_fit_parameter
+from sklearn.pipeline import Pipeline
 
 from ..errors import LossyValueError
 from ..heads import JudgeHead, ThresholdRow, columns
 from ..heads.judge_head import MODELS, POSITIONS
 from ..values import Checked, Rule
+from .crossing import better, cross, draws_of, fit, learning_curve
 from .examples import Examples, check
 from .saving import Curve, Origin, save_with_roc
-from .validation import (
-    FOLDS,
-    RECALLS,
-    area_of,
-    auc_draws,
-    both_classes,
-    deal,
-    interval,
-    largest_threshold,
-    recall_rows,
-)
+from .validation import FOLDS, RECALLS, area_of, both_classes, deal, interval, largest_threshold, recall_rows
 
 STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
 """The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
@@ -48,69 +33,6 @@ RANKS = (64, 128, 256)
 """The numbers of principal components that are compared."""
 
 MAX_ITER = 500  # from appendix B of the AutoJudge paper; all else is scikit-learn's default
-
-
-@dataclass(frozen=True, eq=False)
-class Crossed:
-    """One kind of classifier, each prompt judged by a fit that has not seen it.
-
-    ``probabilities`` ``(N,)`` are those of the True class. ``by_fold`` has the fit that left each fold out, ``chosen``
-    the best of the classifiers over all folds.
-    """
-
-    probabilities: NDArray[np.floating]
-    by_fold: Mapping[int, Pipeline]
-    chosen: Any
-    seconds: float
-
-
-def fit(classifier: Any, columns: Sequence[str], examples: Examples) -> Pipeline:
-    """Fit a standardisation and a classifier."""
-    steps = classifier if isinstance(classifier, tuple) else (classifier,)
-    pipeline = make_pipeline(StandardScaler(), *map(clone, steps))
-    weights = examples.weights / examples.weights.mean()
-    takers = [name for name, step in pipeline.steps if has_fit_parameter(step, "sample_weight")]
-    with warnings.catch_warnings():
-        # A fit that reaches the paper's limit of iterations is validated like any other.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        options = {f"{name}__sample_weight": weights for name in takers}
-        return pipeline.fit(examples.features(columns), examples.labels, **options)
-
-
-def cross(
-    classifiers: Sequence[Any],
-    columns: Sequence[str],
-    examples: Examples,
-    folds: NDArray[np.int64],
-    *,
-    on_fit: Callable[[], None] = lambda: None,
-) -> Crossed:
-    """Fit each classifier once for each fold, without it, and choose among classifiers.
-
-    What decides for a fold is the ROC-AUC on the *other* folds, so its own labels have no say in its probabilities.
-    """
-    start = time.perf_counter()
-    scores, fits = np.empty((len(classifiers), len(examples))), {}
-    for fold in np.unique(folds):
-        inside = folds == fold
-        others, left_out = examples.where(~inside), examples.where(inside).features(columns)
-        for i, classifier in enumerate(classifiers):
-            fits[i, int(fold)] = fit(classifier, columns, others)
-            scores[i, inside] = fits[i, int(fold)].predict_proba(left_out)[:, 1]
-            on_fit()
-
-    def best(mask: NDArray[np.bool_]) -> int:
-        labels, weights = examples.labels[mask], examples.weights[mask]
-        areas = [roc_auc_score(labels, row[mask], sample_weight=weights) for row in scores]
-        return int(np.argmax(areas))
-
-    probabilities, by_fold = np.empty(len(examples)), {}
-    for fold in np.unique(folds):
-        chosen = best(folds != fold)
-        probabilities[folds == fold] = scores[chosen, folds == fold]
-        by_fold[int(fold)] = fits[chosen, int(fold)]
-    chosen = classifiers[best(np.ones(len(folds), dtype=bool))]
-    return Crossed(probabilities, by_fold, chosen, time.perf_counter() - start)
 
 
 def regressions(strengths: Sequence[float]) -> list[LogisticRegression]:
@@ -198,11 +120,9 @@ def train_judge(
     grid, crossed = regressions(settings.strengths), {}
     for positions in settings.choices:
         crossed[positions] = cross(grid, columns(settings.models, positions), examples, folds, on_fit=on_fit)
-    area, draws = {}, {}
-    for positions, found in crossed.items():
-        area[positions] = area_of(examples, found.probabilities, seed=settings.seed)["auc"]
-        draws[positions] = _draws(examples, found.probabilities, settings.seed)
-    positions = max(crossed, key=area.__getitem__)
+    positions, states = better(
+        examples, {name: each.probabilities for name, each in crossed.items()}, seed=settings.seed
+    )
     chosen, read = crossed[positions], columns(settings.models, positions)
     final = fit(chosen.chosen, read, examples)
     on_fit()
@@ -230,21 +150,12 @@ def train_judge(
         "recall": float(np.average(out_of_fold[labels] >= threshold, weights=weights[labels])),
         "skipped": float(np.average(out_of_fold < threshold, weights=weights)),
     }
-    if len(crossed) > 1:
-        other = next(name for name in crossed if name != positions)
-        low, high = interval(draws[positions] - draws[other])
-        metrics |= {f"auc_{name}": value for name, value in area.items()}
-        metrics |= {"auc_gain": area[positions] - area[other], "auc_gain_low": low, "auc_gain_high": high}
-    metrics |= learning_curve(chosen.chosen, read, examples, folds, seed=settings.seed)
+    metrics |= states | learning_curve(chosen.chosen, read, examples, folds, seed=settings.seed)
     metrics |= {"folds": len(heads), **examples.counts()}
     figures = {"threshold": threshold, "thresholds": tuple(ThresholdRow(*row) for row in rows), "metrics": metrics}
     for one in (head, *heads.values()):
         one.config = replace(one.config, **figures)
     return TrainedJudge(head, heads, folds, examples, out_of_fold, fitted)
-
-
-def _draws(examples: Examples, scores: NDArray[np.floating], seed: int) -> NDArray[np.float64]:
-    return auc_draws(examples.labels, scores, examples.prompts, weights=examples.weights, seed=seed)
 
 
 def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict[str, float]:
@@ -256,31 +167,6 @@ def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict
         **area_of(right, scores[examples.solved], seed=seed, name="auc_solved"),
         "solved_prompts": len(np.unique(right.prompts)),
     }
-
-
-def learning_curve(
-    classifier: Any, columns: Sequence[str], examples: Examples, folds: NDArray[np.int64], *, seed: int
-) -> dict[str, float]:
-    """Return the out-of-fold ROC-AUC of heads that have seen an eighth, a quarter and a half of the other folds."""
-    rng = np.random.default_rng(seed)
-    found = {}
-    for part in (8, 4, 2):
-        scores = np.empty(len(examples))
-        seen = []
-        for fold in np.unique(folds):
-            others = np.unique(examples.prompts[folds != fold])
-            some = rng.permutation(others)[: max(2, len(others) // part)]
-            mask = np.isin(examples.prompts, some)
-            if not both_classes(examples.labels[mask]):
-                break
-            pipeline = fit(classifier, columns, examples.where(mask))
-            inside = folds == fold
-            scores[inside] = pipeline.predict_proba(examples.where(inside).features(columns))[:, 1]
-            seen.append(len(some))
-        else:
-            area = roc_auc_score(examples.labels, scores, sample_weight=examples.weights)
-            found[f"auc_from_{round(float(np.mean(seen)))}_prompts"] = float(area)
-    return found
 
 
 def probabilities(head: JudgeHead, examples: Examples) -> NDArray[np.float32]:
@@ -348,12 +234,12 @@ def compare(examples: Examples, trained: TrainedJudge, settings: JudgeSettings) 
     Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. The folds are those of ``trained``.
     """
     config, seed = trained.head.config, settings.seed
-    base = _draws(examples, trained.probabilities, seed)
+    base = draws_of(examples, trained.probabilities, seed)
 
     def row(label: str, choice: tuple[str, str], columns: Sequence[str], tried: Sequence[Any]) -> Compared:
         found = cross(tried, columns, examples, trained.folds)
         area = area_of(examples, found.probabilities, seed=seed)
-        gain = interval(_draws(examples, found.probabilities, seed) - base)
+        gain = interval(draws_of(examples, found.probabilities, seed) - base)
         gain = (area["auc"] - config.metrics["auc"], *gain)
         return Compared(label, *choice, *area.values(), *gain, found.seconds)
 

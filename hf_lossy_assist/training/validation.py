@@ -68,10 +68,7 @@ def both_classes(labels: NDArray[np.bool_]) -> bool:
 
 
 RECALLS = (1.0, 0.995, 0.99, 0.98, 0.97, 0.95, 0.93, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""The recalls of important tokens in a judge head's table."""
-
-VERIFIER_THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99)
-"""The thresholds of a verifier head's table."""
+"""The recalls in the table of a head: of important tokens, or of acceptable ones."""
 
 
 def largest_threshold(
@@ -171,15 +168,3 @@ def area_of(
     low, high = auc_interval(labels, probabilities, examples.prompts, weights=weights, seed=seed)
     area = float(roc_auc_score(labels, probabilities, sample_weight=weights))
     return {name: area, f"{name}_low": low, f"{name}_high": high}
-
-
-def metrics_of(
-    examples: Examples, validation: Examples, probabilities: NDArray[np.floating], *, seed: int, **more: float
-) -> dict[str, float]:
-    """Return a head's figures on the validation side: area and interval, ``more``, and the sizes of data and side."""
-    return {
-        **area_of(validation, probabilities, seed=seed),
-        **more,
-        **examples.counts(),
-        **{f"validation_{name}": value for name, value in validation.counts().items()},
-    }

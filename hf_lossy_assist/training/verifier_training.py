@@ -3,95 +3,92 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import expit
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold
 from ..heads.verifier_head import POSITIONS
-from ..values import Checked
-from .examples import Examples, Ratios, check
+from ..values import Checked, Rule
+from .crossing import better, cross, fit, learning_curve
+from .examples import Ratios, check
 from .saving import Curve, Origin, save_with_roc
-from .validation import VERIFIER_THRESHOLDS, Share, both_classes, metrics_of, rates, validation_mask
+from .validation import RECALLS, area_of, both_classes, deal, largest_threshold, rates, validation_mask
 
 
-@dataclass(frozen=True)
-class Descent:
-    """Settings of Adam for a linear layer.
+class AdamLayer(ClassifierMixin, BaseEstimator):
+    """A linear layer and a sigmoid, by binary cross-entropy and Adam, as a classifier of scikit-learn.
 
-    The fit stops after ``patience`` epochs without a lower validation loss, at the latest after ``max_epochs``, and
-    returns to the epoch with the lowest. ``seed`` determines the order of the tokens.
+    SPRINTER, appendix A.5: the fit stops early on a fifth of the prompts. It stops after ``patience`` epochs without a
+    lower loss there, at the latest after ``max_epochs``, and returns to the epoch with the lowest. With ``epochs`` it
+    reads all prompts so often. ``seed`` determines the held-out prompts and the order of the tokens.
     """
 
-    learning_rate: float = 1e-2
-    batch: int = 256
-    patience: int = 10
-    max_epochs: int = 300
-    seed: int = 0
+    def __init__(
+        self,
+        learning_rate: float = 1e-3,
+        batch: int = 256,
+        patience: int = 10,
+        max_epochs: int = 300,
+        epochs: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.learning_rate, self.batch, self.patience = learning_rate, batch, patience
+        self.max_epochs, self.epochs, self.seed = max_epochs, epochs, seed
 
+    def fit(self, X: NDArray[np.floating], y: NDArray[np.bool_], groups: NDArray[np.int64]) -> Self:
+        """Fit to states ``(N, d)`` and labels ``(N,)`` of the prompts ``groups`` ``(N,)``."""
+        self.classes_ = np.array([False, True])
+        held_out = np.zeros(len(y), dtype=bool)
+        if self.epochs is None:
+            held_out = validation_mask(y, groups, share=0.2, seed=self.seed)
+        states, labels = torch.from_numpy(X).float(), torch.from_numpy(y).float()
+        sides = [(states[mask], labels[mask]) for mask in (torch.from_numpy(~held_out), torch.from_numpy(held_out))]
+        layer, self.epochs_ = self._descend(*sides)
+        self.coef_, self.intercept_ = layer.weight.detach().numpy(), layer.bias.detach().numpy()
+        return self
 
-@dataclass(frozen=True, eq=False)
-class VerifierFit:
-    """A linear layer on one raw state, from the epoch with the lowest validation loss.
+    def _descend(self, train: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor]) -> tuple[nn.Linear, int]:
+        """Return the layer with the lowest loss on the held-out side, and its epoch."""
+        generator = torch.Generator().manual_seed(self.seed)
+        layer = nn.Linear(train[0].shape[1], 1)
+        # The loss is convex, so zeros are as good a start as any.
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        loss_of = nn.BCEWithLogitsLoss()
+        adam = torch.optim.Adam(layer.parameters(), lr=self.learning_rate)
+        lowest, kept, kept_epoch = float("inf"), copy.deepcopy(layer), 0
+        for epoch in range(1, 1 + (self.max_epochs if self.epochs is None else self.epochs)):
+            for batch in torch.randperm(len(train[1]), generator=generator).split(self.batch):
+                adam.zero_grad()
+                loss_of(layer(train[0][batch]).squeeze(-1), train[1][batch]).backward()
+                adam.step()
+            if self.epochs is not None:
+                kept, kept_epoch = layer, epoch
+                continue
+            with torch.no_grad():
+                loss = loss_of(layer(held_out[0]).squeeze(-1), held_out[1]).item()
+            if loss < lowest:
+                lowest, kept, kept_epoch = loss, copy.deepcopy(layer), epoch
+            if epoch - kept_epoch >= self.patience:
+                break
+        return kept, kept_epoch
 
-    ``validation`` are its probabilities ``(N,)`` on the validation tokens.
-    """
-
-    position: str
-    weight: Tensor
-    bias: Tensor
-    epoch: int
-    validation: NDArray[np.float32]
-    train_auc: float
-    validation_auc: float
-
-
-def fit_layer(position: str, train: Examples, validation: Examples, descent: Descent) -> VerifierFit:
-    """Fit a linear layer to one standardised state by binary cross-entropy, and fold the standardisation in.
-
-    SPRINTER, appendix A.5: Adam, with early stopping on a held-out split.
-    """
-    sides = (train, validation)
-    raw = [torch.from_numpy(side.states[position]) for side in sides]
-    labels = [torch.from_numpy(side.labels).float() for side in sides]
-    mean, scale = raw[0].mean(0), raw[0].std(0, correction=0)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    layer, epoch = _descend([(side - mean) / scale for side in raw], labels, descent)
-    weight, bias = fold(*(x.detach().numpy() for x in (mean, scale, layer.weight, layer.bias)))
-    scores = [(states @ weight + bias).sigmoid().numpy() for states in raw]
-    areas = (float(roc_auc_score(side.labels, p)) for side, p in zip(sides, scores, strict=True))
-    return VerifierFit(position, weight, bias, epoch, scores[1], *areas)
-
-
-def _descend(states: Sequence[Tensor], labels: Sequence[Tensor], descent: Descent) -> tuple[nn.Linear, int]:
-    """Return the layer with the lowest validation loss, and its epoch."""
-    generator = torch.Generator().manual_seed(descent.seed)
-    layer = nn.Linear(states[0].shape[1], 1)
-    # The loss is convex, so zeros are as good a start as any.
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    loss_of = nn.BCEWithLogitsLoss()
-    adam = torch.optim.Adam(layer.parameters(), lr=descent.learning_rate)
-    lowest, kept, kept_epoch = float("inf"), copy.deepcopy(layer), 0
-    for epoch in range(1, descent.max_epochs + 1):
-        for batch in torch.randperm(len(labels[0]), generator=generator).split(descent.batch):
-            adam.zero_grad()
-            loss_of(layer(states[0][batch]).squeeze(-1), labels[0][batch]).backward()
-            adam.step()
-        with torch.no_grad():
-            loss = loss_of(layer(states[1]).squeeze(-1), labels[1]).item()
-        if loss < lowest:
-            lowest, kept, kept_epoch = loss, copy.deepcopy(layer), epoch
-        if epoch - kept_epoch >= descent.patience:
-            break
-    return kept, kept_epoch
+    def predict_proba(self, X: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Return the probabilities ``(N, 2)`` of False and True."""
+        true = expit(X @ self.coef_[0] + self.intercept_)
+        return np.stack([1 - true, true], axis=1)
 
 
 RATIOS = (1.0, 1.2, 1.5)
@@ -103,11 +100,12 @@ class VerifierSettings(Checked):
     """Settings for training a verifier head."""
 
     ratio: float = 1.0  # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1
-    position: str | None = None  # the state to read, "previous" or "token"; None: the better one on validation
+    position: str | None = None  # the state to read, "previous" or "token"; None: the better one out of fold
     threshold: float = 0.5  # a token is committed iff the head's probability is above it
-    validation_share: Share = 0.1  # the share of the prompts for early stopping and validation
-    descent: Descent = field(default_factory=Descent)
-    seed: int = 0  # of the split
+    # The share of acceptable tokens that has to be committed, out of fold: chooses the threshold.
+    recall: Annotated[float | None, Rule("above 0 and at most 1, or None", lambda x: x is None or 0 < x <= 1)] = None
+    layer: AdamLayer = field(default_factory=AdamLayer)
+    seed: int = 0  # of the folds
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,15 +121,9 @@ class VerifierSettings(Checked):
 
 @dataclass(frozen=True, eq=False)
 class TrainedVerifier:
-    """A verifier head, with the fits of other positions and other λ.
-
-    ``fits`` has one for each position at the chosen λ, the best first; ``by_ratio`` one for each λ at the chosen
-    position, and ``curves`` their validation curves.
-    """
+    """A verifier head, fitted to all prompts, with the curves out of fold of each λ at its position."""
 
     head: VerifierHead
-    fits: tuple[VerifierFit, ...]
-    by_ratio: Mapping[float, VerifierFit]
     curves: tuple[Curve, ...] = field(repr=False)
 
     def save(self, folder: Path) -> None:
@@ -146,54 +138,64 @@ def train_verifier(
     settings: VerifierSettings = VerifierSettings(),
     *,
     curve_ratios: Sequence[float] = RATIOS,
-    on_fit: Callable[[VerifierFit], None] = lambda fit: None,
+    on_fit: Callable[[], None] = lambda: None,
 ) -> TrainedVerifier:
     """Train a verifier head: a linear layer and a sigmoid, by binary cross-entropy, Adam and early stopping.
 
-    SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. The validation prompts stop the training,
-    choose the position and give all figures. ``curve_ratios`` are further λ for the plot, at the chosen position, as
-    far as both classes occur. ``on_fit`` is called after each fit.
+    SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. The head that is returned has read all
+    prompts, as many epochs as was best in the median fold. All figures and thresholds are out of fold, and choose the
+    position. ``curve_ratios`` are further λ for the plot, at the chosen position, as far as both classes occur.
+    ``on_fit`` is called after each fit.
     """
-    examples = ratios.labelled(settings.ratio)
+    examples, layer, seed = ratios.labelled(settings.ratio), settings.layer, settings.seed
     check(examples.only(settings.positions))
-    mask = validation_mask(examples.labels, examples.prompts, share=settings.validation_share, seed=settings.seed)
-
-    def fitted(position: str, ratio: float) -> VerifierFit:
-        tokens = ratios.labelled(ratio).only([position])
-        fit = fit_layer(position, tokens.where(~mask), tokens.where(mask), settings.descent)
-        on_fit(fit)
-        return fit
-
-    fits = [fitted(position, settings.ratio) for position in settings.positions]
-    fits.sort(key=lambda fit: -fit.validation_auc)  # the first among equals stays first
-    by_ratio = {settings.ratio: fits[0]}
+    folds = deal(examples.labels, examples.prompts, seed=seed)
+    crossed = {at: cross([layer], [at], examples, folds, on_fit=on_fit) for at in settings.positions}
+    position, states = better(examples, {at: each.probabilities for at, each in crossed.items()}, seed=seed)
+    scores = crossed[position].probabilities
+    by_ratio: dict[float, NDArray[np.floating]] = {settings.ratio: scores}
     for ratio in curve_ratios:
-        labels = ratios.labelled(ratio).labels
-        if ratio not in by_ratio and both_classes(labels[mask]) and both_classes(labels[~mask]):
-            by_ratio[ratio] = fitted(fits[0].position, ratio)
-    by_ratio = dict(sorted(by_ratio.items()))
+        labelled = ratios.labelled(ratio)
+        if ratio not in by_ratio and all(both_classes(labelled.labels[folds != fold]) for fold in np.unique(folds)):
+            by_ratio[ratio] = cross([layer], [position], labelled, folds, on_fit=on_fit).probabilities
     curves = tuple(
-        Curve(f"λ = {ratio:g}", ratios.labelled(ratio).labels[mask], fit.validation, color=f"C{i}")
-        for i, (ratio, fit) in enumerate(by_ratio.items())
+        Curve(f"λ = {ratio:g}", ratios.labelled(ratio).labels, by_ratio[ratio], color=f"C{i}")
+        for i, ratio in enumerate(sorted(by_ratio))
     )
-    chosen, validation, kinds = fits[0], examples.only([]).where(mask), ratios.kinds[mask]
-    tpr, fpr = rates(validation.labels, chosen.validation, settings.threshold)
-    more = {
-        **{"train_auc": chosen.train_auc, "tpr": tpr, "fpr": fpr, "epochs": chosen.epoch},
-        **{f"auc_{fit.position}": fit.validation_auc for fit in fits},
-        **{f"auc_lambda_{ratio:g}": fit.validation_auc for ratio, fit in by_ratio.items()},
+    epochs = int(np.median([each[-1].epochs_ for each in crossed[position].by_fold.values()]))
+    final = fit(AdamLayer(**{**layer.get_params(), "epochs": max(1, epochs)}), [position], examples)
+    on_fit()
+    labels, threshold = examples.labels, settings.threshold
+    recalls = {recall: _just_below(largest_threshold(labels, scores, recall)) for recall in RECALLS}
+    if settings.recall is not None:
+        threshold = _just_below(largest_threshold(labels, scores, settings.recall))
+    tpr, fpr = rates(labels, scores, threshold)
+    fitted = final.predict_proba(examples.features([position]))[:, 1]
+    metrics: dict[str, float] = {
+        **area_of(examples, scores, seed=seed),
+        **{"train_auc": float(roc_auc_score(labels, fitted)), "tpr": tpr, "fpr": fpr, "epochs": epochs},
+        **states,
+        **{f"auc_lambda_{curve.name[4:]}": float(roc_auc_score(curve.labels, curve.probabilities)) for curve in curves},
+        **learning_curve(layer, [position], examples, folds, seed=seed),
     }
-    for kind in np.unique(kinds):
-        labels = validation.labels[kinds == kind]
-        if both_classes(labels):
-            more[f"auc_after_{kind}"] = float(roc_auc_score(labels, chosen.validation[kinds == kind]))
-    thresholds = sorted({*VERIFIER_THRESHOLDS, settings.threshold})
+    for kind in np.unique(ratios.kinds):
+        inside = ratios.kinds == kind
+        if both_classes(labels[inside]):
+            metrics[f"auc_after_{kind}"] = float(roc_auc_score(labels[inside], scores[inside]))
+    scaler, found = final[0], final[-1]
+    weight, bias = fold(scaler.mean_, scaler.scale_, found.coef_, found.intercept_)
+    record = asdict(settings) | {"layer": layer.get_params()}
     config = VerifierConfig(
-        position=chosen.position,
+        position=position,
         ratio=settings.ratio,
-        threshold=settings.threshold,
-        thresholds=tuple(VerifierRow(t, *rates(validation.labels, chosen.validation, t)) for t in thresholds),
-        metrics=metrics_of(examples, validation, chosen.validation, seed=settings.seed, **more),
-        **origin.config_fields(asdict(settings)),
+        threshold=threshold,
+        thresholds=tuple(VerifierRow(t, *rates(labels, scores, t)) for t in sorted({*recalls.values(), threshold})),
+        metrics={**metrics, "folds": len(np.unique(folds)), **examples.counts()},
+        **origin.config_fields(record),
     )
-    return TrainedVerifier(VerifierHead(config, chosen.weight, chosen.bias), tuple(fits), by_ratio, curves)
+    return TrainedVerifier(VerifierHead(config, weight, bias), curves)
+
+
+def _just_below(probability: float) -> float:
+    """Return the threshold above which a token of this probability still is."""
+    return float(np.nextafter(probability, 0.0))

@@ -146,7 +146,7 @@ def test_a_verifier_is_trained_and_described(ratio_data, tmp_path):
     printed = run("verifier", "--data", ratio_data, "--out", tmp_path, "--lambda", "1.2").stdout
     config = VerifierHead.from_pretrained(tmp_path).config
     assert (config.ratio, config.position, config.threshold) == (1.2, "token", 0.5)
-    assert f"position: token {config.metrics['auc_token']:.3f}" in printed
+    assert f"{config.metrics['auc_token']:.4f} for 'token'" in printed
     for ratio in ("1", "1.2", "1.5"):
         assert f"{ratio} {config.metrics[f'auc_lambda_{ratio}']:.3f}" in printed
     card = (tmp_path / "README.md").read_text()
@@ -161,6 +161,8 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
     config = VerifierHead.from_pretrained(tmp_path).config
     assert (config.position, config.threshold, config.ratio) == ("previous", 0.7, 1.0)
     assert "auc_token" not in config.metrics
+    run("verifier", "--data", ratio_data, "--out", tmp_path, "--position", "token", "--recall", "0.9")
+    assert VerifierHead.from_pretrained(tmp_path).config.metrics["tpr"] >= 0.9
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
         (("judge", "--data", "MINED", "--folds"), "`--folds` needs data"),
         (("judge", "--data", "MINED", "--recall", "1.5"), "`--recall`"),
-        (("verifier", "--data", "RATIOS", "--validation", "1"), "`--validation`"),
+        (("verifier", "--data", "RATIOS", "--recall", "0"), "`--recall`"),
         (("judge", "--data", "MINED", "--pair", "arithmetic"), "but 'arithmetic' differs: of the target"),
         (("verifier", "--data", "RATIOS", "--lambda", "0"), "`--lambda`"),
         (("judge", "--data", "ONE_CLASS"), "tokens are unimportant"),

@@ -14,15 +14,9 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.heads.repository import ROC
+from hf_lossy_assist.training.crossing import fit
 from hf_lossy_assist.training.examples import Examples
-from hf_lossy_assist.training.judge_training import (
-    JudgeSettings,
-    compare,
-    count,
-    fit,
-    train_judge,
-    variants,
-)
+from hf_lossy_assist.training.judge_training import JudgeSettings, compare, count, train_judge, variants
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]

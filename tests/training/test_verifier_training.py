@@ -13,76 +13,92 @@ from sklearn.metrics import roc_auc_score
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.heads import VerifierHead
 from hf_lossy_assist.heads.repository import ROC
-from hf_lossy_assist.training.verifier_training import Descent, VerifierSettings, fit_layer, train_verifier
+from hf_lossy_assist.training.crossing import fit
+from hf_lossy_assist.training.validation import deal
+from hf_lossy_assist.training.verifier_training import AdamLayer, VerifierSettings, train_verifier
 from tests.training.synthetic import DRAFT, KINDS, ORIGIN, TARGET, ratios
 
-QUICK = Descent(learning_rate=0.05, patience=3)
+QUICK = AdamLayer(learning_rate=0.05, patience=3)
 
 
 @pytest.fixture(scope="module")
 def trained():
-    return train_verifier(ratios(), ORIGIN, VerifierSettings(ratio=1.2, descent=QUICK))
+    return train_verifier(ratios(), ORIGIN, VerifierSettings(ratio=1.2, layer=QUICK))
 
 
 def test_a_layer_is_the_regression_without_regularisation():
     """Logistic regression is convex: Adam has to arrive where scikit-learn does."""
     examples = ratios(prompts=400).labelled(1.2).only(["previous"])
-    validation = examples.prompts % 10 == 0
-    train, held_out = examples.where(~validation), examples.where(validation)
-    layer = fit_layer("previous", train, train, Descent(learning_rate=0.02, batch=2000, patience=50, max_epochs=2000))
-    state = train.states["previous"].astype(np.float64)
-    oracle = LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000).fit(
-        (state - state.mean(0)) / state.std(0), train.labels
-    )
-    expected = oracle.predict_proba((held_out.states["previous"] - state.mean(0)) / state.std(0))[:, 1]
-    found = (torch.from_numpy(held_out.states["previous"]) @ layer.weight + layer.bias).sigmoid()
-    np.testing.assert_allclose(found, expected, atol=2e-3)
+    held_out = examples.prompts % 10 == 0
+    train, rest = examples.where(~held_out), examples.where(held_out)
+    found = fit(AdamLayer(learning_rate=0.02, batch=2000, epochs=1000), ["previous"], train)
+    oracle = fit(LogisticRegression(C=np.inf, tol=1e-10, max_iter=5000), ["previous"], train)
+    expected, own = (each.predict_proba(rest.states["previous"])[:, 1] for each in (oracle, found))
+    np.testing.assert_allclose(own, expected, atol=2e-3)
 
 
 def test_descent_stops_early_and_goes_back():
     rng = np.random.default_rng(0)
     data = ratios(prompts=30)
     noise = replace(data, p=rng.permutation(data.p)).labelled(1.0)
-    validation = noise.prompts % 2 == 0
-    patient = Descent(learning_rate=0.1, batch=8, patience=2, max_epochs=200)
-    layer = fit_layer("token", noise.where(~validation), noise.where(validation), patient)
-    assert layer.epoch < 100
-    again = replace(patient, max_epochs=max(layer.epoch, 1))
-    assert torch.equal(
-        layer.weight, fit_layer("token", noise.where(~validation), noise.where(validation), again).weight
-    )
+    patient = AdamLayer(learning_rate=0.1, batch=8, patience=2, max_epochs=200)
+    layer = fit(patient, ["token"], noise)[-1]
+    assert layer.epochs_ < 100
+    again = fit(patient.set_params(max_epochs=max(layer.epochs_, 1)), ["token"], noise)[-1]
+    np.testing.assert_array_equal(layer.coef_, again.coef_)
+
+
+def test_small_steps_see_more_than_one_epoch():
+    """With the default, a fit to few prompts does not overshoot at once."""
+    few = ratios(prompts=20, tokens=40).labelled(1.2)
+    layer = fit(AdamLayer(), ["token"], few)[-1]
+    assert layer.epochs_ > 10
 
 
 def test_the_better_position_is_the_default(trained):
     config = trained.head.config
     assert config.position == "token"
     assert config.metrics["auc_token"] == config.metrics["auc"] > config.metrics["auc_previous"]
+    assert 0 < config.metrics["auc_gain_low"] < config.metrics["auc_gain"] < config.metrics["auc_gain_high"]
     assert (config.target, config.draft, config.ratio, config.threshold) == (TARGET, DRAFT, 1.2, 0.5)
-    other = train_verifier(ratios(), ORIGIN, VerifierSettings(ratio=1.2, position="previous", descent=QUICK))
+    other = train_verifier(ratios(), ORIGIN, VerifierSettings(ratio=1.2, position="previous", layer=QUICK))
     assert other.head.config.position == "previous"
     assert other.head.config.metrics["auc"] == config.metrics["auc_previous"]
     assert "auc_token" not in other.head.config.metrics
 
 
-def test_figures_follow_from_the_head(trained):
+def test_figures_are_out_of_fold(trained):
     examples = ratios().labelled(1.2)
-    scores = trained.head.probability(torch.from_numpy(examples.states["token"])).numpy()
     (curve,) = [curve for curve in trained.curves if curve.name == "λ = 1.2"]
-    np.testing.assert_allclose(np.abs(scores[:, None] - curve.probabilities).min(0), 0, atol=1e-6)
+    labels, folds = curve.labels, deal(examples.labels, examples.prompts)
+    for fold in np.unique(folds):
+        inside = folds == fold
+        scores = fit(QUICK, ["token"], examples.where(~inside)).predict_proba(examples.states["token"][inside])[:, 1]
+        np.testing.assert_allclose(curve.probabilities[inside], scores, atol=1e-6)
     metrics = trained.head.config.metrics
-    labels = curve.labels
     assert metrics["auc"] == pytest.approx(roc_auc_score(labels, curve.probabilities))
     assert metrics["auc_low"] < metrics["auc"] < metrics["auc_high"]
     assert metrics["tpr"] == pytest.approx((curve.probabilities[labels] > 0.5).mean())
     assert metrics["fpr"] == pytest.approx((curve.probabilities[~labels] > 0.5).mean())
     assert metrics["acceptable_share"] == pytest.approx(examples.labels.mean())
     assert {f"auc_after_{kind}" for kind in KINDS} <= set(metrics)
+    assert len([name for name in metrics if name.startswith("auc_from_")]) == 3
     rows = trained.head.config.thresholds
     assert len(rows) >= 10
     assert [row.threshold for row in rows] == sorted(row.threshold for row in rows)
     for row in rows:
         assert row.tpr == pytest.approx((curve.probabilities[labels] > row.threshold).mean())
         assert row.fpr == pytest.approx((curve.probabilities[~labels] > row.threshold).mean())
+
+
+@pytest.mark.parametrize("recall", [0.5, 0.9, 1.0])
+def test_a_threshold_by_the_recall_that_it_needs(recall):
+    settings = VerifierSettings(ratio=1.2, position="token", recall=recall, layer=QUICK)
+    trained = train_verifier(ratios(), ORIGIN, settings, curve_ratios=())
+    (curve,), config = trained.curves, trained.head.config
+    acceptable = curve.probabilities[curve.labels]
+    assert config.metrics["tpr"] == (acceptable > config.threshold).mean() >= recall
+    assert all((acceptable > larger).mean() < recall for larger in acceptable if larger > config.threshold)
 
 
 @pytest.mark.parametrize("ratio", [0.6, 0.9])
@@ -92,7 +108,7 @@ def test_a_lambda_below_one(ratio, tmp_path):
     labels = data.labelled(ratio).labels
     assert (labels == (data.q / data.p <= ratio)).all()
     assert 0 < labels.sum() < data.labelled(1.0).labels.sum()
-    trained = train_verifier(data, ORIGIN, VerifierSettings(ratio=ratio, position="token", descent=QUICK))
+    trained = train_verifier(data, ORIGIN, VerifierSettings(ratio=ratio, position="token", layer=QUICK))
     trained.save(tmp_path)
     head = VerifierHead.from_pretrained(tmp_path)
     assert head.config.ratio == ratio
@@ -113,9 +129,9 @@ def test_one_curve_for_each_lambda(trained, tmp_path):
 
 
 def test_one_class_is_no_data():
-    settings = VerifierSettings(ratio=1.0, position="token", descent=QUICK)
+    settings = VerifierSettings(ratio=1.0, position="token", layer=QUICK)
     trained = train_verifier(ratios(), ORIGIN, settings, curve_ratios=(1.0, 1000.0))  # which accepts everything
-    assert list(trained.by_ratio) == [1.0]
+    assert [curve.name for curve in trained.curves] == ["λ = 1"]
     data = ratios()
     with pytest.raises(LossyValueError, match="all of its 600 tokens are acceptable"):
         train_verifier(replace(data, p=data.q), ORIGIN)
@@ -128,7 +144,7 @@ def test_states_that_are_not_finite():
     data.states["previous"][7] = np.nan
     with pytest.raises(LossyValueError, match="'previous' has NaN or infinite values in 1 of 600"):
         train_verifier(data, ORIGIN)
-    train_verifier(data, ORIGIN, VerifierSettings(position="token", descent=QUICK))
+    train_verifier(data, ORIGIN, VerifierSettings(position="token", layer=QUICK))
 
 
 @pytest.mark.parametrize(
@@ -139,6 +155,7 @@ def test_states_that_are_not_finite():
         ({"ratio": np.nan}, "`lambda`"),
         ({"ratio": np.inf}, "`lambda`"),
         ({"position": "draft"}, "`position`"),
+        ({"recall": 0.0}, "`recall`"),
     ],
 )
 def test_settings_out_of_range(settings, message):
