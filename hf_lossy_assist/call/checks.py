@@ -69,16 +69,26 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared, g
     if acceptor.unverified_drafting is not None and compat.quantises(cache):
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} drafts any number of tokens, but a {type(cache).__name__} can forget only a few; "
-            "use a dynamic cache"
+            f"use a dynamic cache{_asked(cache, given)}"
         )
     refusal = compat.obstacle_to_rollback(model, several=True) or compat.obstacle_in_cache(model, cache)
     if refusal is not None:
-        raise LossyUnsupportedError(f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}")
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} has to roll the cache back, but {refusal}{_asked(cache, given)}"
+        )
     if call.batch > 1 and call.streamer is not None:
         raise LossyValueError(
             f"`streamer` can only show a batch of 1, but the batch has {call.batch} rows (prompts × "
             "`num_return_sequences`); leave it out"
         )
+
+
+def _asked(cache: Any, given: GivenFields) -> str:
+    """Say which field asked for a call's own cache, if one did."""
+    kind = given.merged(name := "cache_implementation")
+    if kind in (None, "dynamic") or compat.belongs_to_user(cache):
+        return ""
+    return f"; `{name}` {kind!r}{given.origin(name)} asks for it: {given.remedy(name, 'dynamic')}"
 
 
 def check_processors(user: str, processors: LogitsProcessorList, given: GivenFields | None = None) -> None:
@@ -95,13 +105,16 @@ def check_processors(user: str, processors: LogitsProcessorList, given: GivenFie
                 )
 
 
-def check_tree(model: PreTrainedModel, draft: nn.Module, config: LossyConfig, call: Prepared) -> None:
+def check_tree(
+    model: PreTrainedModel, draft: nn.Module, config: LossyConfig, call: Prepared, given: GivenFields
+) -> None:
     if config.tree.drawn and not call.config.do_sample:
         raise LossyUnsupportedError(
             "`branches` of `tree` in `lossy_config` draws nodes, but `do_sample` is False; set it, or give `tree` a "
             "`depth` in place of `branches`"
         )
     cache = compat.cache_of(call.inputs)
+    asked = _asked(cache, given)
     obstacle = compat.obstacle_to_trees(model, call.inputs)
     if obstacle is None and (config.compile or isinstance(cache, StaticCache)):
         obstacle = "a static cache, on which forwards are compiled, can't keep one path of a tree"
@@ -114,17 +127,18 @@ def check_tree(model: PreTrainedModel, draft: nn.Module, config: LossyConfig, ca
     if obstacle is not None:
         raise LossyUnsupportedError(
             f"`tree` in `lossy_config` can't be used with `lossy_mode` {config.rule.name!r} here: {obstacle}; "
-            "leave it out to draft chains"
+            f"leave it out to draft chains{asked}"
         )
 
 
-def check_together(mode: str, call: Prepared) -> None:
+def check_together(mode: str, call: Prepared, given: GivenFields) -> None:
     """Refuse rows whose caches can't be decoded together."""
     cache = compat.cache_of(call.inputs)
     if not (isinstance(cache, StaticCache) or movable(cache)):
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} has to move the rows of the cache where {_rows(call)}, but can't move the layers "
             f"{sorted({type(layer).__name__ for layer in cache.layers})}; call generate() for one prompt at a time"
+            + _asked(cache, given)
         )
 
 

@@ -93,13 +93,13 @@ class DrafterChoice:
         assistant = kwargs.pop("assistant_model", None)
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
-        options = {name: value for name in TRANSFORMERS_OPTIONS if (value := given(name))}
-        if (layers := given("assistant_early_exit")) is not None:
+        options = {name: value for name in TRANSFORMERS_OPTIONS if (value := given.merged(name))}
+        if (layers := given.merged("assistant_early_exit")) is not None:
             assistant = first_layers(target, layers, given.origin("assistant_early_exit"))
         for name in ("assistant_early_exit", *TRANSFORMERS_OPTIONS):
             kwargs.pop(name, None)
         theirs = getattr(assistant, "generation_config", None)
-        gamma, schedule, confidence = said = [given(name, theirs) for name in _WORKING]
+        gamma, schedule, confidence = (given(name, theirs) for name in _WORKING)
         special = bool(options.get("speculation_type") or options.get("use_mtp"))
         special = special or compat.drafts_from_target_states(assistant)
         ours = assistant is not None and generator is None and not special
@@ -125,8 +125,8 @@ class DrafterChoice:
             stop=stop,
             origins={
                 name: f"{origin}; {given.remedy(name, works, theirs)}"
-                for (name, works), value in zip(_WORKING.items(), said, strict=True)
-                if value is not None and (origin := given.origin(name, theirs))
+                for name, works in {**_WORKING, "speculation_type": None}.items()
+                if (origin := given.origin(name, theirs))
             },
         )
 
@@ -140,7 +140,8 @@ class DrafterChoice:
             self._check_stop(acceptor)
         if self.options.get("speculation_type") and self.assistant_model is None:
             raise LossyValueError(
-                f"`speculation_type` {self.options['speculation_type']!r} needs its draft model; pass `assistant_model`"
+                f"`speculation_type` {self.options['speculation_type']!r} needs its draft model as `assistant_model`"
+                + self._from_files("speculation_type")
             )
         if self.special and compat.has_recurrent_state(self.target):
             raise LossyUnsupportedError(

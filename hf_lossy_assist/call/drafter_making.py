@@ -25,7 +25,7 @@ from ..drafting.unverified import UNVERIFIED_DRAFTERS
 from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.runner import ModelRunner
-from .drafter_choice import DrafterChoice
+from .drafter_choice import TRANSFORMERS_OPTIONS, DrafterChoice
 from .prepared import Prepared
 
 _TREES = {TreeConfig: TreeDrafter, DrawnTreeConfig: DrawnTreeDrafter}
@@ -123,7 +123,8 @@ def _generator(choice: DrafterChoice, acceptor: Acceptor, row: Prepared, randomn
         return EncoderDecoderDrafter(model, length, vocabulary=vocabulary_of(choice.target, model), **settings)
     if drafter is None:
         config = copy.deepcopy(row.config)
-        config.update(**choice.options, assistant_early_exit=None, num_assistant_tokens=choice.num_assistant_tokens)
+        config.update(**dict.fromkeys(TRANSFORMERS_OPTIONS) | choice.options)
+        config.update(assistant_early_exit=None, num_assistant_tokens=choice.num_assistant_tokens)
         return compat.transformers_drafter(choice.target, config, row.ids, row.processors, row.inputs, model)
     if not isinstance(drafter, CandidateGenerator):
         drafter = drafter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress
 from ..decoding.unverified import UnverifiedDecoding
-from ..errors import LossyUnsupportedError, LossyValueError, warn_once
+from ..errors import LossyError, LossyUnsupportedError, LossyValueError, warn_once
 from ..models.own_states import with_own_states
 from ..models.processing import row_aligned
 from ..models.target import Target, TargetReader
@@ -84,9 +85,16 @@ class LossyCall:
             if orphan is not None and "lossy_mode" not in given:
                 raise LossyValueError(f"`{orphan}` needs a `lossy_mode`, but none is set; got {given[orphan]!r}")
             return None
-        config = LossyConfig.from_fields(
-            mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)
-        )
+        try:
+            config = LossyConfig.from_fields(
+                mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)
+            )
+        except LossyError as error:
+            name = next(iter(re.findall("`(lossy_mode|lossy_config|lossy_head)`", str(error))), "lossy_config")
+            if name in {**given, **defaults} or name not in _WORKING or not (origin := said.origin(name)):
+                raise
+            instead = said.remedy(name, _WORKING[name])
+            raise type(error)(f"{error}; `{name}` is set{origin}: {instead}") from error
         check_decoding(mode, said)
         if compat.replaces_decoding(model):
             raise LossyUnsupportedError(
@@ -138,7 +146,7 @@ class LossyCall:
             inspected=self.config.inspect,
         )
         if self.config.tree is not None:
-            check_tree(self.model, self.choice.assistant_model, self.config, call)
+            check_tree(self.model, self.choice.assistant_model, self.config, call, self.given)
         check_prepared(self.model, self.config.rule, call, self.given)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
         check_certificate(self.config, self.model, self.choice, generation_config, self.given)
@@ -166,7 +174,7 @@ class LossyCall:
         switch = self._switch(call)
         runner, draft_runner = choose_runners(self.model, self.config.compile, acceptor, self.choice, call, switch)
         if call.batch > 1:
-            check_together(acceptor.name, call)
+            check_together(acceptor.name, call, self.given)
             processors = row_aligned(processors, texts)
         windows = ()
         if config.output_attentions:
@@ -198,6 +206,10 @@ class LossyCall:
                 "drafts from there on" + (", since the rows of a batch have to grow together" if call.batch > 1 else "")
             )
         return switch
+
+
+_WORKING = {"lossy_mode": "lossless", "lossy_config": {}}
+"""What a user can pass in place of a field in a model's files."""
 
 
 def _lossy_fields(config: GenerationConfig | None) -> dict[str, Any]:

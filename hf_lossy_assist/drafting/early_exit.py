@@ -30,6 +30,7 @@ def first_layers(model: PreTrainedModel, layers: int, origin: str = "") -> PreTr
     if isinstance(layers, bool) or not isinstance(layers, int) or not 0 < layers < total:
         raise LossyValueError(
             f"`assistant_early_exit` has to be an int > 0 and < {total}, the target's layers, but is {layers!r}{origin}"
+            + ("; pass `assistant_early_exit=None`" if origin else "")
         )
     name = next((n for n, x in base.named_children() if isinstance(x, nn.ModuleList) and len(x) == total), None)
     if base is model or name is None:

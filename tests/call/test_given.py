@@ -11,6 +11,8 @@ from hf_lossy_assist.errors import LossyError
 from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import LlamaForCausalLM, noisy_copy, prompt, tiny
 
+TREE = {"lossy_config": {"tree": {}}}
+LOOK_UP = {"assistant_model": None, "prompt_lookup_num_tokens": 3}
 STOP = {"lossy_config": {"stop_drafting": {"by": "acceptance"}}}
 # name: (field, value, what else the call has, what the message tells to pass)
 REFUSED = {
@@ -26,12 +28,15 @@ REFUSED = {
     "draft length": ("num_assistant_tokens", 0, {}, "num_assistant_tokens='auto'"),
     "schedule": ("num_assistant_tokens_schedule", "often", {}, "num_assistant_tokens_schedule='constant'"),
     "confidence": ("assistant_confidence_threshold", 7, {}, "assistant_confidence_threshold=0"),
+    "static cache": ("cache_implementation", "static", TREE, "cache_implementation='dynamic'"),
+    "block drafts": ("speculation_type", "dflash", LOOK_UP, "speculation_type=None"),
+    "early exit": ("assistant_early_exit", 99, {}, "assistant_early_exit=None"),
     "two stops": ("assistant_confidence_threshold", 0.4, STOP, "assistant_confidence_threshold=0"),
     "tree and confidence": (
-        "assistant_confidence_threshold", 0.4, {"lossy_config": {"tree": {}}}, "assistant_confidence_threshold=0",
+        "assistant_confidence_threshold", 0.4, TREE, "assistant_confidence_threshold=0",
     ),
     "tree and schedule": (
-        "num_assistant_tokens_schedule", "heuristic", {"lossy_config": {"tree": {}}},
+        "num_assistant_tokens_schedule", "heuristic", TREE,
         "num_assistant_tokens_schedule='constant'",
     ),
 }  # fmt: skip
@@ -74,6 +79,34 @@ def test_a_refusal_says_where_a_value_came_from_and_what_to_pass(case: str, plac
     else:
         assert f"in {place}" in str(error.value)
         assert f"pass `{remedy}`" in str(error.value)
+
+
+SAVED = {
+    "a key": ({"lossy_mode": "topk", "lossy_config": {"kk": 3}}, "lossy_config={}"),
+    "a value": ({"lossy_mode": "topk", "lossy_config": {"k": "3"}}, "lossy_config={}"),
+    "a limit": ({"lossy_mode": "topk", "lossy_config": {"scope": "nowhere"}}, "lossy_config={}"),
+    "a rule": ({"lossy_mode": "tpok"}, "lossy_mode='lossless'"),
+}
+
+
+@pytest.mark.parametrize("place", ["the `generation_config` argument", "the model's generation_config", "a keyword"])
+@pytest.mark.parametrize("case", SAVED)
+def test_a_refused_lossy_field_says_which_file_has_it(case: str, place: str):
+    fields, remedy = SAVED[case]
+    target = tiny()
+    inputs = {"input_ids": prompt(), "assistant_model": noisy_copy(target), "max_new_tokens": 4}
+    if "argument" in place:
+        inputs["generation_config"] = GenerationConfig(max_new_tokens=4, **fields)
+    elif "model" in place:
+        vars(target.generation_config).update(fields, _from_model_config=False)
+    else:
+        inputs |= fields
+    with pytest.raises(LossyError) as error:
+        target.generate(**inputs)
+    name = remedy.partition("=")[0]
+    said = f"`{name}` is set in {place}: pass `{remedy}`"
+    assert (said in str(error.value)) == (place != "a keyword")
+    assert target.generate(**inputs | eval(f"dict({remedy})")) is not None
 
 
 @pytest.mark.parametrize("case", REFUSED)
