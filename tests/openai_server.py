@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -105,3 +106,18 @@ def openai_server(*replies: Reply) -> Iterator[OpenAIServer]:
         finally:
             httpd.shutdown()
             thread.join()
+
+
+@contextmanager
+def transformers_server(make: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[str]:
+    """Run transformers' server, as ``make`` makes it, in a thread of this process; yield its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    running = make(*arguments, device="cpu", host="127.0.0.1", port=port, non_blocking=True, **options)
+    while not running.server.started:
+        assert running._thread.is_alive()
+        time.sleep(0.05)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        running.kill_server()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ from ..core.distributions import Randomness
 from ..core.texts import common_prefix
 from ..errors import LossyUnsupportedError
 from ..models.lm_head_hook import lm_head_hook
-from .search import Mismatch
+
+if TYPE_CHECKING:
+    from .search import Mismatch  # which needs an extra, and advice only reads texts
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values ``(H, n, D)`` of every layer."""

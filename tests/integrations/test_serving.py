@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import runpy
-import socket
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 
 from hf_lossy_assist import collect, pairs
+from tests.openai_server import transformers_server
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("fastapi") is None, reason="needs `pip install 'transformers[serving]'`"
@@ -39,23 +38,15 @@ HOSTILE = [
 @pytest.fixture
 def post() -> Iterator[Callable[..., Any]]:
     """Ask the example's server on this machine for a completion, with these fields in the body."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = {"device": "cpu", "host": "127.0.0.1", "port": port, "non_blocking": True}
-    target = str(BUNDLED / "target")
-    running = runpy.run_path(str(EXAMPLE))["serve"](target, str(BUNDLED / "draft"), **options)
-    while not running.server.started:
-        assert running._thread.is_alive()
-        time.sleep(0.05)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    target, direct = str(BUNDLED / "target"), urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with transformers_server(runpy.run_path(str(EXAMPLE))["serve"], target, str(BUNDLED / "draft")) as address:
 
-    def post(**fields: Any) -> Any:
-        body = json.dumps({"model": target, "prompt": "Question: Tom has 3 apples and", **fields}).encode()
-        url, headers = f"http://127.0.0.1:{port}/v1/completions", {"Content-Type": "application/json"}
-        return direct.open(urllib.request.Request(url, body, headers), timeout=120)
+        def post(**fields: Any) -> Any:
+            body = json.dumps({"model": target, "prompt": "Question: Tom has 3 apples and", **fields}).encode()
+            headers = {"Content-Type": "application/json"}
+            return direct.open(urllib.request.Request(f"{address}/v1/completions", body, headers), timeout=120)
 
-    yield post
-    running.kill_server()
+        yield post
 
 
 def configured(**fields: Any) -> dict[str, Any]:

@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 
 import pytest
 
@@ -23,7 +17,7 @@ from hf_lossy_assist.mining.writing import ApiWriter, PromptText
 from hf_lossy_assist.tasks import Example
 from hf_lossy_assist.tasks.api_model import ApiModel
 from tests.mining.parts import Checksum, Notes, Parts, by_prompt, run, tiny_parts, workload
-from tests.openai_server import completes, fails, openai_server
+from tests.openai_server import completes, fails, openai_server, transformers_server
 
 
 def api_parts(**more) -> Parts:
@@ -157,28 +151,13 @@ def test_transformers_serve_is_such_a_server(tmp_path):
     pair = pairs.load("arithmetic")
     pair.target.save_pretrained(tmp_path)
     pair.tokenizer.save_pretrained(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    # Not through the command `transformers`: older versions' other subcommands import what they don't depend on.
-    command = [sys.executable, "-c", "import typer; from transformers.cli.serve import Serve; typer.run(Serve)"]
-    server = subprocess.Popen(
-        [*command, str(tmp_path), "--port", str(port), "--dtype", "float32", "--device", "cpu"],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://localhost:{port}/health", timeout=1)
-                break
-            except OSError:
-                assert server.poll() is None
-                time.sleep(0.2)
-        parts = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
-        prompts = parts.prompts(9)[8:]  # a few mismatches, important and not
-        model = ApiModel(f"http://localhost:{port}/v1", str(tmp_path))
-        found = {one.prompt.id: one.found for one in searches(parts, model).run(prompts)}
-    finally:
-        server.terminate()
-        server.wait()
+    parts = Parts(pair.target, pair.draft, pair.tokenizer, pair.task, max_new_tokens=100)
+    prompts = parts.prompts(9)[8:]  # a few mismatches, important and not
+    from transformers.cli.serve import Serve
+
+    with transformers_server(Serve, force_model=str(tmp_path), dtype="float32") as address:
+        found = {
+            one.prompt.id: one.found for one in searches(parts, ApiModel(f"{address}/v1", str(tmp_path))).run(prompts)
+        }
     assert found == by_prompt(parts, prompts)
     assert {mismatch.important for mismatch in found[8].mismatches} == {True, False}
