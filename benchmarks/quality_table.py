@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import Interval, bootstrap_sums, middle, paired_interval
+from hf_lossy_assist.evaluation.quality import Interval, bootstrap_sums, middle, paired_interval, tokens_per_call
 
 from . import command
 
@@ -83,12 +83,6 @@ def points(pairs: Sequence[tuple[Answer, Answer]]) -> Interval:
     """Return the mean difference of scores in %, with its interval."""
     own, reference = ([answer.score for answer in side] for side in zip(*pairs, strict=True))
     return tuple(100 * value for value in paired_interval(own, reference))
-
-
-def tokens_per_call(answers: Iterable[Answer]) -> Interval:
-    """Return a mode's own tokens per call of the target."""
-    sums = bootstrap_sums(np.array([(answer.tokens, answer.rounds) for answer in answers], dtype=float))
-    return middle(sums[:, 0] / sums[:, 1])
 
 
 def round_costs(bench: Path) -> dict[int, float]:

@@ -30,10 +30,10 @@ from .comparison import rotated, warm_up
 from .costs import costs_of, lengths_between, predicted_seconds
 from .meters import machine, peak_memory, reset_peak_memory
 from .modes import DecodingMode, Models, parse_modes
-from .quality import MEASURES, Measurable, ModeScore, mode_scores
+from .quality import MEASURES, Measurable
 from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
-from .tables import NumberTable, as_text, length_table, plot, predicted_table, score_point, score_table
+from .result import EvaluationResult
 
 _COUNT = bounded(1, integer=True)
 _WARM_UP_TOKENS = 4
@@ -235,8 +235,8 @@ class Evaluation:
         found = [store.known[key] for key in store.known if key[0] in order and key[1] < len(self.examples)]
         answers = tuple(sorted(found, key=lambda answer: (order[answer.mode], answer.id)))
         predicted = predicted_seconds(self.modes, store.costs.get("modes", {}), answers)
-        scores = {row.label: row for row in mode_scores(answers, self.reference, *predicted)}
-        return EvaluationResult(answers, scores, self.reference)
+        kinds = [example.category for example in self.examples]
+        return EvaluationResult.of(answers, self.reference, kinds, *predicted)
 
 
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
@@ -244,36 +244,6 @@ def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
     nucleus = {} if mode.top_p == 1 else {"top_p": mode.top_p}
     law = {"law": mode.law} if mode.law > 1 else {}
     return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums, **law}
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class EvaluationResult:
-    """The answers of an evaluation, and every mode's score by its label; prints as a table of scores."""
-
-    answers: Sequence[Answer]
-    modes: Mapping[str, ModeScore]
-    reference: str  # the label that all are compared with
-
-    def __repr__(self) -> str:
-        return "\n\n".join(map(as_text, self.tables))
-
-    @property
-    def tables(self) -> list[NumberTable]:
-        """Scores, lengths, and speeds where they are known."""
-        made = (
-            lay_out(self.modes.values(), self.reference) for lay_out in (score_table, length_table, predicted_table)
-        )
-        return [one for one in made if one is not None]
-
-    def save(self, store: AnswerStore) -> None:
-        """Write ``summary.json`` with an entry per mode, and ``plot.png`` of speed against score."""
-        store.write("summary.json", {label: row.entry for label, row in self.modes.items()})
-        timed = all(row.tokens_per_second is not None for row in self.modes.values())
-        speed = "tokens_per_second" if timed else "tokens_per_round"
-        plot(
-            {label: score_point(row, getattr(row, speed)) for label, row in self.modes.items()},
-            speed.replace("_", " "), "score (%; bars: 95 % interval of the difference)", store.folder / "plot.png",
-        )  # fmt: skip
 
 
 def named_modes(text: str, gamma: int | str = 5, temperature: float | None = None) -> list[DecodingMode]:

@@ -114,6 +114,12 @@ def middle(values: np.ndarray) -> Interval:
     return float(values[0]), *map(float, np.quantile(values[1:], (0.025, 0.975)))
 
 
+def tokens_per_call(answers: Iterable[Answer]) -> Interval:
+    """Return a mode's tokens per call of the target: its acceptance length, with a bootstrap over the answers."""
+    sums = bootstrap_sums(np.array([(answer.tokens, max(1, answer.rounds)) for answer in answers], dtype=float))
+    return middle(sums[:, 0] / sums[:, 1])
+
+
 def times_as_fast(own: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Interval:
     """Return how many times the tokens per second of others' answers are written, with a bootstrap over the answers.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -164,6 +164,23 @@ def predicted_table(rows: Iterable[ModeScore], reference: str) -> NumberTable | 
     }
     title = "Predicted from each answer's rounds and their cost here, one text at a time; × tokens per second"
     return table(rows, columns, title) if rows else None
+
+
+def kind_table(kinds: Sequence[Any]) -> NumberTable | None:
+    """Lay out acceptance lengths and speeds by category."""
+    columns: dict[str, Column] = {
+        "category": lambda kind: kind.category,
+        "mode": lambda kind: kind.row.label,
+        "n": lambda kind: str(kind.row.n),
+        "tokens/call\n(95 %)": lambda kind: _times(kind.acceptance),
+        "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
+        "× best\nlossless (95 %)": lambda kind: _times(kind.row.times_lossless),
+    }
+    return (
+        table(kinds, columns, "By category: tokens per call of the target; speed as it ran, and predicted")
+        if kinds
+        else None
+    )
 
 
 def _times(value: Interval | None) -> str:

@@ -22,6 +22,8 @@ SHIPPED = {
     "preference": f"{__package__}.preference:Preference",
     "prompts": f"{__package__}.plain_prompts:Prompts",
     "refusals": f"{__package__}.refusals:Refusals",
+    "spec-bench": f"{__package__}.speculative:SpecBench",
+    "speed-bench": f"{__package__}.speculative:SpeedBench",
 }
 _TEXT = ("str", "str | None", str, str | None)
 

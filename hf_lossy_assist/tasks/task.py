@@ -21,6 +21,7 @@ class Example:
     prompt: str  # the text to continue
     answer: str  # the reference, in the form that :meth:`Task.answer` returns
     solution: str = ""  # a full reference response, if the task has one
+    category: str = ""  # a kind of prompt that results are also given for
 
 
 class Task(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import asdict, replace
 
@@ -288,3 +289,22 @@ def test_an_eagle3_head_drafts_and_the_plan_knows_it(pair, tmp_path):
     assert found.modes["lossless"].n == 1
     with pytest.raises(LossyValueError, match="draft"):
         hf_lossy_assist.evaluate(pair.target, other, modes="plain,lossless", **shared)
+
+
+def test_results_are_also_given_by_category(evaluation, pair, tmp_path):
+    task = copy.copy(pair.task)
+    task._examples = [replace(x, category="even odd".split()[i % 2]) for i, x in enumerate(pair.task._examples)]
+    sorted_ = replace(evaluation, task=task, limit=4, modes=evaluation.modes[:3])
+    store = AnswerStore(tmp_path, sorted_.plan())
+    answered(sorted_, store)
+    result = sorted_.finish(store)
+    assert [(kind.category, kind.row.label, kind.row.n) for kind in result.kinds] == [
+        (name, label, 2) for name in ("even", "odd") for label in ("plain", "stock", "lossless")
+    ]
+    for kind in result.kinds:
+        own = [a for a in result.answers if a.mode == kind.row.label and a.id % 2 == (kind.category == "odd")]
+        assert kind.row.score == (kind.category == "odd")
+        assert kind.acceptance[0] == pytest.approx(sum(a.tokens for a in own) / sum(a.rounds for a in own))
+        assert kind.acceptance[1] <= kind.acceptance[0] <= kind.acceptance[2]
+    assert "By category" in repr(result)
+    assert [kind["category"] for kind in json.loads((tmp_path / "categories.json").read_text())[::3]] == ["even", "odd"]

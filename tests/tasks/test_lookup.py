@@ -52,7 +52,7 @@ def test_every_shipped_name_loads(tmp_path, sandbox_options):
     gsm8k.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}))
     row = {"task_id": "0", "prompt": "def f():\n", "test": "x", "entry_point": "f", "canonical_solution": "    pass"}
     code.write_text(json.dumps(row))
-    preference.write_text(json.dumps({"prompt": "Hello"}))
+    preference.write_text(json.dumps({"prompt": "Hello", "category": "writing"}))
     made = {
         "arithmetic": tasks.load("arithmetic"),
         "gsm8k": tasks.load("gsm8k", str(gsm8k)),
@@ -60,6 +60,8 @@ def test_every_shipped_name_loads(tmp_path, sandbox_options):
         "preference": tasks.load("preference", str(preference), model="judge"),
         "prompts": tasks.load("prompts", str(preference)),
         "refusals": tasks.load("refusals"),
+        "spec-bench": tasks.load("spec-bench", str(preference)),
+        "speed-bench": tasks.load("speed-bench", str(preference)),
     }
     assert {name: task.name for name, task in made.items()} == {name: name for name in SHIPPED}
     for task in made.values():
@@ -84,7 +86,7 @@ def test_options_are_typed_as_json_unless_a_text_is_asked_for(own_module):
     [
         (
             "gsm9k",
-            r"`task` has to be one of \['arithmetic', 'code', .*'refusals'\] or a dotted path .*; did you mean 'gsm8k'",
+            r"`task` has to be one of \['arithmetic', .*'speed-bench'\] or a dotted path .*; did you mean 'gsm8k'",
         ),
         ("ifeval", "the task 'ifeval' was removed: .* `lossy-assist lm-eval --tasks ifeval`"),
         ("no_such_module:Task", "importing 'no_such_module' failed: No module named 'no_such_module'"),
