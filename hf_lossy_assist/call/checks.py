@@ -116,9 +116,8 @@ def check_tree(
     cache = compat.cache_of(call.inputs)
     asked = _asked(cache, given)
     obstacle = compat.obstacle_to_trees(model, call.inputs)
-    if obstacle is None and (config.compile or isinstance(cache, StaticCache)):
-        obstacle = "a static cache, on which forwards are compiled, can't keep one path of a tree"
     caches = [cache, compat.new_cache(draft)] if isinstance(draft, PreTrainedModel) else [cache]
+    caches = [own for own in caches if not isinstance(own, StaticCache)]
     if obstacle is None and cache is not None and not all(map(movable, caches)):
         kinds = sorted({type(layer).__name__ for own in caches for layer in own.layers})
         obstacle = f"one path of a tree can't be kept in layers of {kinds}"

@@ -40,17 +40,20 @@ def make_drafter(
     randomness: Randomness,
     runner: Callable[[], ModelRunner] | None = None,
     tree: TreeConfig | DrawnTreeConfig | None = None,
+    returned: bool = False,
 ) -> Drafter:
     """Return the drafter of a call with all its rows; the draft's logits go through ``processors``.
 
-    ``runner`` makes the draft model's runner, None for the drafter's own.
+    ``runner`` makes the draft model's runner, None for the drafter's own. ``returned`` says that the target's outputs
+    have the states that an EAGLE-3 head reads.
     """
     model, settings = choice.assistant_model, _settings(call, processors, randomness)
     if tree is not None:
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
         if choice.drafts_with_eagle3:
-            return _EAGLE3_TREES[type(tree)](model, choice.target, tree.depth, **settings)
-        return _TREES[type(tree)](model, tree.depth, vocabulary=vocabulary_of(choice.target, model), **settings)
+            return _EAGLE3_TREES[type(tree)](model, choice.target, tree.depth, returned=returned, **settings)
+        settings |= {"vocabulary": vocabulary_of(choice.target, model), "runner": runner}
+        return _TREES[type(tree)](model, tree.depth, **settings)
     length = draft_length_of(choice.num_assistant_tokens, choice.schedule)
     if choice.drafts_with_model:
         settings["vocabulary"] = vocabulary_of(choice.target, model)
@@ -59,7 +62,8 @@ def make_drafter(
             return UNVERIFIED_DRAFTERS[head.config.position](model, head, **settings)
         return ModelDrafter(model, length, runner=runner, **_kept(choice, acceptor, call), **settings)
     if choice.drafts_with_eagle3:
-        return Eagle3Drafter(model, choice.target, length, **_kept(choice, acceptor, call), **settings)
+        settings |= _kept(choice, acceptor, call) | {"returned": returned}
+        return Eagle3Drafter(model, choice.target, length, **settings)
 
     def for_row(row: Prepared) -> GeneratorDrafter:
         return _for_one(choice, acceptor, row, randomness, compat.cache_of(call.inputs))

@@ -172,7 +172,7 @@ class LossyCall:
         acceptor, config = self.config.rule, call.config
         texts, processors = Texts(call.ids, call.padding, row), call.processors
         switch = self._switch(call)
-        runner, draft_runner = choose_runners(self.model, self.config.compile, acceptor, self.choice, call, switch)
+        runner, draft_runner = choose_runners(self.model, self.config, self.choice, call, switch)
         if call.batch > 1:
             check_together(acceptor.name, call, self.given)
             processors = row_aligned(processors, texts)
@@ -181,7 +181,9 @@ class LossyCall:
             windows = compat.attention_windows(self.model, compat.cache_of(call.inputs))
         outputs = OutputRecorder(config, call.batch, call.ids.shape[1], windows, row)
         reader = TargetReader(self.model, processors, acceptor, config.do_sample, randomness)
-        drafter = make_drafter(self.choice, acceptor, call, processors, randomness, draft_runner, self.config.tree)
+        drafter = make_drafter(
+            self.choice, acceptor, call, processors, randomness, draft_runner, self.config.tree, runner.returns_states
+        )
         kind = Decoding if acceptor.unverified_drafting is None else UnverifiedDecoding
         return kind(
             texts,

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
 
 from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
 
 from .. import compat
-from ..acceptors import Acceptor
 from ..compat import belongs_to_user
 from ..drafting.model import mask_of
+from ..drafting.tree import MOST
+from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..errors import LossyUnsupportedError, warn_once
 from ..models.prepacked import is_prepacked
 from ..models.quantised import dtype_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewinds, take_slot
-from ..models.static.forwards import forget, path_to_decoder
+from ..models.static.forwards import decoder_layers, forget, path_to_decoder
+from ..models.static.graphs import RECORDERS
 from ..models.static.runner import StaticCacheRunner
+from .config import LossyConfig
 from .drafter_choice import DrafterChoice
+from .path_choice import Path, choose_path
 from .prepared import Prepared
 
 _ANY_WIDTH = (8, 16, 40)
+_AUTOMATIC_TREES = (17, 33, 65, MOST + 1)
 # After a draft that was kept whole, a round's first forward is over two tokens; all others are over one.
 _DRAFT_WIDTHS = (1, 2)
 _LOOKUP = {"prompt_lookup_num_tokens"}
@@ -32,21 +40,29 @@ Runners = tuple[ModelRunner, Callable[[], ModelRunner] | None]
 """The target's runner, and what makes the draft model's; None where the drafter makes its own."""
 
 
+@dataclass(frozen=True)
+class _Shapes:
+    """Over how many tokens a model's forwards are: of chains and of trees, and how many tokens one graph drafts."""
+
+    widths: tuple[int, ...]
+    trees: tuple[int, ...] = ()
+    drafts: int = 0
+    room: int = 0  # how many slots a forward may write after the text
+
+
 def choose_runners(
     model: PreTrainedModel,
-    compile: bool | None,
-    acceptor: Acceptor,
+    config: LossyConfig,
     choice: DrafterChoice,
     call: Prepared,
     switch: compat.FrequencySwitch | None,
 ) -> Runners:
-    """Return the runners of a call, compiled where it wants that.
+    """Return the runners of a call, as :func:`choose_path` says; ``switch`` says where frequencies change.
 
-    ``switch`` says where the target's frequencies change. ``compile`` None compiles where ``generate()`` itself would:
-    on a static cache, on a GPU. A static cache of the call's own that can't be used gives way to a dynamic one; for a
-    caller's cache this is an error.
+    A static cache of the call's own that can't be used gives way to a dynamic one; for a caller's cache this is an
+    error. Only what the user has asked for is warned of.
     """
-    static = _static(model, compile, acceptor, choice, call, switch)
+    static = _Static(model, config, choice, call, switch).runners()
     if static is not None:
         return static
     inputs = compat.forward_inputs(model, call.ids, call.inputs)
@@ -69,111 +85,165 @@ def _last_position(call: Prepared) -> int | None:
     return call.config.max_length - 1 if call.batch > 1 else None
 
 
-def _static(
-    model: PreTrainedModel, compile: bool | None, acceptor: Acceptor, choice: DrafterChoice, call: Prepared,
-    switch: compat.FrequencySwitch | None,
-) -> Runners | None:  # fmt: skip
-    """Return a call's runners on static caches; None where these are impossible or not wanted."""
-    cache = compat.cache_of(call.inputs)
-    given = isinstance(compat.text_cache(cache), StaticCache)
-    if not given and not compile:
-        return None
-    obstacle = _obstacle(model, acceptor, choice, call)
-    if obstacle is None and switch is not None:
-        obstacle = "its frequencies change with the width of a forward"
-    if obstacle is not None:
-        if given and belongs_to_user(cache):
-            raise LossyUnsupportedError(
-                f"`{compat.CACHE}` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
-            )
-        call.inputs[compat.cache_name(model)] = compat.new_cache(model, like=cache) if given else cache
-        _say(given, obstacle)
-        return None
-    compiling = compat.compiles_by_itself(model, call.inputs, call.config) if compile is None else compile
-    widths = _verified_widths(choice)
-    target = _target(model, call, widths[-1])
-    if compiling and (obstacle := _compile(target, widths, call)) is not None:
-        _say(False, obstacle)
-        if not given:
+@dataclass(frozen=True, eq=False)
+class _Static:
+    """Makes a call's runners on static caches."""
+
+    model: PreTrainedModel
+    config: LossyConfig
+    choice: DrafterChoice
+    call: Prepared
+    switch: compat.FrequencySwitch | None
+
+    def runners(self) -> Runners | None:
+        """Return the runners; None where static caches are impossible or not wanted."""
+        model, call, cache = self.model, self.call, compat.cache_of(self.call.inputs)
+        given = isinstance(compat.text_cache(cache), StaticCache)
+        path = self._path(given)
+        if path is Path.DYNAMIC:
             return None
-    draft = None
-    if target.compiled and choice.drafts_with_model:
-        draft = _draft(choice.assistant_model, model, call)
-    return target, draft
+        asked = self.config.compile or given
+        obstacle = _obstacle(model, self.config, self.choice, call)
+        if obstacle is None and self.switch is not None:
+            obstacle = "its frequencies change with the width of a forward"
+        if obstacle is not None:
+            if given and belongs_to_user(cache):
+                raise LossyUnsupportedError(
+                    f"`{compat.CACHE}` is a static cache, but {obstacle}; pass a DynamicCache, or leave it out"
+                )
+            call.inputs[compat.cache_name(model)] = compat.new_cache(model, like=cache) if given else cache
+            if asked:
+                _say(given, obstacle)
+            return None
+        shapes = _of_target(self.choice, self.config.tree)
+        target = self._target(shapes, given)
+        if path is not Path.STATIC and self._failed(target, path, shapes, asked) and not given:
+            return None
+        draft = self._draft(path, asked) if target.fixed and self.choice.drafts_with_model else None
+        return target, draft
+
+    def _path(self, given: bool) -> Path:
+        model, call = self.model, self.call
+        return choose_path(
+            model.device.type,
+            self.config.compile,
+            static=given,
+            by_itself=given and compat.compiles_by_itself(model, call.inputs, call.config),
+            disabled=bool(call.config.disable_compile),
+            tokens=call.config.max_length - call.ids.shape[1],
+            slots=call.batch * call.config.max_length,
+            recording=RECORDERS,
+        )
+
+    def _target(self, shapes: _Shapes, given: bool) -> StaticCacheRunner:
+        """Return the target's runner, on the caller's static cache or on one of the pool's."""
+        model, call, eagle3 = self.model, self.call, self.choice.drafts_with_eagle3
+        cache, needed = compat.cache_of(call.inputs), call.config.max_length + shapes.room
+        own = belongs_to_user(cache)
+        slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
+        reads = self.choice.assistant_model.config.layers_of(model) if eagle3 else ()
+        runner = StaticCacheRunner(model, slot, call.inputs, _seen(call), _last_position(call), tuple(reads))
+        returned = call.batch == 1 and bool(call.config.return_dict_in_generate)
+        runner.keeps_cache = own or (returned and given)
+        runner.copies_cache = returned and not runner.keeps_cache
+        return runner
+
+    def _draft(self, path: Path, asked: bool) -> Callable[[], ModelRunner] | None:
+        """Return what makes the draft model's runner; None where it drafts on a dynamic cache."""
+        model, call = self.choice.assistant_model, self.call
+        obstacle = _obstacle_to_static(model)
+        if model.get_input_embeddings() is self.model.get_input_embeddings():
+            obstacle = "the draft is a part of the target, and new in every call"
+        if obstacle is not None:
+            if asked:
+                _say(False, obstacle)
+            return None
+        shapes = self._of_draft()
+        slot = take_slot(model, call.config.max_length + shapes.room, call.batch)
+        mask = {"attention_mask": mask_of(call.ids, call.inputs)}
+        runner = StaticCacheRunner(model, slot, mask, last_position=_last_position(call))
+        return None if self._failed(runner, path, shapes, asked) else lambda: runner
+
+    def _of_draft(self) -> _Shapes:
+        choice, tree = self.choice, self.config.tree
+        if tree is not None:
+            deeper = tree.depth - 1  # depths whose nodes are read
+            sizes = [*accumulate(tree.branches, operator.mul)][:deeper] if tree.drawn else [tree.top_k] * deeper
+            return _Shapes((tree.depth + 1,), tuple(sorted(set(sizes))), room=tree.depth + 1 + sum(sizes))
+        reads = "draft_hidden" in self.config.rule.needs or self.call.config.do_sample or self.call.processors
+        if choice.longest is None or choice.stop is not None or choice.confidence or reads:
+            return _Shapes(_DRAFT_WIDTHS, room=_DRAFT_WIDTHS[-1])
+        return _Shapes((), drafts=choice.longest, room=choice.longest + 1)
+
+    def _failed(self, runner: StaticCacheRunner, path: Path, shapes: _Shapes, asked: bool) -> bool:
+        """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
+        name, compiles = type(runner.model).__name__, path is Path.COMPILED
+        obstacle = _obstacle_to_compiling(runner.model)
+        if obstacle is None and not compiles and not _on_one_device(runner.model):
+            obstacle = f"graphs can't be recorded where {name} is"
+        if obstacle is None and runner.slot.filled:
+            obstacle = f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
+        if obstacle is not None:
+            if asked:
+                _say(False, obstacle)
+            return True
+        try:
+            if compiles:
+                runner.compile(self.call.config.compile_config, shapes.widths, shapes.trees, shapes.drafts)
+            else:
+                recorder = RECORDERS[runner.model.device.type]
+                runner.record(recorder, shapes.widths, shapes.trees, shapes.drafts)
+        except Exception as error:  # whatever a compiler, a backend or a model's code may raise
+            runner.forget()
+            forget(runner.model)
+            reason = " ".join(str(error).strip().split("\n")[:2])
+            what = "compiled" if compiles else "recorded as graphs"
+            _say(False, f"{name} can't be {what} ({type(error).__name__}: {reason})", compiles)
+            return True
+        return False
 
 
-def _obstacle(model: PreTrainedModel, acceptor: Acceptor, choice: DrafterChoice, call: Prepared) -> str | None:
+def _of_target(choice: DrafterChoice, tree: TreeConfig | DrawnTreeConfig | None) -> _Shapes:
+    """Return what the target verifies: the drafted tokens and the token before them."""
+    if tree is None:
+        widths = _ANY_WIDTH if choice.longest is None else (choice.longest + 1,)
+        return _Shapes(widths, room=widths[-1])
+    if tree.drawn:
+        trees = (tree.nodes + 1,)
+    else:
+        most = min(MOST if tree.nodes == "auto" else tree.nodes, tree.candidates) + 1
+        trees = (*(x for x in _AUTOMATIC_TREES if x < most), most) if tree.nodes == "auto" else (most,)
+    return _Shapes((), trees, room=trees[-1])
+
+
+def _obstacle(model: PreTrainedModel, config: LossyConfig, choice: DrafterChoice, call: Prepared) -> str | None:
     """Say why the target's cache can't be static; None where it can."""
     cache = compat.cache_of(call.inputs)
     if model.config.is_encoder_decoder:
         return f"{type(model).__name__} has an encoder"
     if compat.is_offloaded_cache(cache):
         return "it is offloaded"
-    if acceptor.unverified_drafting is not None:
-        return f"the rule {acceptor.name!r} drafts any number of tokens"
-    if not (choice.drafts_with_model or choice.translation is not None or set(choice.options) == _LOOKUP):
+    if config.rule.unverified_drafting is not None:
+        return f"the rule {config.rule.name!r} drafts any number of tokens"
+    ours = choice.drafts_with_model or choice.drafts_with_eagle3
+    if not (ours or choice.translation is not None or set(choice.options) == _LOOKUP):
         return "its drafter may want to see the target's inputs and outputs"
     if belongs_to_user(cache) and not isinstance(cache, StaticCache):
         return f"`{compat.CACHE}` is a {type(cache).__name__}"
     if belongs_to_user(cache) and not rewinds(cache):
         return "its sliding windows can't be rolled back by position"
-    if call.batch > 1 and path_to_decoder(model) is None:
-        return f"the decoder of {type(model).__name__} is no module of its own, so its rows can't be filled up"
+    room = call.config.max_length + _of_target(choice, config.tree).room
+    if belongs_to_user(cache) and config.tree is not None and StaticCacheSlot(cache).capacity < room:
+        return f"trees need {room} slots, and it has fewer"
+    if path_to_decoder(model) is None and (call.batch > 1 or choice.drafts_with_eagle3):
+        return f"the decoder of {type(model).__name__} is no module of its own, so its inputs can't be filled up"
+    if choice.drafts_with_eagle3 and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
+        return f"the states between the layers of {type(model).__name__} can't be returned"
     return _obstacle_to_static(model) or _obstacle_to_inputs(call)
 
 
-def _verified_widths(choice: DrafterChoice) -> tuple[int, ...]:
-    """Return how many tokens the target's forwards are over: the drafted ones and the token before them."""
-    return _ANY_WIDTH if choice.longest is None or choice.drafts_with_eagle3 else (choice.longest + 1,)
-
-
-def _target(model: PreTrainedModel, call: Prepared, width: int) -> StaticCacheRunner:
-    """Return the target's runner, on the caller's static cache or on one of the pool's."""
-    cache = compat.cache_of(call.inputs)
-    if belongs_to_user(cache):
-        slot = StaticCacheSlot(cache, int(cache.get_seq_length()))
-    else:
-        slot = take_slot(model, call.config.max_length + width, call.batch)
-    runner = StaticCacheRunner(model, slot, call.inputs, _seen(call), _last_position(call))
-    given_back = call.batch > 1 or not call.config.return_dict_in_generate
-    runner.keeps_cache = belongs_to_user(cache) or not given_back
-    return runner
-
-
-def _draft(model: PreTrainedModel, target: PreTrainedModel, call: Prepared) -> Callable[[], ModelRunner] | None:
-    """Return what makes the draft model's compiled runner; None where it drafts on a dynamic cache."""
-    obstacle = _obstacle_to_static(model)
-    if model.get_input_embeddings() is target.get_input_embeddings():
-        obstacle = "the draft is a part of the target, and new in every call"
-    if obstacle is None:
-        slot = take_slot(model, call.config.max_length + _DRAFT_WIDTHS[-1], call.batch)
-        mask = {"attention_mask": mask_of(call.ids, call.inputs)}
-        runner = StaticCacheRunner(model, slot, mask, last_position=_last_position(call))
-        obstacle = _compile(runner, _DRAFT_WIDTHS, call)
-    if obstacle is None:
-        return lambda: runner
-    _say(False, obstacle)
-    return None
-
-
-def _compile(runner: StaticCacheRunner, widths: tuple[int, ...], call: Prepared) -> str | None:
-    """Compile a model's forwards; return why that is impossible, if it is."""
-    if (obstacle := _obstacle_to_compiling(runner.model)) is not None:
-        return obstacle
-    if runner.slot.filled:
-        return f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
-    try:
-        runner.compile(call.config.compile_config, widths)
-    except Exception as error:  # whatever a compiler, a backend or a model's code may raise
-        runner.compiled.clear()
-        forget(runner.model)
-        reason = " ".join(str(error).strip().split("\n")[:2])
-        return f"{type(runner.model).__name__} can't be compiled ({type(error).__name__}: {reason})"
-    return None
-
-
-def _say(static: bool, obstacle: str) -> None:
-    what = "a static cache" if static else "`compile` in `lossy_config`"
+def _say(static: bool, obstacle: str, compiles: bool = True) -> None:
+    what = "a static cache" if static else "`compile` in `lossy_config`" if compiles else "recording graphs"
     warn_once(f"{what} has no effect here: {obstacle}. Decoding goes on without it.")
 
 
@@ -204,6 +274,10 @@ def _obstacle_to_inputs(call: Prepared) -> str | None:
             return f"the model has the input `{name}`"
     positions = call.inputs.get("position_ids")
     return None if positions is None or positions.shape == call.ids.shape else "its positions are not one per token"
+
+
+def _on_one_device(model: PreTrainedModel) -> bool:
+    return model.device.type in RECORDERS and len({*getattr(model, "hf_device_map", {}).values()}) < 2
 
 
 def _obstacle_to_compiling(model: PreTrainedModel) -> str | None:

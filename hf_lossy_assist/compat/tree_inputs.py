@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -61,7 +62,9 @@ class TreeInputs:
             length = sees.shape[2]
             if layer < len(cache.layers):  # a sliding-window layer shows only the end of the text
                 length = cache.layers[layer].get_mask_sizes(sees.shape[1])[0]
-            hidden = ~near[:, None, :, sees.shape[2] - length :]
+            hidden = ~near[:, None, :, max(0, sees.shape[2] - length) :]
+            if length > sees.shape[2]:  # the empty slots of a static cache
+                hidden = pad(hidden, (0, length - sees.shape[2]), value=True)
             mask = torch.zeros(hidden.shape, dtype=self.dtype, device=sees.device)
             masks[kind] = mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
         return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..core.trees import along_path
 from ..errors import LossyUnsupportedError
 from ..models.cache_rows import move_cache
 from ..models.runner import ModelRunner
+from ..models.static.forwards import decoder_layers
 from .draft_ends import DraftLength
 from .eagle3 import Eagle3
 from .model import ModelDrafter
@@ -30,7 +31,8 @@ from .vocabulary import DraftVocabulary, vocabulary_sizes
 class Eagle3Drafter(ModelDrafter):
     """Drafts with an EAGLE-3 head: one forward over the target's new states per round, then one per token.
 
-    The first round has no draft, because there are no states yet.
+    The first round has no draft, because there are no states yet. ``returned`` says that the target's outputs have the
+    states.
     """
 
     def __init__(
@@ -40,9 +42,10 @@ class Eagle3Drafter(ModelDrafter):
         draft_length: int | DraftLength,
         *,
         attention_mask: Tensor | None = None,
+        returned: bool = False,
         **settings: Any,
     ) -> None:
-        self.states = LayerStates(target, head.config.layers_of(target))
+        self.states = ReturnedStates() if returned else LayerStates(target, head.config.layers_of(target))
         embeddings, padded = head.embeddings(target), attention_mask
         if padded is not None and bool(padded.all()):
             padded = None
@@ -58,7 +61,7 @@ class Eagle3Drafter(ModelDrafter):
         return super().propose(ids, layout, remaining) if self.runner.seen else Draft.empty(ids)
 
     def observe(self, commit: Commit) -> None:
-        self.runner.read_states(commit, self.states.pop())
+        self.runner.read_states(commit, self.states.pop(commit.outputs))
         super().observe(commit)
 
     def begin(self, ids: Tensor) -> None:
@@ -177,23 +180,30 @@ class Eagle3Forwards(ModelRunner):
         return output
 
 
+class ReturnedStates:
+    """Reads the states that a forward over a static cache returns."""
+
+    def pop(self, outputs: Any) -> Tensor:
+        return torch.cat(outputs.hidden_states, dim=-1)
+
+    def watched(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class LayerStates:
     """Reads a few of the hidden states of a model's forwards, numbered as in :class:`Eagle3Config`."""
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]) -> None:
-        total = model.config.get_text_config(decoder=True).num_hidden_layers
-        children = model.get_decoder().children()
-        found = next((list(x) for x in children if isinstance(x, nn.ModuleList) and len(x) == total), None)
-        if found is None:
+        if (found := decoder_layers(model)) is None:
             raise LossyUnsupportedError(
                 "`assistant_model` is an EAGLE-3 head, which reads layers of the target, but the decoder of a "
                 f"{type(model).__name__} does not hold its layers in one list; pass a draft model"
             )
-        self._modules = found
+        self._modules = list(found[1])
         self._layers = tuple(layers)
         self._read: dict[int, Tensor] = {}
 
-    def pop(self) -> Tensor:
+    def pop(self, outputs: Any = None) -> Tensor:
         """Return ``(B, S, k·d)`` the states of this thread's last forward, side by side, and forget them."""
         states = [self._read.pop(i) for i in self._layers]
         return torch.cat([state.to(states[0].device) for state in states], dim=-1)

@@ -141,6 +141,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if n <= 0:
             return Draft.empty(ids)
         self.begin(ids)
+        if self._greedily and (whole := self.runner.draft(ids, n)) is not None:
+            return self._whole(*whole, remaining)
         scores, states, sure = [], [], []
         if self.stop is not None:
             self.stop.begin()
@@ -163,6 +165,20 @@ class ModelDrafter(Drafter, CandidateGenerator):
             _lengths(n, remaining, sure),
             cost=DraftCost(self.calls - before[0], self.tokens - before[1]),
         )
+
+    @property
+    def _greedily(self) -> bool:
+        """Whether a draft is the likeliest tokens, and nothing else is asked of it."""
+        apart = self.do_sample or self.processors or self.stop is not None or self.vocabulary is not None
+        return not apart and self._hook is None
+
+    def _whole(self, tokens: Tensor, logits: Tensor, remaining: Sequence[int]) -> Draft:
+        """Return a draft that the runner has made by itself."""
+        n, sent = tokens.shape[1], self.runner.sent
+        self.calls, self.tokens = self.calls + n, self.tokens + sent
+        device = self.text.device
+        kept = logits.to(device) if self.keep_logits else None
+        return Draft(tokens.to(device), kept, None, _lengths(n, remaining, []), cost=DraftCost(n, sent))
 
     def observe(self, commit: Commit) -> None:
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))

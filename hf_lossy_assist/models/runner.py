@@ -37,6 +37,7 @@ class ModelRunner(ABC):
     model: PreTrainedModel
     seen: int  # how many tokens of the text the cache holds
     sent: int  # how many tokens the last forward was over, all rows together
+    returns_states = False  # whether outputs have the states between layers that an EAGLE-3 head reads
 
     def catch_up(self, text: Tensor, keep: int) -> None:
         """Prefill the tokens that :meth:`run` with the same arguments will not cover."""
@@ -60,6 +61,13 @@ class ModelRunner(ABC):
     @abstractmethod
     def read(self, tokens: Tensor) -> Any:
         """Run a draft model over the next ``tokens`` ``(B, k)``; the output has at least the last token's logits."""
+
+    def draft(self, text: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+        """Draft ``count`` tokens greedily after ``text`` ``(B, L)``: tokens ``(B, k)`` and logits ``(B, k, V)``.
+
+        None where the runner can't do that by itself.
+        """
+        return None
 
     def read_nodes(self, tokens: Tensor, width: int, ancestors: Tensor, depths: Tensor) -> Any:
         """Run a draft model over the nodes ``tokens`` ``(B, m)``, after a text of ``width`` tokens and other nodes.

@@ -118,14 +118,9 @@ CASES = {
         {"assistant_confidence_threshold": 0.4, "lossy_config": {"tree": {}}},
         ["`assistant_confidence_threshold`", "`tree`"],
     ),
-    "a tree, compiled": ({"lossy_config": {"tree": {}, "compile": True}}, ["`tree`", "static cache"]),
-    "a tree on a static cache": (
-        {CACHE: StaticCache(config=TARGET.config, max_cache_len=64), "lossy_config": {"tree": {}}},
-        ["`tree`", "static cache"],
-    ),
-    "a tree in static decoding": (
-        {"cache_implementation": "static", "lossy_config": {"tree": {}}},
-        ["`tree`", "static cache"],
+    "a tree on a short static cache": (
+        {CACHE: StaticCache(config=TARGET.config, max_cache_len=64), "lossy_config": {"tree": {"nodes": 100}}},
+        ["static cache", "trees need", "slots"],
     ),
     "classifier-free guidance": ({"guidance_scale": 1.5}, ["ClassifierFreeGuidance", "state"]),
 }  # fmt: skip

@@ -145,9 +145,9 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
     def hooks() -> int:
         return sum(len(x._forward_pre_hooks) + len(x._forward_hooks) for x in target.model.layers)
 
-    def watch(self):
+    def watch(self, outputs):
         taken.append((set(self._read), hooks()))
-        return take(self)
+        return take(self, outputs)
 
     before = hooks()
     monkeypatch.setattr(LayerStates, "pop", watch)
@@ -156,7 +156,7 @@ def test_only_what_the_head_reads_is_kept_and_hooks_do_not_stay(monkeypatch):
     assert len(taken) in (ours.lossy_stats.rounds - 1, ours.lossy_stats.rounds)
     assert ours.hidden_states is None
 
-    def fail(self):
+    def fail(self, outputs):
         raise RuntimeError("no")
 
     monkeypatch.setattr(LayerStates, "pop", fail)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlidingWindowLayer
 
@@ -14,6 +17,7 @@ from ...compat import REWINDING_LAYERS
 from ...core.texts import RowShift
 from ..cache_rows import slots_of
 
+_SMALLEST = 128
 _MOST_IDLE = 2
 _ROOMIEST = 4
 
@@ -22,7 +26,7 @@ class StaticCacheSlot:
     """A static cache that holds ``filled`` tokens, and writes the next ones after them.
 
     The causal mask hides stale values after this position until they are overwritten. ``warm`` names the compiled
-    forwards that have run on it, with their kind of mask.
+    forwards that have run on it, with their kind of mask; ``graphs`` are recorded on its memory.
     """
 
     def __init__(self, cache: Cache, filled: int = 0, rows: int = 1) -> None:
@@ -30,14 +34,35 @@ class StaticCacheSlot:
         self.filled = filled
         self.rows = rows
         self.warm: set[Hashable] = set()
+        self.graphs: dict[Hashable, Any] = {}
         self._layers = [layer for layer in cache.layers if isinstance(layer, StaticLayer)]
         self.capacity = min(layer.max_cache_len for layer in self._layers)
 
     def seek(self, position: int) -> None:
         if position != self.filled and self._layers[0].is_initialized:
-            lengths = [layer.cumulative_length for layer in self._layers]
-            torch._foreach_add_(lengths, position - self.filled)  # one kernel for all layers
+            torch._foreach_add_(self._lengths, position - self.filled)  # one kernel for all layers
         self.filled = position
+
+    @property
+    def _lengths(self) -> list[Tensor]:
+        return [layer.cumulative_length for layer in self._layers]
+
+    @cached_property
+    def _start(self) -> Tensor:
+        return torch.zeros_like(self._lengths[0])
+
+    def place(self, position: int) -> None:
+        """Let the next recorded forward begin at ``position``."""
+        self._start.fill_(position)
+
+    def recorded(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``body`` for a recording: whenever it is run, it begins at the position of :meth:`place`."""
+
+        def run(*args: Any, **inputs: Any) -> Any:
+            torch._foreach_copy_(self._lengths, [self._start] * len(self._layers))
+            return body(*args, **inputs)
+
+        return run
 
     def move(self, shift: RowShift, slots: int) -> None:
         """Let the first rows hold the first ``slots`` slots of the next rectangle; the other rows become stale."""
@@ -48,6 +73,23 @@ class StaticCacheSlot:
             for whole, moved in zip(states, slots_of(states, rows, kept), strict=True):
                 whole[: len(rows), :, :slots] = moved
         self.seek(slots)
+
+    def keep_path(self, start: int, columns: Tensor) -> None:
+        """After the first ``start`` slots, keep only the slots ``columns`` ``(B, k)``, in this order."""
+        rows, count = columns.shape
+        for layer in self._layers:
+            index = (columns + start).to(layer.keys.device)[:, None, :, None]
+            for whole in (layer.keys, layer.values):
+                path = whole[:rows].gather(2, index.expand(-1, whole.shape[1], -1, whole.shape[3]))
+                whole[:rows, :, start : start + count] = path
+        self.seek(start + count)
+
+    def copied_to(self, cache: Cache) -> Cache:
+        """Copy what it holds to an empty dynamic cache, which is returned."""
+        for i, layer in enumerate(self.cache.layers):
+            if layer in self._layers:
+                cache.update(layer.keys[:, :, : self.filled], layer.values[:, :, : self.filled], i)
+        return cache
 
     def fits(self, start: int, tokens: int) -> bool:
         return start + tokens <= self.capacity
@@ -74,17 +116,14 @@ def new_static_cache(model: PreTrainedModel, length: int) -> StaticCache:
 
 
 def roomy(length: int) -> int:
-    """Round ``length`` up by at most a quarter, to few different lengths: each is compiled anew.
+    """Round ``length`` up to a power of two, so that there are few lengths: each is compiled or recorded anew.
 
     Examples
     --------
-    >>> [roomy(n) for n in (1, 64, 65, 100, 1000, 1025)]
-    [64, 64, 80, 112, 1024, 1280]
+    >>> [roomy(n) for n in (1, 128, 129, 1000, 3000)]
+    [128, 128, 256, 1024, 4096]
     """
-    if length <= 64:
-        return 64
-    step = 1 << ((length - 1).bit_length() - 3)
-    return -(-length // step) * step
+    return max(_SMALLEST, 1 << (length - 1).bit_length())
 
 
 # The caches of earlier calls by model, because compiled forwards know them by address.

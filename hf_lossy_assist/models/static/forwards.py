@@ -9,8 +9,9 @@ import copy
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -20,11 +21,9 @@ from transformers import CompileConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from ...compat import CACHE, cache_of
-from ...errors import LossyUnsupportedError
+from ...errors import LossyUnsupportedError, warn_once
 
-_forwards: weakref.WeakKeyDictionary[PreTrainedModel, dict[tuple[str, int, int], CompiledForward]] = (
-    weakref.WeakKeyDictionary()
-)
+_forwards: weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
 
@@ -32,6 +31,13 @@ def path_to_decoder(model: PreTrainedModel) -> str | None:
     """Return the module name of the model's decoder; None where the decoder is no submodule."""
     decoder = model.get_decoder()
     return next((name for name, module in model.named_modules() if module is decoder and name), None)
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList] | None:
+    """Return the decoder's list of layers with its name; None where the decoder does not hold them in one list."""
+    total = model.config.get_text_config(decoder=True).num_hidden_layers
+    children = model.get_decoder().named_children()
+    return next(((name, x) for name, x in children if isinstance(x, nn.ModuleList) and len(x) == total), None)
 
 
 def with_decoder_forward(model: PreTrainedModel, forward: Callable[..., Any]) -> PreTrainedModel:
@@ -71,44 +77,50 @@ class DecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
 class DecoderForward:
     """Stands in for a decoder's forward with ``run``, which returns states that its next run may overwrite.
 
-    ``run`` always gets ``rows`` rows: missing rows repeat the last one, and their states are dropped.
+    ``run`` returns the last states, and the states that it reads between layers. It always gets ``rows`` rows: missing
+    rows repeat the last one, and their states are dropped.
     """
 
-    def __init__(self, run: Callable[..., Any], rows: int = 1) -> None:
+    def __init__(self, run: Callable[..., tuple[Tensor, ...]], rows: int = 1) -> None:
         self.run = run
         self.rows = rows
 
     def __call__(self, *args: Any, **inputs: Any) -> DecoderOutput:
         rows = next(len(x) for x in (*args, *inputs.values()) if isinstance(x, Tensor) and x.dim() > 1)
         if rows < self.rows:
-            args = tuple(self._filled_up(x, rows) for x in args)
-            inputs = {name: self._filled_up(x, rows) for name, x in inputs.items()}
-        states = self.run(*args, **inputs)[:rows].clone()
-        return DecoderOutput(last_hidden_state=states, **{CACHE: cache_of(inputs)})
-
-    def _filled_up(self, value: Any, rows: int) -> Any:
-        if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != rows:
-            return value
-        return torch.cat([value, value[-1:].expand(self.rows - rows, *value.shape[1:])])
+            args = tuple(filled_up(x, rows, self.rows) for x in args)
+            inputs = {name: filled_up(x, rows, self.rows) for name, x in inputs.items()}
+        last, *read = (x[:rows].clone() for x in self.run(*args, **inputs))
+        return DecoderOutput(last_hidden_state=last, hidden_states=tuple(read) or None, **{CACHE: cache_of(inputs)})
 
 
-def eager_forward(model: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """Return a model like ``model`` that always runs ``rows`` rows, as a static cache needs."""
-    decoder = model.get_decoder()
-    return with_decoder_forward(
-        model, DecoderForward(lambda *args, **inputs: decoder.forward(*args, **inputs)[0], rows)
-    )
+def filled_up(value: Any, rows: int, wanted: int) -> Any:
+    """Return an input of ``rows`` rows with as many as ``wanted``: the last one is repeated."""
+    if isinstance(value, dict):
+        return {name: filled_up(x, rows, wanted) for name, x in value.items()}
+    if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != rows:
+        return value
+    return torch.cat([value, value[-1:].expand(wanted - rows, *value.shape[1:])])
 
 
-class CompiledForward:
-    """A model whose decoder is compiled for inputs of one shape; nothing is written to the user's model.
+def eager_forward(model: PreTrainedModel, rows: int = 1, reads: tuple[int, ...] = ()) -> PreTrainedModel:
+    """Return a model like ``model`` that runs ``rows`` rows, as a static cache needs, and returns the states ``reads``.
 
-    ``options`` go to ``torch.compile``. Inputs with fewer than ``rows`` rows are filled up.
+    These are numbered as in :func:`compiled_forward`.
+    """
+    if rows == 1 and not reads:
+        return model
+    return with_decoder_forward(model, DecoderForward(states_of(model, reads, decorated=True), rows))
+
+
+class FixedForward:
+    """A model whose decoder runs as ``run`` over inputs of one shape; nothing is written to the user's model.
+
+    Inputs with fewer than ``rows`` rows are filled up.
     """
 
-    def __init__(self, model: PreTrainedModel, options: Mapping[str, Any], rows: int = 1) -> None:
-        compiled = torch.compile(_states_of(model.get_decoder()), **options)
-        self.model = with_decoder_forward(model, DecoderForward(compiled, rows))
+    def __init__(self, model: PreTrainedModel, run: Callable[..., tuple[Tensor, ...]], rows: int = 1) -> None:
+        self.model = with_decoder_forward(model, DecoderForward(run, rows))
         self.runs = 0
 
     def __call__(self, **inputs: Any) -> Any:
@@ -119,15 +131,62 @@ class CompiledForward:
 
 
 def compiled_forward(
-    model: PreTrainedModel, config: CompileConfig | None, width: int, rows: int = 1
-) -> CompiledForward:
-    """Return the forward over ``rows`` rows of ``width`` tokens; its first run compiles it."""
-    options = _options(config)
-    key = repr(sorted(options.items(), key=lambda item: item[0])), width, rows
+    model: PreTrainedModel,
+    config: CompileConfig | None,
+    shape: Hashable,
+    rows: int = 1,
+    reads: tuple[int, ...] = (),
+) -> FixedForward:
+    """Return the forward over ``rows`` rows; its first run compiles it.
+
+    ``shape`` is the number of tokens, and all else that shapes inputs: each gets its own code. ``reads`` numbers the
+    states that the output returns as ``hidden_states``: those before each layer, and the last layer's.
+    """
+    return _kept(
+        model,
+        config,
+        (shape, rows, reads),
+        lambda compiled: FixedForward(model, compiled(states_of(model, reads)), rows),
+    )
+
+
+def compiled_choice(model: PreTrainedModel, config: CompileConfig | None, shape: Hashable) -> Callable[..., Any]:
+    """Return a compiled forward with its LM head and choice: it returns the likeliest next token, and the logits."""
+    return _kept(model, config, ("choice", shape), lambda compiled: compiled(choosing(_bare(model))))
+
+
+def choosing(forward: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return a function that maps inputs of ``forward`` to the likeliest next tokens ``(B, 1)`` and logits."""
+
+    def choose(**inputs: Any) -> tuple[Tensor, Tensor]:
+        logits = forward(**inputs, logits_to_keep=1, return_dict=True).logits[:, -1:].float()
+        return logits.argmax(-1), logits
+
+    return choose
+
+
+def _bare(model: PreTrainedModel) -> Callable[..., Any]:
+    """Return a model's forward without transformers' decorators."""
+    states = states_of(model)
+
+    def decode(*args: Any, **inputs: Any) -> DecoderOutput:
+        return DecoderOutput(last_hidden_state=states(*args, **inputs)[0])
+
+    return partial(inspect.unwrap(type(model).forward), with_decoder_forward(model, decode))
+
+
+def _kept(
+    model: PreTrainedModel,
+    config: CompileConfig | None,
+    key: Hashable,
+    make: Callable[[Callable[[Callable[..., Any]], Callable[..., Any]]], Any],
+) -> Any:
+    options, name = _options(config), type(model).__name__
+    key = repr(sorted(options.items(), key=lambda item: item[0])), key
     with _lock:
         mine = _forwards.setdefault(model, {})
         if key not in mine:
-            mine[key] = CompiledForward(model, options, rows)
+            mine[key] = make(lambda function: torch.compile(_own_code(function, name), **options))
         return mine[key]
 
 
@@ -142,15 +201,67 @@ def _options(config: CompileConfig | None) -> dict[str, Any]:
     return options | {"dynamic": bool(options["dynamic"])}
 
 
-def _states_of(decoder: nn.Module) -> Callable[..., Tensor]:
-    # Skip transformers' decorators: they read a table of all models in the process, so loading another model would
-    # recompile everything.
-    forward = inspect.unwrap(type(decoder).forward)
+def states_of(
+    model: PreTrainedModel, reads: tuple[int, ...] = (), decorated: bool = False
+) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a forward of the decoder that returns its last states and those that ``reads`` numbers.
 
-    def states(*args: Any, **inputs: Any) -> Tensor:
-        return forward(decoder, *args, **inputs)[0]
+    ``decorated`` keeps transformers' decorators. They read a table of all models in the process, so loading another
+    model would recompile everything.
+    """
+    found: dict[int, Tensor] = {}
+    decoder = _reading(model, reads, found) if reads else model.get_decoder()
+    forward = decoder.forward if decorated else partial(inspect.unwrap(type(decoder).forward), decoder)
 
-    # torch gives up after a few recompilations of one code object, so every compiled forward gets its own.
-    own = FunctionType(states.__code__.replace(), states.__globals__, "states", None, states.__closure__)
-    own.__kwdefaults__ = states.__kwdefaults__
+    def states(*args: Any, **inputs: Any) -> tuple[Tensor, ...]:
+        last = forward(*args, **inputs)[0]
+        read = [found[i] for i in reads]
+        found.clear()
+        return (last, *read)
+
+    return states
+
+
+def _reading(model: PreTrainedModel, reads: tuple[int, ...], found: dict[int, Tensor]) -> nn.Module:
+    """Return a decoder that notes the states ``reads`` in ``found``."""
+    if (listed := decoder_layers(model)) is None:
+        raise LossyUnsupportedError(f"the decoder of {type(model).__name__} does not hold its layers in one list")
+    name, layers = listed
+    own = list(layers)
+    for i in reads:
+        j = min(i, len(own) - 1)
+        own[j] = _noting(own[j], i, i < len(own), found)
+    twin = shallow(model.get_decoder())
+    twin._modules[name] = nn.ModuleList(own)
+    return twin
+
+
+def _noting(layer: nn.Module, number: int, entering: bool, found: dict[int, Tensor]) -> nn.Module:
+    twin, forward = shallow(layer), layer.forward
+
+    def noted(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = forward(hidden_states, *args, **kwargs)
+        found[number] = hidden_states if entering else output if isinstance(output, Tensor) else output[0]
+        return output
+
+    twin.__dict__["forward"] = noted
+    return twin
+
+
+def _own_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function like ``function`` to be compiled.
+
+    torch gives up after a few recompilations of one code object, so every compiled forward gets its own.
+    """
+
+    def compiled(*args: Any, **inputs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            warn_once(
+                f"torch no longer compiles the forwards of {name}, which run uncompiled from here on: they were "
+                "compiled anew too often (`TORCH_LOGS=recompiles` says why)"
+            )
+        return function(*args, **inputs)
+
+    own = FunctionType(compiled.__code__.replace(), compiled.__globals__, "compiled", None, compiled.__closure__)
+    own.__kwdefaults__ = compiled.__kwdefaults__
     return own

@@ -81,10 +81,33 @@ def test_the_first_compilation_says_what_it_waits_for(backend, capsys):
     own = target, noisy_copy(target)
     generate(own, backend)
     shown = capsys.readouterr().err
-    assert re.search(r"Compiling LlamaForCausalLM for forwards over \d+ tokens, once", shown)  # of the target
-    assert "over 1 and 2 tokens" in shown  # of the draft
+    assert re.search(r"Compiling LlamaForCausalLM for \d+ tokens, once", shown)  # of the target
+    assert "for drafts of 5 tokens" in shown
     generate(own, backend)
     assert "Compiling" not in capsys.readouterr().err
+
+
+def test_texts_that_grow_are_compiled_for_six_lengths_of_caches(backend):
+    """From 10 to 3,000 tokens: at each length the target's forward, and two of the draft; torch never gives up."""
+    target = tiny()
+    target.config.max_position_embeddings = 4096
+    own, before = (target, noisy_copy(target)), backend.graphs
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(no effect|no longer compiles)")
+        for length in (10, 100, 150, 400, 900, 1500, 2950, 3000):
+            generate(own, backend, length=length)
+        assert backend.graphs == before + 3 * 6
+        with torch.compiler.set_stance("fail_on_recompile"):
+            generate(own, backend, length=2900)
+
+
+@torch.no_grad()
+def test_where_torch_gives_up_a_warning_says_so():
+    with torch._dynamo.config.patch(recompile_limit=1):
+        forward = programs.compiled_forward(tiny(), CompileConfig(backend="eager"), "any width")
+        forward(input_ids=prompt(2))
+        with pytest.warns(UserWarning, match="torch no longer compiles the forwards of LlamaForCausalLM"):
+            forward(input_ids=prompt(3))
 
 
 def test_nothing_is_written_to_the_models(pair, backend):
@@ -221,4 +244,4 @@ def test_inductor():
         for compile in (None, True)
     ]
     assert torch.equal(*texts)
-    assert programs.compiled_forward(target, None, 4).runs > 3
+    assert programs.compiled_forward(target, None, (False, 4, 128, "none")).runs > 3

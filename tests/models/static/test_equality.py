@@ -11,6 +11,7 @@ from transformers import CompileConfig, StaticCache
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.compat import CACHE
 from tests.acceptors.table import judge_head
+from tests.eagle3_heads import trained_pair
 from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
 
@@ -31,7 +32,7 @@ def llamas():
     return target, noisy_copy(target)
 
 
-def both(target, draft, ids=None, config=None, **kwargs):
+def both(target, draft, ids=None, config=None, backend="eager", **kwargs):
     """Return the eager output and the compiled one, by a backend that runs the traced graphs as they are."""
     kwargs = {"lossy_mode": "lossless", "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
     kwargs = {"input_ids": prompt() if ids is None else ids} | kwargs
@@ -40,7 +41,7 @@ def both(target, draft, ids=None, config=None, **kwargs):
         target.generate(
             assistant_model=draft,
             lossy_config=settings | more,
-            compile_config=CompileConfig(backend="eager"),
+            compile_config=CompileConfig(backend=backend),
             **kwargs,
         )
         for more in ({}, {"compile": True})
@@ -68,6 +69,31 @@ def test_equal_in_every_architecture(architecture, rows):
         config={"criterion": "naive"},
     )
     assert torch.equal(eager, compiled)
+
+
+TREE = {"depth": 4, "top_k": 3, "nodes": 12}
+
+
+@pytest.mark.parametrize(
+    ("head", "tree", "inputs"),
+    [(False, TREE, padded()), (False, {"branches": [3, 2, 1]}, {}), (True, None, {}), (True, TREE, padded())],
+)
+def test_trees_and_eagle3(head, tree, inputs):
+    pair = trained_pair("llama") if head else (tiny("llama"), noisy_copy(tiny("llama")))
+    config = {} if tree is None else {"tree": tree}
+    drawn = "branches" in (tree or {})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no effect")
+        eager, compiled = both(*pair, config=config, backend="aot_eager", do_sample=drawn, **inputs)
+    assert torch.equal(eager, compiled)
+    assert last_stats(pair[0]).accepted > 0
+
+
+def test_trees_on_the_static_cache_of_generate(llamas):
+    kwargs = padded() | {"assistant_model": llamas[1], "lossy_mode": "lossless", "max_new_tokens": NEW}
+    kwargs |= {"lossy_config": {"tree": TREE}, "do_sample": False}
+    plain = llamas[0].generate(**kwargs)
+    assert torch.equal(llamas[0].generate(**kwargs, cache_implementation="static"), plain)
 
 
 @pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])

@@ -57,17 +57,17 @@ def test_compiled_programs_of_fixed_widths(padding: int):
     text = [PAD] * padding + random_tokens(6, generator)
     forwards = static(tiny(), text)
     forwards.compile(CompileConfig(backend="eager"), (2, 6))
-    runs = {width: program.runs for width, program in forwards.compiled.items()}
+    runs = {width: program.runs for width, program in forwards.fixed.items()}
     follow(forwards, text, (5, 0, 4, 2, 0, 5, 3), generator)
-    assert all(program.runs > runs[width] for width, program in forwards.compiled.items())
-    before = [program.runs for program in forwards.compiled.values()]
+    assert all(program.runs > runs[width] for width, program in forwards.fixed.items())
+    before = [program.runs for program in forwards.fixed.values()]
     full = random_tokens(CAPACITY, generator)
     forwards.rewind(0)
     for length in (CAPACITY - 1, CAPACITY):
         with torch.no_grad():
             logits = forwards.run(torch.tensor([[PAD] * padding + full[padding:length]]), 1).logits
         assert_last_logits(forwards.model, logits, [full[padding:length]])
-    assert [program.runs for program in forwards.compiled.values()] == before
+    assert [program.runs for program in forwards.fixed.values()] == before
 
 
 def test_a_cache_goes_back_to_the_pool_unless_it_is_the_caller_s():

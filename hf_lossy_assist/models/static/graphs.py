@@ -1,0 +1,82 @@
+"""Records what a function launches, to launch all of it again as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Recorder = Callable[[Callable[[], Any], torch.device], tuple[Callable[[], None], Any]]
+"""Runs a function on a device, and returns what runs it again, and its output, which each run overwrites."""
+
+_WARM_UPS = 2
+
+
+class Graph:
+    """A function of tensors of fixed shapes, recorded in its first run.
+
+    Later runs copy their tensors to where the recorded kernels read them, and launch these as one. What is not a tensor
+    stays as it was. Each run overwrites the output of the one before.
+    """
+
+    def __init__(self, body: Callable[..., Any], recorder: Recorder) -> None:
+        self.body = body
+        self.recorder = recorder
+        self._own: dict[Any, Any] | None = None
+        self._given: dict[Any, Any] = {}
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        inputs = dict(enumerate(args)) | named
+        if self._own is None:
+            own = {name: _cloned(x) for name, x in inputs.items()}
+            device = next(x.device for x in own.values() if isinstance(x, Tensor))
+            first, others = [own[i] for i in range(len(args))], {name: own[name] for name in named}
+            self._replay, self._output = self.recorder(lambda: self.body(*first, **others), device)
+            self._own = own
+        for name, given in inputs.items():
+            if given is not self._given.get(name):
+                _copy(self._own[name], given)
+        self._given = {name: x for name, x in inputs.items() if name == "attention_mask"}  # the same for many runs
+        self._replay()
+        return self._output
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _cloned(x) for name, x in value.items()}
+    return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
+
+
+def _copy(own: Any, given: Any) -> None:
+    if isinstance(own, dict):
+        for name, x in own.items():
+            _copy(x, given[name])
+    elif isinstance(own, Tensor):
+        own.copy_(given)
+
+
+@cache
+def _pool() -> Any:
+    # Graphs run one after another, and their outputs are copied at once; so all may use the same memory.
+    return torch.cuda.graph_pool_handle()
+
+
+def cuda_graph(body: Callable[[], Any], device: torch.device) -> tuple[Callable[[], None], Any]:
+    with torch.cuda.device(device):
+        side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UPS):  # libraries and allocators set themselves up
+                body()
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+            output = body()
+    return graph.replay, output
+
+
+RECORDERS: dict[str, Recorder] = {"cuda": cuda_graph}
+"""By type of device, what records graphs there."""

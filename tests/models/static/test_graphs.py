@@ -1,0 +1,213 @@
+"""Recorded graphs give the texts of the eager loop; a recorder for CPUs stands in for CUDA's."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import pytest
+import torch
+
+from hf_lossy_assist import errors, last_stats
+from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
+from tests.acceptors.table import judge_head
+from tests.eagle3_heads import trained_pair
+from tests.parity import assert_same_rows
+from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
+
+NEW = 40
+EAGER = {"compile": False}
+
+
+class Recorder:
+    """Records as CUDA graphs do: a replay reads where the first run read, and writes where it wrote."""
+
+    def __init__(self) -> None:
+        self.recordings = self.replays = 0
+
+    def __call__(self, body, device):
+        self.recordings += 1
+        output = body()
+
+        def replay():
+            self.replays += 1
+            for own, new in zip(output, body(), strict=True):
+                own.copy_(new)
+
+        return replay, output
+
+
+@pytest.fixture
+def recorder(monkeypatch) -> Recorder:
+    """Let graphs be recorded on a CPU: calls then go as they go on CUDA by default."""
+    errors.warn_once.cache_clear()
+    monkeypatch.setitem(RECORDERS, "cpu", own := Recorder())
+    return own
+
+
+def llamas():
+    target = tiny("llama")
+    return target, noisy_copy(target)
+
+
+def both(recorder, target, draft, config=None, **kwargs):
+    """Return the output of the eager loop, and by graphs."""
+    kwargs = {"input_ids": prompt(), "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
+    outputs = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no effect")
+        for more in (EAGER, {}):
+            assert not recorder.replays
+            settings = {"seed": 3} | (config or {}) | more
+            outputs.append(
+                target.generate(assistant_model=draft, lossy_config=settings, **{"lossy_mode": "lossless"} | kwargs)
+            )
+    assert recorder.replays
+    return outputs
+
+
+def test_a_graph_reads_and_writes_in_place(recorder):
+    graph = Graph(lambda x, mask, by: ((x * by).masked_fill(mask["a"], 0),), recorder)
+    outputs = []
+    for i in range(3):
+        mask = torch.tensor([False, i == 2])
+        outputs.append(graph(x=torch.tensor([1.0 + i, 5.0]), mask={"a": mask}, by=2)[0])
+    assert outputs[0] is outputs[2]
+    assert outputs[2].tolist() == [6.0, 0.0]
+    assert (recorder.recordings, recorder.replays) == (1, 3)
+
+
+CASES = {
+    "greedy": {"num_assistant_tokens": 5},
+    "greedy, default length": {},
+    "drawn": {"do_sample": True, "num_assistant_tokens": 4},
+    "dropmatch": {"lossy_mode": "dropmatch", "num_assistant_tokens": 4},
+    "ensemble, drawn": {"lossy_mode": "ensemble", "do_sample": True},
+    "a penalty": {"lossy_mode": "topk", "repetition_penalty": 1.3, "num_assistant_tokens": 3},
+    "drafts of one token": {"num_assistant_tokens": 1},
+    "a schedule": {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"},
+    "tree": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}},
+    "tree, automatic": {"config": {"tree": {"depth": 3, "top_k": 4, "nodes": "auto"}}},
+    "tree, drawn": {"config": {"tree": {"branches": [3, 2, 1]}}, "do_sample": True},
+    "tree, typical": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}, "lossy_mode": "typical"},
+}
+
+
+@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_the_eager_loop(case, inputs, recorder):
+    eager, graphs = both(recorder, *llamas(), **CASES[case] | inputs)
+    assert torch.equal(eager, graphs)
+
+
+@pytest.mark.parametrize("case", ["greedy", "tree"])
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "llama"])
+def test_equal_in_every_architecture(architecture, case, recorder):
+    """Sliding windows shorter than the text, learned positions, soft-capping, two kinds of layers."""
+    target = tiny(architecture)
+    eager, graphs = both(recorder, target, noisy_copy(target), **CASES[case])
+    assert torch.equal(eager, graphs)
+
+
+@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
+@pytest.mark.parametrize("tree", [None, {"depth": 4, "top_k": 3, "nodes": 12}], ids=["chain", "tree"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+def test_eagle3(architecture, tree, inputs, recorder):
+    target, head = trained_pair(architecture)
+    config = {} if tree is None else {"tree": tree}
+    eager, graphs = both(recorder, target, head, config, num_assistant_tokens=None if tree else 4, **inputs)
+    assert torch.equal(eager, graphs)
+    assert last_stats(target).accepted > 0
+
+
+def test_a_rule_that_reads_states(recorder):
+    pair = llamas()
+    eager, graphs = both(recorder, *pair, lossy_mode="judge", lossy_head=judge_head(*pair), num_assistant_tokens=4)
+    assert torch.equal(eager, graphs)
+
+
+def test_the_statistics_are_the_same(recorder):
+    runs, (target, draft) = [], llamas()
+    for more in (EAGER, {}):
+        target.generate(
+            prompt(), assistant_model=draft, lossy_mode="lossless", lossy_config={"inspect": True} | more,
+            num_assistant_tokens=5, do_sample=False, max_new_tokens=NEW,
+        )  # fmt: skip
+        stats = last_stats(target)
+        runs.append((stats.trace, stats.target_calls, stats.draft_calls, stats.draft_tokens))
+    assert recorder.replays
+    assert runs[0] == runs[1]
+
+
+def test_texts_that_grow(recorder):
+    """Lengths from 10 to 3,000 tokens take caches of six lengths, and record each once."""
+    target, draft = long_pair()
+    for length in (10, 60, 150, 400, 900, 1500, 2900):
+        kwargs = {"input_ids": prompt(length), "max_new_tokens": 100, "num_assistant_tokens": 4}
+        recorder.replays = 0
+        eager, graphs = both(recorder, target, draft, **kwargs)
+        assert torch.equal(eager, graphs)
+    first = recorder.recordings
+    assert first == 2 * 6  # the target's forward, and a draft
+    target.generate(
+        prompt(2800), assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=4, max_new_tokens=90
+    )
+    assert recorder.recordings == first
+
+
+@functools.cache
+def long_pair():
+    target = tiny()
+    target.config.max_position_embeddings = 4096
+    return target, noisy_copy(target)
+
+
+def test_the_returned_cache_is_dynamic_and_goes_on(recorder):
+    target, draft = llamas()
+    kwargs = {"return_dict_in_generate": True, "num_assistant_tokens": 4}
+    eager, graphs = both(recorder, target, draft, **kwargs)
+    caches = [getattr(x, CACHE) for x in (eager, graphs)]
+    assert type(caches[0]) is type(caches[1])
+    assert caches[0].get_seq_length() == caches[1].get_seq_length()
+    torch.testing.assert_close(caches[0].layers[1].values, caches[1].layers[1].values)
+    more = [
+        target.generate(x.sequences, **{CACHE: y}, max_new_tokens=5, do_sample=False)
+        for x, y in zip((eager, graphs), caches, strict=True)
+    ]
+    assert torch.equal(*more)
+
+
+def test_a_batch_s_rows_end_apart(recorder):
+    kwargs = padded() | {"eos_token_id": [5, 9, 20, 30, 40], "num_assistant_tokens": 4, "output_logits": True}
+    plain = llamas()[0].generate(
+        **kwargs | {"num_assistant_tokens": None}, do_sample=False, max_new_tokens=NEW, return_dict_in_generate=True
+    )
+    _, graphs = both(recorder, *llamas(), **kwargs, return_dict_in_generate=True)
+    assert_same_rows(graphs.sequences, plain)
+
+
+@pytest.mark.parametrize(
+    ("more", "config"), [({"max_new_tokens": 8}, {}), ({"disable_compile": True}, {}), ({}, EAGER)]
+)
+def test_what_stays_eager(more, config, recorder):
+    target, draft = llamas()
+    target.generate(
+        prompt(), assistant_model=draft, lossy_mode="lossless", lossy_config=config, **{"max_new_tokens": NEW} | more
+    )
+    assert not recorder.recordings
+
+
+def test_what_can_t_be_recorded_is_said_once(recorder, monkeypatch):
+    def refuses(body, device):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    target, draft = tiny("llama"), noisy_copy(tiny("llama"))
+    kwargs = {"assistant_model": draft, "lossy_mode": "lossless", "do_sample": False, "max_new_tokens": NEW}
+    plain = target.generate(prompt(), lossy_config=EAGER, **kwargs)
+    monkeypatch.setitem(RECORDERS, "cpu", refuses)
+    with pytest.warns(UserWarning, match="recording graphs has no effect here: LlamaForCausalLM can't be recorded"):
+        assert torch.equal(target.generate(prompt(), **kwargs), plain)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no effect")
+        target.generate(prompt(), **kwargs)
