@@ -50,7 +50,8 @@ class LossyConfig:
     limits
         Where the run may be lossy.
     compile
-        Decode on static caches in compiled forwards; None where ``generate()`` itself would.
+        Decode on static caches in compiled forwards; None records graphs on CUDA, where the call is long enough, and
+        compiles where ``generate()`` itself would.
     tree
         How trees are drafted; None for chains.
     stop_drafting
