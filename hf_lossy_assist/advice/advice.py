@@ -106,7 +106,7 @@ class Advice:
 
     def seconds(self, walk: Walk) -> np.ndarray:
         """Return ``(B,)`` the seconds of the texts, without their prompts."""
-        return walk.rounds * self.costs.round(walk.gamma, self.length)
+        return walk.rounds * self.costs.round(walk.drafted.sum() / walk.rounds.sum(), self.length)
 
     def _fastest(self, one: Replayed) -> Walk:
         return self._fastest_of(one.walks)

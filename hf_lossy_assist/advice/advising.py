@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..acceptors import Acceptor
@@ -35,6 +35,7 @@ from ..values import Rule
 from .advice import Advice, Replayed
 from .laws import LIKELIEST, Laws, processors_of, read_laws
 from .replay import Acceptance, Walk, drawn, greedy, rounds
+from .states import decided, reads_states
 
 GAMMAS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
 """Draft lengths among which each rule's best is looked for."""
@@ -67,7 +68,7 @@ class Advising:
     seed: int = 0
     tune: bool = False
     out: Path | None = None  # a folder for texts, which an interrupted run goes on with
-    track: Callable[..., Iterable[Any]] = field(default=lambda items, description="": items)
+    track: Callable[..., Iterable[Any]] = field(default=lambda items, **_: items)
 
     def __post_init__(self) -> None:
         _GAMMAS.check("gammas", self.gammas)
@@ -106,8 +107,7 @@ class Advising:
     @cached_property
     def laws(self) -> Laws:
         """What both models say along the target's answers, which are made now."""
-        texts = self.track(self._texts(), total=len(self.prompts), description="answering")
-        return Laws.of(list(texts), self.max_new_tokens)
+        return Laws.of(self._texts, self.max_new_tokens)
 
     @cached_property
     def rules(self) -> list[tuple[DecodingMode, Acceptor]]:
@@ -120,7 +120,15 @@ class Advising:
                 raise LossyValueError(
                     f"`modes` has to name rules, but has {text!r}; the target alone is in every table"
                 )
-            rule = LossyConfig.from_fields(mode.rule, dict(mode.settings), mode.head).rule
+            heads = {name: self.models.heads[name] for name in mode.rules if name in self.models.heads}
+            mode.check_heads(self.models.heads)
+            config = LossyConfig.from_fields(mode.rule, dict(mode.settings), heads or mode.head)
+            if config != LossyConfig(config.rule):
+                raise LossyUnsupportedError(
+                    f"`modes` has {text!r}, but only rules with chains can be replayed: branches of trees leave the "
+                    "text, and limits look at it; compare such modes by `lossy-assist evaluate`"
+                )
+            rule = config.rule
             label = str(replace(Spelling.read(text, "modes"), gamma=None))
             known = found.get(label, (mode, rule, ()))[2]
             found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
@@ -138,19 +146,33 @@ class Advising:
         }  # fmt: skip
         return json.loads(json.dumps(values))
 
-    def _texts(self) -> Iterable[dict[str, Tensor]]:
-        """Yield what both models say along the target's answer to each prompt, and write it to the folder."""
+    @cached_property
+    def _batches(self) -> list[PromptBatch]:
+        ending = Ending(self.ends, self.tokenizer) if self.ends else None
+        batches = batches_of(self.prompts, device=self.models.target.device, seed=self.seed)
+        return [replace(batch, ending=ending) for batch in batches]
+
+    @cached_property
+    def _texts(self) -> list[dict[str, Tensor]]:
+        """What both models say along the target's answer to each prompt, which is made now."""
         if self.out is not None:
             self._open(self.out)
-        for batch in batches_of(self.prompts, device=self.models.target.device, seed=self.seed):
-            named = zlib.crc32(json.dumps([batch.ids.tolist(), batch.seed]).encode())
-            path = self.out and self.out / f"text-{named:08x}.safetensors"
-            text = _read(path) if path else None
-            if text is None:
-                text = self._read_text(batch)
-                if path:
-                    write_whole(path, save(text))
-            yield text
+        made = (self._stored(batch, "laws", self._read_text) for batch in self._batches)
+        return list(self.track(made, total=len(self.prompts), description="answering"))
+
+    def _stored(
+        self, batch: PromptBatch, name: str, make: Callable[[PromptBatch], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """Return what is in the folder about a prompt, or make it and write it there."""
+        if self.out is None:
+            return make(batch)
+        number = zlib.crc32(json.dumps([batch.ids.tolist(), batch.seed]).encode())
+        path = self.out / f"{number:08x}-{name}.safetensors"
+        try:
+            return load(path.read_bytes())
+        except (OSError, SafetensorError):  # missing or damaged
+            write_whole(path, save(found := make(batch)))
+            return found
 
     def _open(self, folder: Path) -> None:
         with folder_lock(folder, ".lock"):
@@ -162,11 +184,12 @@ class Advising:
         """Let the target answer, faster than alone, and read its answer."""
         models, writer = self.models, replace(self.plain, rule="lossless", gamma=DEFAULT_NUM_TOKENS)
         prompt = batch.ids[0].tolist()
-        batch = replace(batch, ending=Ending(self.ends, self.tokenizer) if self.ends else None)
         answer = run_request(models, writer, batch, self.max_new_tokens).rows[0].tolist()
-        processors = processors_of(models.target, prompt, **self.decoding)
-        laws = read_laws(models.target, models.draft, prompt, answer, processors)
+        laws = read_laws(models.target, models.draft, prompt, answer, self._processors(prompt))
         return {"ids": torch.tensor([*prompt, *answer]), **laws}
+
+    def _processors(self, prompt: Sequence[int]) -> LogitsProcessorList:
+        return processors_of(self.models.target, prompt, **self.decoding)
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -192,11 +215,34 @@ class Advising:
             walks = {gamma: rounds(rule, self.laws, gamma, sampled) for gamma in gammas}
         else:
             alone, losses = self._decided(rule)
+            if (run := rule.unverified_drafting) is not None:
+                # A run ends with the drafted token that the target decides, and no token of the target's own.
+                walk = alone.walk(self.laws, run.max_draft - 1)
+                walk = replace(walk, drafted=walk.kept + walk.rounds)
+                return Replayed(replace(mode, gamma=None), {walk.gamma: walk}, (walk.gamma,))
             walks = {gamma: alone.walk(self.laws, gamma) for gamma in gammas}
         return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)
 
     def _decided(self, rule: Acceptor) -> tuple[Acceptance, dict[str, float]]:
-        return (greedy(rule, self.laws), {}) if self.temperature is None else drawn(rule, self.laws)
+        if not reads_states(rule):
+            return (greedy(rule, self.laws), {}) if self.temperature is None else drawn(rule, self.laws)
+        sums = [LossyConfig(rule).in_full(), *(head.checksum for head in self.models.heads.values())]
+        name = f"{rule.name.replace(' ', '-')}-{zlib.crc32(json.dumps(sums).encode()):08x}"
+        ids = dict(zip(map(id, self._batches), (text["ids"].tolist() for text in self._texts), strict=True))
+
+        def make(batch: PromptBatch) -> dict[str, Tensor]:
+            prompt, models = batch.ids[0].tolist(), self.models
+            processors = self._processors(prompt)
+            return decided(
+                rule, models.target, models.draft, ids[id(batch)], len(prompt), processors, self.temperature is not None
+            )
+
+        found = [self._stored(batch, name, make) for batch in self.track(self._batches, description=rule.name)]
+        padded = (
+            torch.nn.utils.rnn.pad_sequence([text[key] for text in found], batch_first=True).double().numpy()
+            for key in ("keep", "others", "nats")
+        )
+        return Acceptance(*padded), {}
 
 
 def advise(
@@ -274,14 +320,6 @@ def advise(
     )  # fmt: skip
     advice = advising.run()
     return advice if draft_cost is None else advice.with_draft_cost(draft_cost)
-
-
-def _read(path: Path) -> dict[str, Tensor] | None:
-    """Return a text from its file; None where it is missing or damaged."""
-    try:
-        return load(path.read_bytes())
-    except (OSError, SafetensorError):
-        return None
 
 
 def encoded(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

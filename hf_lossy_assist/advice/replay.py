@@ -33,6 +33,7 @@ class Walk:
 
     gamma: int
     rounds: np.ndarray
+    drafted: np.ndarray
     kept: np.ndarray  # drafted tokens
     others: np.ndarray  # kept ones that the lossless rule would have refused
     nats: np.ndarray  # what they have less log p than the best ones, in sum
@@ -51,15 +52,18 @@ class Acceptance:
         """Return the decisions of a rule that also keeps a share of the tokens that this one refuses."""
         return replace(self, keep=self.keep + share * (1 - self.keep))
 
-    def walk(self, laws: Laws, gamma: int) -> Walk:
-        """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability."""
+    def walk(self, laws: Laws, gamma: int, ends: np.ndarray | None = None) -> Walk:
+        """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability.
+
+        ``ends`` ``(B, T)`` are the lengths of drafts from each position on, where they end early.
+        """
         lengths, (rows, width) = laws.lengths.numpy(), self.keep.shape
         real = np.arange(width + gamma) < lengths[:, None]
         keep = np.where(real, np.pad(self.keep, ((0, 0), (0, gamma))), 0.0)
         # Every round leaves room for the target's own token.
-        drafted = np.minimum(gamma, laws.limit - np.arange(width) - 1)[None, :, None]
+        drafted = np.minimum(gamma if ends is None else ends, laws.limit - np.arange(width) - 1)
         each = np.lib.stride_tricks.sliding_window_view(keep, gamma, axis=1)[:, :width]
-        each = np.where(np.arange(gamma) < drafted, each, 0.0)
+        each = np.where(np.arange(gamma) < drafted[..., None], each, 0.0)
         # reached[b, s, k]: the first k tokens of a draft from s on are kept.
         reached = np.concatenate([np.ones((rows, width, 1)), each.cumprod(-1)], axis=-1)
         exactly = reached - np.concatenate([reached[..., 1:], np.zeros((rows, width, 1))], axis=-1)
@@ -75,7 +79,8 @@ class Acceptance:
         share = np.divide(self.others, self.keep, out=np.zeros_like(self.others), where=self.keep > 0)
         worst = np.where(at * share > 0.01, self.nats, 0.0).max(1)
         others = at * share
-        return Walk(gamma, starts.sum(1), at.sum(1), others.sum(1), (others * self.nats).sum(1), worst)
+        given = (starts * drafted.clip(0)).sum(1)
+        return Walk(gamma, starts.sum(1), given, at.sum(1), others.sum(1), (others * self.nats).sum(1), worst)
 
 
 def greedy(rule: Acceptor, laws: Laws) -> Acceptance:
@@ -172,7 +177,7 @@ class Given(Randomness):
         return self.u
 
 
-def _drawn_with(p: Tensor, q: Tensor, written: Tensor, randomness: Randomness) -> tuple[Tensor, Tensor]:
+def drawn_with(p: Tensor, q: Tensor, written: Tensor, randomness: Randomness) -> tuple[Tensor, Tensor]:
     """Return drafted tokens ``(B, n)``, and the numbers u with which the lossless rule writes ``written``."""
     of_p, of_q = p.softmax(-1), q.softmax(-1)
     ratio = of_p / of_q.clamp(min=TINY)
@@ -183,21 +188,26 @@ def _drawn_with(p: Tensor, q: Tensor, written: Tensor, randomness: Randomness) -
     return tokens, torch.where(kept, second * bound, bound + second * (1 - bound))
 
 
-def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False) -> Walk:
-    """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds."""
+def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False, ends: Tensor | None = None) -> Walk:
+    """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds.
+
+    ``ends`` is as in :meth:`Acceptance.walk`.
+    """
     copies = REPLICATES if do_sample else 1
     spread = laws if copies == 1 else _repeated(laws, copies)
     rows, randomness = len(spread.lengths), Randomness(0)
     start, spent = torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
-    count, kept, others, nats, worst = torch.zeros(5, rows, dtype=torch.float64)
+    count, drafted, kept, others, nats, worst = torch.zeros(6, rows, dtype=torch.float64)
     lossy = torch.arange(gamma)
     while (alive := start < spread.lengths).any():
         p, q = spread.at(spread.p, start, gamma + 1), spread.at(spread.q, start, gamma)
         tokens, numbers = spread.at(spread.best, start, gamma), randomness
         if do_sample:
-            tokens, u = _drawn_with(p[:, :-1], q, spread.at(spread.written, start, gamma), randomness)
+            tokens, u = drawn_with(p[:, :-1], q, spread.at(spread.written, start, gamma), randomness)
             numbers = Given(u)
         room = (spread.limit - start - 1).clamp(0, gamma)
+        if ends is not None:
+            room = room.minimum(spread.at(ends, start, 1)[:, 0])
         shape = Chain(gamma, tokens.device, None if (room == gamma).all() else room)
         v = Verification(tokens, p, draft_logits=q, do_sample=do_sample, randomness=numbers, shape=shape, charged=spent)
         decision = decide(rule, v)
@@ -205,13 +215,14 @@ def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False) -> W
         wrong = (decision.keep & ~decision.lossless) & (lossy < length[:, None])
         lost = _lost(p[:, :-1], tokens).masked_fill(~wrong, 0.0)
         count += alive
+        drafted += room.where(alive, 0)
         kept += length
         others += wrong.sum(-1)
         nats += lost.sum(-1)
         worst = worst.maximum(lost.amax(-1).double())
         spent = spent if decision.charge is None else spent + decision.charge.where(alive, 0.0)
         start = torch.where(alive, start + length + 1, start)
-    sums = [_array(x.view(-1, copies).mean(-1)) for x in (count, kept, others, nats)]
+    sums = [_array(x.view(-1, copies).mean(-1)) for x in (count, drafted, kept, others, nats)]
     return Walk(gamma, *sums, _array(worst.view(-1, copies).amax(-1)))
 
 
