@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import LossyUnsupportedError, LossyValueError
+from ..heads.identity import row_norms
 from ..models.quantised import check_changeable, with_replaced
 from ..values import bounded
 
@@ -114,6 +115,8 @@ class FewTokensHead(nn.Module):
     def __init__(self, head: nn.Linear, tokens: Tensor) -> None:
         super().__init__()
         self.vocabulary = DraftVocabulary(tokens, head.out_features)
+        self.out_features, self.in_features = head.out_features, head.in_features
+        self.row_norms = row_norms(head.weight)  # by which identities know the model
         with torch.device("meta"):
             self.rows = nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
         self.rows.weight = _some(head.weight, tokens)

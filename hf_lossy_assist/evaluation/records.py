@@ -16,12 +16,16 @@ import torch
 
 from ..acceptors import LAW
 from ..compat import versions_of
+from ..training.saving import without_folders
 from ..version import __version__
 
 
 def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
-    """Return versions, command line, date and machine of this run, with ``settings`` of the measurement."""
-    return {
+    """Return versions, command line, date and machine of this run, with ``settings`` of the measurement.
+
+    Paths to elsewhere are without their folders.
+    """
+    record = {
         "hf_lossy_assist": __version__,
         "law": LAW,
         **versions_of("transformers"),
@@ -34,6 +38,7 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
         "device": str(device),
         **settings,
     }
+    return without_folders(record)
 
 
 def _command_line(started: list[str], arguments: list[str]) -> list[str]:

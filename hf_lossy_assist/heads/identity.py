@@ -68,12 +68,14 @@ class ModelIdentity(Checked):
         if head is None:
             raise LossyValueError(f"`model` has to be a model with an LM head, but is a {kind}")
         config = inner.config.get_text_config(decoder=True)
-        shape, norms = (config.vocab_size, config.hidden_size), ()
-        # Packed 4-bit weights are not a plain matrix; a quantised draft's head names none.
-        weight = getattr(head, "weight", None)
+        shape = (config.vocab_size, config.hidden_size)
+        # Packed 4-bit weights are not a plain matrix. A head of ours that keeps none keeps the norms of what it was.
+        weight, norms = getattr(head, "weight", None), getattr(head, "row_norms", ())
         if weight is not None and not is_sharded(inner) and weight.dim() == 2 and weight.is_floating_point():
             # Some models project the hidden state, or pad the vocabulary, on the way to the head.
             shape, norms = weight.shape, _fingerprint(head)
+        elif norms:
+            shape = (head.out_features, head.in_features)
         source, revision = origin_of(inner)
         is_id = re.fullmatch(HUB_ID, source) and not Path(source).is_dir()
         name = source if is_id else Path(source).name
@@ -134,5 +136,10 @@ def _fingerprint(head: nn.Module) -> tuple[float, ...]:
         # Sharded or quantised subclasses of Tensor may lack readable rows.
         if weight.is_meta or type(weight) not in (Tensor, nn.Parameter):
             return ()
-        rows = [(2 * i + 1) * len(weight) // (2 * FINGERPRINT_ROWS) for i in range(FINGERPRINT_ROWS)]
-        return tuple(float(f"{norm:.6g}") for norm in weight.detach()[rows].float().norm(dim=-1).tolist())
+        return row_norms(weight)
+
+
+def row_norms(weight: Tensor) -> tuple[float, ...]:
+    """Return the norms of some rows of a weight ``(N, K)``."""
+    rows = [(2 * i + 1) * len(weight) // (2 * FINGERPRINT_ROWS) for i in range(FINGERPRINT_ROWS)]
+    return tuple(float(f"{norm:.6g}") for norm in weight.detach()[rows].float().norm(dim=-1).tolist())

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..compat import fold_attention
 from ..errors import LossyUnsupportedError, LossyValueError
+from ..heads.identity import row_norms
 
 _LEVELS = 127
 _GROUP = 32
@@ -64,6 +65,7 @@ class QuantisedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.row_norms = row_norms(weight)  # by which identities know the model
         self.register_buffer("bias", None if bias is None else bias.detach().float())
 
     @abstractmethod

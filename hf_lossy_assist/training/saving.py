@@ -51,7 +51,7 @@ class Origin:
             "training": {**settings, **notes},
         }
         # As JSON reads it, so that a loaded head equals the saved one.
-        provenance = _without_folders(json.loads(json.dumps(record)))
+        provenance = without_folders(json.loads(json.dumps(record)))
         return {"target": self.target, "draft": self.draft, "task": self.task, "provenance": provenance}
 
 
@@ -68,15 +68,15 @@ def without_folder(word: str) -> str:
     return f"{name}{equals}{Path(path).name}" if elsewhere else word
 
 
-def _without_folders(record: Any) -> Any:
+def without_folders(record: Any) -> Any:
     """Apply ``without_folder`` to every text of a record that JSON gave."""
     match record:
         case str():
             return without_folder(record)
         case list():
-            return [_without_folders(value) for value in record]
+            return [without_folders(value) for value in record]
         case dict():
-            return {key: _without_folders(value) for key, value in record.items()}
+            return {key: without_folders(value) for key, value in record.items()}
     return record
 
 

@@ -130,10 +130,11 @@ def test_a_killed_process_loses_nothing_that_it_has_told(tmp_path):
         assert all(store.known["a", i] == answer("a", i) for _, i in store.known)
 
 
-def test_rows_are_written_with_their_origin(tmp_path):
+def test_rows_are_written_with_their_origin(tmp_path, monkeypatch):
     rows = [Spread(median, 0.0, 9.0) for median in (1.0, 3.0, 2.0)]
     file = tmp_path / "deep" / "rows.jsonl"
-    with records.written(file, records.provenance("cpu", gamma=4)) as write:
+    monkeypatch.setattr("sys.argv", ["x", "--target", "/home/me/target", "--task-data=../data.jsonl"])
+    with records.written(file, records.provenance("cpu", gamma=4, draft="/home/me/draft")) as write:
         for count, row in enumerate(rows, 2):
             write(row)
             assert len(file.read_text().splitlines()) == count, "a row is on disk before the next one is measured"
@@ -142,7 +143,8 @@ def test_rows_are_written_with_their_origin(tmp_path):
     origin, *read = (json.loads(line) for line in file.read_text().splitlines())
     assert origin["table"] == "provenance"
     assert {"torch", "transformers", "argv", "date", "threads"} <= set(origin)
-    assert (origin["device"], origin["gamma"]) == ("cpu", 4)
+    assert (origin["device"], origin["gamma"], origin["draft"]) == ("cpu", 4, "draft")
+    assert origin["argv"][-3:] == ["--target", "target", "--task-data=data.jsonl"]
     assert [(row["table"], row["median"]) for row in read] == [("Spread", 1.0), ("Spread", 3.0), ("Spread", 2.0)]
 
 

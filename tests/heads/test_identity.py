@@ -13,7 +13,7 @@ from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel
 
-from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead
+from hf_lossy_assist import JudgeHead, LossyValueError, VerifierHead, quantize_draft, trim_draft_vocabulary
 from hf_lossy_assist.heads import ModelIdentity
 from tests.eagle3_heads import random_head
 from tests.tiny_models import ARCHITECTURES, constant, tiny
@@ -185,3 +185,19 @@ def test_check_names_what_differs(judge: JudgeHead, target: PreTrainedModel):
     assert "of the target, the architecture is GPT2LMHeadModel, not LlamaForCausalLM" in str(caught.value)
     assert "of the draft, the weights of the LM head differ" in str(caught.value)
     assert "Use a head that was trained for these models" in str(caught.value)
+
+
+def trimmed(draft):
+    return quantize_draft(trim_draft_vocabulary(draft, range(10)))
+
+
+@pytest.mark.parametrize(
+    "change", [quantize_draft, lambda x: quantize_draft(x, "int4"), trimmed], ids=["int8", "int4", "few"]
+)
+def test_a_cheaper_draft_is_known_by_the_weights_that_it_was_made_from(change):
+    draft, other = tiny(), tiny(seed=1)
+    identity = ModelIdentity.of(draft)
+    assert ModelIdentity.of(change(draft)).fingerprint == identity.fingerprint
+    assert identity.differences(change(draft)) == ModelIdentity.of(change(draft)).differences(draft) == []
+    assert identity.differences(change(other)) == ["the weights of the LM head differ"]
+    assert ModelIdentity.of(change(draft)).differences(other) == ["the weights of the LM head differ"]

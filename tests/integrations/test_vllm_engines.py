@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hf_lossy_assist import LossyError, LossyValueError, pairs, quantize_draft
+from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, pairs, quantize_draft
 from hf_lossy_assist.acceptors import LAW
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.comparison import run_comparison, summarise
@@ -145,6 +145,25 @@ def test_a_quantised_draft_is_rounded_for_vllm_too(models, monkeypatch):
             engines.of(replace(models, draft=quantize_draft(models.draft, "int4")), mode)
         engines._started.clear()
     assert not folders[0].exists()
+
+
+@pytest.mark.usefixtures("_stand_in")
+def test_a_head_that_vllm_can_t_read_rounded_stays_as_it_is(models, monkeypatch):
+    def start(python: Path, settings: dict, threads: int | None) -> dict:
+        config = json.loads((Path(settings["speculative_config"]["model"]) / "config.json").read_text())
+        if not config["quantization_config"]["ignore"]:
+            raise LossyUnsupportedError("vLLM's process ended")
+        return settings
+
+    monkeypatch.setattr(module, "Engine", start)
+    [mode] = parse_modes("topk@4", 5)
+    quantised = replace(models, draft=quantize_draft(models.draft))
+    with VllmEngines(PYTHON) as engines:
+        with pytest.warns(UserWarning, match="started with the head as it is. vLLM's process ended"):
+            assert engines.of(quantised, mode) is engines.of(quantised, mode)
+        engines.of(quantised, replace(mode, gamma=3))
+        assert len(engines._started) == 2
+        engines._started.clear()
 
 
 @pytest.mark.parametrize(("mode", "label"), [("draft", "draft alone"), ("lossless@auto", "lossless@auto")])

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...compat import ending_tokens
-from ...errors import LossyUnsupportedError, LossyValueError
+from ...errors import LossyUnsupportedError, LossyValueError, warn_once
 from ...evaluation.modes import STOCK, DecodingMode, Models
 from ...evaluation.requests import PromptBatch, Response, RunCounts
 from ...models.quantised import dtype_of, save_int8_draft
@@ -140,6 +140,7 @@ class VllmEngines:
     python: Path
     threads: int | None = None
     _started: dict[str, Engine] = field(default_factory=dict)
+    _rounds_lm_head: bool = True  # until vLLM refuses that
     _files: tempfile.TemporaryDirectory[str] = field(default_factory=tempfile.TemporaryDirectory)
 
     def __post_init__(self) -> None:
@@ -181,7 +182,7 @@ class VllmEngines:
     def of(self, models: Models, mode: DecodingMode) -> Engine:
         """Return the engine of a mode, started if it is not there yet."""
         settings, files = engine_settings(models, mode), Path(self._files.name)
-        if mode.gamma is not None and dtype_of(models.draft) is not None:
+        if rounded := mode.gamma is not None and dtype_of(models.draft) is not None:
             settings["speculative_config"]["model"] = self._rounded(models.draft)
         if heads := [rule for rule in mode.rules if rule in models.heads]:
             for rule in heads:
@@ -189,16 +190,27 @@ class VllmEngines:
             settings["additional_config"]["lossy"]["head"] = {rule: str(files / rule) for rule in heads}
         key = json.dumps(settings, sort_keys=True)
         if key not in self._started:
-            self._started[key] = Engine(self.python, settings, self.threads)
+            try:
+                self._started[key] = Engine(self.python, settings, self.threads)
+            except LossyUnsupportedError as error:
+                if not rounded or not self._rounds_lm_head:
+                    raise
+                self._rounds_lm_head = False
+                warn_once(
+                    "vLLM did not start with a draft whose LM head is rounded, which it can't read of some models; it "
+                    f"is started with the head as it is. {error}"
+                )
+                return self.of(models, mode)
         return self._started[key]
 
     def _rounded(self, draft: PreTrainedModel) -> str:
         """Return a folder with the weights of a quantised draft, rounded for vLLM."""
         if (dtype := dtype_of(draft)) != "int8":
             raise LossyValueError(f"`draft_dtype` has to be int8 in vLLM, but is {dtype!r}; leave it out, or take int8")
-        folder = Path(self._files.name) / "draft"
+        folder = Path(self._files.name) / ("draft" if self._rounds_lm_head else "draft-without-head")
         if not folder.exists():
-            save_int8_draft(type(draft).from_pretrained(draft.name_or_path, dtype=draft.dtype), folder)
+            loaded = type(draft).from_pretrained(draft.name_or_path, dtype=draft.dtype)
+            save_int8_draft(loaded, folder, lm_head=self._rounds_lm_head)
         return str(folder)
 
     def respond(self, models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> Response:
