@@ -5,13 +5,17 @@ Rules without training decide by such quantities alone. A judge reads states ins
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -23,7 +27,11 @@ from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy
 from hf_lossy_assist.evaluation.tables import table
-from hf_lossy_assist.training.validation import auc_interval
+from hf_lossy_assist.mining.mining_run import Mined
+from hf_lossy_assist.training.crossing import cross
+from hf_lossy_assist.training.examples import Examples, read_judged
+from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
+from hf_lossy_assist.training.validation import area_of, auc_interval, deal
 
 AUCS = {name: itemgetter(i) for i, name in enumerate(("quantity", "AUC", "from", "to"))}
 SHARES = {name: itemgetter(i) for i, name in enumerate(("nats below the best token", "mismatches", "important (%)"))}
@@ -52,6 +60,9 @@ def main(
     data: Annotated[Path, typer.Option(help="A folder of `mine --labels judge`.")],
     pair: PairName = "qwen-coder",
     edges: Annotated[str, typer.Option(help="Edges between shares, in nats, separated by commas.")] = "0.69,1.5,3,5",
+    together: Annotated[
+        bool, typer.Option("--together", help="Also judge by these quantities, by the state, and by both, out of fold.")
+    ] = False,
     threads: Threads = None,
 ) -> None:
     """Print the AUC of each quantity, and the share of important mismatches by the distance to the best token."""
@@ -82,6 +93,29 @@ def main(
         share = f"{100 * important[within].mean():.1f}" if within.any() else ""
         shares.append((f"{low:g} to {high:g}", str(within.sum()), share))
     screen.print(table(shares, SHARES, "all mismatches"))
+    if together:
+        found = beside(read_judged(data, ["target_previous", "target_draft"]).examples, [*values.values()], mined)
+        screen.print(table(found, AUCS, "logistic regressions, out of fold"))
+
+
+def beside(examples: Examples, values: Sequence[NDArray[np.floating]], mined: Mined) -> list[tuple[str, ...]]:
+    """Return the AUCs of logistic regressions on quantities, on states, and on both, by problem."""
+    places = mined.tokens.with_format("numpy")["index"][:]
+    states = {**examples.states, "quantities": np.stack([*values, places], axis=1).astype(np.float32)}
+    both = replace(examples, states=states)
+    folds, rows = deal(both.labels, both.prompts), []
+    for state in ("quantities", "target_previous", "target_draft"):
+        for columns in ([state], [state, "quantities"])[: 1 + (state != "quantities")]:
+            scores = cross(regressions(STRENGTHS), columns, both, folds).probabilities
+            areas = {"": area_of(both, scores, seed=0)}
+            if both.solved is not None:
+                right = both.where(both.solved)
+                areas[", solved"] = area_of(right, scores[both.solved], seed=0)
+            rows += [
+                (" and ".join(columns) + name, *(f"{value:.3f}" for value in area.values()))
+                for name, area in areas.items()
+            ]
+    return rows
 
 
 app = command(main)

@@ -118,7 +118,9 @@ class DraftQuery:
 
 @dataclass(eq=False)
 class DraftArgmax:
-    """Reads responses with the draft, and returns its choice at every position. Cached prefixes are not read again.
+    """Reads responses with the draft, and returns its choice at every position.
+
+    Cached prefixes are not read again, nor what prompts have in common with the first one.
 
     ``choice`` is also the target's; ``tokens`` counts the tokens that the draft has read.
     """
@@ -129,6 +131,7 @@ class DraftArgmax:
 
     def __post_init__(self) -> None:
         self._memories: dict[int, CachedText] = {}
+        self._first = CachedText()
 
     def forget(self, slot: int) -> None:
         """Free ``slot`` for another prompt."""
@@ -153,13 +156,14 @@ class DraftArgmax:
         texts = [(*one.prompt, *one.response[:-1]) for one in batch]
         known = []
         for one, text in zip(batch, texts, strict=True):
-            memory = self._memories.get(one.slot, CachedText())
+            memory = self._memories.get(one.slot, self._first)
             first = len(one.prompt) + one.start - 1
             known.append((memory, min(memory.common(text), first)))
         reading = read(self.model, texts, known)
         self.tokens += sum(len(text) - n for text, (_, n) in zip(texts, known, strict=True))
         for row, (one, text, memory) in enumerate(zip(batch, texts, reading.memories, strict=True)):
             self._memories[one.slot] = memory
+            self._first = self._first if self._first.tokens else memory
             count = len(one.response) - one.start
             yield one.slot, self._choose(reading.logits[row, -count:], text, count)
 

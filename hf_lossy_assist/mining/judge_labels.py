@@ -7,7 +7,7 @@ likelihood of the text that follows (SelfJudge, arXiv:2510.02329).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -31,7 +31,7 @@ from .prompt_results import (
     table_schemas,
 )
 from .ratio_labels import Continuation, write_all
-from .reading import mismatch_states, read, read_text
+from .reading import CachedText, mismatch_states, only_last_logits, read, read_text
 from .search import Found, Mismatch
 from .searches import Searched, Searches
 from .writing import ResponseLimits
@@ -122,6 +122,7 @@ class JudgeMiner(Miner):
     searches: Searches | SelfLabels
     models: Mapping[str, PreTrainedModel]
     positions: Mapping[str, Sequence[str]]
+    _read: dict[str, CachedText] = field(default_factory=dict)  # the first prompt, by role
 
     def schemas(self) -> Schemas:
         widths = {role: ModelIdentity.of(model).hidden_size for role, model in self.models.items()}
@@ -155,7 +156,12 @@ class JudgeMiner(Miner):
         names = ("index", "target_token", "draft_token", "important", "weight")
         columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
         for role, model in self.models.items():
-            states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role])
+            if role not in self._read:
+                self._read[role] = read(
+                    model, [prompt.tokens], [(CachedText(), 0)], **only_last_logits(model)
+                ).memories[0]
+            known = self._read[role]
+            states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role], known)
             for position, values in states.items():
                 columns[f"{role}_{position}"] = values.float().cpu().numpy()
         return columns

@@ -138,8 +138,11 @@ class ReadText:
     memory: CachedText
 
 
-def read_text(model: PreTrainedModel, tokens: Sequence[int]) -> ReadText:
-    reading, states = _read_states(model, [tokens], [(CachedText(), 0)], len(tokens))
+def read_text(
+    model: PreTrainedModel, tokens: Sequence[int], known: tuple[CachedText, int] = (CachedText(), 0)
+) -> ReadText:
+    """Read a text in one forward; states and logits begin after its ``known`` tokens, the first ones of another."""
+    reading, states = _read_states(model, [tokens], [known], len(tokens) - known[1])
     return ReadText(states[0], reading.logits[0], reading.memories[0])
 
 
@@ -162,20 +165,23 @@ def mismatch_states(
     response: Sequence[int],
     mismatches: Sequence[Mismatch],
     positions: Sequence[str] = ("previous", "draft"),
+    known: CachedText = CachedText(),
 ) -> dict[str, Tensor]:
     """Return a model's states ``(N, d)`` at every mismatch, for each of ``positions``.
 
-    ``response`` is the last one of the search (:attr:`.search.Found.last`).
+    ``response`` is the last one of the search (:attr:`.search.Found.last`). What the prompt has in common with a
+    ``known`` text is not read again.
     """
-    text = read_text(model, (*prompt, *response))
+    first = max(0, min(known.common(prompt), len(prompt) - 1))
+    text = read_text(model, (*prompt, *response), (known, first))
     places = [len(prompt) + one.index for one in mismatches]
     found = {}
     for position in positions:
         if position == "previous":
-            found[position] = text.states[[place - 1 for place in places]]
+            found[position] = text.states[[place - 1 - first for place in places]]
             continue
         wanted = [(place, getattr(one, f"{position}_token")) for place, one in zip(places, mismatches, strict=True)]
-        found[position] = text.states[places]
+        found[position] = text.states[[place - first for place in places]]
         others = [i for i, (place, token) in enumerate(wanted) if text.memory.tokens[place] != token]
         found[position][others] = variant_states(model, text, [wanted[i] for i in others])
     return found

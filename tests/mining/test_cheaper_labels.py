@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from hf_lossy_assist import pairs
@@ -12,7 +13,7 @@ from hf_lossy_assist.mining.choice import Greedy, GumbelMax
 from hf_lossy_assist.mining.rejoining import OldText, Rejoining
 from hf_lossy_assist.mining.search import Chosen, Found, UnfinishedSearches, search
 from hf_lossy_assist.tasks import Example
-from tests.mining.parts import Checksum, Parts, by_prompt, tiny_parts
+from tests.mining.parts import Checksum, Parts, by_prompt, judge, tiny_parts
 from tests.tiny_models import ARCHITECTURES
 
 
@@ -170,3 +171,27 @@ def test_prompts_that_the_target_answers_wrongly_may_be_left_out():
             assert (solved[prompt.id].skipped, solved[prompt.id].mismatches) == ("the target's answer is wrong", ())
         else:
             assert solved[prompt.id] == everything[prompt.id]
+
+
+def test_what_prompts_have_in_common_is_read_once():
+    parts, shared = tiny_parts(seed=3), (8, 5, 7, 6)
+    prompts = [dataclasses.replace(prompt, tokens=(*shared, *prompt.tokens)) for prompt in parts.prompts(5)]
+    read = []
+    miner = judge(parts, slots=1)
+    alone = {}
+    for prompt in prompts:
+        (alone[prompt.id],) = judge(parts, slots=1).outcomes([prompt])
+    handles = [
+        model.register_forward_pre_hook(lambda module, args, kwargs: read.append(kwargs["input_ids"]), with_kwargs=True)
+        for model in (parts.target, parts.draft)
+    ]
+    together = {one.prompt.id: one for one in miner.outcomes(prompts)}
+    for handle in handles:
+        handle.remove()
+    begins = [ids for ids in read if tuple(ids[0, :4].tolist()) == shared]
+    # Once by the target as it writes and by both as their states are read; the draft's choices are read once.
+    assert len(begins) == 4
+    for i, outcome in together.items():
+        assert outcome.columns["last_response"] == alone[i].columns["last_response"]
+        for name, values in outcome.tokens.items():
+            np.testing.assert_allclose(values, alone[i].tokens[name], atol=1e-5)
