@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..core.distributions import drawable
 from ..core.limits import LosslessPositions
 from ..core.messages import Decision, Verification
 from ..heads import VerifierHead
@@ -263,6 +264,11 @@ def _judge_tokens(
     return keep, credits, strict
 
 
+def _next(v: Verification, distribution: Tensor) -> Tensor:
+    token = v.choose(distribution)
+    return token.where(drawable(distribution), -1) if v.do_sample else token
+
+
 def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | None = None) -> Decision:
     """Apply a rule to one round: keep a prefix of each draft, then choose the token that follows it.
 
@@ -272,7 +278,7 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
     if len(v) == 0:
         none = v.tokens.bool()
         last = torch.zeros(len(none), dtype=torch.long, device=v.logits.device)
-        return Decision(none, last, v.choose(v.after(last)), last == 0, none, {})
+        return Decision(none, last, _next(v, v.after(last)), last == 0, none, {})
     rule = acceptor.decider(v)
     whole = rule is not acceptor  # another rule decides this draft, as a whole or token by token, without a loss
     keep, credits, strict = _judge_tokens(rule, v, None if whole else positions)
@@ -289,6 +295,6 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
         replaced = rule.correction(v, at)
         if strict is not None:
             replaced = torch.where(strict.gather(-1, at[:, None]), v.residual_distribution(at), replaced)
-        next_token = v.choose(torch.where(prefix.complete[:, None], v.after(prefix.end), replaced))
+        next_token = _next(v, torch.where(prefix.complete[:, None], v.after(prefix.end), replaced))
     lossless = keep if whole else v.lossless
     return Decision(keep, prefix.length, next_token, prefix.complete, lossless, credits, prefix.columns, charge)

@@ -75,9 +75,11 @@ from .positions import FrequencySwitch, frequency_switch, learned_positions
 from .processors import (
     PREFIX_FREE_PROCESSORS,
     STATEFUL_PROCESSORS,
+    of_rows,
     process_row,
     process_rows_alike,
+    process_rows_apart,
     reads_only_text,
 )
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
-from .tree_inputs import TreeInputs, obstacle_to_trees
+from .tree_inputs import TreeInputs, obstacle_to_trees, takes_whole_masks

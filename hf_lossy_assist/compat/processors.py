@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process as _processors
 
 # They look at one position's logits alone, so all positions of a round go through them at once.
@@ -30,7 +32,6 @@ PREFIX_FREE_PROCESSORS = tuple(
 # They depend on a row's number in the batch, not only on its tokens.
 _INDEXED_PROCESSORS = (
     _processors.PrefixConstrainedLogitsProcessor,
-    _processors.RepetitionPenaltyLogitsProcessor,  # counts the prompts' padding
     _processors.EncoderRepetitionPenaltyLogitsProcessor,
     _processors.EncoderNoRepeatNGramLogitsProcessor,
 )
@@ -45,10 +46,32 @@ STATEFUL_PROCESSORS = {
 
 def process_rows_alike(processors: Iterable[Any]) -> bool:
     """Tell whether logits processors are known to ignore a row's number in the batch."""
+    return process_rows_apart(processors) and not any(_padding_of(processor) for processor in processors)
+
+
+def process_rows_apart(processors: Iterable[Any]) -> bool:
+    """Tell whether :func:`of_rows` can make processors for some rows of a batch."""
     return all(
         type(processor).__module__ == _processors.__name__ and not isinstance(processor, _INDEXED_PROCESSORS)
         for processor in processors
     )
+
+
+def of_rows(processors: Iterable[Any], numbers: Tensor) -> LogitsProcessorList:
+    """Return processors for the rows of a batch with these ``numbers`` ``(R,)``, which may be there several times."""
+    chosen = LogitsProcessorList()
+    for processor in processors:
+        if _padding_of(processor):
+            every = processor.prompt_ignore_length = processor.prompt_ignore_length.to(numbers.device)
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = every.index_select(0, numbers)
+        chosen.append(processor)
+    return chosen
+
+
+def _padding_of(processor: Any) -> bool:
+    """Tell whether a processor holds the padding before each row's prompt."""
+    return isinstance(getattr(processor, "prompt_ignore_length", None), Tensor)
 
 
 def reads_only_text(processor: Any) -> bool:

@@ -69,6 +69,22 @@ class TreeInputs:
             masks[kind] = mask.masked_fill_(hidden, torch.finfo(self.dtype).min)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
+    def of_token(self, mask: Tensor, cache: Cache) -> Tensor | dict[str, Tensor]:
+        """Return the masks of a forward over one token, which sees what a mask ``(B, L)`` shows.
+
+        transformers would ask of the mask itself, in every forward, whether it hides anything; it need not read these.
+        """
+        sees, masks = mask.bool()[:, None, None], {}
+        for kind, layer in self._layer_of.items():
+            near, length = sees, sees.shape[-1]
+            if kind == SLIDING and self._window < length:
+                near = near.clone()
+                near[..., : length - self._window] = False
+            if layer < len(cache.layers):
+                length = min(length, cache.layers[layer].get_mask_sizes(1)[0])
+            masks[kind] = near[..., near.shape[-1] - length :]
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
     @staticmethod
     def _positions(carried: Mapping[str, Any], width: int, unread: int, depths: Tensor) -> Tensor:
         positions, mask = carried.get("position_ids"), carried.get("attention_mask")
@@ -83,6 +99,11 @@ class TreeInputs:
         newest = positions[:, width - 1 : width] + depths
         unread_text = positions[:, width - unread : width].expand(len(depths), -1)
         return torch.cat([unread_text, newest], dim=1)
+
+
+def takes_whole_masks(model: PreTrainedModel) -> bool:
+    """Tell whether transformers would read a mask in a forward over one token, but takes whole ones, too."""
+    return attention_of(model) == "sdpa" and obstacle_to_trees(model, {}) is None
 
 
 def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:

@@ -29,15 +29,22 @@ class Randomness:
         return torch.rand(shape, device=device, generator=self.generator(device))
 
     def categorical(self, weights: Tensor) -> Tensor:
-        """Draw one index per row of non-negative weights ``(..., V)``."""
-        flat = weights.reshape(-1, weights.shape[-1])
-        drawn = torch.multinomial(flat, 1, generator=self.generator(weights.device))
-        return drawn.reshape(weights.shape[:-1])
+        """Draw one index per row of non-negative weights ``(..., V)``; rows are not checked, see :func:`drawable`."""
+        # As `torch.multinomial` draws, without its checks, which are eleven of fourteen kernels on a GPU.
+        waits = torch.empty_like(weights, memory_format=torch.contiguous_format)
+        waits.exponential_(generator=self.generator(weights.device))
+        return torch.div(weights, waits, out=waits).argmax(-1)
 
     def keep_mask(self, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
         """Return an inverted-dropout mask: 0 with probability ``rate``, else ``1 / (1 - rate)``."""
         mask = torch.empty(shape, device=like.device, dtype=like.dtype)
         return mask.bernoulli_(1 - rate, generator=self.generator(like.device)).div_(1 - rate)
+
+
+def drawable(weights: Tensor) -> Tensor:
+    """Tell which rows of weights ``(..., V)`` can be drawn from: all are finite, and some are positive."""
+    total = weights.sum(-1)
+    return (total > 0) & (total < torch.inf)
 
 
 def point_mass(tokens: Tensor, like: Tensor) -> Tensor:

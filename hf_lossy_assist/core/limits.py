@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import LossyValueError
 from ..values import LARGEST_INT, SETTINGS, bounded
 from .shapes import Shape
+from .transfers import to_device
 
 MARKERS = {"thinking": ("<think>", "</think>")}
 """Named scopes and the texts that open and close them."""
@@ -55,7 +56,7 @@ def _matches(ids: Tensor, marker: tuple[int, ...]) -> Tensor:
     found = torch.zeros_like(ids, dtype=torch.bool)
     if ids.shape[1] >= len(marker):
         spans = ids.unfold(1, len(marker), 1)
-        found[:, len(marker) - 1 :] = (spans == torch.tensor(marker, device=ids.device)).all(-1)
+        found[:, len(marker) - 1 :] = (spans == to_device(marker, ids.device)).all(-1)
     return found
 
 
@@ -182,7 +183,7 @@ class BoundLimits:
         """
         if len(shape) == 0:
             return None
-        number = torch.as_tensor(generated, device=candidate.device)[:, None] + shape.depths  # in the output, from 1
+        number = _column(generated, candidate.device) + shape.depths  # in the output, from 1
         positions = number <= self.limits.strict_first_n
         if self.scope is not None:
             before, after = shape.along(candidate, self.scope.covers)
@@ -195,7 +196,11 @@ class BoundLimits:
         # In whole numbers, since 0.53 of 100 tokens rounds to less than 53.
         share = Fraction(self.limits.budget).limit_denominator(10**6)
         allowed = number * share.numerator // share.denominator
-        return LosslessPositions(positions, allowed - torch.as_tensor(lossy, device=candidate.device)[:, None], shape)
+        return LosslessPositions(positions, allowed - _column(lossy, candidate.device), shape)
+
+
+def _column(counts: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    return (counts.to(device) if isinstance(counts, Tensor) else to_device(counts, device))[:, None]
 
 
 def _is_marker(value: Any) -> bool:

@@ -116,7 +116,8 @@ class Decision:
     n_accepted
         ``(B,)`` how many tokens stay: a prefix of a chain, a path of a tree.
     next_token
-        ``(B,)`` the correction, or the bonus token if nothing was drafted after the tokens that stay.
+        ``(B,)`` the correction, or the bonus token if nothing was drafted after the tokens that stay; -1 where nothing
+        could be drawn.
     complete
         ``(B,)`` whether nothing was drafted after the tokens that stay.
     lossless
@@ -143,12 +144,20 @@ class Decision:
         return values if self.path is None else values.gather(-1, self.path)
 
     def to_host(self, draft: Draft) -> list[RowDecision]:
-        """Return every row's decision after one transfer, the round's only synchronisation."""
+        """Return every row's decision after one transfer, the round's only synchronisation.
+
+        Raises ``RuntimeError`` where no token could be drawn.
+        """
         masks = {id(mask): mask for mask in (self.lossless, *self.kept_by.values())}  # rules often share one
         ends = [x.unsqueeze(-1) for x in (self.n_accepted, self.next_token, self.complete)]
         charge = [] if self.charge is None else [self.charge.unsqueeze(-1).view(torch.int32)]
         tokens, decided = self.along_path(draft.tokens), [self.along_path(mask) for mask in masks.values()]
         packed = torch.cat([*ends, tokens, *decided, *charge], dim=-1).tolist()
+        if any(row[1] < 0 for row in packed):
+            raise RuntimeError(
+                "no token can be drawn: probabilities of the target or the draft are infinite, NaN or all zero; load a "
+                "model in float16 in bfloat16 instead, and check `logits_processor`"
+            )
         start, width = 3 + tokens.shape[1], decided[0].shape[1]
         columns = {key: slice(start + i * width, start + (i + 1) * width) for i, key in enumerate(masks)}
         lossless = columns[id(self.lossless)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .distributions import point_mass
+from .transfers import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +105,11 @@ class Shape(ABC):
         """Return ``(B,)`` the token before each of ``at`` ``(B,)``, counted from 1; 0 for the newest committed one."""
         return at
 
-    def by_text(self, processors: Any, ids: Tensor, logits: Tensor) -> Tensor:
+    def by_text(self, processors: Any, ids: Tensor, logits: Tensor, alike: bool = False) -> Tensor:
         """Return processed ``logits`` ``(B, m, V)`` of the first positions; processors see the text that ends at each.
 
-        ``ids`` ``(B, L + n)`` are the committed and the drafted tokens.
+        ``ids`` ``(B, L + n)`` are the committed and the drafted tokens. Processors that treat all rows ``alike`` may
+        see several texts of each row at once.
         """
         ids, start = ids.clone(), ids.shape[1] - len(self)  # a processor may keep what it is shown
         return torch.stack([processors(ids[:, : start + i], logits[:, i]) for i in range(logits.shape[1])], dim=1)
@@ -136,7 +138,11 @@ class Chain(Shape):
     @cached_property
     def _ends(self) -> Tensor:
         """``(B,)`` or ``(1,)`` how many tokens each row was given."""
-        return torch.as_tensor((self.size,) if self.lengths is None else self.lengths, device=self.device)
+        if isinstance(self.lengths, Tensor):
+            return self.lengths.to(self.device)
+        if self.lengths is None:
+            return torch.full((1,), self.size, device=self.device)
+        return to_device(self.lengths, self.device)
 
     @cached_property
     def drafted(self) -> Tensor | None:

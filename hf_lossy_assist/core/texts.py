@@ -10,6 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .transfers import to_device
+
 ROOM = 256
 """Spare slots of a new buffer."""
 
@@ -98,7 +100,7 @@ class Texts:
         if min(kept) == max(kept):
             self._block.narrow(1, self.width + kept[0], 1).copy_(token.unsqueeze(-1))
         else:
-            at = torch.tensor(kept).to(token.device, non_blocking=True)
+            at = to_device(kept, token.device)
             self._block.narrow(1, self.width, drafted + 1).scatter_(1, at[:, None], token[:, None])
         return self._block.narrow(1, 0, end)
 
@@ -194,13 +196,17 @@ class RowShift:
     device: torch.device
 
     @cached_property
-    def index(self) -> Tensor:
-        return torch.tensor(self.rows, device=self.device)
+    def _both(self) -> Tensor:
+        return to_device([self.rows, [self.width - end for end in self.ends]], self.device)
 
-    @cached_property
+    @property
+    def index(self) -> Tensor:
+        return self._both[0]
+
+    @property
     def shifts(self) -> Tensor:
         """``(B',)`` by how many slots each row moves to the right."""
-        return torch.tensor([self.width - end for end in self.ends], device=self.device)
+        return self._both[1]
 
     def sources(self, slots: int) -> Tensor:
         """Return ``(B', slots)`` where each of the first slots comes from; negative for new padding."""

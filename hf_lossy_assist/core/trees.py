@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .shapes import Prefix, Shape
+from .transfers import to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +82,11 @@ class Tree(Shape):
     def to_the_end(self) -> Tensor:
         return self._remaining + 1 - self.depths
 
-    @property
+    @cached_property
     def _remaining(self) -> Tensor:
-        remaining = self.remaining or (self.levels,) * len(self.parents)
-        return torch.tensor(remaining, device=self.parents.device)[:, None]
+        if self.remaining is None:
+            return torch.full((len(self.parents), 1), self.levels, device=self.parents.device)
+        return to_device(self.remaining, self.parents.device)[:, None]
 
     def positions(self, after: Tensor) -> Tensor:
         return after[self.rows, torch.nn.functional.pad(self.parents + 1, (0, 1))]
@@ -150,13 +152,21 @@ class Tree(Shape):
             score = of_path.clamp(min=torch.finfo(of_path.dtype).min).masked_fill(~tied, -torch.inf)
         return torch.where(deepest > 0, score.argmax(-1) + 1, 0)
 
-    def by_text(self, processors: Any, ids: Tensor, logits: Tensor) -> Tensor:
-        # Groups nodes of equal depth, whose texts are equally long; this needs the depths on the host.
+    def by_text(self, processors: Any, ids: Tensor, logits: Tensor, alike: bool = False) -> Tensor:
         n = len(self)
         text, nodes = ids[:, :-n], ids[:, -n:]
         tokens = nodes[self.rows[..., None], self.paths]  # (B, N, levels)
         processed = torch.empty_like(logits)
         processed[:, 0] = processors(text.clone(), logits[:, 0].clone())
+        if alike:  # at every depth all nodes are shown, as if all were so deep
+            before, count = logits[:, 1:], logits.shape[1] - 1
+            for depth in range(1, self.levels + 1) if count else ():
+                own = tokens[:, :count, :depth]
+                shown = torch.cat([text[:, None].expand(-1, count, -1), own], dim=-1).flatten(0, 1)
+                result = processors(shown, before.flatten(0, 1).clone()).view_as(before)
+                processed[:, 1:] = torch.where((self.depths[:, :count] == depth)[..., None], result, processed[:, 1:])
+            return processed
+        # Groups nodes of equal depth, whose texts are equally long; this needs the depths on the host.
         depths = self.depths[:, : logits.shape[1] - 1].tolist()
         for depth in range(1, self.levels + 1):
             at = [[i for i, own in enumerate(row) if own == depth] for row in depths]

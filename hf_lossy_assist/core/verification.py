@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .distributions import Randomness, residual
 from .shapes import Chain, Shape
+from .transfers import to_device
 from .trees import along_path
 
 
@@ -160,11 +161,14 @@ class Verification:
         """``(B, n)`` the target's log-probability of the drafted text up to each token."""
         return self.shape.so_far(self.logit_x - self.shape.at_tokens(self._after_tokens.logsumexp(-1)))
 
-    @property
+    @cached_property
     def spent(self) -> Tensor:
         """``(B, 1)`` what the rule has charged the texts so far."""
-        rows = self.charged if len(self.charged) else (0.0,) * len(self.tokens)
-        return torch.as_tensor(rows, dtype=torch.float32, device=self.tokens.device)[:, None]
+        if not len(self.charged):
+            return torch.zeros(len(self.tokens), 1, device=self.tokens.device)
+        if isinstance(self.charged, Tensor):
+            return self.charged.to(self.tokens.device, torch.float32)[:, None]
+        return to_device(self.charged, self.tokens.device, torch.float32)[:, None]
 
     @property
     def to_the_end(self) -> Tensor:

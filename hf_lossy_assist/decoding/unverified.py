@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from ..core.recorders import RowRecorder, histogram
 from ..core.shapes import Chain
 from ..core.statistics import LossyStats
 from ..core.token_records import TokenScores
+from ..core.transfers import Look, looks_late, to_device
 from ..drafting.unverified import UnverifiedDrafter
 from .inspector import with_scores
 from .loop import Decoding
@@ -35,10 +37,11 @@ class Run:
     def counts(self) -> list[int]:
         return [len(tokens) for tokens in self.committed]
 
-    @property
+    @cached_property
     def column(self) -> Tensor:
         """``(B,)`` the column of the token that the target decides; arbitrary if the row has none."""
-        return torch.tensor(self.counts, device=self.tokens.device).clamp(max=self.tokens.shape[1] - 1)
+        last = self.tokens.shape[1] - 1
+        return to_device([min(count, last) for count in self.counts], self.tokens.device)
 
 
 class RunRecorder(RowRecorder):
@@ -82,16 +85,20 @@ class UnverifiedDecoding(Decoding):
         """
         texts, progress, drafter = self.texts, self.progress, self.drafter
         committed: list[list[int]] = [[] for _ in texts.rows]
-        waits, logits, scores = [False] * len(texts.rows), [], []
+        waits, logits, scores, looks, number = [False] * len(texts.rows), [], [], [], 0
         most = min(self.request.max_draft, drafter.room(texts.ids), self._room_of_target())
         if most < 1:
             return Draft.empty(texts.ids)
+        ahead = min(most, max(progress.remaining(texts.rows)))
         drafter.begin(texts.ids)
         while going_on := [i for i, row in enumerate(texts.rows) if not (waits[i] or progress.ended[row])]:
-            q, score = drafter.propose_one()
-            logits.append(q)
-            scores.append(score)
-            fetched, passing = self._fetch(score), {}
+            while len(looks) <= number or (len(looks) == number + 1 < ahead and looks_late(texts.device)):
+                q, score = drafter.propose_one()
+                logits.append(q)
+                scores.append(score)
+                looks.append(self._look(score))
+            fetched, passing = looks[number].tolist(), {}
+            number += 1
             for i in going_on:
                 token, passes = fetched[i]
                 if passes and len(committed[i]) < most - 1:
@@ -101,6 +108,9 @@ class UnverifiedDecoding(Decoding):
                     waits[i] = True
             if passing:
                 progress.commit([*passing], [*passing.values()])
+        if len(looks) > number:  # the last was drafted before the look at the one before it
+            drafter.keep(number)
+            del logits[number:], scores[number:]
         self.stats.draft_work(drafter.cost, texts.rows)
         self.stats.lap("drafting")
         tokens, q = torch.cat(drafter.drafted, dim=-1), torch.cat(logits, dim=1).float()
@@ -111,8 +121,8 @@ class UnverifiedDecoding(Decoding):
         (most,) = self.target.remaining(self.texts.width, [sys.maxsize])
         return most - 1
 
-    def _fetch(self, score: Tensor) -> list[tuple[int, int]]:
-        """Bring each row's newest token to the host, and whether it passes: the step's only synchronisation."""
+    def _look(self, score: Tensor) -> Look:
+        """Send each row's newest token to the host, and whether it passes."""
         newest, passes = self.drafter.drafted[-1][:, 0], score > self.request.threshold
         if self.progress.limits is not None:
             # Rows that wait are ignored; the others have committed all of the run's tokens before the newest.
@@ -120,7 +130,7 @@ class UnverifiedDecoding(Decoding):
             passes &= ~at.positions[:, 0]
             if at.allowance is not None:
                 passes &= at.allowance[:, 0] >= 1
-        return torch.stack([newest, passes.long()], dim=-1).tolist()
+        return Look(torch.stack([newest, passes.long()], dim=-1))
 
     def _positions(self, column: Tensor, candidate: Tensor) -> LosslessPositions | None:
         """Return where ``column`` ``(B,)`` has to be lossless, after tokens that were all kept lossily."""

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from ..compat import rollback
 from ..core.messages import Commit, Draft
 from ..core.texts import RowShift, Texts
+from ..core.transfers import to_device
 from ..core.trees import along_path
 from ..errors import LossyUnsupportedError
 from ..models.cache_rows import move_cache
@@ -104,7 +105,7 @@ class Eagle3Forwards(ModelRunner):
             self.seen = self._first = begin
         longest = max(commit.counts)
         ids = commit.ids[:, self.seen + 1 : commit.start + longest]
-        counts = torch.tensor(commit.counts, device=ids.device)[:, None]
+        counts = to_device(commit.counts, ids.device)[:, None]
         over = torch.arange(self.seen + 1 - commit.start, longest, device=ids.device) >= counts
         g = self.model.fuse(states[:, self.seen - begin :][:, : ids.shape[1]])
         before = self.seen

@@ -28,6 +28,7 @@ from ..compat import (
 from ..core.distributions import Randomness
 from ..core.messages import Commit, Draft, DraftCost
 from ..core.texts import Texts
+from ..core.transfers import Look, looks_late
 from ..errors import LossyUnsupportedError
 from ..models.lm_head_hook import lm_head_hook
 from ..models.processing import process, reads_text
@@ -121,7 +122,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if forward_accepts(self.model, "logits_to_keep"):
             carried["logits_to_keep"] = 1
         length = 0
-        if self._mask is not None:
+        if self._mask is not None and not bool(self._mask.all()):  # else models would ask in every forward
             mask = self._mask.to(self.device)
             length = mask.shape[1]
             carried["attention_mask"] = mask
@@ -143,7 +144,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.begin(ids)
         if self._greedily and (whole := self.runner.draft(ids, n)) is not None:
             return self._whole(*whole, remaining)
-        scores, states, sure = [], [], []
+        scores, states, looks, sure, late = [], [], [], [], looks_late(ids.device)
         if self.stop is not None:
             self.stop.begin()
         for _ in range(n):
@@ -154,8 +155,12 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 states.append(self._hook.hidden)
             if self.stop is not None:
                 state = None if self._hook is None else self._hook.hidden[:, -1]
-                sure.append(self.stop.goes_on(chosen_by, token, state).tolist())
-                if not any(map(all, zip(*sure, strict=True))):
+                looks.append(Look(self.stop.goes_on(chosen_by, token, state)))
+                if len(looks) > late:
+                    sure.append(looks[len(sure)].tolist())
+                if sure and not any(map(all, zip(*sure, strict=True))):
+                    for of_token in (self.drafted, scores, states):
+                        del of_token[len(sure) :]  # drafted before the look
                     break
         self._drafted = n = len(self.drafted)
         return Draft(

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.messages import Draft, DraftCost
 from ..core.texts import Texts
 from ..core.trees import DrawnTree, Tree
-from ..models.processing import process
+from ..models.processing import alike, process
 from .eagle3_drafter import Eagle3Drafter
 from .model import ModelDrafter
 from .tree_config import DrawnTreeConfig, TreeConfig
@@ -34,6 +34,7 @@ class TreeDrafter(ModelDrafter):
     def __init__(self, model: Any, *args: Any, shape: TreeConfig | DrawnTreeConfig, **settings: Any) -> None:
         self.shape = shape
         super().__init__(model, *args, **settings)
+        self._alike = alike(self.processors)
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
@@ -80,6 +81,9 @@ class TreeDrafter(ModelDrafter):
         if growing is None or not self._reads_text:
             return process(self.processors, ids, logits)
         paths = growing.paths()
+        if self._alike:
+            texts = torch.cat([ids[:, None].expand(-1, paths.shape[1], -1), paths], dim=-1)
+            return self.processors(texts.flatten(0, 1), logits.flatten(0, 1)).view_as(logits)
         shown = (torch.cat([ids, paths[:, i]], dim=1) for i in range(paths.shape[1]))
         return torch.stack([self.processors(text, logits[:, i]) for i, text in enumerate(shown)], dim=1)
 

@@ -43,6 +43,11 @@ class UnverifiedDrafter(ModelDrafter):
     def propose_one(self) -> tuple[Tensor, Tensor]:
         """Draft one token; return the processed logits of q ``(B, 1, V)``, and P(acceptable) ``(B,)``."""
 
+    def keep(self, count: int) -> None:
+        """Forget all but the first ``count`` tokens since :meth:`begin`."""
+        del self.drafted[count:]
+        self.runner.rewind(self.width)
+
     def observe(self, commit: Commit) -> None:
         if commit.shift is not None:
             self.runner.move(commit.shift, commit.ids)
@@ -95,6 +100,10 @@ class TokenStateDrafter(UnverifiedDrafter):
 
     def room(self, ids: Tensor) -> int:
         return max(0, super().room(ids) - 1)  # the last drafted token is read too
+
+    def keep(self, count: int) -> None:
+        super().keep(count)
+        self._next = None
 
     def propose_one(self) -> tuple[Tensor, Tensor]:
         if self.runner.seen != self.width or self._next is None:  # the model has not read the newest token

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ..compat import PREFIX_FREE_PROCESSORS, process_rows_alike
+from ..compat import PREFIX_FREE_PROCESSORS, of_rows, process_rows_alike, process_rows_apart
 from ..core.shapes import Chain, Shape
 from ..core.texts import Texts
+from ..core.transfers import to_device
 from .own_states import OwnState
 
 
@@ -27,7 +31,7 @@ def process(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape:
         return processors(ids[:, -1:].expand(batch, positions).reshape(-1, 1), flat).view_as(logits)
     if shape is not None:  # a target's round, whose committed text is known
         settle(processors, ids[:, : ids.shape[1] - len(shape)])
-    return (Chain(0, ids.device) if shape is None else shape).by_text(processors, ids, logits)
+    return (Chain(0, ids.device) if shape is None else shape).by_text(processors, ids, logits, alike(processors))
 
 
 def process_paths(processors: LogitsProcessorList, ids: Tensor, logits: Tensor, shape: Shape) -> Tensor:
@@ -53,19 +57,26 @@ def reads_text(processors: LogitsProcessorList) -> bool:
     return any(type(processor) not in PREFIX_FREE_PROCESSORS for processor in processors)
 
 
+def alike(processors: LogitsProcessorList) -> bool:
+    """Tell whether several texts of each row may be shown at once, those of one row after another."""
+    return all(x.alike if isinstance(x, RowAlignedProcessors) else process_rows_alike([x]) for x in processors)
+
+
 class RowAlignedProcessors(LogitsProcessor):
     """Shows every row's own text to processors that look at it.
 
     Rows with texts of one length are processed together. Processors that may tell rows apart by number see the whole
     batch: rows of other lengths are cut or padded for them, and their results dropped. Rows with a processor that may
-    keep a state are processed one by one, since states can't be told apart by row.
+    keep a state are processed one by one, since states can't be told apart by row. Where ``alike``, a call may show
+    equally many texts of each row, those of one row after another.
     """
 
     def __init__(self, processors: LogitsProcessorList, layout: Texts) -> None:
         self.processors = processors
         self.layout = layout
-        self._alike = process_rows_alike(processors)
+        self.alike = process_rows_apart(processors)
         self._by_row = {}
+        self._known: tuple[Any, dict[int, tuple[list[_Group], Tensor]]] | None = None
         if any(isinstance(processor, OwnState) for processor in processors):
             self._by_row = {row: of_row(processors, row, layout.batch) for row in layout.rows}
 
@@ -79,28 +90,55 @@ class RowAlignedProcessors(LogitsProcessor):
         if self._by_row:
             rows = zip(self.layout.rows, extras, input_ids.split(1), scores.split(1), strict=True)
             return torch.cat([self._by_row[row](ids[:, extra:], own) for row, extra, ids, own in rows])
-        if self.layout.untouched:
+        if self.layout.untouched and len(scores) == len(extras):
             return self.processors(input_ids, scores)
-        out = torch.empty_like(scores)
-        process = self._among_themselves if self._alike else self._in_whole_batch
-        for extra in sorted(set(extras)):
-            rows = [i for i, other in enumerate(extras) if other == extra]
-            out[rows] = process(rows, input_ids, scores, extra)
-        return out
+        groups, back = self._groups(len(scores) // len(extras), scores.device)
+        process = self._among_themselves if self.alike else self._in_whole_batch
+        return torch.cat([process(group, input_ids, scores) for group in groups]).index_select(0, back)
 
-    def _among_themselves(self, rows: list[int], ids: Tensor, scores: Tensor, extra: int) -> Tensor:
-        return self.processors(ids[rows, extra:], scores[rows])
+    def _groups(self, times: int, device: torch.device) -> tuple[list[_Group], Tensor]:
+        """Return the rows, each ``times``, by the lengths of their texts, and where each then is: once per round."""
+        layout = self.layout
+        extras, rows = layout.left_padding, list(layout.rows)
+        if self._known is None or self._known[0] != (extras, rows):
+            self._known = (extras, rows), {}
+        if times not in self._known[1]:
+            every = [i * times + j for i in sorted(range(len(rows)), key=extras.__getitem__) for j in range(times)]
+            back = sorted(range(len(every)), key=every.__getitem__)
+            at, numbers, back = to_device([every, [rows[i // times] for i in every], back], device).unbind()
+            lengths = sorted(set(extras))
+            sizes = [times * extras.count(extra) for extra in lengths]
+            groups = zip(lengths, at.split(sizes), numbers.split(sizes), strict=True)
+            if self.alike:
+                groups = [_Group(*group, of_rows(self.processors, group[2])) for group in groups]
+            else:
+                groups = [_Group(*group, self.processors) for group in groups]
+            self._known[1][times] = groups, back
+        return self._known[1][times]
 
-    def _in_whole_batch(self, rows: list[int], ids: Tensor, scores: Tensor, extra: int) -> Tensor:
-        layout, length = self.layout, ids.shape[1] - extra
+    def _among_themselves(self, group: _Group, ids: Tensor, scores: Tensor) -> Tensor:
+        shown = ids[:, group.extra :].index_select(0, group.at)
+        return group.processors(shown, scores.index_select(0, group.at))
+
+    def _in_whole_batch(self, group: _Group, ids: Tensor, scores: Tensor) -> Tensor:
+        layout, length, numbers = self.layout, ids.shape[1] - group.extra, group.numbers
         texts = ids.new_full((layout.batch, length), layout.pad)
         own = {row: ids[i, start:] for i, (row, start) in enumerate(zip(layout.rows, layout.left_padding, strict=True))}
         for row, text in (own | layout.ended).items():
             texts[row, : len(text)] = text[:length]
         every = scores.new_zeros(layout.batch, scores.shape[-1])
-        numbers = [layout.rows[i] for i in rows]
-        every[numbers] = scores[rows]
-        return self.processors(texts, every)[numbers]
+        every.index_copy_(0, numbers, scores.index_select(0, group.at))
+        return group.processors(texts, every).index_select(0, numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Rows whose texts have one length."""
+
+    extra: int  # what stands before them
+    at: Tensor  # where the rows are
+    numbers: Tensor  # and their numbers in the batch
+    processors: LogitsProcessorList
 
 
 class RowProcessors(LogitsProcessor):

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..compat import (
     recording,
     rollback,
     stop_recording,
+    takes_whole_masks,
     text_cache,
 )
 from ..core.texts import RowShift
@@ -136,7 +138,6 @@ class DynamicCacheRunner(ModelRunner):
         self.cache = cache_of(carried)
         self._forgets_any = not quantises(self.cache)
         self._outputs: Any = None
-        self._tree_inputs: TreeInputs | None = None
 
     def run(self, text: Tensor, keep: int, overrides: Mapping[str, Any] = MappingProxyType({})) -> Any:
         inputs = self._inputs(text, keep)
@@ -159,6 +160,9 @@ class DynamicCacheRunner(ModelRunner):
     def _forward(self, inputs: dict[str, Any], rows: int, length: int) -> Any:
         if rows > 1 and self.last_position is not None and inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"].clamp(max=self.last_position)
+        mask = inputs.get("attention_mask") if length - self.seen == 1 else None
+        if mask is not None and mask.shape == (rows, length) and self._shows_masks:
+            inputs["attention_mask"] = self._tree_inputs.of_token(mask, self.cache)
         self._outputs = self.model(**inputs, return_dict=True)
         returned = getattr(self._outputs, CACHE, None)
         if returned is not None and returned is not self.cache:  # code of a model's own may hand on another cache
@@ -179,9 +183,15 @@ class DynamicCacheRunner(ModelRunner):
         return self._forward(inputs | self._tree_overrides(width, ancestors, depths), rows, self.seen + count)
 
     def _tree_overrides(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
-        if self._tree_inputs is None:
-            self._tree_inputs = TreeInputs(self.model)
         return self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths)
+
+    @cached_property
+    def _shows_masks(self) -> bool:
+        return takes_whole_masks(self.model)
+
+    @cached_property
+    def _tree_inputs(self) -> TreeInputs:
+        return TreeInputs(self.model)
 
     def forgettable(self, length: int) -> int:
         return sys.maxsize if self._forgets_any else max(0, forgettable(self.cache) - (length - self.seen))

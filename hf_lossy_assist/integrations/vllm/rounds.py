@@ -239,7 +239,7 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
     if decision.charge is not None:
         tables.charged.index_add_(0, group.slots, decision.charge)
     tokens = torch.where(kept, v.tokens, NOTHING)
-    ends = decision.next_token
+    ends = decision.next_token.clamp(min=0)  # nobody can be told of NaN here
     if step.bonus is not None:
         ends = torch.where(decision.n_accepted == lengths, group.of(step.bonus), ends)
     output = torch.cat([tokens, tokens.new_full((len(tokens), 1), NOTHING)], dim=-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, StaticCache, StaticLayer, StaticSlid
 
 from ...compat import REWINDING_LAYERS
 from ...core.texts import RowShift
-from ..cache_rows import slots_of
+from ..cache_rows import places, slots_of
 
 _SMALLEST = 128
 _MOST_IDLE = 2
@@ -66,12 +66,16 @@ class StaticCacheSlot:
 
     def move(self, shift: RowShift, slots: int) -> None:
         """Let the first rows hold the first ``slots`` slots of the next rectangle; the other rows become stale."""
-        sources = shift.sources(slots).clamp(min=0)
+        index, sources = shift.index, shift.sources(slots).clamp(min=0)
+
+        @cache
+        def slots_at(heads: int, length: int, device: torch.device) -> torch.Tensor:
+            return places(heads, length, index.to(device), sources.to(device))
+
         for layer in self._layers:
-            rows, kept = (x.to(layer.keys.device) for x in (shift.index, sources))
-            states = layer.keys, layer.values
-            for whole, moved in zip(states, slots_of(states, rows, kept), strict=True):
-                whole[: len(rows), :, :slots] = moved
+            at = slots_at(*layer.keys.shape[1:3], layer.keys.device)
+            for whole in (layer.keys, layer.values):
+                whole[: len(at), :, :slots] = slots_of(whole, at)
         self.seek(slots)
 
     def keep_path(self, start: int, columns: Tensor) -> None:

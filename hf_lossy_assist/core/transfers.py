@@ -1,0 +1,35 @@
+"""Copies between the host and a device that do not make the host wait for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the host's numbers as a tensor on a device."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+
+def looks_late(device: torch.device) -> bool:
+    """Tell whether to give a device its next work before looking at what it said last."""
+    return device.type == "cuda"
+
+
+class Look:
+    """Values on their way to the host."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._there = values.to("cpu", non_blocking=True), None
+        if values.device.type == "cuda":
+            self._there = torch.cuda.Event()
+            self._there.record(torch.cuda.current_stream(values.device))
+
+    def tolist(self) -> list[Any]:
+        """Wait until the values are there; work that the device was given later goes on."""
+        if self._there is not None:
+            self._there.synchronize()
+        return self._values.tolist()

@@ -1,0 +1,173 @@
+"""A round waits for a GPU once, and launches few kernels of its own.
+
+``python -m tests.test_waits`` prints the table, and with a part of a case's name the lines of that case too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hf_lossy_assist
+from hf_lossy_assist.acceptors import REGISTRY
+from hf_lossy_assist.call import config as call_config
+from hf_lossy_assist.drafting import draft_ends, model
+from tests.acceptors.fixtures import verifier_head
+from tests.acceptors.table import ROWS, Row, row_id
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
+from tests.waits import Counts, counted, on_cpu
+
+GAMMA = 5
+TARGET = tiny()
+DRAFT = noisy_copy(TARGET, 0.05)
+LENGTHS = (7, 3, 11, 5, 6, 9, 4, 8)
+PROCESSORS = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [5, 9], [8, 6]]}
+TREE, DRAWN = {"depth": 4, "top_k": 4, "nodes": 16}, {"branches": [2, 2, 1]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, whose rounds are counted."""
+
+    row: Row
+    batch: int = 1
+    do_sample: bool = False
+    fixed: bool = True  # whether the draft length is
+    config: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        more = [f"{key}={'x'.join(map(str, value.values()))}" for key, value in self.config.items()]
+        more += ["processors"] if self.kwargs else []
+        kind = ["drawn" if self.do_sample else "greedy", "" if self.fixed else "default length", *more]
+        return " ".join([row_id(self.row), f"b{self.batch}", *filter(None, kind)])
+
+    def run(self, front: Callable[..., Any] = on_cpu, lines: bool = False, place: Callable[[Any], Any] = lambda x: x):
+        """Count what the call does; ``place`` puts models and tensors where the ``front`` wants them."""
+        inputs = (
+            {"input_ids": prompt(), "attention_mask": torch.ones_like(prompt())} if self.batch == 1 else padded(LENGTHS)
+        )
+        keywords = self.row.keywords(TARGET, DRAFT, seed=0)
+        keywords["lossy_config"] |= self.config
+        models = {"target": place(TARGET), "draft": place(DRAFT)}
+        keywords["lossy_head"] = place(keywords["lossy_head"])
+        with counted(models, front, lines) as counts:
+            models["target"].generate(
+                **{name: place(x) for name, x in inputs.items()}, assistant_model=models["draft"], max_new_tokens=48,
+                eos_token_id=None, do_sample=self.do_sample, **({"num_assistant_tokens": GAMMA} if self.fixed else {}),
+                **keywords, **self.kwargs,
+            )  # fmt: skip
+        assert len(counts.per_round("wait")) > 3
+        return counts
+
+
+SPRINTER = replace(
+    ROWS[0], mode="sprinter", config={"max_draft": 5}, head=lambda *pair: verifier_head(*pair, scale=3.0, seed=1)
+)
+BUDGET = Row("regret", {"total_regret": 4.0, "budget": 0.3, "strict_first_n": 4}, ROWS[0].acceptance)
+RULES = [
+    Case(row, batch, do_sample) for row in (*ROWS, BUDGET) for batch in (1, 8) for do_sample in (False, True)
+]  # fmt: skip
+LENGTH = [Case(ROWS[0], batch, do_sample, fixed=False) for batch in (1, 8) for do_sample in (False, True)]
+PROCESSED = [
+    Case(ROWS[0], batch, do_sample, fixed, kwargs=PROCESSORS)
+    for batch, do_sample, fixed in ((1, False, True), (1, True, True), (8, False, True), (8, True, False))
+]
+TREES = [
+    Case(row, batch, config={"tree": TREE})
+    for row in ROWS
+    if not {"draft_probs", "draft_hidden"} & row.rule(TARGET).needs
+    for batch in (1, 8)
+]
+TREES += [Case(ROWS[0], batch, True, config={"tree": DRAWN}) for batch in (1, 8)]
+TREES += [Case(ROWS[0], batch, config={"tree": TREE}, kwargs=PROCESSORS) for batch in (1, 8)]
+CASES = {case.name: case for case in (*RULES, *LENGTH, *PROCESSED, *TREES)}
+AHEAD = {
+    case.name: case for case in (Case(SPRINTER, batch, do_sample) for batch in (1, 8) for do_sample in (False, True))
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    """Drafts end where they do by default, and are looked at one token later."""
+    monkeypatch.setattr(call_config, "AcceptanceStop", draft_ends.AcceptanceStop)
+    monkeypatch.setattr(model, "looks_late", lambda device: True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_waits_once(name: str):
+    counts = CASES[name].run()
+    assert set(counts.per_round("wait")) == {1}, counts.where("wait")
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_a_rule_that_runs_ahead_looks_once_at_each_drafted_token(name: str):
+    """Whether to draft another depends on what its head says of the last; so for all rows of a batch together."""
+    counts = AHEAD[name].run()
+    assert max(counts.per_round("wait")) <= 1, counts.where("wait")
+    assert sum(counts.per_round("look")) <= sum(counts.where("forward")["draft"])
+
+
+@pytest.mark.parametrize(("do_sample", "most"), [(False, 40), (True, 130)])
+def test_a_round_launches_few_kernels(do_sample: bool, most: int):
+    config = {"verification": "block"} if do_sample else {}
+    counts = Case(replace(ROWS[0], config=config), 1, do_sample).run(lines=True)
+    assert max(counts.per_round("kernel")) <= most, counts.where("kernel")
+
+
+def test_every_rule_is_covered():
+    assert {case.row.mode for case in (*CASES.values(), *AHEAD.values())} == set(REGISTRY)
+
+
+def test_the_test_would_find_them():
+    values, counts = torch.tensor([1.0, 2.0]), Counts()
+    with pytest.MonkeyPatch.context() as patch, on_cpu(counts, patch):
+        float(values[0])
+        bool((values > 0).all())
+        values[values > 1]
+        values[[0, 1]]
+        values.tolist()
+        values.to("cpu")
+        torch.tensor([1, 2])
+        torch.as_tensor((1, 2))
+    assert sum(n for (kind, _), n in counts.rounds[0].items() if kind == "wait") == 8
+
+
+@pytest.mark.skipif(torch.version.cuda is None or torch.cuda.is_available(), reason="needs a CUDA build without a GPU")
+@pytest.mark.parametrize("name", [*CASES, *AHEAD])
+def test_a_pretended_gpu_gives_the_same_counts(name: str):
+    from tests.pretended_cuda import Pretended, on_device, pretended
+
+    def place(x: Any) -> Any:
+        return on_device(x) if isinstance(x, nn.Module) else Pretended(x) if isinstance(x, torch.Tensor) else x
+
+    case = (CASES | AHEAD)[name]
+    here, there = case.run(), case.run(pretended, place=place)
+    for what in ("wait", "look"):
+        assert here.per_round(what) == there.per_round(what), (here.where(what), there.where(what))
+
+
+def main(chosen: str | None = None) -> None:
+    """Print what the cases wait for and launch, in the mean of their rounds."""
+    hf_lossy_assist.enable()
+    if hasattr(model, "looks_late"):
+        model.looks_late = lambda device: True
+    for name, case in (CASES | AHEAD).items():
+        if chosen is None or chosen in name:
+            counts = case.run(lines=chosen is not None)
+            total = {what: sum(counts.where(what).values()) for what in ("wait", "look", "copy", "kernel", "forward")}
+            print(f"{name:50s}", *(f"{n:6.1f} {what}" for what, n in total.items()))
+            for what in ("wait", "copy", "kernel") if chosen is not None else ():
+                for at, n in counts.where(what).items():
+                    print(f"    {n:6.2f} {what:6s} {at}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
