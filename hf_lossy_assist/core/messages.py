@@ -155,8 +155,8 @@ class Decision:
         packed = torch.cat([*ends, tokens, *decided, *charge], dim=-1).tolist()
         if any(row[1] < 0 for row in packed):
             raise RuntimeError(
-                "no token can be drawn: probabilities of the target or the draft are infinite, NaN or all zero; load a "
-                "model in float16 in bfloat16 instead, and check `logits_processor`"
+                "no token can be drawn, because the target's probabilities are infinite, NaN or all zero; load it in "
+                "bfloat16 instead of float16, and check `logits_processor`"
             )
         start, width = 3 + tokens.shape[1], decided[0].shape[1]
         columns = {key: slice(start + i * width, start + (i + 1) * width) for i, key in enumerate(masks)}

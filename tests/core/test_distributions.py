@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import pytest
 import torch
 
-from hf_lossy_assist.core.distributions import Randomness, residual
+from hf_lossy_assist.core.distributions import Randomness, drawable, residual
+from tests.tiny_models import noisy_copy, prompt, tiny
 
 
 def test_residual_is_the_positive_part_or_p_where_there_is_none():
@@ -48,6 +52,36 @@ def test_a_keep_mask_preserves_the_mean():
     mask = Randomness(0).keep_mask((200, 200), 0.3, torch.zeros(1))
     assert set(mask.unique().tolist()) == {0.0, torch.tensor(1 / 0.7).item()}
     assert abs(mask.mean().item() - 1) < 4.5 * (0.3 / 0.7 / 40_000) ** 0.5
+
+
+def test_draws_are_those_of_torch_multinomial():
+    weights = torch.rand(500, 50, generator=torch.Generator().manual_seed(1))
+    weights[:, ::3] = 0
+    expected = torch.multinomial(weights, 1, generator=torch.Generator().manual_seed(5))[:, 0]
+    assert torch.equal(Randomness(5).categorical(weights), expected)
+    assert torch.equal(Randomness(5).categorical(weights.T.contiguous().T), expected)
+
+
+def test_rows_that_torch_multinomial_refuses_are_told_apart():
+    rows = torch.tensor([[0.2, 0.8], [0.0, 3.0], [0.0, 0.0], [0.5, torch.nan], [0.5, torch.inf]])
+    for row, good in zip(rows, drawable(rows), strict=True):
+        with nullcontext() if good else pytest.raises(RuntimeError, match=r"multinomial|probability tensor"):
+            torch.multinomial(row, 1)
+
+
+def test_a_target_that_says_nan_ends_a_drawn_call():
+    """Of a draft, all tokens are refused, and the target's own distribution remains."""
+    target = tiny()
+    draft = noisy_copy(target)
+    with torch.no_grad():
+        target.lm_head.weight[5] = torch.nan
+    for p, q in ((target, draft), (draft, target)):
+        with pytest.raises(RuntimeError, match="no token can be drawn") if p is target else nullcontext():
+            out = p.generate(
+                prompt(), assistant_model=q, lossy_mode="lossless", do_sample=True, max_new_tokens=9, eos_token_id=None,
+                return_dict_in_generate=True,
+            )  # fmt: skip
+    assert out.lossy_stats.accepted == 0
 
 
 def test_categorical_keeps_leading_dimensions():

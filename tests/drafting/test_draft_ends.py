@@ -14,6 +14,7 @@ from hf_lossy_assist import LossyUnsupportedError, LossyValueError, LossyVerific
 from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.call.lossy_call import LossyCall
+from hf_lossy_assist.drafting import model
 from hf_lossy_assist.drafting.draft_ends import (
     LONGEST,
     AcceptanceStop,
@@ -142,7 +143,7 @@ ROWS = {"one": {"input_ids": prompt()}, "batch": padded()}
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, rows: str):
+def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, monkeypatch, rows: str):
     """Whether nothing is said or `"auto"`; as if the user had asked for it, and not where a length is given."""
     target = tiny()
     options = (
@@ -160,6 +161,8 @@ def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, rows: s
     fixed = call(num_assistant_tokens=LONGEST)
     assert default[2] < fixed[2]
     assert fixed != default != call(num_assistant_tokens=5)
+    monkeypatch.setattr(model, "looks_late", lambda device: True)
+    assert call() == default, "on a GPU, the token that was drafted before the look is thrown away"
 
 
 def test_rules_that_keep_more_have_longer_drafts_by_default(monkeypatch):

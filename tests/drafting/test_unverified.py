@@ -11,6 +11,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from hf_lossy_assist.core.messages import Verification
+from hf_lossy_assist.decoding import unverified
 from hf_lossy_assist.decoding.unverified import one_of_each
 from tests.acceptors.fixtures import P, Q, Simulated, chi_square_p, telling
 from tests.acceptors.fixtures import verifier_head as head_for
@@ -56,8 +57,12 @@ def test_a_verifier_that_always_accepts_follows_the_draft(position: str, max_dra
 
 
 @pytest.mark.parametrize("position", ["previous", "token"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt_neox"])
-def test_text_is_that_of_a_naive_implementation(architecture: str, position: str):
+@pytest.mark.parametrize(
+    ("architecture", "late"), [("llama", False), ("llama", True), ("mistral", False), ("gpt_neox", True)]
+)
+def test_text_is_that_of_a_naive_implementation(monkeypatch, architecture: str, late: bool, position: str):
+    """Also where the next token is drafted before the last one is looked at, as on a GPU."""
+    monkeypatch.setattr(unverified, "looks_late", lambda device: late)
     target = tiny(architecture)
     draft = noisy_copy(target, 0.08)
     head = head_for(target, draft, position, scale=3.0, seed=1)
