@@ -63,7 +63,7 @@ class Pretended(Tensor):
         return f"Pretended({self.inner!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Pretended:
-        return memo.get(id(self)) or Pretended(self.inner.clone())
+        return memo[id(self)] if id(self) in memo else Pretended(self.inner.clone())
 
 
 def _with_tensors(at: Any) -> Any:
@@ -102,7 +102,13 @@ def _run(func: Any, args: Any, kwargs: Any, counts: Counts) -> Any:
     if not here:
         return out
     known = {id(x.inner): x for x in ours}  # operations in place return what they were given
-    return tree_map(lambda x: known.get(id(x)) or Pretended(x) if isinstance(x, Tensor) else x, out)
+
+    def wrapped(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return known[id(x)] if id(x) in known else Pretended(x)
+
+    return tree_map(wrapped, out)
 
 
 def _transfer(counts: Counts, to_device: bool, asynchronous: bool) -> None:
