@@ -42,11 +42,13 @@ class Case:
     fixed: bool = True  # whether the draft length is
     config: dict[str, Any] = field(default_factory=dict)
     kwargs: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
 
     @property
     def name(self) -> str:
         more = [f"{key}={'x'.join(map(str, value.values()))}" for key, value in self.config.items()]
         more += ["processors"] if self.kwargs else []
+        more += [self.label]
         kind = ["drawn" if self.do_sample else "greedy", "" if self.fixed else "default length", *more]
         return " ".join([row_id(self.row), f"b{self.batch}", *filter(None, kind)])
 
@@ -72,10 +74,20 @@ class Case:
 SPRINTER = replace(
     ROWS[0], mode="sprinter", config={"max_draft": 5}, head=lambda *pair: verifier_head(*pair, scale=3.0, seed=1)
 )
-BUDGET = Row("regret", {"total_regret": 4.0, "budget": 0.3, "strict_first_n": 4}, ROWS[0].acceptance)
-RULES = [
-    Case(row, batch, do_sample) for row in (*ROWS, BUDGET) for batch in (1, 8) for do_sample in (False, True)
-]  # fmt: skip
+LIMITED = Row(
+    "topk",
+    {
+        "k": 3,
+        "tolerance": 0.9,
+        "budget": 0.3,
+        "strict_first_n": 4,
+        "scope": {"except": [[9, 5], [7, 7]]},
+        "strict_on_quotes": 2,
+    },
+    ROWS[0].acceptance,
+)
+RULES = [Case(row, batch, do_sample) for row in ROWS for batch in (1, 8) for do_sample in (False, True)]
+RULES += [Case(LIMITED, batch, do_sample, label="limits") for batch, do_sample in ((1, True), (8, False))]
 LENGTH = [Case(ROWS[0], batch, do_sample, fixed=False) for batch in (1, 8) for do_sample in (False, True)]
 PROCESSED = [
     Case(ROWS[0], batch, do_sample, fixed, kwargs=PROCESSORS)

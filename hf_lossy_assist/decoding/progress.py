@@ -20,6 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from ..core.limits import BoundLimits, LosslessPositions
 from ..core.shapes import Shape
 from ..core.texts import ROOM, Texts
+from ..core.transfers import to_device
 
 
 class TokenStatusStreamer(BaseStreamer):
@@ -175,7 +176,9 @@ class Progress:
             return None
         generated = [length - texts.prompt for length in texts.lengths]
         lossy = [self.lossy[row] for row in texts.rows]
-        prompts = None if self.quotable is None else self.quotable[texts.rows]
+        prompts = self.quotable
+        if prompts is not None and len(texts.rows) < len(prompts):
+            prompts = prompts.index_select(0, to_device(texts.rows, prompts.device))
         return self.limits.lossless_positions(candidate, shape, generated, lossy, prompts)
 
     def show_statuses(self, statuses: Sequence[str]) -> None:
