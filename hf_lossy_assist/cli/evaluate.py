@@ -17,7 +17,7 @@ from .. import tasks
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
-from ..evaluation.modes import DecodingMode
+from ..evaluation.modes import DecodingMode, with_noise
 from ..evaluation.tables import score_table
 from ..integrations.vllm.engines import VllmEngines, vllm_engines
 from ..store.process import this_process
@@ -103,6 +103,9 @@ class EvaluateOptions(EvaluationOptions):
     costs: Annotated[bool, typer.Option(help="Measure what rounds cost, for the predicted seconds of an answer.")] = (
         True
     )
+    noise_floor: Annotated[
+        bool, typer.Option("--noise-floor", help="Add what rounding alone does: the target in another batch and dtype.")
+    ] = False
     out: Annotated[Path | None, typer.Option(help="Folder for the results; an interrupted run continues there.")] = None
 
 
@@ -115,6 +118,8 @@ def evaluate(options: EvaluateOptions) -> None:
     """
     out = options.out
     listed = options.listed(options.modes or "plain,lossless,min_p,regret")
+    if options.noise_floor:
+        listed = with_noise(listed, options.drafted, dtype=not options.prepack)
     evaluation = options.evaluation(listed, options.limit, batch_size=options.batch_size, measure=options.measure)
     screen = Console()
     with options.vllm or nullcontext():

@@ -151,7 +151,7 @@ def costs_of(
     All modes take turns. Modes that vLLM answers are left out, as is ``sprinter``, whose rounds are as long as its head
     says.
     """
-    ours = [mode for mode in modes if mode.engine is None and "sprinter" not in mode.rules]
+    ours = [mode for mode in modes if mode.engine is None and "sprinter" not in mode.rules and not mode.is_rounding]
     gammas = [_AUTO if mode.gamma == "auto" else (mode.gamma or 0,) for mode in ours]
     single = [replace(mode, gamma=gamma) for mode, own in zip(ours, gammas, strict=True) for gamma in own]
     steps = iter(_timed(models, single, lengths, [text], _ROUNDS, _REPEATS, track))

@@ -29,7 +29,7 @@ from .answers import Answer, AnswerStore
 from .comparison import rotated, warm_up
 from .costs import costs_of, lengths_between, predicted_seconds
 from .meters import machine, peak_memory, reset_peak_memory
-from .modes import DecodingMode, Models, parse_modes
+from .modes import DecodingMode, Models, parse_modes, with_noise
 from .quality import MEASURES, Measurable
 from .records import provenance
 from .requests import Ending, PromptBatch, Response, batches_of, run_request
@@ -236,7 +236,9 @@ class Evaluation:
         answers = tuple(sorted(found, key=lambda answer: (order[answer.mode], answer.id)))
         predicted = predicted_seconds(self.modes, store.costs.get("modes", {}), answers)
         kinds = [example.category for example in self.examples]
-        return EvaluationResult.of(answers, self.reference, kinds, *predicted)
+        same = [mode.label for mode in self.modes if mode.is_the_target_s and mode.label != self.reference]
+        noise = same if any(mode.is_rounding for mode in self.modes) else ()
+        return replace(EvaluationResult.of(answers, self.reference, kinds, *predicted), noise=noise)
 
 
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
@@ -255,7 +257,7 @@ def named_modes(text: str, gamma: int | str = 5, temperature: float | None = Non
 
 def reference_of(modes: Sequence[DecodingMode]) -> str:
     """Return the label to compare with: the target alone's, else lossless's, else the first."""
-    alone = (mode.label for mode in modes if mode.gamma is None and mode.answers == "target")
+    alone = (mode.label for mode in modes if mode.gamma is None and mode.answers == "target" and not mode.settings)
     lossless = (mode.label for mode in modes if mode.rule == "lossless")
     return next(alone, None) or next(lossless, None) or modes[0].label
 
@@ -279,6 +281,7 @@ def evaluate(
     seed: int = 0,
     measure: str = "task",
     costs: bool = True,
+    noise_floor: bool = False,
     out: str | Path | None = None,
 ) -> EvaluationResult:
     """Let several decoding modes answer the same problems, and compare their scores problem by problem.
@@ -312,6 +315,8 @@ def evaluate(
         ``"likelihood"``, the geometric mean of the tokens' p.
     costs
         Whether to measure what rounds cost here, for the predicted seconds of an answer.
+    noise_floor
+        Whether to add the target in another batch shape and dtype, and ``lossless``: what rounding alone does.
     out
         A folder for ``results.jsonl``, ``summary.json`` and ``plot.png``; an interrupted run continues there.
 
@@ -345,6 +350,8 @@ def evaluate(
         if draft is not None:
             raise LossyValueError(f"`prompt_lookup_num_tokens` {gamma} drafts without a model; leave it or `draft` out")
     listed = named_modes(modes, gamma, temperature) if isinstance(modes, str) else list(modes)
+    if noise_floor:
+        listed = with_noise(listed, gamma, dtype=not is_prepacked(target))
     models = Models(target, draft, heads or {}, prompt_lookup_num_tokens is not None, tokenizer)
     evaluation = Evaluation(
         models, tokenizer, tasks.load(task) if isinstance(task, str) else task, listed,

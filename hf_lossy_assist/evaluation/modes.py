@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..acceptors import LAW, REGISTRY, GreedyRule, head_type
@@ -17,15 +19,24 @@ from ..call.config import LossyConfig
 from ..call.spelling import Spelling, split
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..enabling import enabled
-from ..errors import LossyValueError
+from ..errors import LossyUnsupportedError, LossyValueError
 from ..gone import check_name
 from ..heads import Head
+from ..models.prepacked import is_prepacked
+from ..values import Rule
 
 TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alone"
 """The labels of plain generation, of transformers' assisted generation, and of plain generation by the draft."""
 
 EVERYTHING = "everything"
 """The baseline that keeps every drafted token."""
+
+
+_ROUNDING = {
+    "copies": Rule("an int >= 2", lambda x: type(x) is int and x >= 2),
+    "dtype": Rule("other, float32, bfloat16 or float16", lambda x: x in ("other", "float32", "bfloat16", "float16")),
+}
+"""Settings of the target alone, which change nothing but rounding: how often a batch has each row, and its dtype."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +117,17 @@ class DecodingMode:
         return [] if self.rule is None else Spelling(self.rule).names
 
     @property
+    def is_rounding(self) -> bool:
+        """Whether it is the target alone, computed in another way: all that its texts can differ by is rounding."""
+        return self.rule is None and self.gamma is None and bool(self.settings)
+
+    @property
+    def is_the_target_s(self) -> bool:
+        """Whether its greedy texts are the target's own, but for rounding."""
+        own = self.rule in (None, "lossless") and self.answers == "target"
+        return own and self.engine is None and self.temperature is None
+
+    @property
     def law(self) -> int:
         """The version of the rules' laws that the mode's texts depend on."""
         drawn = self.temperature is not None and any(issubclass(REGISTRY[name], GreedyRule) for name in self.rules)
@@ -116,7 +138,7 @@ class DecodingMode:
         """The settings, as they are written to files."""
         engine = {} if self.engine is None else {"engine": self.engine.name}
         if self.gamma is None:
-            return engine
+            return {**engine, **self.settings}
         own = {"lossy_mode": self.rule, "lossy_config": dict(self.settings)} if self.rule else dict(self.settings)
         return {**engine, **own, "num_assistant_tokens": self.gamma}
 
@@ -144,8 +166,10 @@ class DecodingMode:
     def prepared(self, models: Models) -> Iterator[None]:
         """Make ``generate()`` understand :meth:`keywords` inside a block; the models are restored afterwards."""
         stock = self.rule is None and self.gamma is not None and not models.lookup
-        drafting = _stock_drafts(models.draft, self.gamma, self.settings) if stock else nullcontext()
-        with enabled(self.generating(models)), drafting:
+        changed = _stock_drafts(models.draft, self.gamma, self.settings) if stock else nullcontext()
+        if self.is_rounding and "dtype" in self.settings:
+            changed = _in_dtype(models.target, self.settings["dtype"])
+        with enabled(self.generating(models)), changed:
             yield
 
     def keywords(self, models: Models, seed: int) -> dict[str, Any]:
@@ -194,6 +218,46 @@ def usual_modes(heads: Mapping[str, Head], gamma: int | str, temperature: float 
     return modes
 
 
+def with_noise(modes: Sequence[DecodingMode], gamma: int | str, *, dtype: bool) -> list[DecodingMode]:
+    """Add the modes that show what rounding alone does: the target in another batch shape, and losslessly.
+
+    With ``dtype``, the target also computes in another type: float32, or bfloat16 if that is its own.
+    """
+    if any(mode.temperature is not None for mode in modes):
+        raise LossyValueError("`noise_floor` compares greedy texts with the target's own; leave it or sampling out")
+    text = "plain,plain:copies=2," + ("plain:dtype=other," if dtype else "") + "lossless"
+    names, known = text.split(","), {(mode.rule, json.dumps(dict(mode.settings))) for mode in modes}
+    added = (replace(mode, label=name) for name, mode in zip(names, parse_modes(text, gamma), strict=True))
+    return [*modes, *(mode for mode in added if (mode.rule, json.dumps(dict(mode.settings))) not in known)]
+
+
+def _plain(text: str, settings: Mapping[str, Any], temperature: float | None) -> DecodingMode:
+    for name, value in settings.items():
+        if name not in _ROUNDING:
+            raise LossyValueError(f"`modes` has {text!r}, but 'plain' has no setting {name!r}; it has copies and dtype")
+        _ROUNDING[name].check(f"{name} of plain", value)
+    if settings and temperature is not None:
+        raise LossyValueError(f"`modes` has {text!r}: only greedy texts can be compared with the target's own")
+    return DecodingMode(text.replace("plain", TARGET_ALONE, 1), None, settings, temperature=temperature)
+
+
+@contextmanager
+def _in_dtype(target: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let a target compute in another type inside a block; its own weights come back as they were."""
+    if is_prepacked(target):
+        raise LossyUnsupportedError("a prepacked target can't compute in another dtype; load it without `--prepack`")
+    if name == "other":
+        name = "bfloat16" if target.dtype == torch.float32 else "float32"
+    own = [(parameter, parameter.data) for parameter in target.parameters() if parameter.is_floating_point()]
+    try:
+        for parameter, data in own:
+            parameter.data = data.to(getattr(torch, name))
+        yield
+    finally:
+        for parameter, data in own:
+            parameter.data = data
+
+
 @contextmanager
 def _stock_drafts(draft: PreTrainedModel, gamma: int, settings: Mapping[str, Any]) -> Iterator[None]:
     # By default transformers drafts up to 20 tokens and stops where the draft is less than 40 % sure. It reads γ from
@@ -232,10 +296,10 @@ def _mode(text: str, gamma: int | str | None, temperature: float | None) -> Deco
     spelt = Spelling.read(text, "modes")
     name, own = spelt.mode, spelt.gamma
     gamma = gamma if own is None else own
-    if name in ("plain", "draft") and spelt.config:
+    if name == "draft" and spelt.config:
         raise LossyValueError(f"`modes` has to name {name!r} without settings, but is {text!r}")
     if name == "plain":
-        return DecodingMode(TARGET_ALONE, temperature=temperature)
+        return _plain(text, spelt.config, temperature)
     if name == "stock":
         return DecodingMode.stock(gamma, temperature, text.replace("stock", STOCK, 1), spelt.config)
     if name == "draft":

@@ -182,9 +182,10 @@ def run_request(
         return mode.engine.respond(models, mode, batch, max_new_tokens)
     clock, energy, device = instruments.clock, instruments.energy, models.target.device
     synchronize = synchronizer(device)
+    copies = mode.settings.get("copies", 1) if mode.is_rounding else 1
     keywords: dict[str, Any] = {
-        "input_ids": batch.ids,
-        "attention_mask": batch.mask,
+        "input_ids": batch.ids.repeat(copies, 1),
+        "attention_mask": batch.mask.repeat(copies, 1),
         "max_new_tokens": max_new_tokens,
         "pad_token_id": models.target.generation_config.pad_token_id or 0,
         **mode.keywords(models, batch.seed),
@@ -218,7 +219,7 @@ def run_request(
     # The statistics read the wall clock.
     deciding = stats.seconds.get("deciding") if stats is not None and clock is time.perf_counter else None
     width = batch.ids.shape[1]
-    rows = [until_end(row[width:], models.target, batch.ending) for row in output.sequences]
+    rows = [until_end(row[width:], models.target, batch.ending) for row in output.sequences[: len(batch)]]
     if stats is not None:
         work = [(row.rounds, row.accepted, row.accepted_lossy) for row in stats.rows]
         drafted = [row.drafted for row in stats.rows]

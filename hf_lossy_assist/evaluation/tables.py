@@ -166,6 +166,17 @@ def predicted_table(rows: Iterable[ModeScore], reference: str) -> NumberTable | 
     return table(rows, columns, title) if rows else None
 
 
+def noise_table(rows: Iterable[ModeScore], said: Mapping[str, str], floor: float) -> NumberTable:
+    """Lay out what rounding alone does to texts and scores, and what rules do beyond it."""
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        "same\ntexts": lambda row: f"{row.same_texts} of {row.n}",
+        "points\n(95 %)": points,
+        "beyond\nrounding": lambda row: said[row.label],
+    }
+    return table(rows, columns, f"Rounding alone moves the score by up to {100 * floor:.1f} points")
+
+
 def kind_table(kinds: Sequence[Any]) -> NumberTable | None:
     """Lay out acceptance lengths and speeds by category."""
     columns: dict[str, Column] = {

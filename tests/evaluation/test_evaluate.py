@@ -308,3 +308,24 @@ def test_results_are_also_given_by_category(evaluation, pair, tmp_path):
         assert kind.acceptance[1] <= kind.acceptance[0] <= kind.acceptance[2]
     assert "By category" in repr(result)
     assert [kind["category"] for kind in json.loads((tmp_path / "categories.json").read_text())[::3]] == ["even", "odd"]
+
+
+def test_a_rule_is_charged_only_beyond_what_rounding_does(pair, tmp_path):
+    result = hf_lossy_assist.evaluate(
+        pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task, modes="topk@3:k=9999", limit=4,
+        noise_floor=True, costs=False, out=tmp_path,
+    )  # fmt: skip
+    assert list(result.modes) == ["topk@3:k=9999", "plain", "plain:copies=2", "plain:dtype=other", "lossless"]
+    assert (result.reference, result.noise) == ("plain", ["plain:copies=2", "plain:dtype=other", "lossless"])
+    assert result.modes["plain:copies=2"].same_texts == result.modes["lossless"].same_texts == 4
+    noise = json.loads((tmp_path / "noise.json").read_text())
+    assert noise["floor"] == result.floor == abs(result.modes["plain:dtype=other"].difference)
+    assert noise["verdicts"] == {"topk@3:k=9999": result.verdict("topk@3:k=9999")}
+    assert "Rounding alone moves the score" in repr(result)
+    rounding = replace(result.modes["lossless"], difference=-0.02)
+    for low, high, said in (
+        (-0.2, -0.05, "loses at least 3.0"), (-0.2, -0.01, "can't tell"), (0.04, 0.2, "gains at least 2.0"),
+        (-0.1, 0.1, "can't tell"),
+    ):  # fmt: skip
+        row = replace(result.modes["plain"], low=low, high=high)
+        assert replace(result, modes={"x": row, "r": rounding}, noise=["r"]).verdict("x") == said

@@ -10,7 +10,7 @@ import torch
 
 from hf_lossy_assist.acceptors import REGISTRY, head_type
 from hf_lossy_assist.call.config import LossyConfig
-from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.errors import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.evaluation.modes import (
     STOCK,
     TARGET_ALONE,
@@ -18,11 +18,13 @@ from hf_lossy_assist.evaluation.modes import (
     Models,
     parse_modes,
     usual_modes,
+    with_noise,
 )
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
+from hf_lossy_assist.models.prepacked import prepack
 from tests.small_pair import verifier_for
-from tests.tiny_models import prompt
+from tests.tiny_models import prompt, tiny
 
 parse = LossyConfig.from_fields
 
@@ -119,9 +121,8 @@ def test_a_nucleus_keeps_draws_to_the_likeliest_tokens(models):
 def test_settings_of_modes_without_a_rule():
     [everything] = parse_modes("everything@9:strict_first_n=4", 5)
     assert (everything.gamma, everything.settings) == (9, {"threshold_single": 0, "strict_first_n": 4})
-    for name in ("plain", "draft"):
-        with pytest.raises(LossyValueError, match=f"without settings, but is '{name}:k=3'"):
-            parse_modes(f"{name}:k=3", 5)
+    with pytest.raises(LossyValueError, match="without settings, but is 'draft:k=3'"):
+        parse_modes("draft:k=3", 5)
     with pytest.raises(LossyValueError, match="'stock' with the setting 'k'"):
         parse_modes("stock:k=3", 5)
 
@@ -142,3 +143,45 @@ def test_transformers_own_schedules_can_be_asked_for(models):
     assert constant.rows[0].tolist() == sure.rows[0].tolist() == shrinking.rows[0].tolist()
     assert sure.split.draft_calls < constant.split.draft_calls
     assert shrinking.split.target_calls > constant.split.target_calls
+
+
+@pytest.mark.parametrize(
+    ("text", "temperature", "message"),
+    [
+        ("plain:k=3", None, "'plain' has no setting 'k'; it has copies and dtype"),
+        ("plain:copies=1", None, "`copies of plain` has to be an int >= 2"),
+        ("plain:dtype=int8", None, "`dtype of plain` has to be other, float32"),
+        ("plain:copies=2", 0.7, "only greedy texts"),
+    ],
+)
+def test_ways_to_round_that_are_refused(text, temperature, message):
+    with pytest.raises(LossyValueError, match=message):
+        parse_modes(text, 5, temperature)
+
+
+def test_the_target_alone_in_another_batch_and_in_another_type(models):
+    twice, other = parse_modes("plain:copies=2,plain:dtype=other", 5)
+    assert (twice.label, twice.config, other.config) == ("target alone:copies=2", {"copies": 2}, {"dtype": "other"})
+    seen, before = [], [(p, p.data_ptr(), p.dtype) for p in models.target.parameters()]
+    hook = models.target.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append((len(kwargs["input_ids"]), module.dtype)), with_kwargs=True
+    )
+    plain, doubled, rounded = (run_request(models, mode, batch(0, 1), 8) for mode in (PLAIN, twice, other))
+    hook.remove()
+    assert {*seen[:8]} == {(2, torch.float32)}
+    assert {*seen[8:16]} == {(4, torch.float32)}
+    assert {*seen[16:]} == {(2, torch.bfloat16)}
+    assert [len(response.rows) for response in (plain, doubled, rounded)] == [2] * 3
+    assert [row.tolist() for row in plain.rows] == [row.tolist() for row in doubled.rows]
+    assert [(p, p.data_ptr(), p.dtype) for p in models.target.parameters()] == before
+    with pytest.raises(LossyUnsupportedError, match="prepacked"), other.prepared(Models(prepack(tiny()))):
+        pass
+
+
+def test_modes_of_the_noise_floor():
+    added = with_noise(parse_modes("topk@3,lossless@8", 5), 4, dtype=True)
+    assert [mode.label for mode in added] == ["topk@3", "lossless@8", "plain", "plain:copies=2", "plain:dtype=other"]
+    assert [mode.is_the_target_s for mode in added] == [False, True, True, True, True]
+    assert [mode.label for mode in with_noise([], 4, dtype=False)] == ["plain", "plain:copies=2", "lossless"]
+    with pytest.raises(LossyValueError, match="`noise_floor` compares greedy texts"):
+        with_noise(parse_modes("topk", 5, 0.7), 4, dtype=True)
