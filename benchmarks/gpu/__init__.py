@@ -1,0 +1,1 @@
+"""What decoding should cost on a GPU, and what it does: predictions, and one check that takes seven minutes."""
