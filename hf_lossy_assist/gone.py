@@ -9,6 +9,7 @@ from .errors import LossyValueError, nearest
 
 GONE: Mapping[str, Mapping[str, str]] = {
     "command": {
+        "dropout": 'take the one that `advise(…, modes="dropmatch").best("dropmatch").settings` has for all prompts',
         "train assistant": "train a small draft by distillation, for example with TRL's GKD trainer, and pass it as "
         "`assistant_model`",
         "train eagle3": "train the head with speculators or SpecForge, and load it with `Eagle3.from_pretrained`",

@@ -77,6 +77,8 @@ class Advice:
         Gives the walks of a rule that keeps a share of the tokens that ``lossless`` refuses.
     decoding
         Keywords of ``generate()`` that say how tokens are chosen.
+    seen
+        Tokens per call of the recommended setting on some of the prompts, predicted and seen; empty if it was not run.
     """
 
     replayed: Sequence[Replayed]
@@ -86,6 +88,7 @@ class Advice:
     matches: float
     keeping: Callable[[float], Mapping[int, Walk]]
     decoding: Mapping[str, Any]
+    seen: Mapping[str, float] = field(default_factory=dict)
 
     def with_draft_cost(self, share: float) -> Advice:
         """Return the advice for other hardware, on which a drafted token takes ``share`` of a target's token."""
@@ -108,10 +111,7 @@ class Advice:
         """Return ``(B,)`` the seconds of the texts, without their prompts."""
         return walk.rounds * self.costs.round(walk.drafted.sum() / walk.rounds.sum(), self.length)
 
-    def _fastest(self, one: Replayed) -> Walk:
-        return self._fastest_of(one.walks)
-
-    def _fastest_of(self, walks: Mapping[int, Walk]) -> Walk:
+    def _fastest(self, walks: Mapping[int, Walk]) -> Walk:
         return min(walks.values(), key=lambda walk: self.seconds(walk).sum())
 
     def needed(self, times: float = WANTED) -> float | None:
@@ -120,17 +120,17 @@ class Advice:
         None if keeping all of them is not enough.
         """
         wanted, low, high = self._lossless.sum() / times, 0.0, 1.0
-        if self.seconds(self._fastest_of(self.keeping(high))).sum() > wanted:
+        if self.seconds(self._fastest(self.keeping(high))).sum() > wanted:
             return None
         for _ in range(8):
             middle = (low + high) / 2
-            enough = self.seconds(self._fastest_of(self.keeping(middle))).sum() <= wanted
+            enough = self.seconds(self._fastest(self.keeping(middle))).sum() <= wanted
             low, high = (low, middle) if enough else (middle, high)
         return high
 
     @cached_property
     def _lossless(self) -> np.ndarray:
-        return self.seconds(self._fastest(self.replayed[0]))
+        return self.seconds(self._fastest(self.replayed[0].walks))
 
     @cached_property
     def _draws(self) -> np.ndarray:
@@ -142,7 +142,9 @@ class Advice:
         drawn = (self._draws @ base) / (self._draws @ seconds)
         return float(base.sum() / seconds.sum()), *map(float, np.quantile(drawn, (0.025, 0.975)))
 
-    def _row(self, one: Replayed, walk: Walk) -> Row:
+    def row(self, one: Replayed, gamma: int | None = None) -> Row:
+        """Return what a rule brings with drafts of ``gamma`` tokens; by default with its best ones."""
+        walk = self._fastest(one.walks) if gamma is None else one.walks[gamma]
         times, low, high = self._times(self.seconds(walk), self._lossless)
         total, rounds = self.tokens.sum(), walk.rounds.sum()
         greedily = {"nats": float(walk.nats.sum() / total), "worst": float(walk.worst.max())}
@@ -154,11 +156,7 @@ class Advice:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """A row for each rule with its best draft length, or with each that was asked for; the slowest rule first."""
-        rows = [
-            self._row(one, walk)
-            for one in self.replayed
-            for walk in ([one.walks[gamma] for gamma in one.shown] or [self._fastest(one)])
-        ]
+        rows = [self.row(one, gamma) for one in self.replayed for gamma in one.shown or (None,)]
         return tuple(sorted(rows, key=lambda row: (row.mode == EVERYTHING, row.mode != "lossless", row.times_lossless)))
 
     @cached_property
@@ -180,7 +178,7 @@ class Advice:
     def ceiling(self) -> Row:
         """The row that keeps everything: no rule is faster."""
         one = next(one for one in self.replayed if one.mode.label == EVERYTHING)
-        return self._row(one, self._fastest(one))
+        return self.row(one)
 
     def best(self, mode: str | None = None, *, max_nats: float = 0.025, max_tv: float = 0.05) -> Recommendation:
         """Return the fastest setting: of one rule, or of all whose loss is within a bound.
@@ -210,7 +208,7 @@ class Advice:
         ]
         row = max(fine, key=lambda row: row.times_lossless)
         if mode is None and row.low <= 1:
-            row = self._row(by_label["lossless"], self._fastest(by_label["lossless"]))
+            row = self.row(self.replayed[0])
         return Recommendation(row, replace(by_label[row.mode].mode, gamma=row.gamma), self.decoding)
 
     @property
@@ -218,7 +216,7 @@ class Advice:
         """The costs, what the draft is worth, and the verdict, in sentences."""
         costs, length = self.costs, self.length
         target = ", ".join(f"{milliseconds(costs.read(n, length))} over {n}" for n in (1, 6, 17))
-        alone, own = self.tokens * costs.read(1, length), self._fastest(self.replayed[0])
+        alone, own = self.tokens * costs.read(1, length), self._fastest(self.replayed[0].walks)
         times, low, high = self._times(self._lossless, alone)
         share = self.needed()
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
@@ -238,7 +236,21 @@ class Advice:
                 + ("." if times > 1 else ": drafting does not pay here.")
             ),
             verdict,
+            *(
+                f"{with_gamma(row.mode, row.gamma)} ran on {self.seen['prompts']} of the prompts: "
+                f"{self.seen['tokens_per_call']:.2f} tokens per call, predicted {self.seen['predicted']:.2f}."
+                for row in [self.best().row]
+                if self.seen
+            ),
         ]
+
+    @property
+    def next_step(self) -> str:
+        """The modes to measure next, and why."""
+        few = sorted(self.front, key=lambda row: row.times_lossless)[-3:]
+        own = self._fastest(self.replayed[0].walks)
+        modes = ",".join([f"lossless@{own.gamma}", *(with_gamma(row.mode, row.gamma) for row in few)])
+        return f"What other tokens do to answers is not measured here. Next: lossy-assist evaluate … --modes {modes}"
 
     def table(self) -> NumberTable:
         """Lay out the rows."""
@@ -274,14 +286,26 @@ class Advice:
         other = ("nats", "worst") if self.sampled else ("tv", "kl", "outside")
         return {
             "rows": [{key: x for key, x in asdict(row).items() if key not in other} for row in self.rows],
-            "front": [f"{row.mode}@{row.gamma}" for row in self.front],
+            "front": [with_gamma(row.mode, row.gamma) for row in self.front],
             "costs": {
                 "draft": self.costs.token(self.length), "draft_cost": self.draft_cost, "length": self.length,
                 "target": {str(n): self.costs.read(n, self.length) for n in sorted(self.costs.target)},
             },
             "decoding": dict(self.decoding), "answers": len(self.tokens), "tokens": int(self.tokens.sum()),
-            "matches": self.matches, "ceiling": self.ceiling.times_lossless, "said": self.said,
+            "matches": self.matches, "seen": dict(self.seen), "ceiling": self.ceiling.times_lossless, "said": self.said,
         }  # fmt: skip
+
+
+def with_gamma(mode: str, gamma: int) -> str:
+    """Return a mode as it is spelt with a draft length.
+
+    Examples
+    --------
+    >>> with_gamma("topk:k=3", 8)
+    'topk@8:k=3'
+    """
+    rule, colon, settings = mode.partition(":")
+    return f"{rule}@{gamma}{colon}{settings}"
 
 
 def _three(value: float | None) -> str:

@@ -15,25 +15,31 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..acceptors import Acceptor
+from ..acceptors.base import AUTO
 from ..call.config import LossyConfig
 from ..call.spelling import Spelling, split
+from ..compat import ending_tokens
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..drafting.model import check_draft_model
 from ..errors import LossyUnsupportedError, LossyValueError, need
+from ..evaluation.answers import Answer, by_mode, load_answers
 from ..evaluation.costs import GAMMAS as TIMED
 from ..evaluation.costs import KEEP_ALL, Costs, measure_costs
 from ..evaluation.evaluate import model_changes
-from ..evaluation.modes import EVERYTHING, DecodingMode, Models, parse_modes
+from ..evaluation.modes import EVERYTHING, TARGET_ALONE, DecodingMode, Models, parse_modes
 from ..evaluation.requests import Ending, PromptBatch, batches_of, run_request
 from ..heads import Head, ModelIdentity
+from ..mining.reading import read_text
+from ..models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from ..store.folder import MANIFEST, changes, folder_lock, read_manifest, refuse, write_json, write_whole
 from ..values import Rule
 from .advice import Advice, Replayed
 from .laws import LIKELIEST, Laws, processors_of, read_laws
+from .plots import draw
 from .replay import Acceptance, Walk, drawn, greedy, rounds
 from .states import decided, reads_states
 
@@ -67,6 +73,8 @@ class Advising:
     top_p: float = 1.0
     seed: int = 0
     tune: bool = False
+    guard: int = 4  # on how many prompts the recommended setting runs
+    answers: Mapping[int, Answer] = field(default_factory=dict)  # the target's, by the number of the prompt, if known
     out: Path | None = None  # a folder for texts, which an interrupted run goes on with
     track: Callable[..., Iterable[Any]] = field(default=lambda items, **_: items)
 
@@ -100,9 +108,30 @@ class Advising:
             return {gamma: lossless.keeping(share).walk(laws, gamma) for gamma in GAMMAS}
 
         advice = Advice(replayed, tokens, length, costs, matches, keeping, self.decoding)
+        advice = replace(advice, seen=self._seen(advice))
         if self.out is not None:
             write_json(self.out / "advice.json", advice.entry)
+            GenerationConfig(**advice.best().settings).save_pretrained(self.out)
+            draw(advice, self.out / "advice.png")
         return advice
+
+    def _seen(self, advice: Advice) -> dict[str, float]:
+        """Run the recommended setting on some prompts, and return what was predicted and what is seen."""
+        best = advice.best()
+        if best.row.mode == "lossless" or not self.guard:
+            return {}
+        batches = self._batches[: self.guard]
+        mode = replace(best.mode, temperature=self.temperature, top_p=self.top_p)
+        runs = [
+            run_request(self.models, mode, batch, self.max_new_tokens)
+            for batch in self.track(batches, description=f"running {best.row.mode}")
+        ]
+        walk = next(one for one in advice.replayed if one.mode.label == best.row.mode).walks[best.row.gamma]
+        some = slice(len(batches))
+        return {
+            "prompts": len(batches), "predicted": float(advice.tokens[some].sum() / walk.rounds[some].sum()),
+            "tokens_per_call": sum(run.tokens for run in runs) / sum(run.work[0][0] for run in runs),
+        }  # fmt: skip
 
     @cached_property
     def laws(self) -> Laws:
@@ -143,6 +172,7 @@ class Advising:
             "dtype": str(target.dtype).removeprefix("torch."), **model_changes(target, draft),
             "temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_new_tokens,
             "ends": self.ends, "seed": self.seed, "likeliest": LIKELIEST,
+            "answers": zlib.crc32(json.dumps([answer.text for answer in self.answers.values()]).encode()),
         }  # fmt: skip
         return json.loads(json.dumps(values))
 
@@ -184,7 +214,11 @@ class Advising:
         """Let the target answer, faster than alone, and read its answer."""
         models, writer = self.models, replace(self.plain, rule="lossless", gamma=DEFAULT_NUM_TOKENS)
         prompt = batch.ids[0].tolist()
-        answer = run_request(models, writer, batch, self.max_new_tokens).rows[0].tolist()
+        if (known := self.answers.get(batch.seed - self.seed)) is not None:
+            end = [] if known.cut or self.ends else sorted(ending_tokens(models.target.generation_config))[:1]
+            answer = [*self.tokenizer(known.text, add_special_tokens=False)["input_ids"], *end][: self.max_new_tokens]
+        else:
+            answer = run_request(models, writer, batch, self.max_new_tokens).rows[0].tolist()
         laws = read_laws(models.target, models.draft, prompt, answer, self._processors(prompt))
         return {"ids": torch.tensor([*prompt, *answer]), **laws}
 
@@ -207,6 +241,9 @@ class Advising:
 
     def replay(self, mode: DecodingMode, rule: Acceptor) -> Replayed:
         """Walk along the answers as a rule would, with drafts of every length."""
+        if getattr(rule, "dropout", None) == AUTO:
+            found = self.dropout(rule.num_paths)
+            mode, rule = replace(mode, settings={**mode.settings, "dropout": found}), replace(rule, dropout=found)
         shown = mode.gamma or (self.gammas if mode.label != EVERYTHING else ())
         gammas, sampled = sorted({*GAMMAS, *shown}), self.temperature is not None
         if rule.has_effect(sampled) and (rule.reads_draft or (sampled and rule.decides_whole_drafts)):
@@ -222,6 +259,12 @@ class Advising:
                 return Replayed(replace(mode, gamma=None), {walk.gamma: walk}, (walk.gamma,))
             walks = {gamma: alone.walk(self.laws, gamma) for gamma in gammas}
         return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)
+
+    def dropout(self, paths: int) -> float:
+        """Return one dropout for ``dropmatch`` on all prompts, found as a call does on its own."""
+        target = self.models.target
+        states = [read_text(target, prompt).states[-POSITIONS:] for prompt in self.prompts]
+        return DROPOUTS[choose_dropout(target.get_output_embeddings(), torch.cat(states), paths)]
 
     def _decided(self, rule: Acceptor) -> tuple[Acceptance, dict[str, float]]:
         if not reads_states(rule):
@@ -320,6 +363,24 @@ def advise(
     )  # fmt: skip
     advice = advising.run()
     return advice if draft_cost is None else advice.with_draft_cost(draft_cost)
+
+
+def answers_of(folder: Path) -> dict[int, Answer]:
+    """Return the target's answers by the number of their problems, from a folder of ``evaluate``.
+
+    Raises
+    ------
+    LossyValueError
+        When the folder has none, or checksums in the place of texts.
+    """
+    modes = by_mode(load_answers(folder)[1])
+    found = next((modes[label] for label in (TARGET_ALONE, "plain", "lossless") if label in modes), {})
+    if not found or any(answer.text.startswith("crc32:") for answer in found.values()):
+        raise LossyValueError(
+            f"`answers` has to be a folder of `lossy-assist evaluate` with texts of the modes plain or lossless, but "
+            f"{str(folder)!r} has none; leave it out, and the target answers"
+        )
+    return found
 
 
 def encoded(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

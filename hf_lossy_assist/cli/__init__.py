@@ -23,7 +23,6 @@ COMMANDS = {
     "evaluate": ("evaluate:evaluate", "Compare modes on a task: scores with intervals, and speed", "lab"),
     "calibrate": ("calibrate:calibrate", "Certify the fastest setting that loses little of a score", "lab"),
     "bench": ("bench:bench", "Compare modes: speed, time by stage, accuracy, memory", "lab"),
-    "dropout": ("dropout:dropout", "Find and store the dropout of a model for dropmatch", "lab"),
     "mine": ("mine:mine", "Make training data for heads", "lab"),
     "train": ("train:app", "Train heads from labelled data", "lab"),
     "publish": ("publish:publish", "Upload a head, a draft, a certificate or the Space", None),

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from .. import tasks
-from ..advice.advising import Advising
+from ..advice.advising import Advising, answers_of
 from ..errors import LossyValueError
 from .console import progress
 from .models import DecodingOptions
@@ -52,8 +52,14 @@ class AdviseOptions(DecodingOptions):
         str | None,
         typer.Option(metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."),
     ] = None
+    answers: Annotated[
+        Path | None, typer.Option(help="A folder of evaluate whose texts of plain or lossless are the answers.")
+    ] = None
     tune: Annotated[bool, typer.Option("--tune", help="Time more draft lengths, more often.")] = False
-    out: Annotated[Path | None, typer.Option(help="Folder for advice.json; an interrupted run continues there.")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the advice, a plot and the setting; an interrupted run goes on there."),
+    ] = None
 
 
 def advise(options: AdviseOptions) -> None:
@@ -72,10 +78,12 @@ def advise(options: AdviseOptions) -> None:
         advice = Advising(
             loaded.models, loaded.tokenizer, prompts, options.modes or "", gammas,
             options.max_new_tokens or loaded.length, source.ends, options.warmth, options.top_p,
-            seed=options.seed or 0, tune=options.tune, out=options.out, track=bar.track,
+            seed=options.seed or 0, tune=options.tune, out=options.out,
+            answers={} if options.answers is None else answers_of(options.answers), track=bar.track,
         ).run()  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())
+    screen.print(advice.next_step, highlight=False, soft_wrap=True)
     for share in shares:
         screen.print(f"where a drafted token takes {share:g} of a token of the target:", highlight=False)
         screen.print(advice.with_draft_cost(share).table())

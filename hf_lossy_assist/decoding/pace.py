@@ -68,8 +68,8 @@ class Pace:
             warn(
                 f"speculative decoding was slower here than the target alone: a token took {1000 * own:.4g} ms, but "
                 f"the target alone needs at most {1000 * plain:.4g} ms. A round wrote {tokens / (rounds + 1):.2f} "
-                f"tokens, and its draft took {1 - plain / whole:.0%} of its time. Compare settings by `lossy-assist "
-                "bench`; a smaller draft or another `num_assistant_tokens` may help"
+                f"tokens, and its draft took {1 - plain / whole:.0%} of its time. `lossy-assist advise` predicts "
+                "which settings pay; a smaller draft or another `num_assistant_tokens` may help"
             )
 
     def _recorded_event(self) -> torch.cuda.Event:

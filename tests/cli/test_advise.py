@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from safetensors.torch import load
 from typer.testing import CliRunner
 
+from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.evaluation.modes import DecodingMode
 
 GIVEN = ("advise", "--pair", "arithmetic", "--prompts", "2", "--max-new-tokens", "20")
 
@@ -21,7 +25,9 @@ def run(*arguments: str, code: int = 0) -> str:
 
 def test_rows_are_of_the_rules_and_draft_lengths_asked_for(bundled, tmp_path):
     shown = run("--modes", "typical,topk@4:k=3", "--gammas", "2,5", "--draft-cost", "0.05", "--out", str(tmp_path))
-    assert max(map(cell_len, shown.replace(str(tmp_path), "").splitlines())) <= 80
+    to_copy = ("written", "What other tokens")  # paths and commands stay whole
+    assert max(cell_len(line) for line in shown.splitlines() if not line.startswith(to_copy)) <= 80
+    assert "--modes lossless@" in shown
     found = json.loads((tmp_path / "advice.json").read_text(encoding="utf-8"))
     rows = {(row["mode"], row["gamma"]) for row in found["rows"]}
     assert {("lossless", 2), ("lossless", 5), ("typical", 2), ("typical", 5), ("topk:k=3", 4)} == {
@@ -52,11 +58,28 @@ def test_sampled_rows_say_how_far_rules_leave_the_target(bundled, tmp_path):
     assert rows["lossless"]["tv"] < 1e-6 < rows["ears:beta=1.0"]["tv"] < 1
     assert rows["fly"]["tv"] is None  # what it emits depends on later tokens
     assert "nats" not in rows["lossless"]
-    texts = sorted(tmp_path.glob("text-*"))
+    texts = sorted(tmp_path.glob("*-laws.*"))
     before = [path.stat().st_mtime_ns for path in texts]
     run(*given, "--prompts", "3")
     assert [path.stat().st_mtime_ns for path in texts] == before
     assert "`--temperature` was 1.0 and is None" in run("--out", str(tmp_path), code=2).replace("\n", " ")
+
+
+def test_answers_of_an_evaluation_are_read_and_the_setting_is_stored(bundled, tmp_path):
+    of_target, given = tmp_path / "evaluated", tmp_path / "given"
+    task = ("--pair", "arithmetic", "--max-new-tokens", "20", "--limit", "2", "--modes", "plain")
+    evaluated = CliRunner().invoke(app, ["evaluate", *task, "--out", str(of_target)])
+    assert evaluated.exit_code == 0, evaluated.output
+    run("--modes", "topk", "--answers", str(of_target), "--out", str(given))
+    written = [json.loads(line) for line in (of_target / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    answers = [load(path.read_bytes())["ids"].tolist() for path in sorted(given.glob("*-laws.*"))]
+    tokenizer = pairs.load("arithmetic").tokenizer
+    assert all(any(tokenizer.decode(ids).endswith(answer["text"]) for ids in answers) for answer in written)
+    stored = DecodingMode.stored(str(given))
+    assert stored.rule in ("topk", "lossless")
+    assert (given / "advice.png").stat().st_size > 10_000
+    kept = Path(__file__).parents[2] / "benchmarks" / "qwen-coder" / "gsm8k"
+    assert "has none; leave it out" in run("--answers", str(kept), code=2)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_a_call_that_was_slower_says_so_once(world: Callable[..., World]):
     (said,) = w.warned()
     slow, most, kept, share = map(float, re.findall(r"(\d+(?:\.\d+)?)(?= ms| tokens|% of its)", said))
     assert (slow, most, share) == (pytest.approx(3000 / kept, rel=0.01), 1000, 67)
-    assert "`lossy-assist bench`" in said
+    assert "`lossy-assist advise`" in said
     assert w.warned() == [], "a target is named once"
     assert len(world(useless=True).warned()) == 1, "and another target once more"
 
