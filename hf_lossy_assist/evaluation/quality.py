@@ -221,6 +221,10 @@ def mode_scores(
     """
     modes = by_mode(answers)
     others = modes.get(reference, {})
+    predicted = {
+        label: {i: seconds for i, seconds in predicted.get(label, {}).items() if i in own}
+        for label, own in modes.items()
+    }
     best = min(
         (label for label in lossless if predicted.get(label)),
         key=lambda label: fmean(predicted[label].values()), default=None,
@@ -248,7 +252,7 @@ def mode_scores(
         rows.append(
             ModeScore(
                 label, score / n, n, *apart, *kept, speed, calls, same, lengths, times, cut / n, memory,
-                _predicted(predicted.get(label, {}), predicted.get(reference, {}), alone=label == reference),
+                _predicted(predicted[label], predicted.get(reference, {}), alone=label == reference),
                 None if best is None else _times(modes, predicted, label, best),
             )
         )  # fmt: skip
@@ -264,7 +268,7 @@ def _times(
     modes: Mapping[str, Mapping[int, Answer]], predicted: Mapping[str, Mapping[int, float]], label: str, best: str
 ) -> Interval | None:
     """Return a mode's predicted speed over that of the fastest lossless setting, on the problems of both."""
-    common = sorted(predicted.get(label, {}).keys() & predicted[best].keys())
+    common = sorted(predicted[label].keys() & predicted[best].keys())
     sides = ([(modes[x][i].tokens, predicted[x][i]) for i in common] for x in (label, best))
     return times_as_fast(*sides) if common else None
 

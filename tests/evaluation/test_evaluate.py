@@ -297,6 +297,8 @@ def test_results_are_also_given_by_category(evaluation, pair, tmp_path):
     sorted_ = replace(evaluation, task=task, limit=4, modes=evaluation.modes[:3])
     store = AnswerStore(tmp_path, sorted_.plan())
     answered(sorted_, store)
+    one = {"lengths": [5], "prompt": [0.5], "prompt_alone": [0.5], "drafted": [0.1], "target": {"1": [1], "4": [2]}}
+    store.keep_costs({"modes": dict.fromkeys(("plain", "stock", "lossless"), one)})
     result = sorted_.finish(store)
     assert [(kind.category, kind.row.label, kind.row.n) for kind in result.kinds] == [
         (name, label, 2) for name in ("even", "odd") for label in ("plain", "stock", "lossless")
@@ -304,6 +306,14 @@ def test_results_are_also_given_by_category(evaluation, pair, tmp_path):
     for kind in result.kinds:
         own = [a for a in result.answers if a.mode == kind.row.label and a.id % 2 == (kind.category == "odd")]
         assert kind.row.score == (kind.category == "odd")
+        rounds = sum((1 if kind.row.label == "plain" else 2.3) * a.rounds for a in own) / 2
+        assert kind.row.predicted_seconds.mean == pytest.approx(0.5 + rounds)
+    for name in ("even", "odd"):
+        plain, stock, lossless = (kind.row for kind in result.kinds if kind.category == name)
+        assert lossless.times_lossless == (1, 1, 1)
+        speeds = [row.tokens_per_answer.mean / row.predicted_seconds.mean for row in (plain, stock, lossless)]
+        assert plain.times_lossless[0] == pytest.approx(speeds[0] / speeds[2])
+        assert stock.times_lossless[0] == pytest.approx(speeds[1] / speeds[2])
         assert kind.acceptance[0] == pytest.approx(sum(a.tokens for a in own) / sum(a.rounds for a in own))
         assert kind.acceptance[1] <= kind.acceptance[0] <= kind.acceptance[2]
     assert "By category" in repr(result)
