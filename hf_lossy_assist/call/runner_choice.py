@@ -171,6 +171,7 @@ class _Static:
             sizes = [*accumulate(tree.branches, operator.mul)][:deeper] if tree.drawn else [tree.top_k] * deeper
             return _Shapes((tree.depth + 1,), tuple(sorted(set(sizes))), room=tree.depth + 1 + sum(sizes))
         reads = "draft_hidden" in self.config.rule.needs or self.call.config.do_sample or self.call.processors
+        reads = reads or _is_watched(choice.assistant_model)
         if choice.longest is None or choice.stop is not None or choice.confidence or reads:
             return _Shapes(_DRAFT_WIDTHS, room=_DRAFT_WIDTHS[-1])
         return _Shapes((), drafts=choice.longest, room=choice.longest + 1)
@@ -274,6 +275,12 @@ def _obstacle_to_inputs(call: Prepared) -> str | None:
             return f"the model has the input `{name}`"
     positions = call.inputs.get("position_ids")
     return None if positions is None or positions.shape == call.ids.shape else "its positions are not one per token"
+
+
+def _is_watched(model: PreTrainedModel) -> bool:
+    """Tell whether hooks watch the model, its decoder or its LM head, as those that time forwards do."""
+    parts = (model, model.get_decoder(), model.get_output_embeddings())
+    return any(x._forward_hooks or x._forward_pre_hooks for x in parts if x is not None)
 
 
 def _on_one_device(model: PreTrainedModel) -> bool:

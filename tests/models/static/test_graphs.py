@@ -198,6 +198,18 @@ def test_what_stays_eager(more, config, recorder):
     assert not recorder.recordings
 
 
+def test_hooks_on_the_draft_run_once_per_token(recorder):
+    """Those that time forwards wait for the device, which no recording allows."""
+    (target, draft), seen = llamas(), []
+    hook = draft.get_decoder().register_forward_hook(lambda *_: seen.append(1))
+    kwargs = {"lossy_mode": "lossless", "do_sample": False, "num_assistant_tokens": 3, "max_new_tokens": NEW}
+    target.generate(prompt(), assistant_model=draft, **kwargs)
+    hook.remove()
+    warm_ups = 2 * 5  # at each of two widths: one to make the cache, one by one, and three of the graph
+    assert recorder.replays
+    assert len(seen) == last_stats(target).draft_calls + warm_ups
+
+
 def test_what_can_t_be_recorded_is_said_once(recorder, monkeypatch):
     def refuses(body, device):
         raise RuntimeError("operation not permitted when stream is capturing")
