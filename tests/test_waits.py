@@ -58,7 +58,7 @@ class Case:
             {"input_ids": prompt(), "attention_mask": torch.ones_like(prompt())} if self.batch == 1 else padded(LENGTHS)
         )
         keywords = self.row.keywords(TARGET, DRAFT, seed=0)
-        keywords["lossy_config"] |= self.config
+        keywords["lossy_config"] |= self.config | {"compile": False}  # nothing can be recorded on a pretended GPU
         models = {"target": place(TARGET), "draft": place(DRAFT)}
         keywords["lossy_head"] = place(keywords["lossy_head"])
         with counted(models, front, lines) as counts:

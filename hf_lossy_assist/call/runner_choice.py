@@ -17,7 +17,7 @@ from ..drafting.tree import MOST
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
 from ..errors import LossyUnsupportedError, warn_once
 from ..models.prepacked import is_prepacked
-from ..models.quantised import dtype_of
+from ..models.quantised import can_be_compiled, dtype_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewinds, take_slot
@@ -292,8 +292,8 @@ def _obstacle_to_compiling(model: PreTrainedModel) -> str | None:
     name = type(model).__name__
     if (quantizer := getattr(model, "hf_quantizer", None)) is not None and not quantizer.is_compileable:
         return f"the quantisation of {name} can't be compiled"
-    if (rounded := dtype_of(model)) is not None:
-        return f"the kernels that {name} was quantised to {rounded} for can't be compiled"
+    if not can_be_compiled(model):
+        return f"the kernels that {name} was quantised to {dtype_of(model)} for can't be compiled"
     if is_prepacked(model):
         return f"{name} is prepacked, which does as much for it on a CPU"
     places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}

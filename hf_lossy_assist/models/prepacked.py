@@ -85,7 +85,10 @@ def prepack(model: PreTrainedModel) -> PreTrainedModel:
     if not layers:
         raise LossyUnsupportedError(f"`model` ({type(model).__name__}) has no linear layer to prepack")
     if places := {layer.weight.device.type for layer in layers} - {"cpu"}:
-        raise LossyUnsupportedError(f"`model` has to be on a CPU, but weights are on {sorted(places)}; use it as it is")
+        raise LossyUnsupportedError(
+            f"`model` has to be on a CPU, but weights are on {sorted(places)}; use it as it is, and a draft of "
+            "`quantize_draft(draft, 'int8')` to read less"
+        )
     dtypes = {layer.weight.dtype for layer in layers}
     if unknown := dtypes - _FILLED.keys():
         raise LossyValueError(

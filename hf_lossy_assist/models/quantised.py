@@ -61,6 +61,7 @@ class QuantisedLinear(nn.Module):
     """A linear layer whose weights ``(N, K)`` are rounded."""
 
     dtype: str
+    compiles = False  # whether a compiler takes its kernel
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -114,10 +115,26 @@ class DynamicInt8Linear(PackedModule, QuantisedLinear):
         return torch.ops.quantized.linear_dynamic(rows, self._packed, self._reduce_range)
 
 
+_FEW = 16
+"""Rows up to which a product reads the rounded weights themselves: the kernel has no matrix units."""
+
+
+def reads_int8(device: str, rows: int, compiling: bool) -> bool:
+    """Tell whether a kernel of a kind of device multiplies so many rows by int8 weights, without widening these."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return (
+        device == "cuda" and not compiling and rows <= _FEW and has_kernel("aten::_weight_int8pack_mm", device.upper())
+    )
+
+
 class WeightOnlyInt8Linear(QuantisedLinear):
-    """Widens its weights for every product: saves memory on any device, but no time."""
+    """Reads its weights as they are where a device has a kernel for it, and else widens them for every product.
+
+    A compiler fuses the widening with the product, so that it reads no more either.
+    """
 
     dtype = "int8"
+    compiles = True
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight, bias)
@@ -126,6 +143,8 @@ class WeightOnlyInt8Linear(QuantisedLinear):
         self.register_buffer("scale", scale)
 
     def product(self, rows: Tensor) -> Tensor:
+        if reads_int8(rows.device.type, len(rows), torch.compiler.is_compiling()):
+            return torch._weight_int8pack_mm(rows.float(), self.values, self.scale)
         return nn.functional.linear(rows, self.values.to(rows.dtype)).float() * self.scale
 
 
@@ -178,7 +197,8 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
     Every rule stays exact, because q is the quantised draft's own distribution.
 
     - ``"int8"``: each row of a weight has one scale, max|w| / 127. On x86 CPUs the inputs are rounded to 8 bits, too,
-      one scale per token; elsewhere weights are widened for every product, which saves memory but no time.
+      one scale per token; on CUDA a kernel reads the rounded weights; elsewhere, and for more than 16 tokens, they are
+      widened for every product. Compiled, no more is read either.
     - ``"int4"``, on CPUs only: 16 levels for each group of 32 weights; int8 in layers whose sizes don't fit.
 
     The given draft is unchanged. The new one shares its embeddings and norms, so ``draft = quantize_draft(draft)``
@@ -222,7 +242,10 @@ def quantize_draft(draft: PreTrainedModel, dtype: str = "int8") -> PreTrainedMod
             "`draft` has to have its weights in memory, but some are on the meta device or offloaded; load it whole"
         )
     if dtype == "int4" and any(layer.weight.device.type != "cpu" for layer in layers):
-        raise LossyUnsupportedError(f"`dtype` {dtype!r} is for drafts on a CPU, but `draft` is not; use 'int8'")
+        raise LossyUnsupportedError(
+            f"`dtype` {dtype!r} is for drafts on a CPU, but `draft` is not; use 'int8', or load the draft with a "
+            "`quantization_config` for 4 bits, such as transformers' TorchAoConfig"
+        )
 
     def replacement(module: nn.Module) -> nn.Module | None:
         weight = _LAYERS.get(type(module))
@@ -310,6 +333,11 @@ def check_changeable(draft: Any) -> None:
         )
     if not isinstance(draft, PreTrainedModel):
         raise LossyValueError(f"`draft` has to be a transformers model, but is {type(draft).__name__}")
+
+
+def can_be_compiled(model: nn.Module) -> bool:
+    """Tell whether all rounded layers of a model can be compiled."""
+    return all(module.compiles for module in model.modules() if isinstance(module, QuantisedLinear))
 
 
 def dtype_of(model: nn.Module) -> str | None:

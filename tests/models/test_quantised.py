@@ -21,7 +21,14 @@ from hf_lossy_assist import (
     quantize_draft,
     save_int8_draft,
 )
-from hf_lossy_assist.models.quantised import DynamicInt8Linear, Int4Linear, WeightOnlyInt8Linear
+from hf_lossy_assist.models import quantised
+from hf_lossy_assist.models.quantised import (
+    DynamicInt8Linear,
+    Int4Linear,
+    WeightOnlyInt8Linear,
+    can_be_compiled,
+    reads_int8,
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,35 @@ def test_errors_stay_within_half_a_step_of_weights_and_inputs(kind, levels: floa
         bound = bound + 2**-7 * (exact.abs() + size @ wide.abs().T)
     assert ((got.double() - exact).abs() <= bound).all()
     assert (got.double() - exact).abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "compiling", "kernels", "reads"),
+    [
+        ("cuda", 1, False, {"CUDA"}, True),
+        ("cuda", 16, False, {"CUDA"}, True),
+        ("cuda", 17, False, {"CUDA"}, False),
+        ("cuda", 1, True, {"CUDA"}, False),  # the compiler fuses the widening
+        ("cuda", 1, False, set(), False),  # an older torch
+        ("xpu", 1, False, {"CUDA"}, False),
+        ("cpu", 1, False, {"CPU", "CUDA"}, False),  # x86 has a layer of its own, which is faster
+    ],
+)
+def test_where_a_kernel_reads_rounded_weights(monkeypatch, device, rows, compiling, kernels, reads):
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda name, key: key in kernels)
+    assert reads_int8(device, rows, compiling) is reads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_for_rounded_weights_gives_their_product(monkeypatch, dtype):
+    """As on a GPU, by the CPU's kernel of the same name; and layers without a packed order can be compiled."""
+    torch.manual_seed(4)
+    layer, x = WeightOnlyInt8Linear(torch.randn(64, 32), torch.randn(64)), torch.randn(3, 32, dtype=dtype)
+    exact = _exact(x, layer.values * layer.scale[:, None].double(), layer.bias)
+    monkeypatch.setattr(quantised, "reads_int8", lambda *_: True)
+    torch.testing.assert_close(layer(x).double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+    assert can_be_compiled(layer)
+    assert not can_be_compiled(DynamicInt8Linear(torch.randn(64, 32), None))
 
 
 def test_tokens_are_rounded_each_by_itself():
