@@ -26,7 +26,7 @@ COMMANDS = {
     "mine": ("mine:mine", "Make training data for heads", "lab"),
     "train": ("train:app", "Train heads from labelled data", "lab"),
     "publish": ("publish:publish", "Upload a head, a draft, a certificate or the Space", None),
-    "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with assisted models [lm-eval]", None),
+    "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with assisted models", "lm-eval"),
 }
 """Each subcommand's place, summary for ``--help``, and extra. typer gets the module's ``COMMAND_OPTIONS``, if there."""
 
