@@ -4,7 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from ..gone import absent_from
-from .base import LAW as LAW
+from ..version import LAW as LAW
 from .base import Acceptor as Acceptor
 from .base import DroppedHeads as DroppedHeads
 from .base import GreedyRule as GreedyRule

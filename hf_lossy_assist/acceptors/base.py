@@ -18,9 +18,6 @@ from ..core.messages import Decision, Verification
 from ..heads import VerifierHead
 from .registry import Formula, setting, settings_of
 
-LAW = 2
-"""The version of the rules' laws. Since 2, a :class:`GreedyRule` that draws keeps what the lossless rule keeps, too."""
-
 AUTO = "auto"
 """The dropout chosen by its effect on a call's prompt."""
 

@@ -47,7 +47,7 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     from vllm import LLM, SamplingParams, __version__
 
-    from ...acceptors import LAW
+    from ...version import LAW
 
     engine = LLM(**settings, disable_log_stats=False)
     out.write(json.dumps({"version": __version__, "law": LAW}) + "\n")
