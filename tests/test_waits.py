@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import NoRepeatNGramLogitsProcessor
 
 import hf_lossy_assist
 from hf_lossy_assist.acceptors import REGISTRY
@@ -25,6 +27,8 @@ from tests.tiny_models import noisy_copy, padded, prompt, tiny
 from tests.waits import Counts, counted, on_cpu
 
 GAMMA = 5
+# Older processors of transformers read every text on the host by themselves.
+OWN_WAITS = " " if "unfold" in inspect.getsource(NoRepeatNGramLogitsProcessor.__call__) else "logits_process.py"
 TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
 LENGTHS = (7, 3, 11, 5, 6, 9, 4, 8)
@@ -118,7 +122,7 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("name", CASES)
 def test_a_round_waits_once(name: str):
     counts = CASES[name].run()
-    assert set(counts.per_round("wait")) == {1}, counts.where("wait")
+    assert set(counts.per_round("wait", OWN_WAITS)) == {1}, counts.where("wait")
 
 
 @pytest.mark.parametrize("name", AHEAD)
