@@ -53,5 +53,7 @@ def check(
         sys.exit(1)
 
 
+app = command(check)
+
 if __name__ == "__main__":
-    command(check)()
+    app()

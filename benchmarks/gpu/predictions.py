@@ -110,5 +110,7 @@ def write() -> None:
     typer.echo(table())
 
 
+app = command(write)
+
 if __name__ == "__main__":
-    command(write)()
+    app()
