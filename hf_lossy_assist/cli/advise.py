@@ -69,6 +69,8 @@ def advise(options: AdviseOptions) -> None:
     rules are compared, and without --gammas each with its best draft length.
     """
     options.check()
+    if options.top_p != 1 and not options.sample:
+        raise LossyValueError(f"`--top-p` {options.top_p} needs `--sample`; add it, or leave out the nucleus")
     gammas, shares = numbers("--gammas", options.gammas, int), numbers("--draft-cost", options.draft_cost, float)
     task = options.task and tasks.load(options.task, options.data, **parse_task_options(options.task_option or ()))
     loaded = options.load(task or None).asked("--prompt-file", options.prompt_file).with_heads(options.head)

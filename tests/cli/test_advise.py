@@ -87,6 +87,8 @@ def test_answers_of_an_evaluation_are_read_and_the_setting_is_stored(bundled, tm
     [
         (("--gammas", "5,x"), "`--gammas` has to be numbers"),
         (("--gammas", "0"), "`--gammas` has to be a list of different ints from 1 to 64"),
+        (("--top-p", "0.9"), "`--top-p` 0.9 needs `--sample`"),
+        (("--modes", "typical:tree.depth=3:tree.top_k=2:tree.nodes=4"), "only rules with chains can be replayed"),
         (("--modes", "plain"), "`--modes` has to name rules"),
         (("--modes", "topq"), "did you mean 'topk'?"),
     ],
