@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+import logging
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import DynamicCache
+from transformers.utils import logging as their_logging
 
 import hf_lossy_assist
+from hf_lossy_assist.integrations.transformers_loop import LossyVerification
+from tests.acceptors.fixtures import verifier_head
+from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 PACKAGE = Path(hf_lossy_assist.__file__).parent
 SOURCES = sorted(
@@ -18,7 +28,7 @@ SOURCES = sorted(
 )
 OTHERS = ("transformers", "huggingface_hub", "accelerate", "peft")
 # Private names of torch and the standard library.
-NOT_OF_TRANSFORMERS = {"_exit", "_modules", "_forward_pre_hooks", "_foreach_add_", "_version"} | {
+NOT_OF_TRANSFORMERS = {"_exit", "_modules", "_forward_pre_hooks", "_foreach_add_", "_foreach_copy_", "_version"} | {
     # Kernels that torch has no public name for.
     "_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported", "_is_vnni_supported",
     "_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu", "_make_per_channel_quantized_tensor",
@@ -104,3 +114,56 @@ def test_the_test_would_find_them():
         "getattr(config, '_commit_hash', None)\n"
     )
     assert len(list(offences(tree))) == 3
+
+
+TARGET = tiny()
+DRAFT = noisy_copy(TARGET, 0.05)
+ONE, DRAFTED = {"input_ids": prompt(), "lossy_mode": "topk"}, {"assistant_model": DRAFT}
+CALLS = {
+    "chain": ONE | DRAFTED,
+    "sampled": ONE | DRAFTED | {"do_sample": True, "temperature": 0.8, "top_k": 5},
+    "batch": {**padded(), "lossy_mode": "lossless"} | DRAFTED,
+    "tree": ONE | DRAFTED | {"lossy_config": {"tree": {"depth": 3, "top_k": 2, "nodes": 4}}},
+    "look-up": ONE | {"prompt_lookup_num_tokens": 3},
+    "static cache": ONE | DRAFTED | {"cache_implementation": "static"},
+    "a cache of the caller's": ONE | DRAFTED | {hf_lossy_assist.compat.CACHE: DynamicCache(config=TARGET.config)},
+    "dropped heads": ONE | DRAFTED | {"lossy_mode": "dropmatch"},
+    "sprinter": ONE | DRAFTED | {"lossy_mode": "sprinter", "lossy_head": verifier_head(TARGET, DRAFT)},
+    "all outputs": ONE | DRAFTED | {"return_dict_in_generate": True, "output_scores": True, "output_attentions": True},
+    "transformers' loop": {"input_ids": prompt()} | DRAFTED,
+}
+
+
+def warned_of(call: Callable[[], Any]) -> list[str]:
+    """Return what transformers says of deprecated names, in warnings and in its log."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = their_logging.get_logger("transformers")
+    their_logging.warning_once.cache_clear()  # said once in a process
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+    finally:
+        logger.removeHandler(handler)
+    said = [*lines, *(str(each.message) for each in caught)]
+    return [line for line in said if "deprecat" in line.lower() or "will be removed" in line]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_call_uses_what_transformers_is_about_to_remove(name: str):
+    kwargs = {"max_new_tokens": 8, "do_sample": False} | CALLS[name]
+    if name == "transformers' loop":
+        with LossyVerification("topk", TARGET, assistant_model=DRAFT) as hook:
+            assert warned_of(lambda: TARGET.generate(**kwargs, logits_processor=[hook])) == []
+    else:
+        assert warned_of(lambda: TARGET.generate(**kwargs)) == []
+
+
+def test_a_deprecated_name_would_be_found():
+    if hf_lossy_assist.compat.CACHE == "past_key_values":
+        pytest.skip("this version's own name")
+    cache = DynamicCache(config=TARGET.config)
+    assert warned_of(lambda: TARGET(prompt(), past_key_values=cache))
