@@ -36,7 +36,6 @@ OTHER_NAMES = {
     "modes": ("--modes", "--mode"),
     "prompt_lookup_num_tokens": ("--prompt-lookup",),
     "unsafe_no_isolation": ("--unsafe-no-isolation", "--task-option unsafe_no_isolation=true"),
-    "validation_share": ("--validation",),
 }
 """Options by the argument that they set, where their names differ."""
 _NO_OPTIONS = ("seed", "dtype")  # keys of a `lossy_config` or a head
