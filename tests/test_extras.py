@@ -26,7 +26,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
-        *((f"{name} --help", "lab") for name in ("calibrate", "bench", "dropout", "mine", "train judge")),
+        *((f"{name} --help", "lab") for name in ("calibrate", "bench", "advise", "mine", "train judge")),
         ("evaluate --pair arithmetic", "lab"),
         ("lm-eval --help", "lm-eval"),
     ],
