@@ -14,13 +14,14 @@ from typing import Any
 
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
+from transformers import __version__ as transformers_version
 
 from .call.config import FIELDS, LossyConfig
 from .call.drafter_choice import DRAFTERS, DRAFTING
 from .call.lossy_call import LossyCall
-from .compat import DECODING_METHODS, cache_of, device_of, mark_user_cache, unwrap
+from .compat import DECODING_METHODS, cache_of, device_of, mark_user_cache, slides_badly, unwrap
 from .core.statistics import CollectedStats, LossyStats
-from .errors import LossyValueError, nearest
+from .errors import LossyValueError, nearest, warn_once
 
 _lock = threading.RLock()
 
@@ -176,6 +177,11 @@ def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:
     if defaults and "lossy_mode" in merged:
         device = "cpu" if model is None else device_of(unwrap(model))
         LossyConfig.from_fields(*(merged.get(name) for name in FIELDS), device=device)
+    if model is not None and slides_badly(inner := unwrap(model)):
+        warn_once(
+            f"transformers {transformers_version} fails in assisted generation once a text of {type(inner).__name__} "
+            "fills its sliding window; calls with a `lossy_mode` are right, others need transformers 5.18 or newer"
+        )
     return enabling
 
 

@@ -24,6 +24,7 @@ from .caches import (
     ready_for_rollback,
     recording,
     rollback,
+    slides_badly,
     stop_recording,
     text_cache,
     tokens_in,

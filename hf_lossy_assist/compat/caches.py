@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import cache_utils as _caches
 from transformers.cache_utils import (
@@ -49,6 +51,25 @@ class FixedLayer(DynamicLayer):
 
 
 _SLIDING_LAYERS_ROLL_BACK = hasattr(DynamicSlidingWindowLayer, "activate_past_recording")
+
+
+def slides_badly(model: PreTrainedModel) -> bool:
+    """Tell whether transformers' own assisted generation fails on a model's sliding windows: in 5.17."""
+    if not _windows_outgrow_masks():
+        return False
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    return any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+@functools.cache
+def _windows_outgrow_masks() -> bool:
+    """Tell whether layers that record return more keys than they tell the mask of."""
+    if not _SLIDING_LAYERS_ROLL_BACK:
+        return False
+    layer, states = DynamicSlidingWindowLayer(2), torch.zeros(1, 1, 1, 1)
+    layer.activate_past_recording()
+    seen = [(layer.get_mask_sizes(1)[0], layer.update(states, states)[0].shape[-2]) for _ in range(4)]
+    return any(told != returned for told, returned in seen)
 
 
 def new_cache(model: PreTrainedModel, like: Cache | None = None) -> Cache:
