@@ -219,10 +219,13 @@ class Advice:
         alone, own = self.tokens * costs.read(1, length), self._fastest(self.replayed[0].walks)
         times, low, high = self._times(self._lossless, alone)
         share = self.needed()
+        unsteady = costs.read(1, length) > 1.2 * costs.read(6, length)  # more work can't take less time
+        warning = ["The times are not steady, so speeds are wrong: repeat it on an idle machine, with --tune."]
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
         if share is not None:
             verdict += f" To be {WANTED} ×, a rule has to keep {percent(share)} % of the tokens that differ."
         return [
+            *(warning if unsteady else []),
             (
                 f"A round: the target {target} tokens (ms); a drafted token {milliseconds(costs.token(length))} "
                 f"(c = {self.draft_cost:.2f})."
