@@ -14,12 +14,11 @@ from typing import Any
 
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
-from transformers import __version__ as transformers_version
 
 from .call.config import FIELDS, LossyConfig
 from .call.drafter_choice import DRAFTERS, DRAFTING
 from .call.lossy_call import LossyCall
-from .compat import DECODING_METHODS, cache_of, device_of, mark_user_cache, slides_badly, unwrap
+from .compat import DECODING_METHODS, cache_of, device_of, mark_user_cache, slides_badly, unwrap, versions_of
 from .core.statistics import CollectedStats, LossyStats
 from .errors import LossyValueError, nearest, warn_once
 
@@ -179,8 +178,9 @@ def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:
         LossyConfig.from_fields(*(merged.get(name) for name in FIELDS), device=device)
     if model is not None and slides_badly(inner := unwrap(model)):
         warn_once(
-            f"transformers {transformers_version} fails in assisted generation once a text of {type(inner).__name__} "
-            "fills its sliding window; calls with a `lossy_mode` are right, others need transformers 5.18 or newer"
+            f"transformers {versions_of('transformers')['transformers']} fails in assisted generation once a text of "
+            f"{type(inner).__name__} fills its sliding window; calls with a `lossy_mode` are right, others need "
+            "transformers 5.18 or newer"
         )
     return enabling
 
