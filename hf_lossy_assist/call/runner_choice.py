@@ -280,7 +280,7 @@ def _obstacle_to_inputs(call: Prepared) -> str | None:
 def _is_watched(model: PreTrainedModel) -> bool:
     """Tell whether hooks watch the model, its decoder or its LM head, as those that time forwards do."""
     parts = (model, model.get_decoder(), model.get_output_embeddings())
-    return any(x._forward_hooks or x._forward_pre_hooks for x in parts if x is not None)
+    return any(compat.has_hooks(x) for x in parts if x is not None)
 
 
 def _on_one_device(model: PreTrainedModel) -> bool:

@@ -48,6 +48,7 @@ from .inputs import (
     padding_token,
     uncached_tokens,
 )
+from .kernels import has_hooks, has_int8_kernel, int8_product
 from .models import (
     DECODING_METHODS,
     MASKED_ATTENTION,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ..compat import fold_attention
+from ..compat import fold_attention, has_int8_kernel, int8_product
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..heads.identity import row_norms
 
@@ -121,10 +121,7 @@ _FEW = 16
 
 def reads_int8(device: str, rows: int, compiling: bool) -> bool:
     """Tell whether a kernel of a kind of device multiplies so many rows by int8 weights, without widening these."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return (
-        device == "cuda" and not compiling and rows <= _FEW and has_kernel("aten::_weight_int8pack_mm", device.upper())
-    )
+    return device == "cuda" and not compiling and rows <= _FEW and has_int8_kernel(device)
 
 
 class WeightOnlyInt8Linear(QuantisedLinear):
@@ -144,7 +141,7 @@ class WeightOnlyInt8Linear(QuantisedLinear):
 
     def product(self, rows: Tensor) -> Tensor:
         if reads_int8(rows.device.type, len(rows), torch.compiler.is_compiling()):
-            return torch._weight_int8pack_mm(rows.float(), self.values, self.scale)
+            return int8_product(rows.float(), self.values, self.scale)
         return nn.functional.linear(rows, self.values.to(rows.dtype)).float() * self.scale
 
 
