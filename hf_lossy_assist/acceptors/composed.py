@@ -162,6 +162,10 @@ class HeadRule(Acceptor):
     def lacks_base(self) -> bool:
         return self.base is None
 
+    @property
+    def adds_lossless(self) -> bool:
+        return self.base is not None and self.base.adds_lossless
+
     def without_base(self) -> Acceptor:
         return replace(self, base=None)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
 
@@ -15,6 +17,7 @@ from ..compat import belongs_to_user
 from ..drafting.model import mask_of
 from ..drafting.tree import MOST
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
+from ..drafting.vocabulary import vocabulary_of
 from ..errors import LossyUnsupportedError, warn_once
 from ..models.prepacked import is_prepacked
 from ..models.quantised import can_be_compiled, dtype_of
@@ -172,6 +175,7 @@ class _Static:
             return _Shapes((tree.depth + 1,), tuple(sorted(set(sizes))), room=tree.depth + 1 + sum(sizes))
         reads = "draft_hidden" in self.config.rule.needs or self.call.config.do_sample or self.call.processors
         reads = reads or _is_watched(choice.assistant_model)
+        reads = reads or vocabulary_of(self.model, choice.assistant_model) is not None
         if choice.longest is None or choice.stop is not None or choice.confidence or reads:
             return _Shapes(_DRAFT_WIDTHS, room=_DRAFT_WIDTHS[-1])
         return _Shapes((), drafts=choice.longest, room=choice.longest + 1)
@@ -180,8 +184,8 @@ class _Static:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
         name, compiles = type(runner.model).__name__, path is Path.COMPILED
         obstacle = _obstacle_to_compiling(runner.model)
-        if obstacle is None and not compiles and not _on_one_device(runner.model):
-            obstacle = f"graphs can't be recorded where {name} is"
+        if obstacle is None and not compiles:
+            obstacle = _obstacle_to_recording(runner.model, self.call)
         if obstacle is None and runner.slot.filled:
             obstacle = f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
         if obstacle is not None:
@@ -197,6 +201,8 @@ class _Static:
         except Exception as error:  # whatever a compiler, a backend or a model's code may raise
             runner.forget()
             forget(runner.model)
+            if not compiles:
+                _UNRECORDABLE.add(runner.model)
             reason = " ".join(str(error).strip().split("\n")[:2])
             what = "compiled" if compiles else "recorded as graphs"
             _say(False, f"{name} can't be {what} ({type(error).__name__}: {reason})", compiles)
@@ -283,8 +289,29 @@ def _is_watched(model: PreTrainedModel) -> bool:
     return any(compat.has_hooks(x) for x in parts if x is not None)
 
 
-def _on_one_device(model: PreTrainedModel) -> bool:
-    return model.device.type in RECORDERS and len({*getattr(model, "hf_device_map", {}).values()}) < 2
+_UNRECORDABLE: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
+"""Models whose recording failed; another try would fail, too."""
+
+
+def _obstacle_to_recording(model: PreTrainedModel, call: Prepared) -> str | None:
+    """Say why graphs of a model can't be recorded; None where they can. What runs in Python is not in a graph."""
+    name = type(model).__name__
+    if model.device.type not in RECORDERS or len({*getattr(model, "hf_device_map", {}).values()}) > 1:
+        return f"graphs can't be recorded where {name} is"
+    if model in _UNRECORDABLE:
+        return f"recording {name} failed before"
+    if torch.is_autocast_enabled(model.device.type):
+        return "autocast makes copies of the weights, which end with it"
+    if call.synced_gpus or compat.is_sharded(model):
+        return f"{name} is spread over processes"
+    inside = [x for x in (model.get_decoder() or model).modules() if not isinstance(x, PreTrainedModel)]
+    if any(map(compat.has_hooks, inside)):
+        return f"hooks watch layers of {name}, and would not be called"
+    if any(hasattr(x, "active_adapters") for x in inside):
+        return f"{name} has adapters, which may change"
+    if compat.changes_frequencies(model):
+        return f"the frequencies of {name} depend on the text's length"
+    return None
 
 
 def _obstacle_to_compiling(model: PreTrainedModel) -> str | None:

@@ -73,7 +73,7 @@ from .models import (
     unwrap,
     versions_of,
 )
-from .positions import FrequencySwitch, frequency_switch, learned_positions
+from .positions import FrequencySwitch, changes_frequencies, frequency_switch, learned_positions
 from .processors import (
     PREFIX_FREE_PROCESSORS,
     STATEFUL_PROCESSORS,

@@ -17,5 +17,6 @@ def int8_product(rows: Tensor, values: Tensor, scale: Tensor) -> Tensor:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Tell whether hooks watch a module's own forwards."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Tell whether hooks watch a module's own forwards; those by which transformers collects states don't count."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)

@@ -33,6 +33,22 @@ def frequency_switch(model: PreTrainedModel, mask: Tensor | None, rows: int, lon
     ``mask`` ``(B, L)`` is the prompts'. A batch that gets that far drafts nothing: its longest row chooses the
     frequencies of all rows, so they have to grow together.
     """
+    found = _switches(model)
+    if not found:
+        return None
+    padded = 0 if mask is None else int((mask == 0).sum(-1).min())
+    first = min(found, key=lambda x: (x.at, not x.with_every_token))
+    if longest - padded <= first.at:
+        return None
+    return FrequencySwitch(first.at + padded, first.with_every_token) if rows == 1 else FrequencySwitch(-1, True)
+
+
+def changes_frequencies(model: PreTrainedModel) -> bool:
+    """Tell whether a model's frequencies change somewhere; its forwards then look at positions on the host."""
+    return bool(_switches(model))
+
+
+def _switches(model: PreTrainedModel) -> list[FrequencySwitch]:
     config = model.config.get_text_config(decoder=True)
     given = getattr(config, "rope_parameters", None) or {}
     found = []
@@ -43,13 +59,7 @@ def frequency_switch(model: PreTrainedModel, mask: Tensor | None, rows: int, lon
         elif kind == "longrope":
             at = own.get("original_max_position_embeddings") or config.original_max_position_embeddings
             found.append(FrequencySwitch(at, False))
-    if not found:
-        return None
-    padded = 0 if mask is None else int((mask == 0).sum(-1).min())
-    first = min(found, key=lambda x: (x.at, not x.with_every_token))
-    if longest - padded <= first.at:
-        return None
-    return FrequencySwitch(first.at + padded, first.with_every_token) if rows == 1 else FrequencySwitch(-1, True)
+    return found
 
 
 _TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return the host's numbers as a tensor on a device."""
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=looks_late(device))
 
 
 def looks_late(device: torch.device) -> bool:
-    """Tell whether to give a device its next work before looking at what it said last."""
+    """Tell whether to give a device its next work before looking at what it said last; only CUDA orders such copies."""
     return device.type == "cuda"
 
 
@@ -23,8 +23,9 @@ class Look:
     """Values on their way to the host."""
 
     def __init__(self, values: Tensor) -> None:
-        self._values, self._there = values.to("cpu", non_blocking=True), None
-        if values.device.type == "cuda":
+        late = looks_late(values.device)
+        self._values, self._there = values.to("cpu", non_blocking=late), None
+        if late:
             self._there = torch.cuda.Event()
             self._there.record(torch.cuda.current_stream(values.device))
 

@@ -25,6 +25,7 @@ from hf_lossy_assist.acceptors import (
     Ensemble,
     Fsd,
     GreedyRule,
+    Judge,
     Lenience,
     Lossless,
     MinP,
@@ -39,6 +40,8 @@ from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.trees import Tree
 from tests.acceptors.exact import Given
+from tests.acceptors.table import judge_head
+from tests.tiny_models import tiny
 
 Array = np.ndarray
 NEAR = 2e-5
@@ -223,3 +226,11 @@ def test_siblings_of_a_tree_are_tried_in_turn(rule: GreedyRule, seed: int):
     out = torch.where(decision.n_accepted > 0, first, decision.next_token)
     shares = np.bincount(out, minlength=size) / rows
     assert np.abs(shares - expected).max() < 5 * 0.5 / rows**0.5
+
+
+def test_a_judge_adds_what_its_base_adds():
+    target = tiny()
+    head = judge_head(target, target)
+    assert Judge(head, base=TopK()).adds_lossless
+    assert not Judge(head, base=TopK(published=True)).adds_lossless
+    assert not Judge(head).adds_lossless

@@ -35,6 +35,7 @@ class StaticCacheSlot:
         self.rows = rows
         self.warm: set[Hashable] = set()
         self.graphs: dict[Hashable, Any] = {}
+        self.weights: Hashable = None  # those that the graphs read
         self._layers = [layer for layer in cache.layers if isinstance(layer, StaticLayer)]
         self.capacity = min(layer.max_cache_len for layer in self._layers)
 
@@ -98,8 +99,13 @@ class StaticCacheSlot:
     def fits(self, start: int, tokens: int) -> bool:
         return start + tokens <= self.capacity
 
+    def forget_forwards(self) -> None:
+        """Forget what was compiled or recorded on this memory; graphs refer to the cache, and so would keep it."""
+        self.graphs.clear()
+        self.warm.clear()
+
     def clear(self) -> None:
-        """Forget everything, stale values included: they could be infinite."""
+        """Forget everything in the cache, stale values included: they could be infinite."""
         self.cache.reset()
         self.filled = 0
 
@@ -158,6 +164,8 @@ def give_back(model: PreTrainedModel, slot: StaticCacheSlot) -> None:
     with _lock:
         idle = _idle.setdefault(model, [])
         idle.append((_kind(model, slot.rows), slot))
+        for _, old in idle[:-_MOST_IDLE]:
+            old.forget_forwards()
         del idle[:-_MOST_IDLE]
 
 

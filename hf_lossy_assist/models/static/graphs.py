@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+import threading
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Recorder = Callable[[Callable[[], Any], torch.device], tuple[Callable[[], None], Any]]
 """Runs a function on a device, and returns what runs it again, and its output, which each run overwrites."""
@@ -58,14 +58,18 @@ def _copy(own: Any, given: Any) -> None:
         own.copy_(given)
 
 
-@cache
-def _pool() -> Any:
-    # Graphs run one after another, and their outputs are copied at once; so all may use the same memory.
-    return torch.cuda.graph_pool_handle()
+def weights_of(model: nn.Module) -> Hashable:
+    """Return what recorded kernels know of a model: where its weights are, its modules, and whether it trains."""
+    tensors = (*model.parameters(), *model.buffers())
+    return tuple(x.data_ptr() for x in tensors), tuple((id(module), module.training) for module in model.modules())
+
+
+_recording = threading.Lock()  # torch has one capture at a time
 
 
 def cuda_graph(body: Callable[[], Any], device: torch.device) -> tuple[Callable[[], None], Any]:
-    with torch.cuda.device(device):
+    # Each graph has memory of its own, so that threads may run theirs at the same time.
+    with _recording, torch.cuda.device(device):
         side, current = torch.cuda.Stream(), torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -73,7 +77,8 @@ def cuda_graph(body: Callable[[], Any], device: torch.device) -> tuple[Callable[
                 body()
         current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+        # The outer stream is set again in the end, since a capture that fails would leave its own in use.
+        with torch.cuda.stream(current), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             output = body()
     return graph.replay, output
 

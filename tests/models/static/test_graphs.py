@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
 
 from hf_lossy_assist import errors, last_stats
+from hf_lossy_assist.call.prepared import Prepared
+from hf_lossy_assist.call.runner_choice import _obstacle_to_recording
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
+from hf_lossy_assist.models.static.runner import _difference
 from tests.acceptors.table import judge_head
 from tests.eagle3_heads import trained_pair
 from tests.parity import assert_same_rows
@@ -223,3 +228,90 @@ def test_what_can_t_be_recorded_is_said_once(recorder, monkeypatch):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*no effect")
         target.generate(prompt(), **kwargs)
+
+
+def generated(target, draft, **kwargs):
+    settings = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 5} | kwargs
+    return target.generate(prompt(), do_sample=False, eos_token_id=None, max_new_tokens=NEW, **settings)
+
+
+def test_graphs_of_other_weights_are_recorded_anew(recorder):
+    target, draft = llamas()
+    generated(target, draft)
+    before = recorder.recordings
+    generated(target, draft)
+    assert recorder.recordings == before
+    other = tiny("llama", seed=5)
+    for own, new in zip(target.parameters(), other.parameters(), strict=True):
+        own.data = new.data.clone()  # as moving a model to a device and back does
+    assert torch.equal(generated(target, draft), generated(target, draft, lossy_config=EAGER))
+    assert recorder.recordings > before
+
+
+def watched(target):
+    target.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    return "hooks watch layers"
+
+
+def with_adapter(target):
+    target.model.layers[0].mlp.active_adapters = ["default"]
+    return "adapters"
+
+
+def in_processes(target):
+    target._tp_size = 2
+    return "spread over processes"
+
+
+def with_dynamic_frequencies(target):
+    target.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    return "frequencies"
+
+
+@pytest.mark.parametrize("change", [watched, with_adapter, in_processes, with_dynamic_frequencies])
+def test_nothing_is_recorded_that_a_replay_would_miss(change, recorder):
+    target, draft = llamas()
+    assert change(target) in _obstacle_to_recording(target, Prepared)
+    assert _obstacle_to_recording(draft, Prepared) is None
+
+
+def test_a_model_that_could_not_be_recorded_is_not_tried_again(monkeypatch):
+    errors.warn_once.cache_clear()
+    tries = []
+
+    def failing(body, device):
+        tries.append(device)
+        raise RuntimeError("the stream is capturing")
+
+    monkeypatch.setitem(RECORDERS, "cpu", failing)
+    target, draft = llamas()
+    with pytest.warns(UserWarning, match="can't be recorded as graphs .RuntimeError: the stream is capturing"):
+        text = generated(target, draft)
+    assert torch.equal(text, generated(target, draft))
+    assert len(tries) == 1
+
+
+def test_a_draft_is_freed_with_its_graphs(recorder):
+    target, draft = llamas()
+    generated(target, draft)
+    assert recorder.recordings
+    gone = weakref.ref(draft)
+    del draft
+    target.__dict__.pop("lossy_stats", None)
+    gc.collect()
+    assert gone() is None
+
+
+def test_autocast_s_weights_are_not_recorded(recorder):
+    target, draft = llamas()
+    with torch.autocast("cpu", torch.bfloat16):
+        generated(target, draft)
+    assert not recorder.recordings
+
+
+def test_trials_compare_logits_up_to_the_first_other_token():
+    one = torch.tensor([[[0.0, 9.0], [9.0, 0.0], [0.0, 9.0]]])
+    two = torch.tensor([[[0.0, 8.0], [0.0, 9.0], [9.0, 0.0]]])
+    assert float(_difference(one, two)) == 9
+    assert float(_difference(one[:, :1], two[:, :1])) == 1
+    assert float(_difference(one[:, :1].repeat(1, 3, 1), two[:, :1].repeat(1, 3, 1))) == 1
