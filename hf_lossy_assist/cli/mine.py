@@ -75,7 +75,7 @@ class MiningOptions(ModelOptions):
     seed: Annotated[int, typer.Option(min=0, help="Seed of draws.")] = 0
     folds: Annotated[int, typer.Option(min=1, help="Folds that the prompts are dealt into.")] = 5
     mismatches: Annotated[
-        int | None, typer.Option(min=1, help="judge: label so many of a prompt's mismatches, drawn by --seed, not all.")
+        int | None, typer.Option(min=1, help="judge: label about so many of a prompt's mismatches, drawn by --seed.")
     ] = None
     only_solved: Annotated[
         bool, typer.Option("--only-solved", help="judge: leave out prompts that the target answers wrongly.")

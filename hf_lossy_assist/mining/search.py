@@ -93,8 +93,9 @@ Request = Continue | Guess | Ask | Learned
 class Chosen:
     """Which mismatches are labelled.
 
-    ``most`` of a prompt's mismatches are drawn by ``seed``, all by default. With ``solved``, prompts that the target
-    answers wrongly get no labels.
+    About ``most`` of a prompt's mismatches are drawn by ``seed``, all by default: as many of the first response's, and
+    as large a share of those that changed texts add. With ``solved``, prompts that the target answers wrongly get no
+    labels.
     """
 
     most: int | None = None
@@ -130,7 +131,7 @@ def search(
 
     ``chosen`` leaves mismatches out. Of those that the search meets, it then labels every s-th from a random ``start``
     on, where s is the first response's number of mismatches over ``chosen.most``: each is labelled with probability
-    1 / s, and stands for s. At the others, the target's token stays.
+    1 / s, and stands for s. At the others, the target's token stays. A search that goes on keeps the s of its labels.
     """
     if found is None:
         first = yield Continue(())
@@ -149,7 +150,7 @@ def search(
     t = found.mismatches[-1].index if found.mismatches else -1
     weight = found.mismatches[-1].weight if found.mismatches else chosen.weight(sum(differs))
     met = sum(differs[: t + 1]) + sum(not one.important for one in found.mismatches)
-    while (t := t + 1) < len(found.last) and len(found.mismatches) != chosen.most:
+    while (t := t + 1) < len(found.last):
         if t == len(guesses):
             guesses = (*guesses, *(yield Guess(found.last[: t + _AHEAD], t)))
         if found.last[t] == guesses[t]:

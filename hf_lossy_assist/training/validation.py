@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupShuffleSplit
 
 from ..errors import LossyValueError
-from ..values import Rule
 from .examples import Examples
-
-Share = Annotated[float, Rule("between 0 and 1", lambda x: 0 < x < 1)]
 
 _DRAWS = 200
 

@@ -114,6 +114,8 @@ def test_verifier_says_what_it_is(verifier: VerifierHead, tmp_path: Path):
     assert facts["Reads"] == "the final hidden state that predicted the token, of the draft"
     assert dict(tables(card.text)["Figures"])["Other tokens, committed (FPR)"] == "20.0%"
     assert tables(card.text)["Thresholds"][1] == ["0.5", "0.9", "0.2"]
+    assert "Measured on validation data. TPR" in card.text
+    assert "Measured out of fold. TPR" in card_of(verifier, tmp_path, metrics={"auc": 0.9, "folds": 5}).text
 
 
 def test_bare_head_has_a_card(judge: JudgeHead, tmp_path: Path):

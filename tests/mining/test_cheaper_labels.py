@@ -96,8 +96,10 @@ def test_a_text_is_not_taken_over_where_numbers_differ(old: str, new: str, stops
     assert not text.stops(new, place, 2)
 
 
-def labelled(count: int, chosen: Chosen, start: float, *, important: bool) -> list[tuple[int, float]]:
-    """Search a text of zeros where the draft says 1 at every odd place."""
+def labelled(
+    count: int, chosen: Chosen, start: float, *, important: bool, more: int = 0, begun: Found | None = None
+) -> Found:
+    """Search a text of zeros where the draft says 1 at every odd place; a changed text has ``more`` mismatches."""
 
     class Zeros(Checksum):
         def answer(self, example, response):
@@ -107,12 +109,13 @@ def labelled(count: int, chosen: Chosen, start: float, *, important: bool) -> li
             return not important
 
     first = (0,) * (2 * count)
-    steps = search(Example("", ""), Zeros(), str, chosen=chosen, start=start)
+    steps = search(Example("", ""), Zeros(), str, begun, chosen=chosen, start=start)
     request = next(steps)
     while True:
         match type(request).__name__:
             case "Continue":
-                reply = (*request.prefix, *first[len(request.prefix) :])
+                text = first + (0,) * (2 * more if request.prefix else 0)
+                reply = (*request.prefix, *text[len(request.prefix) :])
             case "Guess":
                 reply = tuple(i % 2 for i in range(request.start, len(request.response)))
             case "Ask":
@@ -122,22 +125,30 @@ def labelled(count: int, chosen: Chosen, start: float, *, important: bool) -> li
         try:
             request = steps.send(reply)
         except StopIteration as end:
-            return [(one.index, one.weight) for one in end.value.mismatches]
+            return end.value
 
 
-@pytest.mark.parametrize("important", [False, True])
+@pytest.mark.parametrize(("important", "more"), [(False, 0), (True, 0), (False, 9)])
 @pytest.mark.parametrize(("count", "most"), [(17, 4), (12, 4), (5, 5), (3, 8), (40, 1)])
-def test_every_mismatch_is_drawn_equally_often_and_weights_make_up_for_the_rest(count, most, important):
+def test_every_mismatch_is_drawn_equally_often_and_weights_make_up_for_the_rest(count, most, important, more):
     starts = 840
     drawn: Counter[int] = Counter()
     for start in range(starts):
-        found = labelled(count, Chosen(most), (start + 0.5) / starts, important=important)
-        assert len(found) == min(most, count)
-        assert sum(weight for _, weight in found) == pytest.approx(count)
-        drawn.update(index for index, _ in found)
-    assert set(drawn) == {2 * i + 1 for i in range(count)}
+        found = labelled(count, Chosen(most), (start + 0.5) / starts, important=important, more=more).mismatches
+        if not more:
+            assert len(found) == min(most, count)
+            assert sum(one.weight for one in found) == pytest.approx(count)
+        drawn.update(one.index for one in found)
+    assert set(drawn) == {2 * i + 1 for i in range(count + more)}
     expected = starts * min(most, count) / count
     assert all(abs(times - expected) <= 1 for times in drawn.values())
+
+
+@pytest.mark.parametrize(("before", "after", "kept"), [(None, 8, 5), (None, 3, 5), (4, 2, 1), (4, None, 2), (4, 8, 3)])
+def test_a_prompt_ends_by_the_plan_that_it_began_with(before, after, kept):
+    whole = labelled(17, Chosen(before), 0.3, important=True)
+    begun = dataclasses.replace(whole, mismatches=whole.mismatches[:kept])
+    assert labelled(17, Chosen(after), 0.3, important=True, begun=begun) == whole
 
 
 def test_draws_depend_on_the_seed_and_go_on_after_a_cut(tmp_path):
@@ -145,15 +156,13 @@ def test_draws_depend_on_the_seed_and_go_on_after_a_cut(tmp_path):
     prompts = parts.prompts(6)
     whole = by_prompt(parts, prompts, chosen=Chosen(3))
     assert by_prompt(parts, prompts, chosen=Chosen(3, seed=1)) != whole
-    assert max(len(found.mismatches) for found in whole.values()) == 3
     assert any(found.mismatches[0].weight > 1 for found in whole.values() if found.mismatches)
     cut = UnfinishedSearches(tmp_path)
     for i, found in whole.items():
-        if len(found.mismatches) == 3:
-            # The last label is still to be found; as it came last, it may have changed only what comes after.
-            part = dataclasses.replace(found, mismatches=found.mismatches[:2])
-            if found.mismatches[2].important:
-                cut.keep({i: (parts.searches().unfinished.get(i)[0], part)})
+        if len(found.mismatches) > 1 and found.mismatches[-1].important:
+            # The last label is still to be found; as the target's token stayed, it has changed nothing.
+            part = dataclasses.replace(found, mismatches=found.mismatches[:-1])
+            cut.keep({i: (parts.searches().unfinished.get(i)[0], part)})
     assert [*cut.items()]
     again = by_prompt(parts, prompts, chosen=Chosen(3), unfinished=UnfinishedSearches(tmp_path))
     assert again == whole
