@@ -15,12 +15,14 @@ from ..errors import LossyValueError, nearest
 from ..evaluation.costs import Costs
 from ..evaluation.modes import EVERYTHING, DecodingMode
 from ..evaluation.tables import NumberTable, as_text, milliseconds, number, percent, table
+from ..values import Rule, is_number
 from .replay import Walk
 
 RESAMPLES = 2000
 """Draws of prompts for intervals."""
 WANTED = 1.25
 """The speed, as a multiple of lossless's, for which advice says how much a rule has to keep."""
+DRAFT_COST = Rule("a number above 0, such as 0.05", lambda x: is_number(x) and x > 0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Advice:
     decoding
         Keywords of ``generate()`` that say how tokens are chosen.
     seen
-        Tokens per call of the recommended setting on some of the prompts, predicted and seen; empty if it was not run.
+        The setting that ran on some of the prompts, and its tokens per call, predicted and seen; empty if none ran.
     """
 
     replayed: Sequence[Replayed]
@@ -88,12 +90,11 @@ class Advice:
     matches: float
     keeping: Callable[[float], Mapping[int, Walk]]
     decoding: Mapping[str, Any]
-    seen: Mapping[str, float] = field(default_factory=dict)
+    seen: Mapping[str, Any] = field(default_factory=dict)
 
     def with_draft_cost(self, share: float) -> Advice:
         """Return the advice for other hardware, on which a drafted token takes ``share`` of a target's token."""
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < float("inf"):
-            raise LossyValueError(f"`draft_cost` has to be a number above 0, such as 0.05, but is {share!r}")
+        DRAFT_COST.check("draft_cost", share)
         drafted = tuple(share * self.costs.read(1, length) for length in self.costs.lengths)
         return replace(self, costs=replace(self.costs, drafted=drafted))
 
@@ -162,7 +163,7 @@ class Advice:
     @cached_property
     def front(self) -> tuple[Row, ...]:
         """The rows that gain, and than which no other loses less and gains as much."""
-        rules = [row for row in self.rows if row.mode != EVERYTHING and row.times_lossless > 1 and row.loss]
+        rules = [row for row in self.rows if row.mode != EVERYTHING and row.times_lossless > 1 and row.loss is not None]
         return tuple(
             row
             for row in rules
@@ -181,7 +182,7 @@ class Advice:
         return self.row(one)
 
     def best(self, mode: str | None = None, *, max_nats: float = 0.025, max_tv: float = 0.05) -> Recommendation:
-        """Return the fastest setting: of one rule, or of all whose loss is within a bound.
+        """Return the fastest setting: of one rule, or of all but ``everything`` whose loss is within a bound.
 
         Parameters
         ----------
@@ -201,11 +202,9 @@ class Advice:
         if mode is not None and mode not in by_label:
             raise LossyValueError(f"`mode` has to be one of {list(by_label)}, but is {mode!r}{nearest(mode, by_label)}")
         measure, bound = ("tv", max_tv) if self.sampled else ("nats", max_nats)
-        fine = [
-            row
-            for row in self.rows
-            if (row.mode == mode if mode else getattr(row, measure) is not None and getattr(row, measure) <= bound)
-        ]
+        known = [row for row in self.rows if row.mode != EVERYTHING and getattr(row, measure) is not None]
+        within = [row for row in known if getattr(row, measure) <= bound]
+        fine = [row for row in self.rows if row.mode == mode] if mode else within
         row = max(fine, key=lambda row: row.times_lossless)
         if mode is None and row.low <= 1:
             row = self.row(self.replayed[0])
@@ -240,10 +239,10 @@ class Advice:
             ),
             verdict,
             *(
-                f"{with_gamma(row.mode, row.gamma)} ran on {self.seen['prompts']} of the prompts: "
-                f"{self.seen['tokens_per_call']:.2f} tokens per call, predicted {self.seen['predicted']:.2f}."
-                for row in [self.best().row]
-                if self.seen
+                f"{seen['setting']} ran on {seen['prompts']} of the prompts: {seen['tokens_per_call']:.2f} tokens per "
+                f"call, predicted {seen['predicted']:.2f}."
+                for seen in [self.seen]
+                if seen
             ),
         ]
 

@@ -26,18 +26,18 @@ from ..compat import ending_tokens
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
 from ..drafting.model import check_draft_model
 from ..errors import LossyUnsupportedError, LossyValueError, need
-from ..evaluation.answers import Answer, by_mode, load_answers
+from ..evaluation.answers import Answer
 from ..evaluation.costs import GAMMAS as TIMED
 from ..evaluation.costs import KEEP_ALL, Costs, measure_costs
 from ..evaluation.evaluate import model_changes
-from ..evaluation.modes import EVERYTHING, TARGET_ALONE, DecodingMode, Models, parse_modes
+from ..evaluation.modes import EVERYTHING, DecodingMode, Models, parse_modes
 from ..evaluation.requests import Ending, PromptBatch, batches_of, run_request
 from ..heads import Head, ModelIdentity
 from ..mining.reading import read_text
 from ..models.lm_head_hook import DROPOUTS, POSITIONS, choose_dropout
 from ..store.folder import MANIFEST, changes, folder_lock, read_manifest, refuse, write_json, write_whole
 from ..values import Rule
-from .advice import Advice, Replayed
+from .advice import DRAFT_COST, Advice, Replayed, with_gamma
 from .laws import LIKELIEST, Laws, processors_of, read_laws
 from .plots import draw
 from .replay import Acceptance, Walk, drawn, greedy, rounds
@@ -72,6 +72,7 @@ class Advising:
     temperature: float | None = None
     top_p: float = 1.0
     seed: int = 0
+    draft_cost: float | None = None  # a drafted token's share of a target's token; measured by default
     tune: bool = False
     guard: int = 4  # on how many prompts the recommended setting runs
     answers: Mapping[int, Answer] = field(default_factory=dict)  # the target's, by the number of the prompt, if known
@@ -80,6 +81,8 @@ class Advising:
 
     def __post_init__(self) -> None:
         _GAMMAS.check("gammas", self.gammas)
+        if self.draft_cost is not None:
+            DRAFT_COST.check("draft_cost", self.draft_cost)
         if not self.prompts:
             raise LossyValueError("`prompts` has to hold at least one prompt, but is empty")
         if not isinstance(self.models.draft, PreTrainedModel):
@@ -108,6 +111,8 @@ class Advising:
             return {gamma: lossless.keeping(share).walk(laws, gamma) for gamma in GAMMAS}
 
         advice = Advice(replayed, tokens, length, costs, matches, keeping, self.decoding)
+        if self.draft_cost is not None:
+            advice = advice.with_draft_cost(self.draft_cost)
         advice = replace(advice, seen=self._seen(advice))
         if self.out is not None:
             write_json(self.out / "advice.json", advice.entry)
@@ -115,7 +120,7 @@ class Advising:
             draw(advice, self.out / "advice.png")
         return advice
 
-    def _seen(self, advice: Advice) -> dict[str, float]:
+    def _seen(self, advice: Advice) -> dict[str, Any]:
         """Run the recommended setting on some prompts, and return what was predicted and what is seen."""
         best = advice.best()
         if best.row.mode == "lossless" or not self.guard:
@@ -129,7 +134,8 @@ class Advising:
         walk = next(one for one in advice.replayed if one.mode.label == best.row.mode).walks[best.row.gamma]
         some = slice(len(batches))
         return {
-            "prompts": len(batches), "predicted": float(advice.tokens[some].sum() / walk.rounds[some].sum()),
+            "setting": with_gamma(best.row.mode, best.row.gamma), "prompts": len(batches),
+            "predicted": float(advice.tokens[some].sum() / walk.rounds[some].sum()),
             "tokens_per_call": sum(run.tokens for run in runs) / sum(run.work[0][0] for run in runs),
         }  # fmt: skip
 
@@ -145,6 +151,10 @@ class Advising:
         found = {}
         for text in dict.fromkeys(("lossless", *texts, EVERYTHING)):
             (mode,) = parse_modes(text, None, self.temperature)
+            if mode.gamma == "auto":
+                raise LossyValueError(
+                    f"`modes` has {text!r}, but a replay needs a number of tokens; put it after the @"
+                )
             if mode.rule is None:
                 raise LossyValueError(
                     f"`modes` has to name rules, but has {text!r}; the target alone is in every table"
@@ -213,11 +223,14 @@ class Advising:
     def _read_text(self, batch: PromptBatch) -> dict[str, Tensor]:
         """Let the target answer, faster than alone, and read its answer."""
         models, writer = self.models, replace(self.plain, rule="lossless", gamma=DEFAULT_NUM_TOKENS)
-        prompt = batch.ids[0].tolist()
+        prompt, answer = batch.ids[0].tolist(), []
         if (known := self.answers.get(batch.seed - self.seed)) is not None:
-            end = [] if known.cut or self.ends else sorted(ending_tokens(models.target.generation_config))[:1]
+            ends = sorted(
+                ending_tokens(models.target.generation_config), key=lambda x: x != self.tokenizer.eos_token_id
+            )
+            end = [] if known.cut or self.ends else ends[:1]
             answer = [*self.tokenizer(known.text, add_special_tokens=False)["input_ids"], *end][: self.max_new_tokens]
-        else:
+        if not answer:
             answer = run_request(models, writer, batch, self.max_new_tokens).rows[0].tolist()
         laws = read_laws(models.target, models.draft, prompt, answer, self._processors(prompt))
         return {"ids": torch.tensor([*prompt, *answer]), **laws}
@@ -305,11 +318,12 @@ def advise(
     seed: int = 0,
     out: str | Path | None = None,
 ) -> Advice:
-    """Predict how fast every rule would be with these models, here, and what it would change; no rule is run.
+    """Predict how fast every rule would be with these models, here, and what it would change.
 
     The target answers the prompts. Each model reads the answers once, and every rule decides along them: a token that
     it keeps in place of the target's own counts as the target's. So rounds, kept tokens and the best draft length
-    follow for each rule, within 1 to 2 % of what its own runs show. The speed follows from rounds that are timed here.
+    follow for each rule, within some per cent of what its own runs show. The speed follows from rounds that are timed
+    here. Only the recommended rule runs, on four prompts, as a check.
 
     Parameters
     ----------
@@ -358,29 +372,10 @@ def advise(
     advising = Advising(
         Models(target, draft, dict(heads or {}), tokenizer=tokenizer), tokenizer,
         [encoded(prompt, tokenizer) for prompt in prompts], modes or "", tuple(gammas), max_new_tokens, seed=seed,
-        temperature=temperature, top_p=top_p, tune=tune, out=out and Path(out),
+        temperature=temperature, top_p=top_p, draft_cost=draft_cost, tune=tune, out=out and Path(out),
         track=lambda items, total=None, description="": logging.tqdm(items, total=total, desc=description),
     )  # fmt: skip
-    advice = advising.run()
-    return advice if draft_cost is None else advice.with_draft_cost(draft_cost)
-
-
-def answers_of(folder: Path) -> dict[int, Answer]:
-    """Return the target's answers by the number of their problems, from a folder of ``evaluate``.
-
-    Raises
-    ------
-    LossyValueError
-        When the folder has none, or checksums in the place of texts.
-    """
-    modes = by_mode(load_answers(folder)[1])
-    found = next((modes[label] for label in (TARGET_ALONE, "plain", "lossless") if label in modes), {})
-    if not found or any(answer.text.startswith("crc32:") for answer in found.values()):
-        raise LossyValueError(
-            f"`answers` has to be a folder of `lossy-assist evaluate` with texts of the modes plain or lossless, but "
-            f"{str(folder)!r} has none; leave it out, and the target answers"
-        )
-    return found
+    return advising.run()
 
 
 def encoded(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +10,11 @@ import typer
 from rich.console import Console
 
 from .. import tasks
-from ..advice.advising import Advising, answers_of
+from ..advice.advice import DRAFT_COST
+from ..advice.advising import Advising
 from ..errors import LossyValueError
+from ..evaluation.answers import answers_of, problem_sum
+from ..heads import ModelIdentity
 from .console import progress
 from .models import DecodingOptions
 from .options import (
@@ -65,23 +68,31 @@ class AdviseOptions(DecodingOptions):
 def advise(options: AdviseOptions) -> None:
     """Predict what each rule brings: tokens per call, speed here, and how far it leaves the target.
 
-    The target answers the prompts, and each model reads the answers once; no rule is run. Without --modes, the usual
-    rules are compared, and without --gammas each with its best draft length.
+    The target answers the prompts, and each model reads the answers once. Only the recommended rule runs, on four
+    prompts, as a check. Without --modes, the usual rules are compared, and without --gammas each with its best draft
+    length.
     """
     options.check()
     if options.top_p != 1 and not options.sample:
         raise LossyValueError(f"`--top-p` {options.top_p} needs `--sample`; add it, or leave out the nucleus")
     gammas, shares = numbers("--gammas", options.gammas, int), numbers("--draft-cost", options.draft_cost, float)
+    for share in shares:
+        DRAFT_COST.check("--draft-cost", share)
     task = options.task and tasks.load(options.task, options.data, **parse_task_options(options.task_option or ()))
     loaded = options.load(task or None).asked("--prompt-file", options.prompt_file).with_heads(options.head)
     source, screen = loaded.task or loaded.prompts, Console()
-    prompts = loaded.encode(source.examples(options.split, options.prompts))
+    examples = source.examples(options.split, options.prompts)
+    prompts, answers = loaded.encode(examples), {}
+    if options.answers is not None:
+        problems = [problem_sum(ids, example.answer) for ids, example in zip(prompts, examples, strict=True)]
+        plan = {"target": asdict(ModelIdentity.of(loaded.target)), "problems": problems}
+        answers = answers_of(options.answers, {**plan, "temperature": options.warmth, "top_p": options.top_p})
     with progress(screen) as bar:
         advice = Advising(
             loaded.models, loaded.tokenizer, prompts, options.modes or "", gammas,
             options.max_new_tokens or loaded.length, source.ends, options.warmth, options.top_p,
             seed=options.seed or 0, tune=options.tune, out=options.out,
-            answers={} if options.answers is None else answers_of(options.answers), track=bar.track,
+            answers=answers, track=bar.track,
         ).run()  # fmt: skip
     screen.print("\n".join(advice.said), highlight=False)
     screen.print(advice.table())

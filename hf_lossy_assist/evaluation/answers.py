@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +21,7 @@ from ..store.folder import (
     refuse,
     write_json,
 )
+from .modes import TARGET_ALONE
 
 RESULTS, COSTS = "results.jsonl", "costs.json"
 _KINDS = {"modes": dict, "problems": list, "runs": list}
@@ -133,6 +135,41 @@ def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:
         When the folder was not written by an evaluation.
     """
     return read_manifest(Path(folder), "evaluate", _KINDS), _answers(Path(folder))
+
+
+def problem_sum(prompt: Sequence[int], answer: str) -> int:
+    """Return a hash of a problem's rendered prompt and answer."""
+    return zlib.crc32(f"{list(prompt)}\0{answer}".encode())
+
+
+def answers_of(folder: Path, plan: Mapping[str, Any]) -> dict[int, Answer]:
+    """Return the target's answers by the number of their problems, from a folder of ``evaluate``.
+
+    ``plan`` says what they have to be: their ``target``, ``problems``, ``temperature`` and ``top_p``.
+
+    Raises
+    ------
+    LossyValueError
+        When the folder has none, checksums in the place of texts, or answers of another target or to other problems.
+    """
+    manifest, answers = load_answers(folder)
+    modes = by_mode(answers)
+    label = next((label for label in (TARGET_ALONE, "plain", "lossless") if label in modes), "")
+    if not label or any(answer.text.startswith("crc32:") for answer in modes[label].values()):
+        raise LossyValueError(
+            f"`answers` has to be a folder of `lossy-assist evaluate` with texts of the modes plain or lossless, but "
+            f"{str(folder)!r} has none; leave it out, and the target answers"
+        )
+    made = {"top_p": 1.0, **manifest["modes"].get(label, {}), "target": manifest.get("target")}
+    found = changes(made, json.loads(json.dumps(plan)), ("target", "temperature", "top_p"))
+    if any(a != b for a, b in zip(manifest["problems"], plan["problems"], strict=False)):
+        found.append("the problems are other ones")
+    if found:
+        raise LossyValueError(
+            f"`answers` has to be a folder of this target's answers to these prompts, but in {str(folder)!r} "
+            f"{'; '.join(found)}; leave it out, and the target answers"
+        )
+    return modes[label]
 
 
 def _answers(folder: Path) -> list[Answer]:

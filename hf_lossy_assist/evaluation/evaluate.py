@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from ..models.quantised import dtype_of
 from ..store.process import Process, this_process
 from ..tasks import Example, Task
 from ..values import bounded
-from .answers import Answer, AnswerStore
+from .answers import Answer, AnswerStore, problem_sum
 from .comparison import rotated, warm_up
 from .costs import costs_of, lengths_between, predicted_seconds
 from .meters import machine, peak_memory, reset_peak_memory
@@ -175,8 +174,7 @@ class Evaluation:
 
     def _problems(self) -> list[int]:
         """Return a hash of each problem's rendered prompt and answer."""
-        texts = (f"{self._prompt(i).tolist()}\0{example.answer}" for i, example in enumerate(self.examples))
-        return [zlib.crc32(text.encode()) for text in texts]
+        return [problem_sum(self._prompt(i).tolist(), example.answer) for i, example in enumerate(self.examples)]
 
     def _prompt(self, i: int) -> Tensor:
         batch, row = self.batches[i // self.batch_size], i % self.batch_size

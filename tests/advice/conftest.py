@@ -1,3 +1,3 @@
 """Tiny models, and laws without models."""
 
-from tests.small_pair import models, tokenizer  # noqa: F401
+from tests.small_pair import models, pair, tokenizer  # noqa: F401

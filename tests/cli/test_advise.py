@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.modes import DecodingMode
+from hf_lossy_assist.store.folder import MANIFEST
 
 GIVEN = ("advise", "--pair", "arithmetic", "--prompts", "2", "--max-new-tokens", "20")
 
@@ -80,6 +81,15 @@ def test_answers_of_an_evaluation_are_read_and_the_setting_is_stored(bundled, tm
     assert (given / "advice.png").stat().st_size > 10_000
     kept = Path(__file__).parents[2] / "benchmarks" / "qwen-coder" / "gsm8k"
     assert "has none; leave it out" in run("--answers", str(kept), code=2)
+    others = {
+        "`--temperature` was None and is 1.0": ("--sample", "--temperature", "1"),
+        "the problems are other ones": ("--split", "train"),
+    }
+    for said, given in others.items():
+        assert said in " ".join(run("--answers", str(of_target), *given, code=2).split())
+    manifest = json.loads((of_target / MANIFEST).read_text(encoding="utf-8"))
+    (of_target / MANIFEST).write_text(json.dumps(manifest | {"target": {"name": "another"}}), encoding="utf-8")
+    assert "`target` was {'name': 'another'}" in " ".join(run("--answers", str(of_target), code=2).split())
 
 
 @pytest.mark.parametrize(
