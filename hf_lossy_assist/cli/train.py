@@ -126,7 +126,7 @@ def judge(options: JudgeOptions) -> None:
 
     The head is a logistic regression on standardised hidden states, fitted to all prompts. Its figures and thresholds
     are out of fold: each prompt is judged by a head that has not seen it. With --folds, these heads are kept in
-    OUT/fold-0, OUT/fold-1, …, to be measured on their own fold.
+    OUT/fold-0, OUT/fold-1, …, to be measured on their own fold; their figures are those of the other folds.
     """
     from ..training.judge_training import JudgeSettings
 

@@ -17,6 +17,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import has_fit_parameter
 
+from ..errors import LossyValueError
 from .examples import Examples
 from .validation import area_of, auc_draws, both_classes, interval
 
@@ -63,7 +64,8 @@ def cross(
 ) -> Crossed:
     """Fit each classifier once for each fold, without it, and choose among classifiers.
 
-    What decides for a fold is the ROC-AUC on the *other* folds, so its own labels have no say in its probabilities.
+    The ROC-AUC on the *other* folds decides for a fold. Its own labels have a small say in that: the fits that are
+    scored there have seen them.
     """
     start = time.perf_counter()
     scores, fits = np.empty((len(classifiers), len(examples))), {}
@@ -104,7 +106,10 @@ def learning_curve(
             mask = np.isin(examples.prompts, some)
             if not both_classes(examples.labels[mask]):
                 break
-            pipeline = fit(classifier, columns, examples.where(mask))
+            try:
+                pipeline = fit(classifier, columns, examples.where(mask))
+            except LossyValueError:  # so few prompts are not enough to stop early on
+                break
             inside = folds == fold
             scores[inside] = pipeline.predict_proba(examples.where(inside).features(columns))[:, 1]
             seen.append(len(some))

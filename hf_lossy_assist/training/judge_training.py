@@ -69,28 +69,34 @@ class JudgeSettings(Checked):
 class TrainedJudge:
     """A judge head, fitted to all prompts, and for each fold one that has not seen it.
 
-    ``probabilities`` ``(N,)`` are those of heads that have not seen a token's fold, and ``fitted`` the final head's.
+    ``scores`` ``(N,)``, by the states that are read, are probabilities by heads that have not seen a token's fold, and
+    ``fitted`` the final head's.
     """
 
     head: JudgeHead
     by_fold: Mapping[int, JudgeHead]
     folds: NDArray[np.int64]
     examples: Examples
-    probabilities: NDArray[np.floating]
+    scores: Mapping[str, NDArray[np.floating]]
     fitted: NDArray[np.floating]
+
+    @property
+    def probabilities(self) -> NDArray[np.floating]:
+        """The scores with the states that the final head reads."""
+        return self.scores[self.head.config.positions]
 
     def save(self, folder: Path, *, folds: bool = False) -> None:
         """Write the head, its model card and its ROC curves into ``folder``.
 
         With ``folds``, the others go into its subfolders ``fold-0``, ``fold-1``, ….
         """
-        curves = [
-            Curve("out of fold", self.examples.labels, self.probabilities),
-            Curve("training", self.examples.labels, self.fitted, style=":"),
-        ]
+        labels = self.examples.labels
+        curves = [Curve("out of fold", labels, self.probabilities), Curve("training", labels, self.fitted, style=":")]
         shares = {"positive": "important tokens found", "others": "unimportant tokens taken for important"}
         for fold, head in self.by_fold.items() if folds else ():
-            save_with_roc(head, folder / f"fold-{fold}", curves[:1], **shares)
+            others, found = self.folds != fold, self.scores[head.config.positions]
+            curve = Curve("out of fold", labels[others], found[others])
+            save_with_roc(head, folder / f"fold-{fold}", [curve], **shares)
         save_with_roc(self.head, folder, curves, **shares)
 
 
@@ -105,9 +111,11 @@ def train_judge(
     """Train a judge head: a standardisation and a logistic regression, folded into one weight and one bias.
 
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
-    figures and thresholds are out of fold: each prompt is judged by a head that has not seen its fold, whose
-    regularisation other folds chose. By default, prompts are dealt into folds at random. ``on_fit`` is called after
-    each logistic regression.
+    figures and thresholds are out of fold: each prompt is judged by a head that has not seen its fold. The head that
+    leaves a fold out has the figures, the threshold and the states of the other folds. Two choices are a little too
+    good for their figures: all folds choose the final head's states, and the scores that choose a fold's
+    regularisation and threshold are by heads that have seen it. By default, prompts are dealt into folds at random.
+    ``on_fit`` is called after each logistic regression.
     """
     examples = examples.only(settings.columns)
     check(examples)
@@ -117,45 +125,56 @@ def train_judge(
         raise LossyValueError(
             f"`folds` have to be two or more, with both classes outside each, but are {numbers}; mine more prompts"
         )
-    grid, crossed = regressions(settings.strengths), {}
-    for positions in settings.choices:
-        crossed[positions] = cross(grid, columns(settings.models, positions), examples, folds, on_fit=on_fit)
-    positions, states = better(
-        examples, {name: each.probabilities for name, each in crossed.items()}, seed=settings.seed
-    )
-    chosen, read = crossed[positions], columns(settings.models, positions)
-    final = fit(chosen.chosen, read, examples)
-    on_fit()
+    grid, seed, everywhere = regressions(settings.strengths), settings.seed, np.ones(len(examples), dtype=bool)
 
-    def head_of(pipeline: Pipeline, **notes: Any) -> JudgeHead:
+    def head_of(pipeline: Pipeline, positions: str, **notes: Any) -> JudgeHead:
         scaler, regression = pipeline[0], pipeline[-1]
         return JudgeHead.from_linear(
             regression.coef_, regression.intercept_, mean=scaler.mean_, scale=scaler.scale_, models=settings.models,
             positions=positions, threshold=0.5, **origin.config_fields(asdict(settings), **notes),
         )  # fmt: skip
 
-    head = head_of(final)
-    heads = {fold: head_of(pipeline, left_out_fold=fold) for fold, pipeline in chosen.by_fold.items()}
     # Measure heads as they are saved: folded, in float32.
-    fitted, out_of_fold = probabilities(head, examples), np.empty(len(examples), dtype=np.float32)
-    for fold, one in heads.items():
-        out_of_fold[folds == fold] = probabilities(one, examples.where(folds == fold))
-    labels, weights = examples.labels, examples.weights
-    threshold = largest_threshold(labels, out_of_fold, settings.recall, weights)
-    rows = recall_rows(labels, out_of_fold, sorted({*RECALLS, settings.recall}), weights)
-    metrics = {**_solved(examples, out_of_fold, settings.seed), **area_of(examples, out_of_fold, seed=settings.seed)}
-    metrics |= {
-        "train_auc": float(roc_auc_score(labels, fitted, sample_weight=weights)),
-        "C": float(chosen.chosen.C),
-        "recall": float(np.average(out_of_fold[labels] >= threshold, weights=weights[labels])),
-        "skipped": float(np.average(out_of_fold < threshold, weights=weights)),
-    }
-    metrics |= states | learning_curve(chosen.chosen, read, examples, folds, seed=settings.seed)
-    metrics |= {"folds": len(heads), **examples.counts()}
-    figures = {"threshold": threshold, "thresholds": tuple(ThresholdRow(*row) for row in rows), "metrics": metrics}
-    for one in (head, *heads.values()):
-        one.config = replace(one.config, **figures)
-    return TrainedJudge(head, heads, folds, examples, out_of_fold, fitted)
+    crossed, heads, scores = {}, {}, {}
+    for at in settings.choices:
+        crossed[at] = cross(grid, columns(settings.models, at), examples, folds, on_fit=on_fit)
+        heads[at] = {fold: head_of(each, at, left_out_fold=fold) for fold, each in crossed[at].by_fold.items()}
+        scores[at] = np.empty(len(examples), dtype=np.float32)
+        for fold, one in heads[at].items():
+            scores[at][folds == fold] = probabilities(one, examples.where(folds == fold))
+
+    def choose(mask: NDArray[np.bool_]) -> tuple[str, dict[str, float]]:
+        return better(examples.where(mask), {at: each[mask] for at, each in scores.items()}, seed=seed)
+
+    def measure(head: JudgeHead, strength: float, mask: NDArray[np.bool_], more: Mapping[str, float]) -> None:
+        some, found = examples.where(mask), scores[head.config.positions][mask]
+        labels, weights = some.labels, some.weights
+        threshold = largest_threshold(labels, found, settings.recall, weights)
+        rows = recall_rows(labels, found, sorted({*RECALLS, settings.recall}), weights)
+        metrics = {
+            **_solved(some, found, seed),
+            **area_of(some, found, seed=seed),
+            "train_auc": float(roc_auc_score(labels, probabilities(head, some), sample_weight=weights)),
+            "C": float(strength),
+            "recall": float(np.average(found[labels] >= threshold, weights=weights[labels])),
+            "skipped": float(np.average(found < threshold, weights=weights)),
+            **more,
+            **{"folds": len(np.unique(folds[mask])), **some.counts()},
+        }
+        table = tuple(ThresholdRow(*row) for row in rows)
+        head.config = replace(head.config, threshold=threshold, thresholds=table, metrics=metrics)
+
+    by_fold = {}
+    for fold in numbers:
+        at, states = choose(folds != fold)
+        by_fold[fold] = heads[at][fold]
+        measure(by_fold[fold], crossed[at].by_fold[fold][-1].C, folds != fold, states)
+    at, states = choose(everywhere)
+    best, read = crossed[at].chosen, columns(settings.models, at)
+    head = head_of(fit(best, read, examples), at)
+    on_fit()
+    measure(head, best.C, everywhere, states | learning_curve(best, read, examples, folds, seed=seed))
+    return TrainedJudge(head, by_fold, folds, examples, scores, probabilities(head, examples))
 
 
 def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -144,7 +145,8 @@ def train_verifier(
 
     SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. The head that is returned has read all
     prompts, as many epochs as was best in the median fold. All figures and thresholds are out of fold, and choose the
-    position. ``curve_ratios`` are further λ for the plot, at the chosen position, as far as both classes occur.
+    position, so those of the better one are a little too good. ``curve_ratios`` are further λ for the plot, at the
+    chosen position, as far as both classes occur in enough prompts.
     ``on_fit`` is called after each fit.
     """
     examples, layer, seed = ratios.labelled(settings.ratio), settings.layer, settings.seed
@@ -157,7 +159,8 @@ def train_verifier(
     for ratio in curve_ratios:
         labelled = ratios.labelled(ratio)
         if ratio not in by_ratio and all(both_classes(labelled.labels[folds != fold]) for fold in np.unique(folds)):
-            by_ratio[ratio] = cross([layer], [position], labelled, folds, on_fit=on_fit).probabilities
+            with suppress(LossyValueError):  # too few prompts have a class for an early stop
+                by_ratio[ratio] = cross([layer], [position], labelled, folds, on_fit=on_fit).probabilities
     curves = tuple(
         Curve(f"λ = {ratio:g}", ratios.labelled(ratio).labels, by_ratio[ratio], color=f"C{i}")
         for i, ratio in enumerate(sorted(by_ratio))

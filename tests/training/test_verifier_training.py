@@ -139,6 +139,17 @@ def test_one_class_is_no_data():
         train_verifier(replace(data, p=0 * data.q), ORIGIN)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_figures_that_need_more_prompts_are_left_out(seed):
+    """Unacceptable tokens are of six prompts at λ = 1, of two at λ = 1.2 and 1.5, and an early stop needs two."""
+    data = ratios(prompts=40)
+    odds = np.where(data.prompts < 2, 2.0, np.where(data.prompts < 6, 1.1, 1.0)) * (np.arange(len(data.q)) % 2)
+    settings = VerifierSettings(position="token", layer=QUICK, seed=seed)
+    trained = train_verifier(replace(data, p=data.q / np.maximum(odds, 1.0)), ORIGIN, settings)
+    assert [curve.name for curve in trained.curves] == ["λ = 1"]
+    assert "auc_from_4_prompts" not in trained.head.config.metrics
+
+
 def test_states_that_are_not_finite():
     data = ratios()
     data.states["previous"][7] = np.nan
