@@ -51,7 +51,7 @@ def speed(run: Run) -> None:
                             alpha=alpha,
                             gamma=gamma,
                             **row,
-                            **_expected(run, alpha, gamma),
+                            **_expected(run, alpha, gamma, case == "eager"),
                         )
             with run.step(f"transformers, {alpha}, {gamma}") as begins, drafts_of(draft, gamma):
                 if begins:
@@ -67,13 +67,13 @@ def _static(run: Run) -> dict[str, Any]:
     return {"cache_implementation": "static"}  # transformers compiles there, on a GPU
 
 
-def _expected(run: Run, alpha: float, gamma: int) -> dict[str, Any]:
+def _expected(run: Run, alpha: float, gamma: int, eager: bool) -> dict[str, Any]:
     """Return what was predicted for this card."""
     name = torch.cuda.get_device_name() if run.cuda else ""
     card = next((x for x in CARDS if x.name in name), None)
     if card is None:
         return {}
-    own = predict(card, PRESETS["llama-8b"], PRESETS["llama-1b"], alpha, gamma)
+    own = predict(card, PRESETS["llama-8b"], PRESETS["llama-1b"], alpha, gamma, eager)
     return {"predicted_ms_per_round": own.round_ms, "predicted_tokens_per_round": own.tokens_per_round}
 
 

@@ -88,7 +88,11 @@ class BenchOptions(DecodingOptions):
 
     def chosen(self) -> list[DecodingMode] | None:
         """Return the modes that are asked for; None for those that work, of a few or of all."""
-        if self.modes in (None, EVERY_RULE) and self.engines == "hf":
+        if (self.engines == "hf" and self.modes is None) or self.modes == EVERY_RULE:
+            if "vllm" in self.engines:
+                raise LossyValueError(
+                    f"`--modes` all has no modes for vllm, but `--engines` is {self.engines!r}; name them"
+                )
             return None
         chosen = parse_modes(self.modes or "plain,lossless", self.drafted, self.warmth)
         if self.engines != "hf" and not any(mode.rule is None and mode.gamma is not None for mode in chosen):

@@ -117,6 +117,8 @@ def evaluate(options: EvaluateOptions) -> None:
     processes.
     """
     out = options.out
+    if options.noise_floor and options.engine == "vllm":
+        raise LossyValueError("`--noise-floor` is of the engine hf; leave it or `--engine vllm` out")
     listed = options.listed(options.modes or "plain,lossless,min_p,regret")
     if options.noise_floor:
         listed = with_noise(listed, options.drafted, dtype=not options.prepack)

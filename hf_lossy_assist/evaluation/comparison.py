@@ -178,7 +178,7 @@ def summarise(
     for mode in modes:
         own = by_label[mode.label]
         timed = [r for r in own if not r.is_metered]
-        first = [r for r in timed if r.repeat == 0]
+        first, metered = [r for r in timed if r.repeat == 0], [r for r in own if r.is_metered]
         joules = [r.joules for r in timed if r.joules is not None]
         speed = _speeds(own)
         same = None
@@ -194,7 +194,8 @@ def summarise(
                 ratios={label: times_as_fast(answers[mode.label], other) for label, other in answers.items()},
                 same_text=same,
                 # Only a metered repeat shows the rounds of transformers' own loop, and the parts of a round's time.
-                **_rounds([r for r in own if r.is_metered] or first, rows),
+                **_rounds(first if all(r.counts for r in first) else metered, rows),
+                per_round=_per_round(metered, rows),
                 latencies=_quantiles([r.seconds for r in timed], LATENCY_QUANTILES),
                 first_token=_median(own, lambda split: split.first_token),
                 draft_call=_median(own, lambda split: split.draft_call),
@@ -215,13 +216,11 @@ def _rounds(records: Sequence[RequestRecord], rows: int) -> dict[str, Any]:
     passes, rounds = max(1, sum(c.target_calls for c in counts)), max(1, sum(c.rounds for c in counts))
     drafts = any(c.drafted for c in counts)
     rates = [rate for c in counts for rate in c.rates]
-    splits = [r.split for r in records if r.split is not None]
     return {
         "mean_accepted": sum(c.accepted for c in counts) / rounds if drafts else None,
         "tokens_per_round": sum(r.tokens for r in records) / rounds,
         "draft_calls_per_round": sum(c.draft_calls for c in counts) / passes,
         "acceptance_rates": _quantiles(rates, ACCEPTANCE_QUANTILES) if rates else None,
-        "per_round": _per_round(splits, passes) if len(splits) == len(records) else None,
     }
 
 
@@ -253,7 +252,12 @@ def _answers(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
     ]
 
 
-def _per_round(splits: Sequence[TimeSplit], rounds: int) -> PerRound:
+def _per_round(records: Sequence[RequestRecord], rows: int) -> PerRound | None:
+    """Return the parts of a round's time, if every record shows them."""
+    splits = [r.split for r in records if r.split is not None]
+    if not splits or len(splits) < len(records):
+        return None
+    rounds = max(1, sum(_counts(r, rows).target_calls for r in records))
     decided = [s.deciding for s in splits if s.deciding is not None]
     return PerRound(
         drafting=sum(s.drafting for s in splits) / rounds,

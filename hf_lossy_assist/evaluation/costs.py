@@ -134,7 +134,7 @@ def measure_costs(
     """
     _GAMMAS.check("gammas", gammas)
     _LENGTHS.check("lengths", lengths)
-    modes = [replace(mode, gamma=gamma) for gamma in sorted(gammas)]
+    modes, lengths = [replace(mode, gamma=gamma) for gamma in sorted(gammas)], _within(models, lengths, rounds, gammas)
     steps = _timed(models, modes, lengths, [text] * rows, rounds, repeats, track)
     return _costs(lengths, dict(zip(sorted(gammas), steps, strict=True)))
 
@@ -148,17 +148,33 @@ def costs_of(
 ) -> dict[str, Costs]:
     """Return the costs of modes by their labels: each mode's own rounds, with its rule and its draft length.
 
-    All modes take turns. Modes that vLLM answers are left out, as is ``sprinter``, whose rounds are as long as its head
-    says.
+    All modes take turns. Modes that vLLM answers are left out, as are those whose drafts are as long as a head or the
+    text says: ``sprinter``, prompt lookup, ``stop_drafting``, and ``stock`` with a schedule or a threshold.
     """
-    ours = [mode for mode in modes if mode.engine is None and "sprinter" not in mode.rules and not mode.is_rounding]
+    ours = [mode for mode in modes if mode.engine is None and not mode.is_rounding and not _vary(models, mode)]
     gammas = [_AUTO if mode.gamma == "auto" else (mode.gamma or 0,) for mode in ours]
+    lengths = _within(models, lengths, _ROUNDS, [gamma for own in gammas for gamma in own])
     single = [replace(mode, gamma=gamma) for mode, own in zip(ours, gammas, strict=True) for gamma in own]
     steps = iter(_timed(models, single, lengths, [text], _ROUNDS, _REPEATS, track))
     return {
         mode.label: _costs(lengths, {gamma: next(steps) for gamma in own})
         for mode, own in zip(ours, gammas, strict=True)
     }
+
+
+def _vary(models: Models, mode: DecodingMode) -> bool:
+    """Tell whether a draft's length depends on the text in another way than by default."""
+    if mode.gamma is None:
+        return False
+    by_text = "stop_drafting" in mode.settings if mode.rule else mode.settings
+    return models.lookup or "sprinter" in mode.rules or bool(by_text)
+
+
+def _within(models: Models, lengths: Sequence[int], rounds: int, gammas: Iterable[int]) -> list[int]:
+    """Cut lengths of text so that the longest timed call ends at the target's last position."""
+    positions = getattr(models.target.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    room = (positions or math.inf) - rounds * (max(gammas, default=0) + 1)
+    return sorted({max(1, min(length, room)) for length in lengths})
 
 
 def lengths_between(answers: Iterable[Answer]) -> list[int]:

@@ -57,9 +57,9 @@ def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> tupl
 
     This is the paired t-test's interval with two more differences, +s and -s, where s² = Σ d⁴ / Σ d² over the
     differences d. For right and wrong answers s is 1, as it is where no scores differ, and this is the adjusted
-    interval of Bonett and Price (2012). It keeps its confidence where few answers differ, or a few differ much; the
-    t-test's own and the bootstrap's are too short there. Without any difference on n problems it is about ± 2.8 / n.
-    Scores have to lie in [0, 1].
+    interval of Bonett and Price (2012). Where few answers differ, or a few differ much, the t-test's own and the
+    bootstrap's are too short; this one is wrong less often. Without any difference on n problems it is about ± 2.8 / n,
+    and with the first small one it is shorter. Scores have to lie in [0, 1].
 
     Examples
     --------

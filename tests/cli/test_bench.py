@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
+from hf_lossy_assist.cli.bench import BenchOptions
+from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.models.static import forwards
 from hf_lossy_assist.tasks import Arithmetic
 from tests.eagle3_heads import layer, random_head
@@ -137,9 +139,14 @@ def test_models_and_prompts_of_one_s_own(tiny_pair_folder, tmp_path):
     run(*quick, "--modes", "plain,stock")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        everything = run(*quick, "--modes", "all").stdout
+        everything = run(*quick, "--modes", "all", "--engines", "hf,stock").stdout
     assert all(f" {rule} " in everything for rule in ("lossless", "topk", "near_top", "margin"))
     assert " fly " not in everything  # it changes nothing in drafts of five tokens, and would say so
+
+
+def test_all_rules_are_not_of_vllm():
+    with pytest.raises(LossyValueError, match="`--modes` all has no modes for vllm"):
+        BenchOptions(modes="all", engines="hf,vllm").chosen()
 
 
 def test_a_batch_of_the_modes_that_can(tiny, tmp_path):

@@ -128,3 +128,8 @@ def test_a_process_that_was_killed_is_taken_up_by_two(tiny_pair_folder, tmp_path
     assert len(rows) == len({(row["mode"], row["id"]) for row in rows}) == 12 * 3
     assert all(entry["n"] == 12 for entry in summary.values())
     assert {row["id"] for row in rows} == set(range(len(Arithmetic().examples("test", 12))))
+
+
+def test_rounding_is_of_this_process():
+    refused = run("--pair", "arithmetic", "--engine", "vllm", "--noise-floor", status=2)
+    assert "`--noise-floor` is of the engine hf" in refused.output

@@ -223,3 +223,13 @@ def test_without_a_metered_repeat_only_what_counts_itself_shows_its_rounds():
     stock, ours = summarise([BY_STOCK, OURS], rows)
     assert (stock.tokens_per_round, stock.mean_accepted) == (None, None)
     assert (ours.tokens_per_round, ours.mean_accepted, ours.per_round) == (3, 2, None)
+
+
+def test_counts_of_all_requests_are_summed_where_they_are_known():
+    """Ten tokens in two rounds and in five; only the first is metered."""
+    known = [RunCounts(2, 10, 8, 10, 2, (0.8,)), RunCounts(5, 25, 5, 25, 5, (0.2,))]
+    rows = [timed(OURS.label, 0, b, 1.0, 10, counts=each) for b, each in enumerate(known)]
+    (ours,) = summarise([OURS], [*rows, metered(OURS.label, 10, 10, 2, 0.02, known[0])])
+    assert (ours.tokens_per_round, ours.mean_accepted) == (pytest.approx(20 / 7), pytest.approx(13 / 7))
+    assert (ours.acceptance_rates[0], ours.acceptance_rates[-1]) == (pytest.approx(0.2), pytest.approx(0.8))
+    assert ours.per_round.drafting == pytest.approx(0.1 / 2)

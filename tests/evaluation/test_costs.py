@@ -8,7 +8,7 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.evaluation.answers import AnswerStore
-from hf_lossy_assist.evaluation.costs import Costs, measure_costs
+from hf_lossy_assist.evaluation.costs import Costs, costs_of, measure_costs
 from hf_lossy_assist.evaluation.evaluate import Evaluation, named_modes
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from tests.tiny_models import prompt
@@ -122,3 +122,21 @@ def test_costs_of_another_machine_are_forgotten(pair):
     evaluation.measure_costs(store)
     assert [*store.costs["modes"]] == ["plain"]
     assert store.costs["modes"]["plain"]["target"].keys() == {1}
+
+
+@pytest.mark.parametrize(("modes", "lookup", "timed"), [
+    ("plain,stock@3,lossless@2", False, {"plain", "stock@3", "lossless@2"}),
+    ("plain,stock@20:threshold=0.4,stock@3:schedule=heuristic", False, {"plain"}),
+    ("lossless@9:stop_drafting.by=entropy,lossless@auto", False, {"lossless@auto"}),
+    ("plain,lossless@3", True, {"plain"}),
+])  # fmt: skip
+def test_drafts_that_end_by_the_text_have_no_costs(pair, modes, lookup, timed):
+    models = Models(pair.target, None if lookup else pair.draft, lookup=lookup)
+    assert costs_of(models, named_modes(modes, 5), [5, 7, 9], (8,)).keys() == timed
+
+
+def test_timed_texts_end_at_the_model_s_last_position(pair, monkeypatch):
+    monkeypatch.setattr(pair.target.config, "max_position_embeddings", 128)
+    modes = [DecodingMode("lossless", "lossless", gamma=5)]
+    costs = costs_of(Models(pair.target, pair.draft), modes, [5, 7, 9], (8, 120, 500))
+    assert costs["lossless"].lengths == (8, 128 - 6 * 6)  # six rounds of six tokens follow
