@@ -61,7 +61,7 @@ class HeadConfig(Checked):
     threshold
         The probability at which the head decides, between 0 and 1.
     thresholds
-        Other thresholds, with their effects on validation data.
+        Other thresholds, with their effects on prompts that the head was not fitted to.
     metrics
         Figures by name, such as the validation ``auc``.
     results

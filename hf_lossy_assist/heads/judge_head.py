@@ -47,7 +47,7 @@ def _chosen(argument: str, value: str, choices: tuple[str, ...]) -> tuple[str, .
 
 @dataclass(frozen=True)
 class ThresholdRow(Checked):
-    """The effect of a judge at one threshold, measured on validation data.
+    """The effect of a judge at one threshold, measured on prompts that it was not fitted to.
 
     ``recall`` is the share of the important tokens with a probability of at least ``threshold``, ``skipped`` the share
     of all mismatches below it, which are accepted.

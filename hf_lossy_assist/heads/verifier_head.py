@@ -18,7 +18,7 @@ _RATIO = Rule("a number above 0", lambda x: is_number(x) and x > 0)
 
 @dataclass(frozen=True)
 class VerifierRow(Checked):
-    """The effect of a verifier at one threshold, measured on validation data.
+    """The effect of a verifier at one threshold, measured on prompts that it was not fitted to.
 
     It commits tokens with a probability of being acceptable above ``threshold``; ``tpr`` and ``fpr`` are the committed
     shares of the acceptable tokens and of the others.
