@@ -17,8 +17,7 @@ import typer
 from hf_lossy_assist.evaluation.answers import COSTS, RESULTS, Answer, load_answers
 from hf_lossy_assist.evaluation.costs import modes_of, predicted_seconds
 from hf_lossy_assist.evaluation.quality import mode_scores
-from hf_lossy_assist.store.folder import MANIFEST, append_lines, write_json
-from hf_lossy_assist.training.saving import without_folder
+from hf_lossy_assist.store.folder import MANIFEST, append_lines, without_folder, write_json
 
 from . import command
 

@@ -26,7 +26,7 @@ problem = pair.task.examples("test", 2)[1]
 inputs = pair.tokenizer(problem.prompt, return_tensors="pt")
 torch.manual_seed(0)
 with hf_lossy_assist.enabled(pair.target):
-    for threshold in (0.8, 0.4):
+    for threshold in (0.5, 0.3):
         output = pair.target.generate(
             **inputs,
             assistant_model=pair.draft,

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_IN_ORDER = ("cpu", "cuda")
+"""Types of device that make copies in the order of their work; others may read memory that is used again already."""
+
 
 def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Return the host's numbers as a tensor on a device."""
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=looks_late(device))
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=device.type in _IN_ORDER)
 
 
 def looks_late(device: torch.device) -> bool:
-    """Tell whether to give a device its next work before looking at what it said last; only CUDA orders such copies."""
+    """Tell whether to give a device its next work before looking at what it said last."""
     return device.type == "cuda"
 
 
@@ -23,9 +26,8 @@ class Look:
     """Values on their way to the host."""
 
     def __init__(self, values: Tensor) -> None:
-        late = looks_late(values.device)
-        self._values, self._there = values.to("cpu", non_blocking=late), None
-        if late:
+        self._values, self._there = values.to("cpu", non_blocking=values.device.type in _IN_ORDER), None
+        if looks_late(values.device):
             self._there = torch.cuda.Event()
             self._there.record(torch.cuda.current_stream(values.device))
 

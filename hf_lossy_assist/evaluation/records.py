@@ -16,7 +16,7 @@ import torch
 
 from ..acceptors import LAW
 from ..compat import versions_of
-from ..training.saving import without_folders
+from ..store.folder import without_folders
 from ..version import __version__
 
 

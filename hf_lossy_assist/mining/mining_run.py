@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow
+import pyarrow.compute
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyValueError
@@ -97,7 +98,14 @@ def load_mined(folder: str | Path) -> Mined:
         raise LossyValueError(
             f"`folder` has to hold mined prompts, but {str(folder)!r} has none yet; repeat the `mine` command"
         )
-    return Mined(manifest, *(datasets.Dataset(pyarrow.concat_tables([part[x] for part in parts])) for x in TABLES))
+    return Mined(manifest, *(datasets.Dataset(_joined([part[x] for part in parts])) for x in TABLES))
+
+
+def _joined(tables: list[pyarrow.Table]) -> pyarrow.Table:
+    """Return one table; labels of earlier versions, which have no weight, stand for themselves."""
+    whole = pyarrow.concat_tables(tables, promote_options="default")
+    at = whole.schema.get_field_index("weight")
+    return whole if at < 0 else whole.set_column(at, "weight", pyarrow.compute.fill_null(whole["weight"], 1.0))
 
 
 # With so many failures and no success, the fault is the task's.

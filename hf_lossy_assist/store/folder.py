@@ -103,3 +103,28 @@ def read_lines(path: Path) -> list[bytes]:
     """Return the whole lines of a file; none if it is missing."""
     content = path.read_bytes() if path.is_file() else b""
     return content[: content.rfind(b"\n") + 1].splitlines()
+
+
+def without_folder(word: str) -> str:
+    """Leave the folders out of a path to elsewhere, alone or after ``=``: they say nothing on another machine.
+
+    Examples
+    --------
+    >>> without_folder("../test.jsonl"), without_folder("judge=/home/me/head"), without_folder("topk:k=2")
+    ('test.jsonl', 'judge=head', 'topk:k=2')
+    """
+    name, equals, path = word.rpartition("=")
+    elsewhere = Path(path).is_absolute() or path.startswith("../")
+    return f"{name}{equals}{Path(path).name}" if elsewhere else word
+
+
+def without_folders(record: Any) -> Any:
+    """Apply ``without_folder`` to every text of a record that JSON gave."""
+    match record:
+        case str():
+            return without_folder(record)
+        case list():
+            return [without_folders(value) for value in record]
+        case dict():
+            return {key: without_folders(value) for key, value in record.items()}
+    return record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ class Example:
     prompt: str  # the text to continue
     answer: str  # the reference, in the form that :meth:`Task.answer` returns
     solution: str = ""  # a full reference response, if the task has one
-    category: str = ""  # a kind of prompt that results are also given for
+    category: str = field(default="", repr=False)  # a kind of prompt that results are also given for
 
 
 class Task(ABC):

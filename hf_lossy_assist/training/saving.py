@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from ..compat import versions_of
 from ..heads import Head, ModelIdentity
 from ..heads.repository import ROC
+from ..store.folder import without_folder, without_folders
 from ..version import __version__
 
 _PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
@@ -55,31 +55,6 @@ class Origin:
         return {"target": self.target, "draft": self.draft, "task": self.task, "provenance": provenance}
 
 
-def without_folder(word: str) -> str:
-    """Leave the folders out of a path to elsewhere, alone or after ``=``: they say nothing on another machine.
-
-    Examples
-    --------
-    >>> without_folder("../test.jsonl"), without_folder("judge=/home/me/head"), without_folder("topk:k=2")
-    ('test.jsonl', 'judge=head', 'topk:k=2')
-    """
-    name, equals, path = word.rpartition("=")
-    elsewhere = Path(path).is_absolute() or path.startswith("../")
-    return f"{name}{equals}{Path(path).name}" if elsewhere else word
-
-
-def without_folders(record: Any) -> Any:
-    """Apply ``without_folder`` to every text of a record that JSON gave."""
-    match record:
-        case str():
-            return without_folder(record)
-        case list():
-            return [without_folders(value) for value in record]
-        case dict():
-            return {key: without_folders(value) for key, value in record.items()}
-    return record
-
-
 @dataclass(frozen=True, eq=False)
 class Curve:
     """A ROC curve, with its name in the legend and matplotlib's style and colour."""
@@ -98,6 +73,8 @@ def save_with_roc(head: Head, folder: Path, curves: Sequence[Curve], *, positive
     """
     folder.mkdir(parents=True, exist_ok=True)
     # Without pyplot, which would choose a window system and keep every figure alive.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="0.8", linewidth=1)

@@ -28,7 +28,6 @@ REFUSED = {
     "draft length": ("num_assistant_tokens", 0, {}, "num_assistant_tokens='auto'"),
     "schedule": ("num_assistant_tokens_schedule", "often", {}, "num_assistant_tokens_schedule='constant'"),
     "confidence": ("assistant_confidence_threshold", 7, {}, "assistant_confidence_threshold=0"),
-    "static cache": ("cache_implementation", "static", TREE, "cache_implementation='dynamic'"),
     "block drafts": ("speculation_type", "dflash", LOOK_UP, "speculation_type=None"),
     "early exit": ("assistant_early_exit", 99, {}, "assistant_early_exit=None"),
     "two stops": ("assistant_confidence_threshold", 0.4, STOP, "assistant_confidence_threshold=0"),

@@ -62,12 +62,12 @@ def test_every_setting_of_every_rule_has_a_knob_whose_ends_are_allowed():
         (name, each.name) for name, rule in REGISTRY.items() for each in settings_of(rule)
     }
     for knob in space.KNOBS:
-        values = knob.setting.choices or knob.bounds
+        values = (True, False) if knob.setting.switch else knob.setting.choices or knob.bounds
         for value in values:
             value = int(value) if knob.setting.integer else value
             head = HEADS[knob.rule](TARGET, TARGET) if knob.rule in HEADS else None
             parse(knob.rule, {knob.setting.name: value}, head)
-        if not knob.setting.choices:
+        if not (knob.setting.choices or knob.setting.switch):
             low, high = knob.bounds
             assert low <= (low if knob.start is None else knob.start) <= high
 

@@ -318,7 +318,8 @@ def test_a_draft_that_is_certain_breaks_nothing():
     """Rejected by a bar that nothing clears, the token is often drawn again from p."""
     target, draft = constant([0.6, 0.4]), constant([1 - 1e-9, 1e-9], seed=5)
     ids = torch.tensor([[1]])
-    hook = LossyVerification("typical", target, assistant_model=draft, epsilon=1.0, delta=1e9, seed=0)
+    strict = {"epsilon": 1.0, "delta": 1e9, "published": True}
+    hook = LossyVerification("typical", target, assistant_model=draft, **strict, seed=0)
     out = stock(hook, draft, ids, attention_mask=ids, do_sample=True, top_k=0, max_new_tokens=500)
     assert hook.stats.accepted == 0
     assert chi_square_p(np.bincount(out[0, 1:], minlength=2), np.array([0.6, 0.4])) > 1e-5

@@ -7,13 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_lossy_assist import LossyError
 from hf_lossy_assist.compat import CACHE, PlainForwardInputs, new_cache
 from hf_lossy_assist.core.messages import Commit
 from hf_lossy_assist.core.texts import RowShift
 from hf_lossy_assist.models.runner import DynamicCacheRunner
-from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache
-from hf_lossy_assist.models.static.runner import StaticCacheRunner
 from hf_lossy_assist.models.target import Target
 from tests.tiny_models import VOCAB, tiny
 
@@ -94,10 +91,3 @@ def test_rows_keep_paths_of_different_lengths():
     for i, row in enumerate(kept):
         plain = model(input_ids=row[None], use_cache=False).logits[0, -1]
         torch.testing.assert_close(logits[i], plain, atol=1e-5, rtol=1e-4)
-
-
-def test_a_static_cache_keeps_no_path():
-    model = tiny()
-    forwards = StaticCacheRunner(model, StaticCacheSlot(new_static_cache(model, 16)), {})
-    with pytest.raises(LossyError, match="one path of a tree"):
-        forwards.keep_path(2, torch.tensor([[0, 2]]))

@@ -84,7 +84,7 @@ KINDS = ("lossless", "topk", "typical", "dropmatch", "ensemble", "judge", "sprin
     ],
 )
 def test_laws_that_are_none_do_what_they_do_in_plain_generation(row: Row, damage: str):
-    """Greedily a text, the lossless one plain generation's; where a token is to be drawn, torch's own error."""
+    """Greedily a text, the lossless one plain generation's; where a token is to be drawn, an error of torch's kind."""
     ours = _text_or_error(lambda: generate(row, **damaged(damage), do_sample=False))
     assert isinstance(ours, list)
     assert len(ours[0]) == 17
@@ -94,7 +94,8 @@ def test_laws_that_are_none_do_what_they_do_in_plain_generation(row: Row, damage
     plain = plainly(damage, True)
     assert isinstance(ours, tuple) == isinstance(plain, tuple)
     if isinstance(plain, tuple):
-        assert ours == plain
+        assert ours[0] is plain[0]
+        assert "no token can be drawn" in ours[1]
 
 
 @pytest.mark.parametrize(
