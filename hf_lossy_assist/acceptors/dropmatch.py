@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.distributions import entropy, js_divergence, js_of
+from ..core.distributions import drawable, entropy, js_divergence, js_of
 from ..core.messages import Verification
 from .base import AUTO, Acceptor, DroppedHeads
 from .registry import TARGET, Formula, register, setting
@@ -88,14 +88,16 @@ class DropMatch(Acceptor):
     def keep(self, v: Verification) -> Tensor:
         if self.criterion == "js":
             of_draft, of_heads, agreed = self._compare(v, v.do_sample)
-            return ((of_draft <= of_heads) | agreed) & v.allowed
+            return ((of_draft <= of_heads) | (agreed & ~of_heads.isnan())) & v.allowed  # NaN: no law to draw from
         if not v.do_sample:
             return (v.dropped_logits.argmax(-1) == v.tokens[:, None]).any(1) & v.allowed
-        drawn = [
-            (v.choose(v.dropped_logits[:, :, at].float().softmax(-1)) == v.tokens[:, None, at]).any(1)
-            for at, _ in _chunks(v.dropped_logits.shape, v.logits.device)
-        ]
+        drawn = [self._drawn(v, at).any(1) for at, _ in _chunks(v.dropped_logits.shape, v.logits.device)]
         return torch.cat(drawn, dim=-1) & v.allowed
+
+    def _drawn(self, v: Verification, at: slice) -> Tensor:
+        """Return ``(B, K, n)`` which heads draw x; a law that can't be drawn from draws nothing."""
+        laws = v.dropped_logits[:, :, at].float().softmax(-1)
+        return (v.randomness.categorical(laws) == v.tokens[:, None, at]) & drawable(laws)
 
     def quantities(self, v: Verification) -> Mapping[str, Tensor]:
         agreeing = (v.dropped_logits.argmax(-1) == v.tokens[:, None]).sum(1)
