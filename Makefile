@@ -12,8 +12,7 @@ VLLM := .venv-vllm
 JOBS ?= 2
 # Tests in which no version of transformers makes a difference: they run once, with the newest. What these rules, commands,
 # pairs and examples ask of transformers, the tests of calls, decoding, drafting, models and the hook ask of the oldest, too.
-ONCE := acceptors benchmarks calibration core evaluation heads inspection mining pairs store tasks training trial \
-	$(foreach part,interruptions rules threads,abuse/test_$(part).py) \
+ONCE := acceptors advice benchmarks calibration core evaluation heads inspection mining pairs store tasks training trial \
 	$(filter-out %/test_chat.py %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
 	$(foreach part,engines rounds settings,integrations/test_vllm_$(part).py) \
 	compat/test_versions.py \
