@@ -11,6 +11,7 @@ import weakref
 import pytest
 import torch
 from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausalLM, StaticCache
+from transformers.utils import logging
 
 from hf_lossy_assist import LossyVerification, errors
 from hf_lossy_assist.call.runner_choice import _obstacle_to_static
@@ -79,6 +80,7 @@ def test_nothing_is_compiled_again(pair, backend):
 def test_the_first_compilation_says_what_it_waits_for(backend, capsys):
     target = tiny("llama")
     own = target, noisy_copy(target)
+    logging.enable_progress_bar()  # commands that other tests run switch it off
     generate(own, backend)
     shown = capsys.readouterr().err
     assert re.search(r"Compiling LlamaForCausalLM for \d+ tokens, once", shown)  # of the target
