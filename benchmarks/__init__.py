@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from hf_lossy_assist.cli.console import CleanCommand
 from hf_lossy_assist.cli.options import PAIRS
-from hf_lossy_assist.errors import LossyValueError
-
-T = TypeVar("T", int, float)
+from hf_lossy_assist.cli.options import numbers as numbers
 
 PairName = Annotated[str, typer.Option(help=f"The pair: {PAIRS}.")]
 
@@ -21,10 +19,3 @@ def command(main: Callable[..., None]) -> typer.Typer:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(cls=CleanCommand)(main)
     return app
-
-
-def numbers(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise LossyValueError(f"`{option}` has to be numbers separated by commas, but is {text!r}") from None

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ..call.spelling import Spelling
 from ..errors import LossyValueError, nearest
 from ..evaluation.costs import Costs
 from ..evaluation.modes import EVERYTHING, DecodingMode
+from ..evaluation.quality import Interval, times_as_fast
 from ..evaluation.tables import NumberTable, as_text, milliseconds, number, percent, table
 from ..values import Rule, is_number
 from .replay import Walk
 
-RESAMPLES = 2000
-"""Draws of prompts for intervals."""
 WANTED = 1.25
 """The speed, as a multiple of lossless's, for which advice says how much a rule has to keep."""
 DRAFT_COST = Rule("a number above 0, such as 0.05", lambda x: is_number(x) and x > 0)
@@ -133,15 +133,9 @@ class Advice:
     def _lossless(self) -> np.ndarray:
         return self.seconds(self._fastest(self.replayed[0].walks))
 
-    @cached_property
-    def _draws(self) -> np.ndarray:
-        count = len(self.tokens)
-        return np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
-
-    def _times(self, seconds: np.ndarray, base: np.ndarray) -> tuple[float, float, float]:
+    def _times(self, seconds: np.ndarray, base: np.ndarray) -> Interval:
         """Return how many times as fast as ``base`` is ``seconds``, with the interval."""
-        drawn = (self._draws @ base) / (self._draws @ seconds)
-        return float(base.sum() / seconds.sum()), *map(float, np.quantile(drawn, (0.025, 0.975)))
+        return times_as_fast(*(list(zip(self.tokens, each, strict=True)) for each in (seconds, base)))
 
     def row(self, one: Replayed, gamma: int | None = None) -> Row:
         """Return what a rule brings with drafts of ``gamma`` tokens; by default with its best ones."""
@@ -299,15 +293,8 @@ class Advice:
 
 
 def with_gamma(mode: str, gamma: int) -> str:
-    """Return a mode as it is spelt with a draft length.
-
-    Examples
-    --------
-    >>> with_gamma("topk:k=3", 8)
-    'topk@8:k=3'
-    """
-    rule, colon, settings = mode.partition(":")
-    return f"{rule}@{gamma}{colon}{settings}"
+    """Return a mode as it is spelt with a draft length."""
+    return str(replace(Spelling.read(mode), gamma=gamma))
 
 
 def _three(value: float | None) -> str:

@@ -52,16 +52,13 @@ class Acceptance:
         """Return the decisions of a rule that also keeps a share of the tokens that this one refuses."""
         return replace(self, keep=self.keep + share * (1 - self.keep))
 
-    def walk(self, laws: Laws, gamma: int, ends: np.ndarray | None = None) -> Walk:
-        """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability.
-
-        ``ends`` ``(B, T)`` are the lengths of drafts from each position on, where they end early.
-        """
+    def walk(self, laws: Laws, gamma: int) -> Walk:
+        """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability."""
         lengths, (rows, width) = laws.lengths.numpy(), self.keep.shape
         real = np.arange(width + gamma) < lengths[:, None]
         keep = np.where(real, np.pad(self.keep, ((0, 0), (0, gamma))), 0.0)
         # Every round leaves room for the target's own token.
-        drafted = np.minimum(gamma if ends is None else ends, laws.limit - np.arange(width) - 1)
+        drafted = np.minimum(gamma, laws.limit - np.arange(width) - 1)
         each = np.lib.stride_tricks.sliding_window_view(keep, gamma, axis=1)[:, :width]
         each = np.where(np.arange(gamma) < drafted[..., None], each, 0.0)
         # reached[b, s, k]: the first k tokens of a draft from s on are kept.
@@ -188,11 +185,8 @@ def drawn_with(p: Tensor, q: Tensor, written: Tensor, randomness: Randomness) ->
     return tokens, torch.where(kept, second * bound, bound + second * (1 - bound))
 
 
-def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False, ends: Tensor | None = None) -> Walk:
-    """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds.
-
-    ``ends`` is as in :meth:`Acceptance.walk`.
-    """
+def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False) -> Walk:
+    """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds."""
     copies = REPLICATES if do_sample else 1
     spread = laws if copies == 1 else _repeated(laws, copies)
     rows, randomness = len(spread.lengths), Randomness(0)
@@ -206,8 +200,6 @@ def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False, ends
             tokens, u = drawn_with(p[:, :-1], q, spread.at(spread.written, start, gamma), randomness)
             numbers = Given(u)
         room = (spread.limit - start - 1).clamp(0, gamma)
-        if ends is not None:
-            room = room.minimum(spread.at(ends, start, 1)[:, 0])
         shape = Chain(gamma, tokens.device, None if (room == gamma).all() else room)
         v = Verification(tokens, p, draft_logits=q, do_sample=do_sample, randomness=numbers, shape=shape, charged=spent)
         decision = decide(rule, v)

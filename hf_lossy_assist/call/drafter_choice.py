@@ -51,7 +51,7 @@ DRAFTING = (
 """Keywords of ``generate()`` that choose a drafter or its settings."""
 
 # What a user can pass in place of a setting in a model's files.
-_WORKING = {  # values that work everywhere
+_WORKING = {
     "num_assistant_tokens": "auto",
     "num_assistant_tokens_schedule": "constant",
     "assistant_confidence_threshold": 0,

@@ -9,30 +9,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import tasks
 from ..advice.advice import DRAFT_COST
 from ..advice.advising import Advising
-from ..errors import LossyValueError
 from ..evaluation.answers import answers_of, problem_sum
 from ..heads import ModelIdentity
 from .console import progress
-from .models import DecodingOptions
+from .models import TaskDecodingOptions
 from .options import (
     RULES,
-    MaxNewTokens,
     PromptFile,
-    TaskData,
-    TaskName,
-    TaskOptions,
-    TopP,
-    parse_task_options,
+    numbers,
 )
 
 COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)
-class AdviseOptions(DecodingOptions):
+class AdviseOptions(TaskDecodingOptions):
     """The options of ``advise``."""
 
     gamma: str | None = None
@@ -44,13 +37,7 @@ class AdviseOptions(DecodingOptions):
         str | None, typer.Option(metavar="N,…", help="Draft lengths to show; each rule's best by default.")
     ] = None
     prompts: Annotated[int, typer.Option(min=1, help="How many prompts the target answers.")] = 12
-    task: TaskName = None
-    data: TaskData = None
-    task_option: TaskOptions = None
-    split: Annotated[str, typer.Option(help="The task's split.")] = "test"
     prompt_file: PromptFile = None
-    top_p: TopP = 1.0
-    max_new_tokens: MaxNewTokens = None
     draft_cost: Annotated[
         str | None,
         typer.Option(metavar="C,…", help="Tables for other hardware: a drafted token's time, as a share of a token's."),
@@ -73,13 +60,10 @@ def advise(options: AdviseOptions) -> None:
     length.
     """
     options.check()
-    if options.top_p != 1 and not options.sample:
-        raise LossyValueError(f"`--top-p` {options.top_p} needs `--sample`; add it, or leave out the nucleus")
     gammas, shares = numbers("--gammas", options.gammas, int), numbers("--draft-cost", options.draft_cost, float)
     for share in shares:
         DRAFT_COST.check("--draft-cost", share)
-    task = options.task and tasks.load(options.task, options.data, **parse_task_options(options.task_option or ()))
-    loaded = options.load(task or None).asked("--prompt-file", options.prompt_file).with_heads(options.head)
+    loaded = options.load(options.own_task()).asked("--prompt-file", options.prompt_file).with_heads(options.head)
     source, screen = loaded.task or loaded.prompts, Console()
     examples = source.examples(options.split, options.prompts)
     prompts, answers = loaded.encode(examples), {}
@@ -102,11 +86,3 @@ def advise(options: AdviseOptions) -> None:
         screen.print(advice.with_draft_cost(share).table())
     if options.out is not None:
         screen.print(f"written: {options.out}", style="dim", soft_wrap=True)
-
-
-def numbers(option: str, text: str | None, kind: type) -> tuple:
-    """Read numbers separated by commas."""
-    try:
-        return tuple(map(kind, text.split(","))) if text else ()
-    except ValueError:
-        raise LossyValueError(f"`{option}` has to be numbers separated by commas, but is {text!r}") from None

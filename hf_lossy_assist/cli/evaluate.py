@@ -13,7 +13,6 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from .. import tasks
 from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes, reference_of
@@ -22,38 +21,26 @@ from ..evaluation.tables import score_table
 from ..integrations.vllm.engines import VllmEngines, vllm_engines
 from ..store.process import this_process
 from .console import progress
-from .models import DecodingOptions
+from .models import TaskDecodingOptions
 from .options import (
     RULES,
     Gamma,
-    MaxNewTokens,
     Modes,
     PromptLookup,
-    TaskData,
-    TaskName,
-    TaskOptions,
-    TopP,
     VllmPython,
-    parse_task_options,
 )
 
 COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)
-class EvaluationOptions(DecodingOptions):
+class EvaluationOptions(TaskDecodingOptions):
     """The options that ``evaluate`` and ``calibrate`` share."""
 
-    task: TaskName = None
-    data: TaskData = None
-    task_option: TaskOptions = None
-    split: Annotated[str, typer.Option(help="The task's split.")] = "test"
     reference: Annotated[
         str | None, typer.Option(help="The mode to compare with; plain, else lossless by default.")
     ] = None
     gamma: Gamma = "5"
-    top_p: TopP = 1.0
-    max_new_tokens: MaxNewTokens = None
     engine: Annotated[str, typer.Option(help="hf: generate(); vllm: vLLM.")] = "hf"
     vllm_python: VllmPython = None
 
@@ -65,8 +52,6 @@ class EvaluationOptions(DecodingOptions):
         return vllm_engines(self.engine == "vllm", self.vllm_python, self.threads)
 
     def listed(self, text: str) -> list[DecodingMode]:
-        if self.top_p != 1 and not self.sample:
-            raise LossyValueError(f"`--top-p` {self.top_p} needs `--sample`; add it, or leave out the nucleus")
         listed = named_modes(text, self.prompt_lookup or self.drafted, self.warmth)
         listed = [replace(mode, top_p=self.top_p) for mode in listed]
         return listed if self.vllm is None else self.vllm.modes(listed)
@@ -77,8 +62,7 @@ class EvaluationOptions(DecodingOptions):
         lookup = self.prompt_lookup is not None
         for mode in modes:
             mode.check_draft(model=not lookup and bool(self.assistant or self.pair), lookup=lookup)
-        task = self.task and tasks.load(self.task, self.data, **parse_task_options(self.task_option or ()))
-        loaded = self.load_for_task(task).with_heads(self.head)
+        loaded = self.load_for_task(self.own_task()).with_heads(self.head)
         return Evaluation(
             replace(loaded.models, lookup=lookup), loaded.tokenizer, loaded.task, modes,
             self.reference or reference_of(modes), limit, self.split, max_new_tokens=self.max_new_tokens,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,7 +19,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from .. import pairs
+from .. import pairs, tasks
 from ..acceptors import REGISTRY, head_type, place_rule_head
 from ..call.spelling import read_gamma
 from ..compat import load_errors
@@ -42,14 +43,20 @@ from .options import (
     Folder,
     Gamma,
     Heads,
+    MaxNewTokens,
     PairInstead,
     Prepack,
     Sample,
     Seed,
     TargetSource,
+    TaskData,
+    TaskName,
+    TaskOptions,
     Temperature,
     Threads,
+    TopP,
     Where,
+    parse_task_options,
 )
 
 STORY_OPENINGS = (
@@ -265,6 +272,27 @@ class DecodingOptions(ModelOptions):
     def warmth(self) -> float | None:
         """The temperature of draws where modes are compared; None for greedy decoding."""
         return (0.9 if self.temperature is None else self.temperature) if self.sample else None
+
+
+@dataclass(frozen=True)
+class TaskDecodingOptions(DecodingOptions):
+    """The options of commands that decode a task's problems."""
+
+    task: TaskName = None
+    data: TaskData = None
+    task_option: TaskOptions = None
+    split: Annotated[str, typer.Option(help="The task's split.")] = "test"
+    top_p: TopP = 1.0
+    max_new_tokens: MaxNewTokens = None
+
+    def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
+        if self.top_p != 1 and not self.sample:
+            raise LossyValueError(f"`--top-p` {self.top_p} needs `--sample`; add it, or leave out the nucleus")
+        super().check(others, optional)
+
+    def own_task(self) -> Task | None:
+        """Load the task that the options name, if they name one."""
+        return tasks.load(self.task, self.data, **parse_task_options(self.task_option or ())) if self.task else None
 
 
 def encode_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:

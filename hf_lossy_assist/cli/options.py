@@ -102,3 +102,11 @@ def parse_task_options(items: Sequence[str]) -> dict[str, str]:
             raise LossyValueError(f"`--task-option` has to be KEY=VALUE, but is {item!r}")
         parsed[key] = value
     return parsed
+
+
+def numbers(option: str, text: str | None, kind: type) -> tuple:
+    """Read numbers separated by commas."""
+    try:
+        return tuple(map(kind, text.split(","))) if text else ()
+    except ValueError:
+        raise LossyValueError(f"`{option}` has to be numbers separated by commas, but is {text!r}") from None

@@ -11,7 +11,7 @@ from torch import Tensor
 from .forwards import filled_up
 
 
-class Chain:
+class GreedyDraft:
     """Drafts ``length`` tokens greedily after ``(B, 2)`` tokens: the newest one, and the one before it, read again.
 
     So every draft has the same shape, whether or not the last one was kept whole. ``body`` gets what a forward gets,
@@ -32,7 +32,7 @@ class Chain:
 
 
 def chained(steps: Callable[[int], Callable[..., tuple[Tensor, Tensor]]], length: int) -> Callable[..., Any]:
-    """Return the body of a :class:`Chain`; ``steps(n)`` reads n tokens and returns the next with its logits."""
+    """Return the body of a :class:`GreedyDraft`; ``steps(n)`` reads n tokens and returns the next with its logits."""
     first, later = steps(2), steps(1)
 
     def body(input_ids: Tensor, position_ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from ...core.texts import GrowingTensor, RowShift, counting, ones
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
 from .cache_slot import StaticCacheSlot, give_back
-from .chain import Chain, chained
+from .chain import GreedyDraft, chained
 from .forwards import FixedForward, choosing, compiled_choice, compiled_forward, eager_forward, shallow, states_of
 from .graphs import Graph, Recorder, weights_of
 
@@ -55,7 +55,7 @@ class StaticCacheRunner(ModelRunner):
         self.carried = {**carried, self._cache_name: slot.cache}
         self.fixed: dict[tuple[bool, int], FixedForward] = {}  # for trees or chains, by width
         self.recorded = False
-        self.chain: Chain | None = None
+        self.chain: GreedyDraft | None = None
         self.keeps_cache = self.copies_cache = False  # whether the caller gets the cache in the end, or a dynamic copy
         self.device = device = model.device  # read once: models search all of their weights for it
         self._eager = eager_forward(model, slot.rows, reads)
@@ -93,7 +93,7 @@ class StaticCacheRunner(ModelRunner):
         if drafts:
             key = capacity, self._mask_kind(False), rows
             steps = users["drafts"] = tuple(compiled_choice(model, config, (n, *key)) for n in (1, 2))
-            self.chain = Chain(chained(lambda n: steps[n - 1], drafts), drafts, rows)
+            self.chain = GreedyDraft(chained(lambda n: steps[n - 1], drafts), drafts, rows)
         self._warm_up(users, "Compiling {} for {} tokens, once; a large model takes minutes")
 
     def record(self, recorder: Recorder, widths: Iterable[int], trees: Iterable[int] = (), drafts: int = 0) -> None:
@@ -109,7 +109,7 @@ class StaticCacheRunner(ModelRunner):
         if drafts:
             key, body = ("drafts", drafts, self._mask_kind(False)), partial(_greedy_drafts, model, drafts)
             users["drafts"] = self._graph(key, body, recorder)
-            self.chain = Chain(users["drafts"], drafts, slot.rows)
+            self.chain = GreedyDraft(users["drafts"], drafts, slot.rows)
         self.recorded = True
         self._warm_up(users, "Recording graphs of {} for {} tokens")
 
@@ -160,7 +160,7 @@ class StaticCacheRunner(ModelRunner):
     def _drafts_on_trial(self, eager: bool) -> Tensor:
         chain, rows = self.chain, self.slot.rows
         if eager:
-            chain = Chain(chained(lambda n: choosing(self.model), chain.length), chain.length, rows)
+            chain = GreedyDraft(chained(lambda n: choosing(self.model), chain.length), chain.length, rows)
         tokens = torch.zeros(rows, 2, dtype=torch.long, device=self.device)
         return self._drafted(chain, tokens, self._positions[:, : chain.length + 1], 0)[1]
 
@@ -213,7 +213,7 @@ class StaticCacheRunner(ModelRunner):
         self.sent, self.seen = len(text) * (new + count - 1), width + count - 1
         return tuple(x[:, :count] for x in drafted)
 
-    def _drafted(self, chain: Chain, tokens: Tensor, positions: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+    def _drafted(self, chain: GreedyDraft, tokens: Tensor, positions: Tensor, begin: int) -> tuple[Tensor, Tensor]:
         self._go_to(begin, self.recorded and chain is self.chain)
         self.slot.filled = begin + chain.length + 1
         return chain(
