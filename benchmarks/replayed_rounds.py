@@ -23,6 +23,7 @@ from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import LoadedModels, ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.evaluation.modes import usual_modes
+from hf_lossy_assist.evaluation.quality import bootstrap_sums, middle
 from hf_lossy_assist.evaluation.requests import batches_of, run_request
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.store.folder import append_lines, read_lines
@@ -89,7 +90,7 @@ def cells(
             }  # fmt: skip
 
 
-def difference(cell: Mapping[str, Any], resamples: int = 2000) -> tuple[float, float, float]:
+def difference(cell: Mapping[str, Any]) -> tuple[float, float, float]:
     """Return by which share kept tokens per round are predicted too high, with the interval.
 
     Examples
@@ -97,13 +98,10 @@ def difference(cell: Mapping[str, Any], resamples: int = 2000) -> tuple[float, f
     >>> difference({"predicted": [[10, 10], [21, 21]], "seen": [[10, 10], [20, 20]]})[0]
     0.05
     """
-    predicted, seen = (np.array(cell[name], dtype=float) for name in ("predicted", "seen"))
-    count = predicted.shape[1]
-    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), resamples)
-    draws = np.concatenate([np.ones((1, count)), draws])
-    (rounds, kept), (of_loop, kept_there) = predicted @ draws.T, seen @ draws.T
-    errors = (kept / rounds) / (kept_there / of_loop) - 1
-    return round(float(errors[0]), 9), *map(float, np.quantile(errors[1:], (0.025, 0.975)))
+    counts = np.array([*cell["predicted"], *cell["seen"]], dtype=float)
+    rounds, kept, of_loop, kept_there = bootstrap_sums(counts.T).T
+    error, low, high = middle((kept / rounds) / (kept_there / of_loop) - 1)
+    return round(error, 9), low, high
 
 
 def row_of(cell: Mapping[str, Any]) -> list[str]:
