@@ -43,10 +43,21 @@ class Formula:
 
 
 def register(rule: Rule) -> Rule:
-    """Make a rule available as ``lossy_mode=rule.name``; a class decorator. The name has to be new."""
+    """Make a rule available as ``lossy_mode=rule.name``; a class decorator. The name has to be new.
+
+    Its ``repr`` leaves out settings at their defaults.
+    """
     if REGISTRY.setdefault(rule.name, rule) is not rule:
         raise LossyValueError(f"`name` of a rule has to be new, but {rule.name!r} is {REGISTRY[rule.name].__name__}")
+    rule.__repr__ = _shown
     return rule
+
+
+def _shown(rule: Any) -> str:
+    defaults = {each.name: each.default for each in settings_of(type(rule))}
+    values = {x.name: getattr(rule, x.name) for x in fields(rule)}
+    shown = [f"{name}={value!r}" for name, value in values.items() if value != defaults.get(name, MISSING)]
+    return f"{type(rule).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True)

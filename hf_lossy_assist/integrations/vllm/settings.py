@@ -68,7 +68,7 @@ class EngineSettings:
     --------
     >>> settings = EngineSettings.read({"mode": "typical"}, Drafting("draft_model", 4, keeps_probs=False))
     >>> settings.of_request({"lossy_mode": "topk", "lossy_config": '{"k": 3}'}).rule
-    TopK(published=False, k=3, tolerance=inf)
+    TopK(k=3)
     """
 
     mode: Any
