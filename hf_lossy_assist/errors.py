@@ -12,7 +12,9 @@ _PASSED_THROUGH = ("hf_lossy_assist", "transformers", "torch", "contextlib")
 
 
 class LossyError(ValueError):
-    """The base of all errors that this package raises."""
+    """The base of all errors that this package raises; ``field`` is the lossy field of ``generate()`` at fault."""
+
+    field = "lossy_config"
 
 
 class LossyValueError(LossyError):

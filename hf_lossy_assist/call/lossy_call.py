@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -90,7 +89,7 @@ class LossyCall:
                 mode, fields.get("lossy_config"), fields.get("lossy_head"), device=compat.device_of(model)
             )
         except LossyError as error:
-            name = next(iter(re.findall("`(lossy_mode|lossy_config|lossy_head)`", str(error))), "lossy_config")
+            name = error.field
             if name in {**given, **defaults} or name not in _WORKING or not (origin := said.origin(name)):
                 raise
             instead = said.remedy(name, _WORKING[name])
