@@ -9,7 +9,7 @@ draft of a group. Everything runs on the tensors' device without waiting for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,11 +22,17 @@ from ...call.config import LossyConfig
 from ...core.limits import BoundLimits
 from ...core.messages import Decision, Verification
 from ...core.shapes import Chain
+from ...errors import warn_once
 from .randomness import KeyedRandomness, keys_of, seed_of
 from .settings import EngineSettings
 
 NOTHING = -1
 """Where a request's output has no token."""
+
+UNDRAWN = (
+    "no token can be drawn in some rounds, because the target's probabilities are infinite, NaN or all zero; their "
+    "texts have token 0 there, counted as `undrawn`"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,11 +245,13 @@ def decide_group(group: Group, step: EngineStep, tables: Tables) -> tuple[Tensor
     if decision.charge is not None:
         tables.charged.index_add_(0, group.slots, decision.charge)
     tokens = torch.where(kept, v.tokens, NOTHING)
-    ends = decision.next_token.clamp(min=0)  # nobody can be told of NaN here
+    ends = decision.next_token
     if step.bonus is not None:
-        ends = torch.where(decision.n_accepted == lengths, group.of(step.bonus), ends)
+        ends = torch.where(decision.n_accepted == lengths, group.of(step.bonus).long(), ends)
+    decision = replace(decision, next_token=ends)
+    ends = ends.clamp(min=0)  # where nothing could be drawn, which is counted
     output = torch.cat([tokens, tokens.new_full((len(tokens), 1), NOTHING)], dim=-1)
-    return output.scatter_(-1, decision.n_accepted[:, None], ends.long()[:, None]), decision
+    return output.scatter_(-1, decision.n_accepted[:, None], ends[:, None]), decision
 
 
 def _answer(group: Group, step: EngineStep, flat: Tensor, starts: Tensor, needs: frozenset[str]) -> dict[str, Any]:
@@ -287,7 +295,8 @@ def _lossless_positions(group: Group, step: EngineStep, v: Verification, tables:
 class RoundCounts:
     """The drafted tokens that a group's requests kept in one step, on their way to the host.
 
-    ``packed`` ``(G, 1 + M · n)`` holds how many tokens stay, then one mask for the lossless rule and one for each rule.
+    ``packed`` ``(G, 2 + M · n)`` holds how many tokens stay and whether the next one could not be drawn, then one mask
+    for the lossless rule and one for each rule.
     """
 
     requests: list[str]
@@ -298,18 +307,23 @@ class RoundCounts:
     @classmethod
     def of(cls, decision: Decision, requests: list[str], drafted: list[int]) -> RoundCounts:
         masks = [decision.lossless, *decision.kept_by.values()]
-        packed = torch.cat([decision.n_accepted[:, None], *masks], dim=-1).to(torch.int16)
+        ends = [decision.n_accepted[:, None], decision.next_token[:, None] < 0]
+        packed = torch.cat([*ends, *masks], dim=-1).to(torch.int16)
         if packed.is_cuda:
             # The engine waits for its own copy of the tokens, which comes later on the same stream.
             packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)
         return cls(requests, drafted, tuple(decision.kept_by), packed)
 
     def by_request(self) -> dict[str, RequestRound]:
-        n = (self.packed.shape[1] - 1) // (1 + len(self.rules))
+        n = (self.packed.shape[1] - 2) // (1 + len(self.rules))
         rounds = {}
-        for request, drafted, (kept, *masks) in zip(self.requests, self.drafted, self.packed.tolist(), strict=True):
+        for request, drafted, row in zip(self.requests, self.drafted, self.packed.tolist(), strict=True):
+            kept, undrawn, *masks = row
             lossless, *by_rule = (masks[i * n : (i + 1) * n] for i in range(1 + len(self.rules)))
-            rounds[request] = RequestRound(drafted, kept, lossless, dict(zip(self.rules, by_rule, strict=True)))
+            kept_by = dict(zip(self.rules, by_rule, strict=True))
+            rounds[request] = RequestRound(drafted, kept, lossless, kept_by, undrawn)
+            if undrawn:
+                warn_once(UNDRAWN)
         return rounds
 
 
@@ -321,11 +335,13 @@ class RequestRound:
     kept: int
     lossless: list[int]
     kept_by: dict[str, list[int]]
+    undrawn: int = 0  # whether the token after the kept ones is token 0, because no other could be drawn
 
     def add_to(self, totals: dict[str, Any], committed: int) -> None:
         """Add what reached the output: ``committed`` tokens, since a stop may cut a round short."""
         kept = min(self.kept, committed)
         counts = {"drafted": self.drafted, "accepted": kept, "accepted_lossy": kept - sum(self.lossless[:kept])}
+        counts["undrawn"] = self.undrawn * (committed > kept)
         for name, count in counts.items():
             totals[name] = totals.get(name, 0) + count
         by_rule = totals.setdefault("accepted_by", {})
