@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -50,15 +50,6 @@ class Models:
     tokenizer: Any = None  # the target's, for rules and limits that read texts
 
 
-class Engine(Protocol):
-    """Answers prompts in another process."""
-
-    name: str
-
-    def respond(self, models: Models, mode: DecodingMode, batch: Any, max_new_tokens: int) -> Any:
-        """Answer a :class:`~.requests.PromptBatch` by a :class:`~.requests.Response`."""
-
-
 @dataclass(frozen=True)
 class DecodingMode:
     """One way to call ``generate()``.
@@ -79,7 +70,7 @@ class DecodingMode:
     temperature: float | None = None  # of sampling, with no other warper but top_p; None decodes greedily
     top_p: float = 1.0
     answers: str = "target"  # the model that generates
-    engine: Engine | None = None  # what decodes, if not this process
+    engine: Any = None  # what decodes, if not this process: `VllmEngines`
     head: Any = None  # ``lossy_head``, where the mode brings its own
 
     @classmethod

@@ -12,7 +12,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.spec_decode import rejection_sampler as theirs
 
 from hf_lossy_assist.errors import LossyUnsupportedError
-from hf_lossy_assist.integrations.vllm.inside.sampler_v2 import LossyRejectionSampler
+from hf_lossy_assist.integrations.vllm.inside.sampler_v2 import LossySamplerV2
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
 
 V, GAMMA, SIZE = 11, 3, 8
@@ -75,9 +75,9 @@ class Runner(SimpleNamespace):
         )
 
 
-def sampler_of(runner: Runner, lossy: dict[str, Any], without: str = "") -> LossyRejectionSampler:
+def sampler_of(runner: Runner, lossy: dict[str, Any], without: str = "") -> LossySamplerV2:
     settings = EngineSettings.read(lossy, Drafting("draft_model", GAMMA, keeps_probs=True, texts_on_host=False))
-    sampler = LossyRejectionSampler(runner, settings, None)
+    sampler = LossySamplerV2(runner, settings, None)
     for id, slot in SLOTS.items():
         extra = None if id in without or "mode" in lossy else {"lossy_mode": "topk", "lossy_config": {"k": V}}
         params = SimpleNamespace(temperature=float(runner.sampler.sampling_states.temperature.gpu[slot]), seed=slot)

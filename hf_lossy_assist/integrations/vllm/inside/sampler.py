@@ -22,7 +22,7 @@ from ..settings import EngineSettings
 from .rules import Rules
 
 
-class LossyRejectionSampler(RejectionSampler):
+class LossySamplerV1(RejectionSampler):
     """Decides each group of requests by its rule; requests without a rule, and steps without one, are vLLM's own."""
 
     def __init__(self, runner: Any, settings: EngineSettings, tokenizer: Any) -> None:

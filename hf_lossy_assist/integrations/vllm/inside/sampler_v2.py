@@ -27,7 +27,7 @@ class Known:
     num_prompt_tokens: int
 
 
-class LossyRejectionSampler(RejectionSampler):
+class LossySamplerV2(RejectionSampler):
     """Decides each group of requests by its rule; requests without a rule, and steps without one, are vLLM's own.
 
     It takes the place of the runner's once the models are loaded: vLLM's own hook, ``ModelState.custom_sampler``, would

@@ -30,17 +30,17 @@ class LossyWorker(Worker):
         if getattr(runner, "rejection_sampler", None) is None:  # an earlier stage of a pipeline
             return
         if self.use_v2_model_runner:
-            from .sampler_v2 import LossyRejectionSampler
+            from .sampler_v2 import LossySamplerV2 as Sampler
 
             drafter = runner.speculator
         else:
-            from .sampler import LossyRejectionSampler
+            from .sampler import LossySamplerV1 as Sampler
 
             drafter = runner.drafter
         check_models(settings, self.vllm_config, runner.model, getattr(drafter, "model", None))
         config = self.vllm_config.model_config
         tokenizer = None if config.skip_tokenizer_init else AutoTokenizer.from_pretrained(config.tokenizer)
-        runner.rejection_sampler = self.lossy = LossyRejectionSampler(runner, settings, tokenizer)
+        runner.rejection_sampler = self.lossy = Sampler(runner, settings, tokenizer)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         if self.lossy is None:
