@@ -15,6 +15,7 @@ from ..evaluation.tables import (
     NumberTable,
     PlotPoint,
     figure,
+    interval,
     milliseconds,
     number,
     percent,
@@ -47,6 +48,8 @@ def show(
     notes: Sequence[str],
 ) -> None:
     screen.print(speed_table(rows, title(origin)))
+    if (predicted := predicted_table(rows)) is not None:
+        screen.print(predicted)
     screen.print(text_table(rows))
     if marks:
         screen.print(table(marks, score_columns(compared), "Answers"))
@@ -93,6 +96,25 @@ def speed_table(rows: Sequence[ModeSummary], heading: str) -> NumberTable:
     }
     columns |= {name: _times(other) for name, other in others.items() if other in {row.label for row in rows}}
     return table(rows, columns, f"{heading}\n×: tokens per second, with 95 % of a bootstrap over the prompts")
+
+
+def predicted_table(rows: Sequence[ModeSummary]) -> NumberTable | None:
+    """Lay out what a request took, beside what follows from its rounds and their cost here."""
+    columns: dict[str, Column] = {
+        "mode": lambda row: row.label,
+        "n": lambda row: str(row.requests),
+        "seconds\n(95 %)": lambda row: interval(row.seconds, ".3g"),
+        "predicted\n(95 %)": lambda row: interval(row.predicted, ".3g"),
+    }
+    known = [row for row in rows if row.predicted is not None]
+    if (best := fastest(known)) is not None:
+        columns |= {
+            "× best\nlossless": lambda row: interval(row.ratios[best]),
+            "predicted ×": lambda row: interval(row.predicted_ratios[best]),
+            "predicted ×\nover seen": lambda row: interval(row.over_seen[best]),
+        }
+    title = "Seconds per request, and predicted from its own rounds and their cost here"
+    return table(known, columns, title) if known else None
 
 
 def text_table(rows: Sequence[ModeSummary]) -> NumberTable:
@@ -172,8 +194,4 @@ def _latency(i: int) -> Column:
 
 
 def _times(other: str) -> Column:
-    def cell(row: ModeSummary) -> str:
-        value, low, high = row.ratios[other]
-        return f"{value:.2f}" if low == high else f"{value:.2f} ({low:.2f} to {high:.2f})"
-
-    return cell
+    return lambda row: interval(row.ratios[other])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -104,18 +104,7 @@ class AnswerStore:
         plan = json.loads(json.dumps(plan))
         if (self.folder / MANIFEST).exists():
             before = read_manifest(self.folder, "evaluate", _KINDS)
-            found = changes(before, plan, sorted((before.keys() | plan.keys()) - _KINDS.keys()))
-            both = before["modes"].keys() & plan["modes"].keys()
-            found += changes(before["modes"], plan["modes"], both)
-            found += [
-                f"{label!r} was drawn by an earlier law of its rule, which now also keeps what `lossless` keeps (the "
-                "earlier one is `published=true`)"
-                for label in sorted(both)
-                if plan["modes"][label].get("law", 1) != before["modes"][label].get("law", 1)
-            ]
-            if any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False)):
-                found.append("the problems are other ones")
-            refuse(self.folder, found)
+            refuse(self.folder, differences(before, plan, _KINDS))
             plan["modes"] = {**before["modes"], **plan["modes"]}
             plan["problems"] = max(before["problems"], plan["problems"], key=len)
             plan["runs"] = before["runs"] + plan["runs"]
@@ -124,6 +113,24 @@ class AnswerStore:
                 f"`out` has to be a new folder, but {str(self.folder)!r} has a {RESULTS} without a {MANIFEST}"
             )
         self.write(MANIFEST, plan)
+
+
+def differences(before: Mapping[str, Any], plan: Mapping[str, Any], free: Collection[str]) -> list[str]:
+    """Return what a plan changes of an earlier one, besides values named in ``free``, and modes and problems it adds.
+
+    Both are as JSON gives them.
+    """
+    found = changes(before, plan, sorted((before.keys() | plan.keys()) - {*free, "modes", "problems"}))
+    both = sorted(before["modes"].keys() & plan["modes"].keys())
+    found += changes(before["modes"], plan["modes"], both)
+    found += [
+        f"{label!r} was drawn by an earlier law of its rule, which now also keeps what `lossless` keeps (the earlier "
+        "one is `published=true`)"
+        for label in both
+        if plan["modes"][label].get("law", 1) != before["modes"][label].get("law", 1)
+    ]
+    other = any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False))
+    return [*found, *(["the problems are other ones"] if other else [])]
 
 
 def load_answers(folder: str | Path) -> tuple[dict[str, Any], list[Answer]]:

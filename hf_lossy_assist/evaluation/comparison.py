@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ..errors import LossyValueError
+from .costs import Costs, answer_seconds
 from .modes import TARGET_ALONE, DecodingMode, Models
-from .quality import Interval, times_as_fast
-from .requests import Instruments, PromptBatch, Response, RunCounts, TimeSplit, run_request
+from .quality import Interval, mean_interval, times_as_fast
+from .requests import Instruments, PromptBatch, RunCounts, TimeSplit, run_request
 
 LATENCY_QUANTILES = (0.5, 0.95, 0.99)
 ACCEPTANCE_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -34,6 +36,18 @@ class RequestRecord:
     joules: float | None = None  # energy of the GPU, where it is counted
     peak_memory: int | None = None  # bytes; metered requests only
     split: TimeSplit | None = None  # metered requests only
+    prompt: int | None = None  # tokens of each row, padding included
+    # As in a :class:`~.requests.Response`, of the first repeat only.
+    rows: Sequence[Sequence[int]] = ()
+    work: Sequence[tuple[int, int, int]] = ()
+    drafted: Sequence[int] | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RequestRecord:
+        """Return a record that a file has."""
+        kinds = {"counts": RunCounts, "split": TimeSplit}
+        parts = {name: kind(**values[name]) for name, kind in kinds.items() if values[name] is not None}
+        return cls(**{name: value for name, value in values.items() if name != "table"} | parts)
 
     @property
     def is_metered(self) -> bool:
@@ -55,35 +69,40 @@ def run_comparison(
     instruments: Instruments = Instruments(),  # noqa: B008
     track: Callable[..., Iterable[Any]] = lambda values, **shown: values,
     write: Callable[[Any], None] = lambda row: None,
-) -> tuple[list[RequestRecord], dict[str, list[Response]]]:
-    """Answer every batch in every mode, several times; return all records, and by label the first repeat's responses.
+    known: Sequence[RequestRecord] = (),
+) -> list[RequestRecord]:
+    """Answer every batch in every mode, several times; return the records of all requests.
 
     All modes answer a batch before any answers the next, and take turns in going first. ``repeats`` measure speed; one
     more, of the first batches, shows where the time goes in this process. ``write`` receives every record at once;
-    ``track`` may show progress, like that of rich's bars.
+    ``track`` may show progress, like that of rich's bars. Requests that are ``known`` are not made again.
     """
-    records: list[RequestRecord] = []
-    responses: dict[str, list[Response]] = {mode.label: [] for mode in modes}
+    records = list(known)
+    there = {(record.repeat, record.batch, record.label) for record in known}
     turns = [
         (repeat, b, mode)
         for repeat in range(repeats + 1)
         for b in range(len(batches))
         for mode in rotated(modes, repeat + b)
-        if repeat < repeats or (mode.engine is None and b < METERED)
+        if (repeat < repeats or (mode.engine is None and b < METERED)) and (repeat, b, mode.label) not in there
     ]
     for repeat, b, mode in track(turns, total=len(turns), description="comparing"):
         got = run_request(models, mode, batches[b], max_new_tokens, instruments, meter=repeat == repeats)
-        measured = (got.seconds, got.tokens, got.counts, got.joules, got.peak_memory, got.split)
-        records.append(RequestRecord(len(records), repeat, b, mode.label, *measured))
+        said = ([row.tolist() for row in got.rows], got.work, got.drafted) if repeat == 0 else ()
+        records.append(
+            RequestRecord(
+                len(records), repeat, b, mode.label, got.seconds, got.tokens, got.counts, got.joules, got.peak_memory,
+                got.split, batches[b].ids.shape[1], *said,
+            )
+        )  # fmt: skip
         write(records[-1])
-        if repeat == 0:
-            responses[mode.label].append(got)
-    return records, responses
+    return records
 
 
-def texts_of(responses: Iterable[Response]) -> list[list[int]]:
-    """Return the generated token ids of every prompt."""
-    return [row.tolist() for response in responses for row in response.rows]
+def first_answers(records: Iterable[RequestRecord], label: str) -> list[RequestRecord]:
+    """Return a mode's requests of the first repeat, in the order of the batches."""
+    own = (record for record in records if record.label == label and not (record.repeat or record.is_metered))
+    return sorted(own, key=lambda record: record.batch)
 
 
 def warm_up(
@@ -146,6 +165,13 @@ class ModeSummary:
     # the median of its repeats.
     ratios: Mapping[str, Interval]
     same_text: float | None  # share of answers equal to the target alone's, token for token
+    seconds: Interval | None = None  # of a request: the mean, with a t-interval
+    # What its own rounds would take by what rounds cost here: the same seconds, the same ratios, and these ratios over
+    # those that were seen. Without costs, and in batches, they are not known.
+    costs: Costs | None = None
+    predicted: Interval | None = None
+    predicted_ratios: Mapping[str, Interval] = field(default_factory=dict)
+    over_seen: Mapping[str, Interval] = field(default_factory=dict)
     # Transformers' own loop has no statistics: each forward of the target counts as a round, and all of the round's
     # tokens but one as drafted.
     mean_accepted: float | None = None  # drafted tokens kept per round
@@ -164,16 +190,28 @@ class ModeSummary:
 def summarise(
     modes: Sequence[DecodingMode],
     records: Sequence[RequestRecord],
-    texts: Mapping[str, Sequence[list[int]]] | None = None,
     rows: int = 1,
+    *,
+    drawn: bool = False,
+    costs: Mapping[str, Costs] = MappingProxyType({}),
 ) -> list[ModeSummary]:
     """Sum up a comparison, one row per mode.
 
-    ``texts`` are every mode's greedy answers, or None when sampling; ``rows`` is the batch size.
+    ``rows`` is the batch size. Texts that were ``drawn`` are not compared. ``costs`` of modes, by label, say what their
+    answers would take.
     """
-    alone = None if texts is None else texts.get(TARGET_ALONE)
+    said = {mode.label: [row for r in first_answers(records, mode.label) for row in r.rows] for mode in modes}
+    alone = None if drawn else said.get(TARGET_ALONE)
     by_label = {mode.label: [r for r in records if r.label == mode.label] for mode in modes}
     answers = {label: _answers(own) for label, own in by_label.items()}
+    predicted = {
+        mode.label: [
+            (r.tokens, answer_seconds(mode, costs[mode.label], r.prompt, r.tokens, r.work[0][0], r.drafted[0]))
+            for r in first_answers(records, mode.label)
+        ]
+        for mode in modes
+        if mode.label in costs and rows == 1
+    }
     result = []
     for mode in modes:
         own = by_label[mode.label]
@@ -182,8 +220,8 @@ def summarise(
         joules = [r.joules for r in timed if r.joules is not None]
         speed = _speeds(own)
         same = None
-        if alone is not None:
-            same = statistics.fmean(a == b for a, b in zip(texts[mode.label], alone, strict=True))
+        if alone:
+            same = statistics.fmean(a == b for a, b in zip(said[mode.label], alone, strict=True))
         result.append(
             ModeSummary(
                 label=mode.label,
@@ -193,6 +231,8 @@ def summarise(
                 tokens_per_second=Spread(statistics.median(speed), min(speed), max(speed)),
                 ratios={label: times_as_fast(answers[mode.label], other) for label, other in answers.items()},
                 same_text=same,
+                seconds=mean_interval([seconds for _, seconds in answers[mode.label]]),
+                **_predicted(mode.label, answers, predicted, costs),
                 # Only a metered repeat shows the rounds of transformers' own loop, and the parts of a round's time.
                 **_rounds(first if all(r.counts for r in first) else metered, rows),
                 per_round=_per_round(metered, rows),
@@ -205,6 +245,23 @@ def summarise(
             )
         )
     return result
+
+
+_Answered = Mapping[str, Sequence[tuple[float, float]]]
+"""Tokens and seconds of a mode's requests, by its label."""
+
+
+def _predicted(label: str, seen: _Answered, predicted: _Answered, costs: Mapping[str, Costs]) -> dict[str, Any]:
+    if label not in predicted:
+        return {}
+    # Both seconds of each request.
+    pairs = {x: [(a, b) for (_, a), (_, b) in zip(seen[x], own, strict=True)] for x, own in predicted.items()}
+    return {
+        "costs": costs[label],
+        "predicted": mean_interval([seconds for _, seconds in predicted[label]]),
+        "predicted_ratios": {other: times_as_fast(predicted[label], predicted[other]) for other in predicted},
+        "over_seen": {other: times_as_fast(pairs[label], pairs[other]) for other in predicted},
+    }
 
 
 def _rounds(records: Sequence[RequestRecord], rows: int) -> dict[str, Any]:

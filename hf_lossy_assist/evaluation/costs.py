@@ -16,7 +16,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from ..decoding.pace import Pace, watched
 from ..values import Rule
 from .answers import Answer
-from .meters import synchronizer
+from .meters import Clock, synchronizer
 from .modes import DecodingMode, Models
 from .requests import batches_of, run_request
 
@@ -145,17 +145,19 @@ def costs_of(
     text: Sequence[int],
     lengths: Sequence[int],
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    clock: Clock | None = None,
 ) -> dict[str, Costs]:
     """Return the costs of modes by their labels: each mode's own rounds, with its rule and its draft length.
 
-    All modes take turns. Modes that vLLM answers are left out, as are those whose drafts are as long as a head or the
-    text says: ``sprinter``, prompt lookup, ``stop_drafting``, and ``stock`` with a schedule or a threshold.
+    All modes take turns; without a GPU they are timed by ``clock``, or else by the wall's. Modes that vLLM answers are
+    left out, as are those whose drafts are as long as a head or the text says: ``sprinter``, prompt lookup,
+    ``stop_drafting``, and ``stock`` with a schedule or a threshold.
     """
     ours = [mode for mode in modes if mode.engine is None and not mode.is_rounding and not _vary(models, mode)]
     gammas = [_AUTO if mode.gamma == "auto" else (mode.gamma or 0,) for mode in ours]
     lengths = _within(models, lengths, _ROUNDS, [gamma for own in gammas for gamma in own])
     single = [replace(mode, gamma=gamma) for mode, own in zip(ours, gammas, strict=True) for gamma in own]
-    steps = iter(_timed(models, single, lengths, [text], _ROUNDS, _REPEATS, track))
+    steps = iter(_timed(models, single, lengths, [text], _ROUNDS, _REPEATS, track, clock))
     return {
         mode.label: _costs(lengths, {gamma: next(steps) for gamma in own})
         for mode, own in zip(ours, gammas, strict=True)
@@ -204,15 +206,16 @@ def predicted_seconds(
     found: dict[str, dict[int, float]] = {}
     for answer in answers:
         if answer.mode in known and None not in (answer.prompt, answer.drafted):
-            found.setdefault(answer.mode, {})[answer.id] = _seconds(*known[answer.mode], answer)
+            counts = (answer.prompt, answer.tokens, answer.rounds, answer.drafted)
+            found.setdefault(answer.mode, {})[answer.id] = answer_seconds(*known[answer.mode], *counts)
     return found, [mode.label for mode in modes if mode.rule == "lossless"]
 
 
-def _seconds(mode: DecodingMode, costs: Costs, answer: Answer) -> float:
+def answer_seconds(mode: DecodingMode, costs: Costs, prompt: int, tokens: int, rounds: int, drafted: int) -> float:
+    """Return the seconds of a mode's answer by its costs and counts."""
     if mode.gamma is None:
-        return costs.answer(answer.prompt, answer.tokens, answer.tokens, 0)
-    drafted = answer.drafted if mode.gamma == "auto" else answer.rounds * mode.gamma
-    return costs.answer(answer.prompt, answer.tokens, answer.rounds, drafted)
+        return costs.answer(prompt, tokens, tokens, 0)
+    return costs.answer(prompt, tokens, rounds, drafted if mode.gamma == "auto" else rounds * mode.gamma)
 
 
 _Steps = tuple[float, float, float]
@@ -242,13 +245,14 @@ def _timed(
     rounds: int,
     repeats: int,
     track: Any,
+    clock: Clock | None = None,
 ) -> list[list[_Steps]]:
     """Let all modes take turns; return the steps of each, for each length."""
     found: dict[tuple[int, int], list[list[tuple[float, float]]]] = {}
     turns = [(m, length) for length in lengths for m in range(len(modes))]
     for number, (m, length) in enumerate(track([*turns[: len(modes)], *turns * repeats])):
         warming = number < len(modes)
-        laps = _laps(models, modes[m], texts, length, 2 if warming else rounds)
+        laps = _laps(models, modes[m], texts, length, 2 if warming else rounds, clock)
         if not warming:
             found.setdefault((m, length), []).append(laps)
     return [[_medians(found[m, length]) for length in lengths] for m in range(len(modes))]
@@ -286,16 +290,18 @@ class _Marks(StoppingCriteria):
         return tokens
 
 
-def _laps(models: Models, mode: DecodingMode, texts: Any, length: int, rounds: int) -> list[tuple[float, float]]:
+def _laps(
+    models: Models, mode: DecodingMode, texts: Any, length: int, rounds: int, clock: Clock | None
+) -> list[tuple[float, float]]:
     """Return the seconds of a call's rounds but the last: those of the draft, and of all else."""
     if mode.gamma == 0:
         mode = replace(mode, rule=None, settings={}, gamma=None)
-    marks = _Marks(models, needed=mode.rule is None)
     (batch,) = batches_of(texts, len(texts), device=models.target.device, length=length)
-    with watched() as paces:
+    with watched(clock) as paces:
+        marks = _Marks(models, needed=mode.rule is None)
         run_request(models, mode, replace(batch, ending=marks), rounds * ((mode.gamma or 0) + 1))
     synchronizer(models.target.device)()
     if mode.rule is None:
         return marks.pace.laps()
-    paces[0].began[0] = marks.pace.began[0]  # the first round begins with the call
-    return [lap for pace in paces for lap in pace.laps()]
+    paces[1].began[0] = marks.pace.began[0]  # the first round begins with the call
+    return [lap for pace in paces[1:] for lap in pace.laps()]

@@ -84,9 +84,8 @@ class Evaluation:
     def batches(self) -> list[PromptBatch]:
         prompts = [self.task.encode(example, self.tokenizer) for example in self.examples]
         device, pad = self.models.target.device, self.tokenizer.pad_token_id
-        batches = batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed)
-        ending = Ending(self.task.ends, self.tokenizer) if self.task.ends else None
-        return [replace(batch, ending=ending) for batch in batches]
+        ending = Ending.of(self.task, self.tokenizer)
+        return batches_of(prompts, self.batch_size, device=device, pad=pad, seed=self.seed, ending=ending)
 
     @property
     def own_batches(self) -> dict[int, PromptBatch]:
@@ -141,8 +140,8 @@ class Evaluation:
             for i in ids:
                 yield {label: store.known[label, i] for label in labels}
 
-    def take(self, responses: Mapping[str, Sequence[Response]], store: AnswerStore) -> None:
-        """Score responses made elsewhere into a store: each mode's responses to the batches, by label."""
+    def take(self, responses: Mapping[str, Sequence[Any]], store: AnswerStore) -> None:
+        """Score responses made elsewhere, or their records, into a store: a mode's to the batches, by label."""
         for mode in sorted(self.modes, key=lambda mode: mode.label != self.reference):
             for b, response in enumerate(responses.get(mode.label, ())):
                 first = b * self.batch_size
@@ -197,7 +196,7 @@ class Evaluation:
             "draft": None if draft is None else asdict(ModelIdentity.of(draft)),
             **model_changes(target, draft),
             **({"ends": list(self.task.ends)} if self.task.ends else {}),
-            "modes": {mode.label: _described(mode, self.models.heads) for mode in self.modes},
+            "modes": described(self.modes, self.models.heads),
             "problems": self._problems(),
             "runs": [provenance(target.device, limit=self.limit, processes=self.process.count)],
         }
@@ -237,6 +236,11 @@ class Evaluation:
         same = [mode.label for mode in self.modes if mode.is_the_target_s and mode.label != self.reference]
         noise = same if any(mode.is_rounding for mode in self.modes) else ()
         return replace(EvaluationResult.of(answers, self.reference, kinds, *predicted), noise=noise)
+
+
+def described(modes: Sequence[DecodingMode], heads: Mapping[str, Head]) -> dict[str, Any]:
+    """Return all that the texts of modes depend on besides models and prompts, by label."""
+    return {mode.label: _described(mode, heads) for mode in modes}
 
 
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:

@@ -79,14 +79,15 @@ def paired_interval(scores: Sequence[float], reference: Sequence[float]) -> tupl
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean of at least two values, and the ends of its 95 % interval: the t-test's.
+    """Return the mean, and the ends of its 95 % interval: the t-test's, or without any length for a single value.
 
     Examples
     --------
     >>> [round(end, 3) for end in mean_interval([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
     """
-    mean, half = fmean(values), t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    mean, n = fmean(values), len(values)
+    half = t_quantile(n - 1) * stdev(values) / math.sqrt(n) if n > 1 else 0.0
     return mean, mean - half, mean + half
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 
 from ..acceptors import LAW
 from ..compat import versions_of
-from ..store.folder import without_folders
+from ..store.folder import append_lines, read_lines, without_folders, write_whole
 from ..version import __version__
 
 
@@ -48,21 +48,26 @@ def _command_line(started: list[str], arguments: list[str]) -> list[str]:
     return [*(["python", "-m", program] if is_study else ["lossy-assist"]), *arguments]
 
 
+def read(path: Path | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the origin and the rows of a file that :func:`written` has written, finished or not; {} without one."""
+    origin, *rows = map(json.loads, read_lines(path)) if path is not None and path.is_file() else [{}]
+    return origin, rows
+
+
 @contextmanager
-def written(path: Path | None, origin: dict[str, Any]) -> Iterator[Callable[[Any], None]]:
+def written(path: Path | None, origin: dict[str, Any], known: Sequence[Any] = ()) -> Iterator[Callable[[Any], None]]:
     """Give a function that writes a row (a dataclass) at once as a JSON line, with its class as ``"table"``.
 
-    ``origin`` is the first line. Without a path nothing is written.
+    ``origin`` is the first line, and rows that are ``known`` follow. Without a path nothing is written.
     """
     if path is None:
         yield lambda row: None
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
 
-        def write(record: dict[str, Any]) -> None:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
+    def line(row: Any) -> dict[str, Any]:
+        return {"table": type(row).__name__, **dataclasses.asdict(row)}
 
-        write({"table": "provenance", **origin})
-        yield lambda row: write({"table": type(row).__name__, **dataclasses.asdict(row)})
+    begun = ({"table": "provenance", **origin}, *map(line, known))
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in begun).encode())
+    yield lambda row: append_lines(path, [line(row)])

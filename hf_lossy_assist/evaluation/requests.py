@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..compat import ending_tokens
 from ..core.statistics import LossyStats
+from ..tasks import Task
 from .meters import Clock, ForwardTimes, metered, peak_memory, reset_peak_memory, synchronizer
 from .modes import DecodingMode, Models
 
@@ -26,6 +27,11 @@ class Ending:
 
     strings: tuple[str, ...]
     tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of(cls, task: Task, tokenizer: PreTrainedTokenizerBase) -> Ending | None:
+        """Return the ending of a task's answers, if it has one of its own."""
+        return cls(task.ends, tokenizer) if task.ends else None
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -63,6 +69,7 @@ def batches_of(
     pad: int | None = 0,
     length: int | None = None,
     seed: int = 0,
+    ending: Ending | None = None,
 ) -> list[PromptBatch]:
     """Put prompts, as token ids, into batches of ``size``, padded on the left.
 
@@ -82,7 +89,8 @@ def batches_of(
         width = max(map(len, rows))
         ids = [[pad or 0] * (width - len(row)) + list(row) for row in rows]
         mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-        batches.append(PromptBatch(torch.tensor(ids, device=device), torch.tensor(mask, device=device), seed + first))
+        put = (torch.tensor(values, device=device) for values in (ids, mask))
+        batches.append(PromptBatch(*put, seed + first, ending))
     return batches
 
 

@@ -104,14 +104,14 @@ def milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else figure(1000 * seconds)
 
 
-def _interval(difference: float, low: float, high: float, digits: int = 1) -> str:
+def _signed(difference: float, low: float, high: float, digits: int = 1) -> str:
     return f"{difference:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 def points(row: ModeScore) -> str:
     """Return a mode's difference from the reference with its interval; nothing for the reference itself."""
     values = (row.difference, row.low, row.high)
-    return _interval(*(100 * value for value in values)) if any(values) else ""
+    return _signed(*(100 * value for value in values)) if any(values) else ""
 
 
 def score_columns(reference: str) -> dict[str, Column]:
@@ -135,7 +135,7 @@ def score_table(rows: Iterable[ModeScore], reference: str) -> NumberTable:
 
 def apart(mean: Mean, digits: int) -> str:
     """Return a mean's distance from the reference's with its interval; nothing for the reference itself."""
-    return "" if mean.low is None else _interval(mean.difference, mean.low, mean.high, digits)
+    return "" if mean.low is None else _signed(mean.difference, mean.low, mean.high, digits)
 
 
 def length_table(rows: Iterable[ModeScore], reference: str) -> NumberTable:
@@ -157,7 +157,7 @@ def predicted_table(rows: Iterable[ModeScore], reference: str) -> NumberTable | 
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,
         "n": lambda row: str(row.n),
-        "× best\nlossless (95 %)": lambda row: _times(row.times_lossless),
+        "× best\nlossless (95 %)": lambda row: interval(row.times_lossless),
         "seconds/\nanswer": lambda row: figure(row.predicted_seconds.mean),
         f"against\n{reference} (95 %)": lambda row: apart(row.predicted_seconds, 2),
         "peak\nmemory": lambda row: "" if row.peak_memory is None else f"{row.peak_memory / 2**20:.0f} MiB",
@@ -183,9 +183,9 @@ def kind_table(kinds: Sequence[Any]) -> NumberTable | None:
         "category": lambda kind: kind.category,
         "mode": lambda kind: kind.row.label,
         "n": lambda kind: str(kind.row.n),
-        "tokens/call\n(95 %)": lambda kind: _times(kind.acceptance),
+        "tokens/call\n(95 %)": lambda kind: interval(kind.acceptance),
         "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
-        "× best\nlossless (95 %)": lambda kind: _times(kind.row.times_lossless),
+        "× best\nlossless (95 %)": lambda kind: interval(kind.row.times_lossless),
     }
     return (
         table(kinds, columns, "By category: tokens per call of the target; speed as it ran, and predicted")
@@ -194,8 +194,12 @@ def kind_table(kinds: Sequence[Any]) -> NumberTable | None:
     )
 
 
-def _times(value: Interval | None) -> str:
-    return "" if value is None else "{:.2f} ({:.2f} to {:.2f})".format(*value)
+def interval(value: Interval | None, form: str = ".2f") -> str:
+    """Return a number with the ends of its interval, if that has any length."""
+    if value is None:
+        return ""
+    number, low, high = (f"{x:{form}}" for x in value)
+    return number if value[1] == value[2] else f"{number} ({low} to {high})"
 
 
 @dataclass(frozen=True)

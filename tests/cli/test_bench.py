@@ -12,10 +12,12 @@ import pytest
 from transformers import CompileConfig
 from typer.testing import CliRunner
 
-from hf_lossy_assist import pairs
+from hf_lossy_assist import pairs, tasks
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.cli.bench import BenchOptions
 from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.evaluation import comparison
+from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.models.static import forwards
 from hf_lossy_assist.tasks import Arithmetic
 from tests.eagle3_heads import layer, random_head
@@ -194,3 +196,61 @@ def test_an_eagle3_head_is_timed_like_a_draft_model(tiny_pair_folder, tmp_path):
     assert origin["models"]["draft"]["num_hidden_layers"] == 1
     drafted = [row for row in tables["RequestRecord"] if row["split"] is not None and row["label"] != "target alone"]
     assert all(row["split"]["drafting"] > 0 for row in drafted if row["counts"]["draft_calls"])
+
+
+def test_a_task_s_answers_go_on_where_they_were_stopped(tiny, tmp_path, monkeypatch):
+    """Whole answers to a task's own file: what is on disk isn't made again, and a prompt and a mode may be added."""
+    data = tmp_path / "test.jsonl"
+    rows = [{"question": f"What are {n} dozen?", "answer": f"#### {12 * n}"} for n in range(4)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    task = (
+        *tiny,
+        "--task",
+        "gsm8k",
+        "--data",
+        str(data),
+        "--max-new-tokens",
+        "6",
+        "--repeats",
+        "1",
+        "--out",
+        str(tmp_path),
+    )
+    run(*task, "--modes", "lossless@2,topk@3:k=2", "--prompts", "2")
+    _, whole = read(tmp_path)
+    pair = pairs.load("arithmetic", folder=tiny[1])
+    task_itself = tasks.load("gsm8k", str(data))
+    prompts = [task_itself.encode(one, pair.tokenizer) for one in task_itself.examples("test", 2)]
+    assert [r["prompt"] for r in whole["RequestRecord"]] == [len(ids) for ids in prompts for _ in range(2)] * 2
+
+    lines = (tmp_path / "bench.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "bench.jsonl").write_text("".join(lines[:4]) + lines[4][:20], encoding="utf-8")  # killed in a line
+    made = []
+    monkeypatch.setattr(comparison, "run_request", spied(comparison.run_request, made))
+    run(*task, "--modes", "lossless@2,topk@3:k=2,min_p@3", "--prompts", "3")
+    _, more = read(tmp_path)
+    known, records = whole["RequestRecord"][:3], more["RequestRecord"]
+    assert records[:3] == known
+    assert len({(r["repeat"], r["batch"], r["label"]) for r in records}) == len(records) == 3 * 3 * 2
+    assert len(made) == 3 * 3 * 2 - 3 + 3, "three modes are warmed up"
+    for row in more["ModeSummary"]:
+        own = [r for r in records if r["label"] == row["label"] and r["repeat"] == 0]
+        costs, gamma = Costs.of(row["costs"]), row["config"]["num_assistant_tokens"]
+        seconds = [costs.answer(r["prompt"], r["tokens"], r["work"][0][0], r["work"][0][0] * gamma) for r in own]
+        assert row["requests"] == len(own) == 3
+        assert row["seconds"][0] == pytest.approx(sum(r["seconds"] for r in own) / 3)
+        assert row["predicted"][0] == pytest.approx(sum(seconds) / 3)
+        for other in ("lossless@2", row["label"]):
+            assert row["over_seen"][other][0] == pytest.approx(
+                row["predicted_ratios"][other][0] / row["ratios"][other][0]
+            )
+    changed = run(*task, "--modes", "lossless@2", "--prompts", "3", "--seed", "1", status=2)
+    assert "`seed` was 0 and is 1" in changed.stderr
+
+
+def spied(function, made):
+    def counting(*args, **kwargs):
+        made.append(args)
+        return function(*args, **kwargs)
+
+    return counting

@@ -15,14 +15,14 @@ from hf_lossy_assist.evaluation.comparison import (
     RequestRecord,
     RunCounts,
     Spread,
+    first_answers,
     rotated,
     run_comparison,
     summarise,
-    texts_of,
     warm_up,
 )
 from hf_lossy_assist.evaluation.modes import STOCK, TARGET_ALONE, DecodingMode
-from hf_lossy_assist.evaluation.requests import Instruments, PromptBatch, TimeSplit
+from hf_lossy_assist.evaluation.requests import Instruments, PromptBatch, TimeSplit, run_request
 from tests.tiny_models import prompt
 
 MODES = [
@@ -44,7 +44,7 @@ def batches(*sizes):
 
 def test_all_modes_answer_a_batch_before_the_next_and_go_first_in_turn(models):
     field, put = MODES, batches(1, 1, 1, 1)
-    played, _ = run_comparison(models, field, put, 6, repeats=2)
+    played = run_comparison(models, field, put, 6, repeats=2)
     assert [r.place for r in played] == list(range(3 * 4 * 4))
     groups = [played[i : i + 4] for i in range(0, len(played), 4)]
     for i, group in enumerate(groups):
@@ -61,13 +61,13 @@ def test_all_modes_answer_a_batch_before_the_next_and_go_first_in_turn(models):
 def test_statistics_and_energy_are_those_of_the_request(models):
     used = iter(range(1000))
     instruments = Instruments(energy=lambda: 2.0 * next(used))
-    played, responses = run_comparison(models, MODES[2:3], batches(1), 6, repeats=1, instruments=instruments)
+    played = run_comparison(models, MODES[2:3], batches(1), 6, repeats=1, instruments=instruments)
+    stats = run_request(models, MODES[2], batches(1)[0], 6).stats
     assert len(played) == 2
-    (response,) = responses["lossless"]
     for record in played:
         assert record.joules == 2.0
-        assert record.counts.rounds == response.stats.rounds
-        assert record.counts.target_calls == response.stats.target_calls
+        assert record.counts.rounds == stats.rounds
+        assert record.counts.target_calls == stats.target_calls
 
 
 def test_rotation():
@@ -97,19 +97,22 @@ def test_stock_refuses_a_batch(models):
 
 def test_what_is_said_is_that_of_the_first_repeat(models):
     written = []
-    records, responses = run_comparison(models, MODES[:3], batches(1, 1), 6, repeats=1, write=written.append)
+    records = run_comparison(models, MODES[:3], batches(1, 1), 6, repeats=1, write=written.append)
     assert written == records
-    assert [len(responses[mode.label]) for mode in MODES[:3]] == [2, 2, 2]
-    plain, *others = (texts_of(answers) for answers in responses.values())
-    assert [len(text) for text in plain] == [6, 6]
+    plain, *others = ([r.rows for r in first_answers(records, mode.label)] for mode in MODES[:3])
+    assert [len(row) for rows in plain for row in rows] == [6, 6]
     assert others == [plain, plain]
 
 
 ALONE, BY_STOCK, OURS = DecodingMode(), DecodingMode.stock(5), DecodingMode("lossless", "lossless", gamma=5)
 
 
+TEXTS = {ALONE.label: [[1, 2], [3]], BY_STOCK.label: [[1, 2], [3]], OURS.label: [[1, 2], [4]]}
+
+
 def timed(label, repeat, batch, seconds, tokens, **more):
-    return RequestRecord(0, repeat, batch, label, seconds, tokens, **more)
+    said = TEXTS[label][batch : batch + 1] if repeat == 0 else ()
+    return RequestRecord(0, repeat, batch, label, seconds, tokens, rows=said, **more)
 
 
 def metered(label, tokens, draft_calls, target_calls, deciding=None, counts=None, seconds=1.0):
@@ -135,11 +138,8 @@ def requests():
     ]
 
 
-TEXTS = {ALONE.label: [[1, 2], [3]], BY_STOCK.label: [[1, 2], [3]], OURS.label: [[1, 2], [4]]}
-
-
 def test_speeds_ratios_and_latencies():
-    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests(), TEXTS)
+    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests())
     assert alone.tokens_per_second == Spread(10.0, 10.0, 10.0)
     assert ours.tokens_per_second == Spread(pytest.approx(37.5), pytest.approx(25.0), pytest.approx(50.0))
     # A request takes the median of its repeats: 0.3 s, beside 1 and 0.5.
@@ -164,12 +164,12 @@ def test_ratios_have_the_interval_of_a_bootstrap_over_the_requests():
 
 def test_only_the_first_batches_are_metered(models, monkeypatch):
     monkeypatch.setattr(comparison, "METERED", 1)
-    records, _ = run_comparison(models, MODES[:2], batches(1, 1), 4, repeats=1)
+    records = run_comparison(models, MODES[:2], batches(1, 1), 4, repeats=1)
     assert [(r.repeat, r.batch) for r in records] == [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0)]
 
 
 def test_rounds_of_stock_are_inferred_and_ours_are_counted():
-    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests(), TEXTS)
+    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests())
     assert (alone.tokens_per_round, alone.mean_accepted, alone.draft_calls_per_round) == (1.0, None, 0)
     for row in (stock, ours):
         assert row.tokens_per_round == pytest.approx(20 / 6)
@@ -181,7 +181,7 @@ def test_rounds_of_stock_are_inferred_and_ours_are_counted():
 
 
 def test_time_per_round():
-    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests(), TEXTS)
+    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], requests())
     assert stock.per_round.drafting == ours.per_round.drafting == pytest.approx(0.05)
     assert stock.per_round.verifying == ours.per_round.verifying == pytest.approx(0.1)
     assert (stock.per_round.deciding, ours.per_round.deciding) == (None, pytest.approx(0.01))
@@ -192,7 +192,7 @@ def test_time_per_round():
 
 def test_compiled_passes_that_can_t_be_metered_leave_the_split_empty():
     blind = [r if r.split is None else dataclasses.replace(r, split=None) for r in requests()]
-    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], blind, TEXTS)
+    alone, stock, ours = summarise([ALONE, BY_STOCK, OURS], blind)
     assert (alone.tokens_per_round, stock.per_round, stock.first_token) == (None, None, None)
     assert ours.per_round is None
     assert ours.tokens_per_round == pytest.approx(20 / 6)
@@ -202,19 +202,19 @@ def test_compiled_passes_that_can_t_be_metered_leave_the_split_empty():
 def test_a_text_without_a_pass_of_the_target():
     rows = [timed(OURS.label, 0, 0, 1.0, 9), dataclasses.replace(metered(OURS.label, 9, 9, 0), split=None)]
     rows[1] = dataclasses.replace(rows[1], counts=RunCounts(0, 9, 9, 9, 0))
-    (ours,) = summarise([OURS], rows, None)
+    (ours,) = summarise([OURS], rows)
     assert (ours.tokens_per_round, ours.mean_accepted, ours.draft_calls_per_round) == (9, 9, 9)
 
 
 def test_rows_of_a_batch_are_rounds_of_their_own():
     """Three rows, two passes: stock's kind of count has six rounds; ten tokens are kept beyond one a round."""
     rows = [timed(BY_STOCK.label, 0, 0, 1.0, 16), metered(BY_STOCK.label, 16, 10, 2)]
-    (stock,) = summarise([BY_STOCK], rows, {BY_STOCK.label: [[1]]}, rows=3)
+    (stock,) = summarise([BY_STOCK], rows, 3)
     assert stock.tokens_per_round == pytest.approx(16 / 6)
     assert stock.mean_accepted == pytest.approx(10 / 6)
     assert stock.draft_calls_per_round == 5
     assert stock.same_text is None
-    assert summarise([BY_STOCK], rows, None)[0].same_text is None
+    assert summarise([ALONE], requests(), drawn=True)[0].same_text is None
 
 
 def test_without_a_metered_repeat_only_what_counts_itself_shows_its_rounds():

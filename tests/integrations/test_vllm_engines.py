@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, pairs, quantize_draft
 from hf_lossy_assist.acceptors import LAW
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.evaluation.comparison import run_comparison, summarise
+from hf_lossy_assist.evaluation.comparison import first_answers, run_comparison, summarise
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
 from hf_lossy_assist.evaluation.requests import batches_of
 from hf_lossy_assist.integrations.vllm import engines as module
@@ -61,7 +61,7 @@ def test_a_comparison_of_both_engines(models):
     with VllmEngines(PYTHON, threads=1) as engines:
         of_vllm = engines.modes(parse_modes("plain,stock@4", 5))
         [rule] = engines.modes(parse_modes("topk@4", 5))
-        records, responses = run_comparison(models, [*parse_modes("plain", 5), *of_vllm], batches, 5, repeats=1)
+        records = run_comparison(models, [*parse_modes("plain", 5), *of_vllm], batches, 5, repeats=1)
         assert len(engines._started) == 2
         both = rule.engine.respond(models, rule, batches_of([[5, 6, 7], [5, 6]], 2)[0], 5)
         [refused] = engines.modes(parse_modes("fly@4", 5))
@@ -70,13 +70,13 @@ def test_a_comparison_of_both_engines(models):
         processes = [engine._process for engine in engines._started.values()]
     assert [process.poll() for process in processes] == [0, 0]  # rules share the engine of their draft length
     assert both.work == [(2, 4, 1)] * 2
-    assert [answer[0].work for answer in responses.values()] == [[(5, 0, 0)], [(5, 0, 0)], [(2, 4, 0)]]
+    assert [[*record.work] for record in records[:3]] == [[(5, 0, 0)], [(5, 0, 0)], [(2, 4, 0)]]
     rows = {row.label: row for row in summarise([*parse_modes("plain", 5), *of_vllm], records)}
     assert list(rows) == ["target alone", "vLLM: target alone", "vLLM: its own lossless@4"]
     drafted = rows["vLLM: its own lossless@4"]
     assert (drafted.tokens, drafted.mean_accepted, drafted.tokens_per_round) == (10, 2.0, 2.5)
     assert drafted.config == {"engine": "vllm", "num_assistant_tokens": 4}
-    assert [row.tolist() for answer in responses[drafted.label] for row in answer.rows] == [[3] * 5, [2] * 5]
+    assert [row for record in first_answers(records, drafted.label) for row in record.rows] == [[3] * 5, [2] * 5]
     assert rows["vLLM: target alone"].mean_accepted is None
     assert rows["target alone"].per_round is not None
     assert len(records) == 2 * 3 + 2, "the metered repeat is this process's"
