@@ -168,8 +168,8 @@ def _vary(models: Models, mode: DecodingMode) -> bool:
     """Tell whether a draft's length depends on the text in another way than by default."""
     if mode.gamma is None:
         return False
-    by_text = "stop_drafting" in mode.settings if mode.rule else mode.settings
-    return models.lookup or "sprinter" in mode.rules or bool(by_text)
+    by_text = {"stop_drafting"} if mode.rule else {"schedule", "threshold"}
+    return models.lookup or "sprinter" in mode.rules or not by_text.isdisjoint(mode.settings)
 
 
 def _within(models: Models, lengths: Sequence[int], rounds: int, gammas: Iterable[int]) -> list[int]:

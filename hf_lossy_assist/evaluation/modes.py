@@ -23,7 +23,7 @@ from ..errors import LossyUnsupportedError, LossyValueError
 from ..gone import check_name
 from ..heads import Head
 from ..models.prepacked import is_prepacked
-from ..values import Rule
+from ..values import Rule, is_number
 
 TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alone"
 """The labels of plain generation, of transformers' assisted generation, and of plain generation by the draft."""
@@ -37,6 +37,15 @@ _ROUNDING = {
     "dtype": Rule("other, float32, bfloat16 or float16", lambda x: x in ("other", "float32", "bfloat16", "float16")),
 }
 """Settings of the target alone, which change nothing but rounding: how often a batch has each row, and its dtype."""
+
+
+_SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+_STOCK = {
+    "schedule": Rule(", ".join(_SCHEDULES), lambda x: x in _SCHEDULES),
+    "threshold": Rule("a number from 0 to 1", lambda x: is_number(x) and 0 <= x <= 1),
+    "cache": Rule("dynamic or static", lambda x: x in ("dynamic", "static")),
+}
+"""Settings of transformers' assisted generation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,13 +90,13 @@ class DecodingMode:
         label: str = STOCK,
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecodingMode:
-        """Return transformers' assisted generation; ``settings`` has its ``schedule`` and its ``threshold``.
+        """Return transformers' assisted generation; ``settings`` has its ``schedule``, ``threshold`` and ``cache``.
 
         By default, drafts always have ``gamma`` tokens. With ``{"schedule": "heuristic"}`` they grow and shrink, and
-        with ``{"threshold": 0.4}`` they end where the draft is less sure.
+        with ``{"threshold": 0.4}`` they end where the draft is less sure. With ``{"cache": "static"}`` the target has a
+        static cache, and on a GPU transformers compiles its forward.
         """
-        if unknown := sorted(settings.keys() - {"schedule", "threshold"}):
-            raise LossyValueError(f"`modes` has 'stock' with the setting {unknown[0]!r}; it has schedule and threshold")
+        _check_settings("stock", settings, _STOCK)
         return cls(label, None, settings, DEFAULT_NUM_TOKENS if gamma == "auto" else gamma, temperature)
 
     @classmethod
@@ -176,6 +185,8 @@ class DecodingMode:
             keywords["prompt_lookup_num_tokens"] = self.gamma
         elif self.gamma is not None:
             keywords["assistant_model"] = models.draft
+        if self.rule is None and self.settings.get("cache") == "static":
+            keywords["cache_implementation"] = "static"
         if self.rule is not None:
             heads = {name: models.heads[name] for name in self.rules if name in models.heads} or self.head
             keywords |= {
@@ -222,11 +233,18 @@ def with_noise(modes: Sequence[DecodingMode], gamma: int | str, *, dtype: bool) 
     return [*modes, *(mode for mode in added if (mode.rule, json.dumps(dict(mode.settings))) not in known)]
 
 
+def _check_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, Rule]) -> None:
+    for key, value in settings.items():
+        if key not in known:
+            *others, last = known
+            raise LossyValueError(
+                f"`modes` has {name!r} with the setting {key!r}; it has {', '.join(others)} and {last}"
+            )
+        known[key].check(f"{key} of {name}", value)
+
+
 def _plain(text: str, settings: Mapping[str, Any], temperature: float | None) -> DecodingMode:
-    for name, value in settings.items():
-        if name not in _ROUNDING:
-            raise LossyValueError(f"`modes` has {text!r}, but 'plain' has no setting {name!r}; it has copies and dtype")
-        _ROUNDING[name].check(f"{name} of plain", value)
+    _check_settings("plain", settings, _ROUNDING)
     if settings and temperature is not None:
         raise LossyValueError(f"`modes` has {text!r}: only greedy texts can be compared with the target's own")
     return DecodingMode(text.replace("plain", TARGET_ALONE, 1), None, settings, temperature=temperature)

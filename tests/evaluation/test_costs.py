@@ -127,6 +127,7 @@ def test_costs_of_another_machine_are_forgotten(pair):
 @pytest.mark.parametrize(("modes", "lookup", "timed"), [
     ("plain,stock@3,lossless@2", False, {"plain", "stock@3", "lossless@2"}),
     ("plain,stock@20:threshold=0.4,stock@3:schedule=heuristic", False, {"plain"}),
+    ("stock@3:cache=static", False, {"stock@3:cache=static"}),
     ("lossless@9:stop_drafting.by=entropy,lossless@auto", False, {"lossless@auto"}),
     ("plain,lossless@3", True, {"plain"}),
 ])  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -123,8 +124,6 @@ def test_settings_of_modes_without_a_rule():
     assert (everything.gamma, everything.settings) == (9, {"threshold_single": 0, "strict_first_n": 4})
     with pytest.raises(LossyValueError, match="without settings, but is 'draft:k=3'"):
         parse_modes("draft:k=3", 5)
-    with pytest.raises(LossyValueError, match="'stock' with the setting 'k'"):
-        parse_modes("stock:k=3", 5)
 
 
 def test_transformers_own_schedules_can_be_asked_for(models):
@@ -145,16 +144,35 @@ def test_transformers_own_schedules_can_be_asked_for(models):
     assert shrinking.split.target_calls > constant.split.target_calls
 
 
+def test_transformers_own_drafts_on_a_static_cache(models, monkeypatch):
+    """Earlier versions than 5.24 fall back to a dynamic cache, and say so."""
+    caches = []
+    forward = models.target.forward
+    name = "cache" if "cache" in inspect.signature(models.target.model.forward).parameters else "past_key_values"
+    monkeypatch.setattr(
+        models.target, "forward", lambda *args, **more: caches.append(more[name]) or forward(*args, **more)
+    )
+    on, off = (run_request(models, one, batch(), 20) for one in parse_modes("stock@3:cache=static,stock@3", 5))
+    assert (on.rows[0].tolist(), on.work) == (off.rows[0].tolist(), off.work)
+    kinds = [type(cache).__name__ for cache in caches]
+    assert kinds[-1] == "DynamicCache"
+    assert kinds[0] == ("StaticCache" if name == "cache" else "DynamicCache")
+
+
 @pytest.mark.parametrize(
     ("text", "temperature", "message"),
     [
-        ("plain:k=3", None, "'plain' has no setting 'k'; it has copies and dtype"),
+        ("plain:k=3", None, "'plain' with the setting 'k'; it has copies and dtype"),
+        ("stock:k=3", None, "'stock' with the setting 'k'; it has schedule, threshold and cache"),
+        ("stock:cache=quantized", None, "`cache of stock` has to be dynamic or static"),
+        ("stock:threshold=2", None, "`threshold of stock` has to be a number from 0 to 1"),
+        ("stock:schedule=linear", None, "`schedule of stock` has to be constant, heuristic"),
         ("plain:copies=1", None, "`copies of plain` has to be an int >= 2"),
         ("plain:dtype=int8", None, "`dtype of plain` has to be other, float32"),
         ("plain:copies=2", 0.7, "only greedy texts"),
     ],
 )
-def test_ways_to_round_that_are_refused(text, temperature, message):
+def test_settings_without_a_rule_that_are_refused(text, temperature, message):
     with pytest.raises(LossyValueError, match=message):
         parse_modes(text, 5, temperature)
 
