@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
 from .prompt_results import Ids
-from .reading import CachedText, read
+from .reading import CachedText, grouped, read
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -141,24 +141,21 @@ class DraftArgmax:
         """Answer every request with its slot and the draft's tokens."""
         yield from ((one.slot, ()) for one in wanted if one.start >= len(one.response))
         jobs = [one for one in wanted if one.start < len(one.response)]
-        # Texts with similarly long unread parts go together.
-        jobs.sort(key=lambda one: len(one.response) - one.start)
-        most = max(1, MOST_LOGITS // self.model.config.get_text_config(decoder=True).vocab_size)
-        while jobs:
-            batch = [jobs.pop()]
-            longest = len(batch[0].prompt) + len(batch[0].response)
-            while jobs and (len(batch) + 1) * longest <= most:
-                batch.append(jobs.pop())
+        most = MOST_LOGITS // self.model.config.get_text_config(decoder=True).vocab_size
+        for batch in grouped(jobs, self._unread, most):
             yield from self._guess(batch)
 
+    def _unread(self, one: DraftQuery) -> int:
+        return len(one.prompt) + len(one.response) - self._known(one)[1]
+
+    def _known(self, one: DraftQuery) -> tuple[CachedText, int]:
+        """Return the memory that a text begins like, and how much of it to reuse; no choice follows the last token."""
+        memory = self._memories.get(one.slot, self._first)
+        first = len(one.prompt) + one.start - 1
+        return memory, min(memory.common((*one.prompt, *one.response[:-1])), first)
+
     def _guess(self, batch: Sequence[DraftQuery]) -> Iterator[tuple[int, Ids]]:
-        # No choice follows a response's last token.
-        texts = [(*one.prompt, *one.response[:-1]) for one in batch]
-        known = []
-        for one, text in zip(batch, texts, strict=True):
-            memory = self._memories.get(one.slot, self._first)
-            first = len(one.prompt) + one.start - 1
-            known.append((memory, min(memory.common(text), first)))
+        texts, known = [(*one.prompt, *one.response[:-1]) for one in batch], [self._known(one) for one in batch]
         reading = read(self.model, texts, known)
         self.tokens += sum(len(text) - n for text, (_, n) in zip(texts, known, strict=True))
         for row, (one, text, memory) in enumerate(zip(batch, texts, reading.memories, strict=True)):

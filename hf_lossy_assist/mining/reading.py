@@ -9,9 +9,9 @@ writing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ from ..models.lm_head_hook import lm_head_hook
 
 if TYPE_CHECKING:
     from .search import Mismatch  # which needs an extra, and advice only reads texts
+
+Job = TypeVar("Job")
 
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values ``(H, n, D)`` of every layer."""
@@ -103,6 +105,21 @@ def read(
     return Reading(logits, memories)
 
 
+def grouped(jobs: Iterable[Job], length: Callable[[Job], int], most: int) -> Iterator[list[Job]]:
+    """Yield jobs together that are at most twice as long as each other, padded to ``most`` tokens or fewer.
+
+    A job that is longer alone than ``most`` comes alone.
+    """
+    group: list[Job] = []
+    for job in sorted(jobs, key=length, reverse=True):
+        if group and ((len(group) + 1) * length(group[0]) > most or 2 * length(job) < length(group[0])):
+            yield group
+            group = []
+        group.append(job)
+    if group:
+        yield group
+
+
 def _fill(cache: DynamicCache, layers: Sequence[Layers], past: Sequence[int], width: int) -> None:
     """Fill an empty cache with the first ``past`` tokens of every row, aligned on the right."""
     if width == 0:
@@ -117,9 +134,9 @@ def _fill(cache: DynamicCache, layers: Sequence[Layers], past: Sequence[int], wi
         cache.update(*aligned, i)
 
 
-def only_last_logits(model: PreTrainedModel) -> dict[str, int]:
-    """Return the argument of ``forward`` that runs the LM head on the last position only, if the model has one."""
-    return {"logits_to_keep": 1} if forward_accepts(model, "logits_to_keep") else {}
+def only_last_logits(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
+    """Return the argument of ``forward`` that runs the LM head on the last positions only, if the model has one."""
+    return {"logits_to_keep": count} if forward_accepts(model, "logits_to_keep") else {}
 
 
 POSITIONS = ("previous", "draft", "target")
@@ -139,10 +156,16 @@ class ReadText:
 
 
 def read_text(
-    model: PreTrainedModel, tokens: Sequence[int], known: tuple[CachedText, int] = (CachedText(), 0)
+    model: PreTrainedModel,
+    tokens: Sequence[int],
+    known: tuple[CachedText, int] = (CachedText(), 0),
+    count: int | None = None,
 ) -> ReadText:
-    """Read a text in one forward; states and logits begin after its ``known`` tokens, the first ones of another."""
-    reading, states = _read_states(model, [tokens], [known], len(tokens) - known[1])
+    """Read a text in one forward, apart from its ``known`` tokens, the first ones of another.
+
+    States and logits are those of the last ``count`` tokens, by default of all that are read.
+    """
+    reading, states = _read_states(model, [tokens], [known], count or len(tokens) - known[1])
     return ReadText(states[0], reading.logits[0], reading.memories[0])
 
 
@@ -172,8 +195,9 @@ def mismatch_states(
     ``response`` is the last one of the search (:attr:`.search.Found.last`). What the prompt has in common with a
     ``known`` text is not read again.
     """
-    first = max(0, min(known.common(prompt), len(prompt) - 1))
-    text = read_text(model, (*prompt, *response), (known, first))
+    shared = max(0, min(known.common(prompt), len(prompt) - 1))
+    first = len(prompt) - 1
+    text = read_text(model, (*prompt, *response), (known, shared), len(response) + 1)
     places = [len(prompt) + one.index for one in mismatches]
     found = {}
     for position in positions:
@@ -193,6 +217,6 @@ def _read_states(
 ) -> tuple[Reading, Tensor]:
     hook = lm_head_hook(model, Randomness())
     with hook.over(k - 1):
-        reading = read(model, texts, known)
+        reading = read(model, texts, known, **only_last_logits(model, k))
     hook.split(reading.logits, k - 1)  # refuses a model that does not call its head as a module
     return reading, hook.hidden

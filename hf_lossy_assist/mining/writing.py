@@ -15,12 +15,14 @@ from ..core.texts import common_prefix
 from ..errors import LossyServiceError, LossyValueError
 from ..tasks import Task
 from ..tasks.api_model import ApiModel
-from .choice import MOST_LOGITS, Choice, Greedy
+from .choice import Choice, Greedy
 from .prompt_results import Ids, Prompt, ResponseCost
-from .reading import CachedText, only_last_logits, read
-from .rejoining import AHEAD, OldText, Rejoining
+from .reading import CachedText, grouped, only_last_logits, read
+from .rejoining import OldText, Rejoining
 from .row_batch import RowBatch
 
+# The tokens that are read in one forward: more would not be faster, and their logits take memory.
+_TOGETHER = 512
 _PATIENCE = 0.1  # seconds that a step waits for a completion; meanwhile the draft and the task are not served
 
 
@@ -148,10 +150,10 @@ class LocalWriter(Writer):
             if n < len(slot.ids) - 1:
                 unread.append((slot, best, n))
             slot.memories = [best]
-        if unread:
-            texts, known = [slot.ids[:-1] for slot, *_ in unread], [(memory, n) for _, memory, n in unread]
+        for group in grouped(unread, lambda one: len(one[0].ids) - one[2], _TOGETHER):
+            texts, known = [slot.ids[:-1] for slot, *_ in group], [(memory, n) for _, memory, n in group]
             memories = read(self.model, texts, known, **only_last_logits(self.model)).memories
-            for (slot, _, n), memory in zip(unread, memories, strict=True):
+            for (slot, _, n), memory in zip(group, memories, strict=True):
                 slot.memories = [memory]
                 slot.cost.target_tokens += len(memory.tokens) - n
         for slot in self._waiting:
@@ -189,9 +191,8 @@ class LocalWriter(Writer):
                 done.append(slot)
         unread = [slot for slot in self._checking if slot not in done]
         self._checking = []
-        together = max(1, MOST_LOGITS // (AHEAD * self.model.config.get_text_config(decoder=True).vocab_size))
-        for first in range(0, len(unread), together):
-            done += self._read_ahead(unread[first : first + together])
+        for group in grouped(unread, lambda slot: len(slot.old.ahead(slot.place, slot.equal)), _TOGETHER):
+            done += self._read_ahead(group)
         return done
 
     def _read_ahead(self, slots: Sequence[_Slot]) -> list[_Slot]:

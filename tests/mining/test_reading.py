@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_lossy_assist import LossyUnsupportedError
-from hf_lossy_assist.mining.reading import CachedText, check, read
+from hf_lossy_assist.mining.reading import CachedText, check, grouped, read, read_text
 from hf_lossy_assist.mining.row_batch import RowBatch
 from tests.tiny_models import ARCHITECTURES, VOCAB, constant, tiny
 
@@ -46,6 +46,29 @@ def test_texts_are_read_as_if_alone(architecture):
     assert k == 6
     for text, logits in zip(changed, again.logits, strict=True):
         close(logits[-min(k, len(text)) :], alone(model, text)[-k:])
+
+
+@pytest.mark.parametrize("known", [0, 5])
+def test_only_the_last_tokens_of_a_text_can_be_wanted(known):
+    model, (text,) = tiny(), texts(3, (12,))
+    memory = read(model, [text], [(CachedText(), 0)]).memories[0]
+    whole, part = read_text(model, text), read_text(model, text, (memory, known), 4)
+    close(part.states, whole.states[-4:])
+    close(part.logits, whole.logits[-4:])
+    assert part.memory.tokens == text
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "groups"),
+    [
+        ([], 9, []),
+        ([3, 8, 5, 4], 100, [[8, 5, 4], [3]]),
+        ([2, 2, 2], 4, [[2, 2], [2]]),
+        ([20, 1, 30, 16], 50, [[30], [20, 16], [1]]),
+    ],
+)
+def test_jobs_of_similar_length_go_together(lengths, most, groups):
+    assert list(grouped(lengths, int, most)) == groups
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
