@@ -13,5 +13,3 @@ from .calibrating import calibrate as calibrate
 from .calibrating import calibrate_from as calibrate_from
 
 __getattr__ = absent_from(__name__)
-
-__getattr__ = absent_from(__name__)

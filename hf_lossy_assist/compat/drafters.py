@@ -14,10 +14,9 @@ from transformers.generation import candidate_generator as _candidates
 from transformers.generation.candidate_generator import CandidateGenerator
 
 # The second reports a distribution but does not draw from it.
-DRAFTERS_WITHOUT_LOGITS = tuple(
-    getattr(_candidates, name)
-    for name in ("PromptLookupCandidateGenerator", "SinglePositionMultiTokenCandidateGenerator")
-    if hasattr(_candidates, name)
+DRAFTERS_WITHOUT_LOGITS = (
+    _candidates.PromptLookupCandidateGenerator,
+    _candidates.SinglePositionMultiTokenCandidateGenerator,
 )
 
 # The interceptors of a model's drafter by thread. One patched attribute serves all threads until the last one leaves.

@@ -11,21 +11,17 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process as _processors
 
 # They look at one position's logits alone, so all positions of a round go through them at once.
-PREFIX_FREE_PROCESSORS = tuple(
-    getattr(_processors, name)
-    for name in (
-        "TemperatureLogitsWarper",
-        "TopPLogitsWarper",
-        "TopKLogitsWarper",
-        "MinPLogitsWarper",
-        "TypicalLogitsWarper",
-        "EpsilonLogitsWarper",
-        "EtaLogitsWarper",
-        "SuppressTokensLogitsProcessor",
-        "InfNanRemoveLogitsProcessor",
-        "LogitNormalization",
-    )
-    if hasattr(_processors, name)
+PREFIX_FREE_PROCESSORS = (
+    _processors.TemperatureLogitsWarper,
+    _processors.TopPLogitsWarper,
+    _processors.TopKLogitsWarper,
+    _processors.MinPLogitsWarper,
+    _processors.TypicalLogitsWarper,
+    _processors.EpsilonLogitsWarper,
+    _processors.EtaLogitsWarper,
+    _processors.SuppressTokensLogitsProcessor,
+    _processors.InfNanRemoveLogitsProcessor,
+    _processors.LogitNormalization,
 )
 
 
