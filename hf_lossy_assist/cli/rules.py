@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 import shlex
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -27,41 +25,11 @@ READS = {
 """A rule's ``needs`` in words."""
 
 
-def rules(
-    name: Annotated[str | None, typer.Argument(help="A rule; all by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def rules(name: Annotated[str | None, typer.Argument(help="A rule; all by default.")] = None) -> None:
     """List the rules with their settings, sources and what they read besides the target's logits."""
     if name is not None:
         check_name("NAME", name, REGISTRY, "rule")
-    chosen = list(REGISTRY.values()) if name is None else [REGISTRY[name]]
-    if as_json:
-        facts = [rule_facts(rule) for rule in chosen]
-        typer.echo(json.dumps(facts if name is None else facts[0], indent=2, ensure_ascii=False))
-        return
-    Console().print(rules_tables(chosen) if name is None else rule_page(chosen[0]))
-
-
-def rule_facts(rule: type[Acceptor]) -> dict[str, Any]:
-    return {
-        "name": rule.name,
-        "law": summary_of(rule),
-        "paper": rule.paper,
-        "reads": reads_of(rule),
-        "settings": [
-            {
-                "name": each.name,
-                "default": _finite(each.default),
-                "low": each.low,
-                "high": _finite(each.high),
-                "choices": [*each.choices, *([each.word] if each.word else [])],
-                "help": each.help,
-            }
-            for each in settings_of(rule)
-        ],
-        "lossless_at": dict(rule.lossless_at),
-        "lossless_when_sampling": rule.lossless_when_sampling,
-    }
+    Console().print(rules_tables() if name is None else rule_page(REGISTRY[name]))
 
 
 def reads_of(rule: type[Acceptor]) -> list[str]:
@@ -72,13 +40,13 @@ def reads_of(rule: type[Acceptor]) -> list[str]:
     return [word for need, word in READS.items() if need in needs]
 
 
-def rules_tables(chosen: list[type[Acceptor]]) -> Group:
+def rules_tables() -> Group:
     settings, sources = (Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0)) for _ in range(2))
     for heading in ("rule", "settings: default (bounds)", "reads"):
         settings.add_column(heading)
     for heading in ("rule", "source"):
         sources.add_column(heading)
-    for rule in chosen:
+    for rule in REGISTRY.values():
         listed = "\n".join(f"{each.name} {_default(each)} ({_bounds(each)})" for each in settings_of(rule))
         settings.add_row(*map(Text, (rule.name, listed or "–", ", ".join(reads_of(rule)) or "–")))
         sources.add_row(*map(Text, (rule.name, rule.paper)))
@@ -128,7 +96,3 @@ def _bounds(each: Setting) -> str:
     bounds = list(each.choices) or ([] if each.low is None else [f"{low} to {each.high:g}"])
     bounds += ["True or False"] if each.switch else []
     return " or ".join([*bounds, *([each.word] if each.word else [])]).replace("inf", "∞")
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isinf(value) else value

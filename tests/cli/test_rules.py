@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from typer.testing import CliRunner
 
@@ -42,17 +40,6 @@ def test_a_rule_says_its_law_settings_source_and_how_to_ask_for_it(name: str):
     assert f"--mode{name}" in shown
     for setting in settings_of(rule):
         assert joined(setting.help) in shown
-
-
-def test_programs_can_read_it():
-    everything = json.loads(run("--json").stdout)
-    assert [each["name"] for each in everything] == list(REGISTRY)
-    one = json.loads(run("topk", "--json").stdout)
-    assert one in everything
-    assert one["settings"][0] == {
-        "name": "k", "default": 2, "low": 1, "high": None, "choices": [],
-        "help": "How many tokens are good enough; 1 is lossless greedy decoding.",
-    }  # fmt: skip
 
 
 def test_a_rule_that_is_none_is_named():
