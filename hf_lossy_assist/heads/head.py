@@ -78,7 +78,6 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     def __init__(self, config: HeadConfig, weight: Tensor | None = None, bias: Tensor | float | None = None) -> None:
         super().__init__()
         self.config = config
-        self._summed: tuple[Any, int] = None, 0
         for name, value in (("weight", weight), ("bias", bias)):
             shape = self._shapes(config)[name]
             tensor = torch.full(shape, torch.nan) if value is None else torch.as_tensor(value, dtype=torch.float32)
@@ -98,16 +97,6 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         """A number that identifies the weights, independent of dtype and device."""
         tensors = (self.weight, self.bias)
         return zlib.crc32(b"".join(tensor.detach().float().cpu().numpy().tobytes() for tensor in tensors))
-
-    def _shown_checksum(self) -> int:
-        """Return the checksum. Computing it would wait for a GPU, so it is cached until torch sees the weights change.
-
-        torch does not see a change of ``weight.data`` in place.
-        """
-        seen = [(x.data_ptr(), x.is_inference() or x._version) for x in (self.weight, self.bias)]
-        if self._summed[0] != seen:
-            self._summed = seen, self.checksum
-        return self._summed[1]
 
     def logit(self, features: Tensor) -> Tensor:
         """Return ``(...)`` log-odds from features ``(..., d)``, computed in the dtype of the weight."""
@@ -192,7 +181,7 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
         """Return the part of ``repr`` about the head."""
         config = self.config
         models = f"target={config.target.name!r}, draft={config.draft.name!r}"
-        return f"{config.kind}, {models}, width={config.width}, checksum={self._shown_checksum():08x}"
+        return f"{config.kind}, {models}, width={config.width}"
 
 
 def load_head(
