@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from .. import values
 from ..errors import LossyValueError
 from ..heads import Head, place_head
-from ..values import bounded
 
 Rule = type[Any]
 """A class of rules: a subclass of :class:`~hf_lossy_assist.acceptors.Acceptor`, which is declared by what is here."""
@@ -55,8 +55,8 @@ def register(rule: Rule) -> Rule:
 
 def _shown(rule: Any) -> str:
     defaults = {each.name: each.default for each in settings_of(type(rule))}
-    values = {x.name: getattr(rule, x.name) for x in fields(rule)}
-    shown = [f"{name}={value!r}" for name, value in values.items() if value != defaults.get(name, MISSING)]
+    own = {x.name: getattr(rule, x.name) for x in fields(rule)}
+    shown = [f"{name}={value!r}" for name, value in own.items() if value != defaults.get(name, MISSING)]
     return f"{type(rule).__name__}({', '.join(shown)})"
 
 
@@ -89,27 +89,29 @@ class Setting:
     def check(self, rule: Any) -> None:
         """Raise :class:`LossyValueError` if the rule's value is out of bounds."""
         value = getattr(rule, self.name)
-        if (value is None and self.may_be_none) or (self.word is not None and value == self.word):
+        if value is None and self.may_be_none:
             return
-        if self.switch and not isinstance(value, bool):
-            raise LossyValueError(f"`{self.name}` of the rule {rule.name!r} has to be a bool, but is {value!r}")
-        if self.choices:
-            check_choice(rule.name, self.name, value, self.choices)
-        if self.low is not None:
-            check_number(rule.name, self.name, value, self.low, self.high, integer=self.integer, word=self.word)
+        if self.bound is not None:
+            self.bound.check(self.name, value, f" of the rule {rule.name!r}")
         if self.instead_of is not None and (other := getattr(rule, self.instead_of)) is not None:
             raise LossyValueError(
                 f"`{self.instead_of}` and `{self.name}` of the rule {rule.name!r} exclude each other: give one of "
                 f"{other!r} and {value!r}"
             )
 
+    @property
+    def bound(self) -> values.Rule | None:
+        """The condition on a value other than None, if there is one."""
+        if self.choices:
+            return values.Rule(f"one of {list(self.choices)}", self.choices.__contains__)
+        if self.switch:
+            return values.Rule("a bool", lambda x: isinstance(x, bool))
+        return None if self.low is None else values.bounded(self.low, self.high, integer=self.integer, word=self.word)
+
     def __str__(self) -> str:
-        wanted = ""
-        if self.low is not None:
-            wanted = f", {bounded(self.low, self.high, integer=self.integer, word=self.word).expected}"
+        wanted = "" if self.bound is None else f", {self.bound.expected}"
         if self.low == _LEAST_ABOVE_0:
             wanted = wanted.replace(f">= {self.low:g}", "> 0")
-        wanted += f", one of {list(self.choices)}" if self.choices else ", a bool" if self.switch else ""
         default = self.none_in_words if self.default is None else self.default
         return f"{self.name}{wanted} (default: {default}). {self.help}".rstrip()
 
@@ -188,26 +190,6 @@ def _parameters(rule: Rule) -> Mapping[str, str]:
     _, _, section = (inspect.getdoc(rule) or "").partition("\nParameters\n----------\n")
     entries = re.findall(r"^(\S.*)\n((?: +.*(?:\n|$))+)", re.split(r"\n\w+\n---", section)[0], re.MULTILINE)
     return {name: _line(text) for names, text in entries for name in names.split(", ")}
-
-
-def check_number(
-    rule: str,
-    name: str,
-    value: Any,
-    low: float,
-    high: float = float("inf"),
-    *,
-    integer: bool = False,
-    word: str | None = None,
-) -> None:
-    """Raise :class:`LossyValueError` unless a rule's setting is a number in ``[low, high]``."""
-    bounded(low, high, integer=integer, word=word).check(name, value, f" of the rule {rule!r}")
-
-
-def check_choice(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise :class:`LossyValueError` unless a rule's setting is one of ``choices``."""
-    if value not in choices:
-        raise LossyValueError(f"`{name}` of the rule {rule!r} has to be one of {list(choices)}, but is {value!r}")
 
 
 def head_type(rule: Rule) -> type[Head] | None:
