@@ -36,7 +36,7 @@ TIE = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 
 
 def equality(run: Run) -> None:
-    new = 36 if run.tiny else 48
+    new = run.tokens(48)
     for dtype in (torch.float32,) if run.tiny else (torch.float32, torch.bfloat16):
         pair = pairs.load("arithmetic", dtype=dtype, device=run.device)
         many = pair.tokenizer(list(TEXTS[: 2 if run.tiny else None]), return_tensors="pt", padding=True).to(run.device)
@@ -83,7 +83,7 @@ def _rules(run: Run, pair: pairs.Pair, inputs: Any) -> None:
 
 def _drawn(run: Run, pair: pairs.Pair, inputs: Any) -> None:
     """Compare the second drawn token's distribution with that of plain draws: total variation, beside plain twice."""
-    count, at = 64 if run.tiny else 512, inputs.input_ids.shape[1] + 1
+    count, at = 16 if run.tiny else 512, inputs.input_ids.shape[1] + 1
     ways = ({}, {}, {"num_assistant_tokens": 2}, {"lossy_config": {"tree": {"branches": [2, 2]}}})
     with run.step("drawn", 10) as begins:
         if begins:

@@ -54,7 +54,7 @@ def _rules_of(run: Run, name: str, large: Geometry, small: Geometry) -> None:
                 inputs = pair.tokenizer(example.prompt, return_tensors="pt").to(run.device)
                 took, output = run.seconds(
                     lambda inputs=inputs, kwargs=kwargs: models.target.generate(
-                        **inputs, **kwargs, do_sample=False, max_new_tokens=40 if run.tiny else 120
+                        **inputs, **kwargs, do_sample=False, max_new_tokens=run.tokens(120)
                     )
                 )
                 if i == 0:  # it records

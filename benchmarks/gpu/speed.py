@@ -28,7 +28,7 @@ EAGER = {"compile": False}
 def speed(run: Run) -> None:
     """Measure the grid, from what matters most to the rest."""
     target, draft = pair_of(run)
-    new = 40 if run.tiny else 128
+    new = run.tokens(128)
     prompt = prompts(run)
     run.say("speed", memory_gb=run.peak_gb(), shapes="tiny" if run.tiny else "8B/1B")
     target.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)
@@ -125,7 +125,7 @@ def _batches(run: Run, target: PreTrainedModel, draft: PreTrainedModel) -> None:
             with run.step(f"batch of {rows}") as begins:
                 if begins:
                     prompt, ours = prompts(run, rows), {"assistant_model": draft, "lossy_mode": "lossless"}
-                    new = 40 if run.tiny else 64
+                    new = run.tokens(64)
                     for case, kwargs in {"plain": {}, "lossless": ours | {"num_assistant_tokens": gamma}}.items():
                         run.say(
                             "batch", case=case, rows=rows, alpha=0.8, **timed(run, target, draft, prompt, new, **kwargs)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from hf_lossy_assist import pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.heads import JudgeHead, VerifierHead
+from hf_lossy_assist.training.verifier_training import AdamLayer
 from tests.training.synthetic import judged, ratios, write_judged, write_ratios
 
 
@@ -19,6 +20,12 @@ def run(*arguments: object, status: int = 0):
     result = CliRunner().invoke(app, ["train", *map(str, arguments)], env={"COLUMNS": "160"})
     assert result.exit_code == status, result.output
     return result
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """Verifiers descend in large steps, and stop soon: tests/training is about what a fit comes to."""
+    monkeypatch.setattr(AdamLayer.__init__, "__defaults__", (0.05, 256, 3, 300, None, 0))
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def test_a_real_language_model_is_converted_and_answers_with_prompt_lookup_and_e
     assert tokenizer.padding_side == "left"
     chat = [{"role": "user", "content": "What is the capital of France?"}]
     inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    settings = {**inputs, "max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
+    settings = {**inputs, "max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True}
     plain = target.generate(**settings, output_logits=True)
     assert "Paris" in tokenizer.decode(plain.sequences[0, inputs["input_ids"].shape[1] :])
     with hf_lossy_assist.enabled(target):
