@@ -5,7 +5,7 @@ Rules without training decide by such quantities alone. A judge reads states ins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
@@ -27,8 +27,7 @@ from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy
 from hf_lossy_assist.evaluation.tables import table
-from hf_lossy_assist.mining.mining_run import Mined
-from hf_lossy_assist.training.crossing import cross
+from hf_lossy_assist.training.crossing import cross, fit
 from hf_lossy_assist.training.examples import Examples, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
 from hf_lossy_assist.training.validation import area_of, auc_interval, deal
@@ -46,14 +45,25 @@ def closeness(logits: Tensor, tokens: Tensor) -> dict[str, Tensor]:
     Examples
     --------
     >>> p = torch.tensor([[0.5, 0.25, 0.25]])
-    >>> {name: round(x.item(), 3) for name, x in closeness(p.log(), torch.tensor([1])).items()}
-    {'max z - z(x)': 0.693, '-log p(x)': 1.386, '-log max p': 0.693, 'entropy of p': 1.04}
+    >>> for name, x in closeness(p.log(), torch.tensor([1])).items():
+    ...     print(name, round(x.item(), 3))
+    max z - z(x) 0.693
+    -log p(x) 1.386
+    -log max p 0.693
+    entropy of p 1.04
+    rank of x 1.0
+    margin 0.693
     """
     log_p = logits.float().log_softmax(-1)
-    own, best = log_p.gather(-1, tokens[:, None])[:, 0], log_p.amax(-1)
+    own, (best, second) = log_p.gather(-1, tokens[:, None]), log_p.topk(2).values.unbind(-1)
     return {
-        "max z - z(x)": best - own, "-log p(x)": -own, "-log max p": -best, "entropy of p": entropy(log_p.exp()),
-    }  # fmt: skip
+        "max z - z(x)": best - own[:, 0],
+        "-log p(x)": -own[:, 0],
+        "-log max p": -best,
+        "entropy of p": entropy(log_p.exp()),
+        "rank of x": (log_p > own).sum(-1).float(),  # 0 for the best token
+        "margin": best - second,
+    }
 
 
 def main(
@@ -63,6 +73,9 @@ def main(
     together: Annotated[
         bool, typer.Option("--together", help="Also judge by these quantities, by the state, and by both, out of fold.")
     ] = False,
+    other: Annotated[
+        Path | None, typer.Option(help="Also judge by heads of this folder, of other problems; needs --together.")
+    ] = None,
     threads: Threads = None,
 ) -> None:
     """Print the AUC of each quantity, and the share of important mismatches by the distance to the best token."""
@@ -94,28 +107,46 @@ def main(
         shares.append((f"{low:g} to {high:g}", str(within.sum()), share))
     screen.print(table(shares, SHARES, "all mismatches"))
     if together:
-        found = beside(read_judged(data, ["target_previous", "target_draft"]).examples, [*values.values()], mined)
-        screen.print(table(found, AUCS, "logistic regressions, out of fold"))
+        quantities = np.stack([*values.values(), mined.tokens.with_format("numpy")["index"][:]], axis=1)
+        found = [read_judged(folder).examples for folder in (data, *([] if other is None else [other]))]
+        screen.print(table([*beside(found[0], quantities), *across(*found)], AUCS, "logistic regressions"))
 
 
-def beside(examples: Examples, values: Sequence[NDArray[np.floating]], mined: Mined) -> list[tuple[str, ...]]:
-    """Return the AUCs of logistic regressions on quantities, on states, and on both, by problem."""
-    places = mined.tokens.with_format("numpy")["index"][:]
-    states = {**examples.states, "quantities": np.stack([*values, places], axis=1).astype(np.float32)}
-    both = replace(examples, states=states)
-    folds, rows = deal(both.labels, both.prompts), []
-    for state in ("quantities", "target_previous", "target_draft"):
-        for columns in ([state], [state, "quantities"])[: 1 + (state != "quantities")]:
-            scores = cross(regressions(STRENGTHS), columns, both, folds).probabilities
-            areas = {"": area_of(both, scores, seed=0)}
-            if both.solved is not None:
-                right = both.where(both.solved)
-                areas[", solved"] = area_of(right, scores[both.solved], seed=0)
-            rows += [
-                (" and ".join(columns) + name, *(f"{value:.3f}" for value in area.values()))
-                for name, area in areas.items()
-            ]
-    return rows
+def _rows(name: str, examples: Examples, scores: NDArray[np.floating]) -> Iterator[tuple[str, ...]]:
+    yield name, *(f"{value:.3f}" for value in area_of(examples, scores, seed=0).values())
+    if examples.solved is not None and not examples.solved.all():
+        yield from _rows(f"{name}, solved", examples.where(examples.solved), scores[examples.solved])
+
+
+def beside(examples: Examples, quantities: NDArray[np.floating]) -> Iterator[tuple[str, ...]]:
+    """Yield the AUCs of regressions on quantities and places ``(N, k)``, on states, and on both, out of fold."""
+    both = replace(examples, states={**examples.states, "quantities": quantities.astype(np.float32)})
+    folds = deal(both.labels, both.prompts)
+    for columns in (["quantities"], *(x for state in examples.states for x in ([state], [state, "quantities"]))):
+        scores = cross(regressions(STRENGTHS), columns, both, folds).probabilities
+        yield from _rows(" and ".join(columns), both, scores)
+
+
+def across(examples: Examples, other: Examples | None = None) -> Iterator[tuple[str, ...]]:
+    """Yield the AUCs on examples by a head of ``other`` ones, and out of fold by heads of both."""
+    if other is None:
+        return
+    columns, grid = ["target_previous"], regressions(STRENGTHS)
+    apart = replace(other, prompts=other.prompts + examples.prompts.max() + 1)
+    own = fit(cross(grid, columns, other, deal(other.labels, other.prompts)).chosen, columns, other)
+    yield from _rows("a head of the other data", examples, own.predict_proba(examples.features(columns))[:, 1])
+    # The other data are a fold of their own, so every fold of the examples is judged by a head that has seen them.
+    folds = np.concatenate([deal(examples.labels, examples.prompts), np.full(len(other), -1)])
+    scores = cross(grid, columns, joined(examples, apart), folds).probabilities
+    yield from _rows("heads of both", examples, scores[: len(examples)])
+
+
+def joined(*parts: Examples) -> Examples:
+    """Return all examples; the states are those of all parts."""
+    names = set.intersection(*(set(part.states) for part in parts))
+    states = {name: np.concatenate([part.states[name] for part in parts]) for name in sorted(names)}
+    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "prompts", "weights")}
+    return Examples(states, **rows)
 
 
 app = command(main)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
 
 from benchmarks import closeness, mined_labels
+from hf_lossy_assist.training.examples import Examples
 from tests.benchmarks.running import run
 
 
@@ -20,6 +22,8 @@ def test_quantities_are_those_of_the_distribution():
         "-log p(x)": -torch.tensor([0.3, 0.8]).log(),
         "-log max p": -torch.tensor([0.5, 0.8]).log(),
         "entropy of p": -(p * p.log()).sum(-1),
+        "rank of x": torch.tensor([1, 0]),
+        "margin": (p[:, [0, 2]].diagonal() / torch.tensor([0.3, 0.1])).log(),
     }
     assert found.keys() == expected.keys()
     for name, values in expected.items():
@@ -48,3 +52,34 @@ def test_the_study_counts_what_was_mined(monkeypatch, tmp_path):
     assert cells["0 to 2"][3:] == ["2", "0.0"]
     assert cells["2 to 5"][3:] == ["1", "100.0"]
     assert cells["5 to inf"][3:] == ["1", "0.0"]
+
+
+def planted(seed: int, by: str) -> tuple[Examples, np.ndarray]:
+    """Return examples whose labels are the sign of the first state or of the first quantity."""
+    rng = np.random.default_rng(seed)
+    states, quantities = rng.normal(size=(400, 4)).astype(np.float32), rng.normal(size=(400, 2))
+    labels = {"state": states, "quantities": quantities}[by][:, 0] > 0
+    prompts = np.repeat(np.arange(40), 10)
+    return Examples({"target_previous": states}, labels, prompts, solved=prompts % 2 == 0), quantities
+
+
+def test_regressions_find_what_tells_the_labels():
+    """By chance, 400 examples give an AUC of 0.42 to 0.58."""
+    for by, found in (("state", {"target_previous"}), ("quantities", {"quantities"})):
+        aucs = {name: float(auc) for name, auc, *_ in closeness.beside(*planted(0, by))}
+        assert len(aucs) == 6
+        for name, auc in aucs.items():
+            known = found & {*name.removesuffix(", solved").split(" and ")}
+            assert auc > 0.95 if known else auc < 0.65, name
+
+
+def test_a_head_of_other_problems_is_worth_what_it_learned():
+    examples, _ = planted(0, "state")
+    other, _ = planted(1, "state")
+    misled = Examples(other.states, ~other.labels, other.prompts)
+    aucs = [{name: float(auc) for name, auc, *_ in closeness.across(examples, one)} for one in (other, misled)]
+    assert aucs[0]["a head of the other data, solved"] > 0.95
+    assert aucs[1]["a head of the other data"] < 0.05
+    # With both, labels contradict each other.
+    assert aucs[0]["heads of both"] > 0.95 > aucs[1]["heads of both"] + 0.1
+    assert [*closeness.across(examples)] == []
