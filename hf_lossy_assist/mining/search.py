@@ -137,6 +137,7 @@ def search(
         first = yield Continue(())
         answer = yield Ask(partial(task.answer, example, decode(first)))
         found = Found(first, first, answer)
+        yield Learned(found)
     if found.answer is not None and found.solved is None and example.answer:
         solved = yield Ask(partial(task.correct, example, decode(found.first)))
         found = replace(found, solved=bool(solved))

@@ -8,7 +8,18 @@ import pytest
 
 from hf_lossy_assist import LossyValueError
 from hf_lossy_assist.mining.prompt_results import ResponseCost
-from hf_lossy_assist.mining.search import Found, Mismatch, UnfinishedSearches, record_of, search_of
+from hf_lossy_assist.mining.search import (
+    Ask,
+    Continue,
+    Found,
+    Learned,
+    Mismatch,
+    UnfinishedSearches,
+    record_of,
+    search,
+    search_of,
+)
+from hf_lossy_assist.tasks import Example
 from tests.mining.parts import Checksum, by_prompt, tiny_parts
 
 
@@ -46,6 +57,13 @@ def test_a_search_that_is_cut_off_goes_on_with_the_next_mismatch(slots: int, sha
     # A question compares two texts, and every slot may have been at one that is asked again.
     assert task.asked <= asked + 2 * slots + 2 * len(left)
     assert not (tmp_path / "unfinished-0.json").exists()
+
+
+def test_the_targets_answer_is_kept_before_any_label():
+    steps = search(Example(prompt="p", answer="9"), Checksum(), str)
+    assert next(steps) == Continue(())
+    assert isinstance(steps.send((4, 5)), Ask)
+    assert steps.send("9") == Learned(Found((4, 5), (4, 5), "9"))
 
 
 def test_files_of_all_processes_are_read(tmp_path):
