@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..errors import LossyValueError
 from .prompt_results import Ids
-from .reading import CachedText, grouped, read
+from .reading import CachedText, grouped, only_last_logits, read
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -156,7 +156,8 @@ class DraftArgmax:
 
     def _guess(self, batch: Sequence[DraftQuery]) -> Iterator[tuple[int, Ids]]:
         texts, known = [(*one.prompt, *one.response[:-1]) for one in batch], [self._known(one) for one in batch]
-        reading = read(self.model, texts, known)
+        most = max(len(one.response) - one.start for one in batch)
+        reading = read(self.model, texts, known, **only_last_logits(self.model, most))
         self.tokens += sum(len(text) - n for text, (_, n) in zip(texts, known, strict=True))
         for row, (one, text, memory) in enumerate(zip(batch, texts, reading.memories, strict=True)):
             self._memories[one.slot] = memory

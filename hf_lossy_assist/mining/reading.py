@@ -196,8 +196,8 @@ def mismatch_states(
     ``known`` text is not read again.
     """
     shared = max(0, min(known.common(prompt), len(prompt) - 1))
-    first = len(prompt) - 1
-    text = read_text(model, (*prompt, *response), (known, shared), len(response) + 1)
+    first, end = len(prompt) - 1, max((one.index + 1 for one in mismatches), default=0)  # no state after it is wanted
+    text = read_text(model, (*prompt, *response[:end]), (known, shared), end + 1)
     places = [len(prompt) + one.index for one in mismatches]
     found = {}
     for position in positions:

@@ -38,10 +38,13 @@ def test_states_are_those_of_one_text_for_each_mismatch(architecture):
             torch.testing.assert_close(found[position][i], states_of(model, text)[-1], atol=2e-5, rtol=1e-4)
 
 
-def test_only_the_positions_that_are_wanted():
-    found = mismatch_states(tiny(), PROMPT, RESPONSE, MISMATCHES[:1], ("draft",))
+def test_only_what_is_wanted_is_read():
+    model, read = tiny(), []
+    model.register_forward_pre_hook(lambda _, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True)
+    found = mismatch_states(model, PROMPT, RESPONSE, MISMATCHES[:1], ("draft",))
     assert [*found] == ["draft"]
     assert found["draft"].shape == (1, 32)
+    assert read == [5, 1]  # nothing after the last mismatch
 
 
 def test_many_variants_are_read_in_several_forwards():
