@@ -19,6 +19,7 @@ import typer
 from hf_lossy_assist.cli.console import CleanCommand
 from hf_lossy_assist.cli.mine import MiningOptions, mine
 from hf_lossy_assist.cli.models import LoadedModels
+from hf_lossy_assist.cli.options import TaskOptions
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.mining.mining_run import Mined, load_mined
 from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
@@ -104,7 +105,7 @@ def keep(
     labels: dict[int, list[list[Any]]] = {}
     for prompt, *values in zip(mined.tokens["prompt_id"], *(mined.tokens[name] for name in names), strict=True):
         labels.setdefault(prompt, []).append(values)
-    searches = dict(UnfinishedSearches(folder).items())
+    searches = {prompt: begun for prompt, begun in UnfinishedSearches(folder).items() if begun[1].mismatches}
     finished = [row for row in mined.prompts if row["status"] == MINED]
     checksums = {row["prompt_id"]: {"prompt": checksum(row["prompt_tokens"])} for row in finished}
     searches |= dict(search_of({**row, "mismatches": labels.get(row["prompt_id"], ())}) for row in finished)
@@ -123,6 +124,7 @@ def restore(
     out: Annotated[Path, typer.Option(help="The folder of mined data to write, or to add to.")],
     task: Annotated[str, typer.Option(help="The task that was mined.")],
     task_data: Annotated[Path | None, typer.Option(help="Its data.")] = None,
+    task_option: TaskOptions = None,
     pair: Annotated[str | None, typer.Option(help="The pair.")] = None,
     model: Annotated[str | None, typer.Option(help="The target instead.")] = None,
     assistant: Annotated[str | None, typer.Option(help="The draft instead.")] = None,
@@ -136,8 +138,8 @@ def restore(
     mine(
         RestoringOptions(
             pair, model, assistant, dtype, out=out, task=task, task_data=task_data and str(task_data),
-            num_prompts=max(known.searches) + 1, max_new_tokens=max_new_tokens, prepack=prepack, threads=threads,
-            known=known,
+            task_option=task_option, num_prompts=max(known.searches) + 1, max_new_tokens=max_new_tokens,
+            prepack=prepack, threads=threads, known=known,
         )
     )  # fmt: skip
 

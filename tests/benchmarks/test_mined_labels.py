@@ -37,7 +37,8 @@ def test_states_are_read_anew_and_mining_goes_on(options, tmp_path):
     assert run(mined_labels.app, *whole, 7) == "0 prompts, 0 mismatches\n"
     assert run(mined_labels.app, *whole, 8) == printed
     cost, found = ResponseCost(5), Found((3, 4), (3, 9), "1", (Mismatch(1, 4, 9, important=False),))
-    UnfinishedSearches(tmp_path / "data").keep({7: (cost, found)})
+    unlabelled = Found((3, 4), (3, 4), "1")
+    UnfinishedSearches(tmp_path / "data").keep({7: (cost, found), 8: (cost, unlabelled)})
     begun = run(mined_labels.app, "keep", tmp_path / "data", tmp_path / "begun.jsonl")
     assert begun == f"5 prompts, {len(mined.tokens) + 1} mismatches\n"
     assert mined_labels.read(tmp_path / "begun.jsonl").searches[7][1] == found
