@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ..compat import PREFIX_FREE_PROCESSORS, of_rows, process_rows_alike, process_rows_apart
+from ..compat import PREFIX_FREE_PROCESSORS, of_rows, process_row, process_rows_alike, process_rows_apart
 from ..core.shapes import Chain, Shape
 from ..core.texts import Texts
 from ..core.transfers import to_device
@@ -141,17 +141,16 @@ class _Group:
     processors: LogitsProcessorList
 
 
-class RowProcessors(LogitsProcessor):
-    """Lets processors of a whole batch process one of its rows."""
+class RowProcessor(LogitsProcessor):
+    """Lets a processor of a whole batch process one of its rows."""
 
-    def __init__(self, processors: LogitsProcessorList, row: int, batch: int) -> None:
-        self.processors = processors
+    def __init__(self, processor: LogitsProcessor, row: int, batch: int) -> None:
+        self.processor = processor
         self.row = row
         self.batch = batch
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        every = self.processors(input_ids.expand(self.batch, -1), scores.repeat(self.batch, 1))
-        return every[self.row : self.row + 1]
+        return process_row(self.processor, self.row, self.batch, input_ids, scores)
 
 
 def row_aligned(processors: LogitsProcessorList, layout: Texts) -> LogitsProcessorList:
@@ -167,5 +166,4 @@ def of_row(processors: LogitsProcessorList, row: int, batch: int) -> LogitsProce
 def _of_row(processor: LogitsProcessor, row: int, batch: int) -> LogitsProcessor:
     if isinstance(processor, OwnState):
         return processor.of_row(row, batch)
-    alone = LogitsProcessorList([processor])
-    return processor if process_rows_alike(alone) else RowProcessors(alone, row, batch)
+    return processor if process_rows_alike([processor]) else RowProcessor(processor, row, batch)

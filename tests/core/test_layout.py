@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_lossy_assist.core.texts import RowShift, Texts
-from hf_lossy_assist.models.processing import RowAlignedProcessors, RowProcessors, row_aligned
+from hf_lossy_assist.models.processing import RowAlignedProcessors, RowProcessor, row_aligned
 from tests.decoding.fixtures import PAD, Round, between, longer, random_round, random_tokens, rectangle
 from tests.tiny_models import VOCAB
 
@@ -176,7 +176,7 @@ def test_processors_that_treat_rows_alike_give_each_what_it_gets_alone(seed: int
 def test_one_row_of_a_batch_keeps_its_number():
     text, scores = torch.tensor([[5, 6, 7]]), torch.randn(1, VOCAB)
     for row in range(4):
-        found = RowProcessors(LogitsProcessorList([ByNumber()]), row, 4)(text, scores.clone())
+        found = RowProcessor(ByNumber(), row, 4)(text, scores.clone())
         assert found.equal(alone(row, text[0], scores[0])[None])
 
 
