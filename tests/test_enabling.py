@@ -18,7 +18,6 @@ from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist import GenerateLossyOutput, disable, enable, enabled, last_stats
 from tests.tiny_models import noisy_copy, prompt, tiny
 
-ORIGINALS = {}
 KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False}
 
 

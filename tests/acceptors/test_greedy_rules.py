@@ -128,7 +128,6 @@ GREEDY = st.one_of(
     st.builds(Fsd, threshold=st.sampled_from([0.0, 0.05, 0.3, 9.0]), divergence=st.sampled_from(["js", "tv"]),
               strict_above=st.sampled_from([1.0, 0.6])),
 )  # fmt: skip
-LAST = st.booleans()
 OTHERS = st.one_of(
     st.just(Lossless()),
     st.builds(Ears, beta=share),

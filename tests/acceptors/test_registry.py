@@ -18,7 +18,7 @@ import torch
 from docs.generator import tables
 from hf_lossy_assist import LossyValueError, enabled, last_stats
 from hf_lossy_assist import acceptors as package
-from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, describe, settings_of
+from hf_lossy_assist.acceptors import REGISTRY, Acceptor, Setting, check_choice, check_number, describe, settings_of
 from hf_lossy_assist.call.config import LossyConfig
 from tests.acceptors.fixtures import HEADS
 from tests.tiny_models import noisy_copy, prompt, tiny
@@ -194,6 +194,15 @@ def test_values_that_a_setting_refuses(each: Setting, right: object, expected: s
     for value in (2, 4, 3.0, None, "3", torch.tensor(3)):
         with pytest.raises(LossyValueError, match=f"`x` of the rule 'mine' has to be {expected}, but is"):
             each.check(SimpleNamespace(name="mine", x=value))
+
+
+def test_checks_for_values_that_a_rule_looks_at_itself():
+    check_number("mine", "x", 3, 3, 3, integer=True)
+    check_choice("mine", "x", "a", ("a", "b"))
+    with pytest.raises(LossyValueError, match="`x` of the rule 'mine' has to be an int >= 3 and <= 3, but is 4"):
+        check_number("mine", "x", 4, 3, 3, integer=True)
+    with pytest.raises(LossyValueError, match=r"`x` of the rule 'mine' has to be one of \['a', 'b'\], but is 'c'"):
+        check_choice("mine", "x", "c", ("a", "b"))
 
 
 def test_fields_that_are_not_declared_are_settings_without_bounds():

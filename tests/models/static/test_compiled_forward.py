@@ -13,7 +13,7 @@ import torch
 from transformers import CompileConfig, DynamicCache, MambaConfig, MambaForCausalLM, StaticCache
 from transformers.utils import logging
 
-from hf_lossy_assist import LossyVerification, errors
+from hf_lossy_assist import LossyVerification
 from hf_lossy_assist.call.runner_choice import _obstacle_to_static
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.model import ModelDrafter
@@ -47,11 +47,6 @@ def backend():
 def pair():
     target = tiny("llama")
     return target, noisy_copy(target)
-
-
-@pytest.fixture(autouse=True)
-def _warnings_again():
-    errors.warn_once.cache_clear()
 
 
 def generate(pair, backend, compile=True, new=20, length=7, seed=0, **kwargs):
