@@ -23,6 +23,7 @@ from .row_batch import RowBatch
 
 # The tokens that are read in one forward: more would not be faster, and their logits take memory.
 _TOGETHER = 512
+_FEWEST = 4  # texts that have come back to old ones wait until so many can be read on, or nothing is left to write
 _PATIENCE = 0.1  # seconds that a step waits for a completion; meanwhile the draft and the task are not served
 
 
@@ -133,7 +134,9 @@ class LocalWriter(Writer):
     def step(self) -> list[tuple[int, Ids]]:
         self._start_waiting()
         done = self._write() if self._writing else []
-        return [(slot.number, slot.response) for slot in (*done, *self._check())]
+        if len(self._checking) >= _FEWEST or not self._writing:
+            done += self._check()
+        return [(slot.number, slot.response) for slot in done]
 
     def _start_waiting(self) -> None:
         """Give every waiting text a row; first read texts without a cache, such as new prompts."""
