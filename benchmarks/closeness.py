@@ -28,7 +28,7 @@ from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.training.crossing import cross, fit
-from hf_lossy_assist.training.examples import Examples, read_judged
+from hf_lossy_assist.training.examples import Examples, joined, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
 from hf_lossy_assist.training.validation import area_of, auc_interval, deal
 
@@ -132,21 +132,12 @@ def across(examples: Examples, other: Examples | None = None) -> Iterator[tuple[
     if other is None:
         return
     columns, grid = ["target_previous"], regressions(STRENGTHS)
-    apart = replace(other, prompts=other.prompts + examples.prompts.max() + 1)
     own = fit(cross(grid, columns, other, deal(other.labels, other.prompts)).chosen, columns, other)
     yield from _rows("a head of the other data", examples, own.predict_proba(examples.features(columns))[:, 1])
     # The other data are a fold of their own, so every fold of the examples is judged by a head that has seen them.
     folds = np.concatenate([deal(examples.labels, examples.prompts), np.full(len(other), -1)])
-    scores = cross(grid, columns, joined(examples, apart), folds).probabilities
+    scores = cross(grid, columns, joined([examples, other]), folds).probabilities
     yield from _rows("heads of both", examples, scores[: len(examples)])
-
-
-def joined(*parts: Examples) -> Examples:
-    """Return all examples; the states are those of all parts."""
-    names = set.intersection(*(set(part.states) for part in parts))
-    states = {name: np.concatenate([part.states[name] for part in parts]) for name in sorted(names)}
-    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "prompts", "weights")}
-    return Examples(states, **rows)
 
 
 app = command(main)

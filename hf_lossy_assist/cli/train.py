@@ -49,7 +49,12 @@ app = typer.Typer(
 class JudgeOptions(TrainOptions):
     """The options of ``train judge``."""
 
-    data: Annotated[Path | None, typer.Option(help="Folder that `lossy-assist mine` wrote.")] = None
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder that `lossy-assist mine` wrote. Repeatable: other prompts of the same task and models."
+        ),
+    ] = None
     annotations: Annotated[
         Path | None,
         typer.Option(
@@ -85,11 +90,11 @@ class JudgeOptions(TrainOptions):
 
     def check(self) -> None:
         """Refuse options that conflict, before anything is loaded."""
-        if (self.data is None) == (self.annotations is None):
+        if bool(self.data) == (self.annotations is not None):
             raise LossyValueError("either `--data` or `--annotations` has to be given, and not both")
         models = {"--model": self.model, "--assistant": self.assistant}
         named = [name for name, value in models.items() if value is not None]
-        if self.data is not None:
+        if self.data:
             others = {"--assistant": self.assistant, "--task": self.task, "--device": self.device}
             if given := [name for name, value in others.items() if value is not None]:
                 raise LossyValueError(f"{', '.join(given)} can't be given with `--data`, which has them already")
@@ -102,11 +107,11 @@ class JudgeOptions(TrainOptions):
     def read(self, columns: Sequence[str] | None, screen: Console) -> LabelledMismatch:
         """Read the labels with the states in ``columns``, for which models read annotated responses first."""
         from ..training.annotations import annotated_examples, origin_of, read_annotations
-        from ..training.examples import LabelledMismatch, read_judged
+        from ..training.examples import LabelledMismatch, read_together
 
-        if self.data is not None:
+        if self.data:
             # A target behind an API has no weights here, so its configuration is enough.
-            return read_judged(self.data, columns, self.model and identity_of("--model", self.model))
+            return read_together(self.data, columns, self.model and identity_of("--model", self.model))
         annotations = read_annotations(self.annotations)
         loaded = ModelOptions(self.pair, self.model, self.assistant, device=self.device).load()
         models = loaded.by_role

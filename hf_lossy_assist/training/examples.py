@@ -70,6 +70,20 @@ class Examples:
         }
 
 
+def joined(parts: Sequence[Examples]) -> Examples:
+    """Return the examples of several data with different prompts, and the states that all of them have."""
+    starts = np.cumsum([0, *(part.prompts.max(initial=-1) + 1 for part in parts)])
+    rows = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("labels", "weights")}
+    known = all(part.solved is not None for part in parts)
+    return Examples(
+        {x: np.concatenate([y.states[x] for y in parts]) for x in parts[0].states if all(x in y.states for y in parts)},
+        prompts=np.concatenate([part.prompts + start for part, start in zip(parts, starts, strict=False)]),
+        classes=parts[0].classes,
+        solved=np.concatenate([part.solved for part in parts]) if known else None,
+        **rows,
+    )
+
+
 def check(examples: Examples) -> None:
     """Refuse examples on which no head can be trained."""
     if len(examples) == 0:
@@ -128,6 +142,24 @@ class LabelledMismatch:
     examples: Examples
     folds: NDArray[np.int64] | None
     origin: Origin
+
+
+def read_together(
+    folders: Sequence[str | Path], columns: Sequence[str] | None = None, target: ModelIdentity | None = None
+) -> LabelledMismatch:
+    """Read AutoJudge's labels of several folders, with different prompts of one task and one pair of models."""
+    parts = [read_judged(folder, columns, target) for folder in folders]
+    first = parts[0].origin
+    for folder, part in zip(folders, parts, strict=True):
+        if (part.origin.target, part.origin.draft, part.origin.task) != (first.target, first.draft, first.task):
+            raise LossyValueError(
+                f"`data` has to be of one task and one pair of models, but {str(folder)!r} differs from "
+                f"{str(folders[0])!r}; train a head for each"
+            )
+    if len(parts) == 1:
+        return parts[0]
+    data = {**first.data, "others": [part.origin.data for part in parts[1:]]}
+    return LabelledMismatch(joined([part.examples for part in parts]), None, replace(first, data=data))
 
 
 def read_judged(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from hf_lossy_assist import LossyValueError
-from hf_lossy_assist.training.examples import check, read_judged, read_ratios
+from hf_lossy_assist.training.examples import check, read_judged, read_ratios, read_together
 from tests.training.synthetic import DRAFT, TARGET, judged, ratios, write_judged, write_ratios
 
 
@@ -45,6 +45,25 @@ def test_folds_are_those_of_the_prompts(tmp_path):
     assert (found.folds == (found.examples.prompts // 7) % 4).all()
     more = write_judged(tmp_path / "more", judged(prompts=20, extra=("target_target",)))
     assert "target_target" in read_judged(more).examples.states
+
+
+def test_folders_are_read_together(tmp_path):
+    """Prompts of several folders stay apart, and states that some lack are left out."""
+    parts = [judged(prompts=20), judged(prompts=10, extra=("target_target",))]
+    folders = [write_judged(tmp_path / name, part) for name, part in zip("ab", parts, strict=True)]
+    one, two = (read_judged(folder) for folder in folders)
+    both = read_together(folders)
+    assert len(np.unique(both.examples.prompts)) == 30
+    assert (both.examples.labels == np.concatenate([one.examples.labels, two.examples.labels])).all()
+    assert [*both.examples.states] == [*one.examples.states]
+    for name, state in both.examples.states.items():
+        assert (state == np.concatenate([one.examples.states[name], two.examples.states[name]])).all()
+    assert both.folds is None
+    assert both.origin.data["others"] == [two.origin.data]
+    assert read_together(folders[:1]).origin == one.origin
+    other = write_judged(tmp_path / "other", judged(prompts=4), target=asdict(DRAFT))
+    with pytest.raises(LossyValueError, match=r"one pair of models, but '.*other' differs from '.*a'"):
+        read_together([folders[0], other])
 
 
 def test_ratios(tmp_path):
