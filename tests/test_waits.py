@@ -23,6 +23,8 @@ from hf_lossy_assist.decoding import unverified
 from hf_lossy_assist.drafting import draft_ends, model
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
+from tests.eagle3_heads import random_head
+from tests.graphs import Recorder, record
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 from tests.waits import Counts, counted, on_cpu
 
@@ -33,6 +35,7 @@ TARGET = tiny()
 DRAFT = noisy_copy(TARGET, 0.05)
 LENGTHS = (7, 3, 11, 5, 6, 9, 4, 8)
 PROCESSORS = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[7], [5, 9], [8, 6]]}
+EAGLE3 = tiny("llama"), random_head()
 TREE, DRAWN = {"depth": 4, "top_k": 4, "nodes": 16}, {"branches": [2, 2, 1]}
 
 
@@ -47,12 +50,14 @@ class Case:
     config: dict[str, Any] = field(default_factory=dict)
     kwargs: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+    eagle3: bool = False  # whether an EAGLE-3 head drafts
+    graphs: bool = False
 
     @property
     def name(self) -> str:
         more = [f"{key}={'x'.join(map(str, value.values()))}" for key, value in self.config.items()]
         more += ["processors"] if self.kwargs else []
-        more += [self.label]
+        more += [self.label, "EAGLE-3" if self.eagle3 else "", "graphs" if self.graphs else ""]
         kind = ["drawn" if self.do_sample else "greedy", "" if self.fixed else "default length", *more]
         return " ".join([row_id(self.row), f"b{self.batch}", *filter(None, kind)])
 
@@ -61,16 +66,22 @@ class Case:
         inputs = (
             {"input_ids": prompt(), "attention_mask": torch.ones_like(prompt())} if self.batch == 1 else padded(LENGTHS)
         )
-        keywords = self.row.keywords(TARGET, DRAFT, seed=0)
-        keywords["lossy_config"] |= self.config | {"compile": False}  # nothing can be recorded on a pretended GPU
-        models = {"target": place(TARGET), "draft": place(DRAFT)}
+        pair = EAGLE3 if self.eagle3 else (TARGET, DRAFT)
+        keywords = self.row.keywords(*pair, seed=0)
+        keywords["lossy_config"] |= self.config | ({} if self.graphs else {"compile": False})
+        models = dict(zip(("target", "draft"), map(place, pair), strict=True))
         keywords["lossy_head"] = place(keywords["lossy_head"])
-        with counted(models, front, lines) as counts:
+        # Hooks on a draft would be called for every token, so it would not be one graph.
+        watched = {"target": models["target"]} if self.graphs else models
+        with counted(watched, front, lines) as counts, pytest.MonkeyPatch.context() as patch:
+            if self.graphs:
+                record(patch, Recorder(counts.launch), models["target"].device.type)
             models["target"].generate(
                 **{name: place(x) for name, x in inputs.items()}, assistant_model=models["draft"], max_new_tokens=36,
                 eos_token_id=None, do_sample=self.do_sample, **({"num_assistant_tokens": GAMMA} if self.fixed else {}),
                 **keywords, **self.kwargs,
             )  # fmt: skip
+        assert bool(counts.graphs) is self.graphs
         assert len(counts.per_round("wait")) > 2
         return counts
 
@@ -105,7 +116,18 @@ TREES = [
 ]
 TREES += [Case(ROWS[0], batch, True, config={"tree": DRAWN}) for batch in (1, 8)]
 TREES += [Case(ROWS[0], batch, config={"tree": TREE}, kwargs=PROCESSORS) for batch in (1, 8)]
-CASES = {case.name: case for case in (*RULES, *LENGTH, *PROCESSED, *TREES)}
+HEADS = [
+    Case(ROWS[0], batch, do_sample, config=config, eagle3=True)
+    for batch, do_sample, config in (
+        (1, False, {}),
+        (8, True, {}),
+        (1, False, {"tree": TREE}),
+        (8, False, {"tree": TREE}),
+    )
+]
+GRAPHS = [replace(case, graphs=True) for case in (*LENGTH, *PROCESSED, *HEADS, *TREES) if case.row is ROWS[0]]
+GRAPHS += [replace(case, graphs=True) for case in RULES if case.row.mode in ("lossless", "dropmatch", "judge")]
+CASES = {case.name: case for case in (*RULES, *LENGTH, *PROCESSED, *TREES, *HEADS, *GRAPHS)}
 AHEAD = {
     case.name: case for case in (Case(SPRINTER, batch, do_sample) for batch in (1, 8) for do_sample in (False, True))
 }

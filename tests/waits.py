@@ -60,7 +60,7 @@ class Counts:
 
     def __init__(self, lines: bool = False) -> None:
         self.rounds: list[Counter[tuple[str, str]]] = [Counter()]
-        self.inside = 0
+        self.inside = self.graphs = 0
         self._lines = lines
 
     def note(self, what: str, kind: str, times: int = 1) -> None:
@@ -68,6 +68,14 @@ class Counts:
             return
         at = f"{kind} at {_line()}" if self._lines or what != "kernel" else ""
         self.rounds[-1][what, at] += times
+
+    def launch(self, body: Callable[[], Any]) -> None:
+        """Run a graph, whose kernels are one; none of them may wait."""
+        self.note("kernel", "graph")
+        self.graphs += 1
+        self.inside += 1
+        body()
+        self.inside -= 1
 
     def operation(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func.overloadpacket.__name__
@@ -104,18 +112,18 @@ def counted(models: dict[str, nn.Module], front: Callable[[Counts, Any], Any], l
         counts.rounds.append(Counter())
         one_round(decoding)
 
-    def moved(by: int) -> Callable[..., None]:
+    def moved(by: int, name: str) -> Callable[..., None]:
         def hook(*args: Any) -> None:
             counts.inside += by
             if by > 0:
-                counts.note("forward", next(name for name, model in models.items() if model is args[0]))
+                counts.note("forward", name)
 
         return hook
 
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        for model in models.values():
-            stack.callback(model.register_forward_pre_hook(moved(1)).remove)
-            stack.callback(model.register_forward_hook(moved(-1)).remove)
+        for name, model in models.items():
+            stack.callback(model.register_forward_pre_hook(moved(1, name)).remove)
+            stack.callback(model.register_forward_hook(moved(-1, name)).remove)
         patch.setattr(Decoding, "round", counted_round)
         stack.enter_context(front(counts, patch))
         yield counts

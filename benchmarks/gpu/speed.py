@@ -15,7 +15,8 @@ from transformers import CompileConfig, PreTrainedModel
 from benchmarks.growing.geometry import PRESETS
 from hf_lossy_assist import last_stats
 from hf_lossy_assist.models.static.cache_slot import take_slot
-from hf_lossy_assist.models.static.graphs import RECORDERS
+from hf_lossy_assist.models.static.fixed_runner import Shapes
+from hf_lossy_assist.models.static.graphs import RECORDERS, Recording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
 from .known_texts import continue_by, drafts_of, is_known, pair_of, prompts
@@ -105,7 +106,7 @@ def _forwards(run: Run, target: PreTrainedModel, draft: PreTrainedModel, prompt:
                         continue
                     runner = StaticCacheRunner(model, take_slot(model, 256), {})
                     if way == "graphs":
-                        runner.record(RECORDERS["cuda"], (width,))
+                        runner.prepare(Recording(RECORDERS["cuda"]), Shapes((width,)))
                     runner.run(prompt, 1)
                     start = runner.seen
 

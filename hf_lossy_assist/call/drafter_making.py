@@ -51,7 +51,8 @@ def make_drafter(
     if tree is not None:
         settings |= {"shape": tree, "keep_hidden": "draft_hidden" in acceptor.needs}
         if choice.drafts_with_eagle3:
-            return _EAGLE3_TREES[type(tree)](model, choice.target, tree.depth, returned=returned, **settings)
+            settings |= {"returned": returned, "runner": runner}
+            return _EAGLE3_TREES[type(tree)](model, choice.target, tree.depth, **settings)
         settings |= {"vocabulary": vocabulary_of(choice.target, model), "runner": runner}
         return _TREES[type(tree)](model, tree.depth, **settings)
     length = draft_length_of(choice.num_assistant_tokens, choice.schedule)
@@ -62,7 +63,7 @@ def make_drafter(
             return UNVERIFIED_DRAFTERS[head.config.position](model, head, **settings)
         return ModelDrafter(model, length, runner=runner, **_kept(choice, acceptor, call), **settings)
     if choice.drafts_with_eagle3:
-        settings |= _kept(choice, acceptor, call) | {"returned": returned}
+        settings |= _kept(choice, acceptor, call) | {"returned": returned, "runner": runner}
         return Eagle3Drafter(model, choice.target, length, **settings)
 
     def for_row(row: Prepared) -> GeneratorDrafter:

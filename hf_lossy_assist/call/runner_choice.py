@@ -6,7 +6,9 @@ import operator
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,18 +16,22 @@ from transformers.cache_utils import StaticCache
 
 from .. import compat
 from ..compat import belongs_to_user
+from ..drafting.eagle3 import Eagle3
+from ..drafting.eagle3_static import StaticEagle3Forwards
 from ..drafting.model import mask_of
 from ..drafting.tree import MOST
-from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
-from ..drafting.vocabulary import vocabulary_of
+from ..drafting.vocabulary import Vocabulary, vocabulary_of, vocabulary_sizes
 from ..errors import LossyUnsupportedError, warn_once
 from ..models.prepacked import is_prepacked
+from ..models.processing import settings_of
 from ..models.quantised import can_be_compiled, dtype_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewinds, take_slot
-from ..models.static.forwards import decoder_layers, forget, path_to_decoder
-from ..models.static.graphs import RECORDERS
+from ..models.static.chain import Choice
+from ..models.static.fixed_runner import FixedRunner, Shapes
+from ..models.static.forwards import Compiling, decoder_layers, forget, path_to_decoder
+from ..models.static.graphs import RECORDERS, Recording
 from ..models.static.runner import StaticCacheRunner
 from .config import LossyConfig
 from .drafter_choice import DrafterChoice
@@ -43,16 +49,6 @@ Runners = tuple[ModelRunner, Callable[[], ModelRunner] | None]
 """The target's runner, and what makes the draft model's; None where the drafter makes its own."""
 
 
-@dataclass(frozen=True)
-class _Shapes:
-    """Over how many tokens a model's forwards are: of chains and of trees, and how many tokens one graph drafts."""
-
-    widths: tuple[int, ...]
-    trees: tuple[int, ...] = ()
-    drafts: int = 0
-    room: int = 0  # how many slots a forward may write after the text
-
-
 def choose_runners(
     model: PreTrainedModel,
     config: LossyConfig,
@@ -65,49 +61,54 @@ def choose_runners(
     A static cache of the call's own that can't be used gives way to a dynamic one; for a caller's cache this is an
     error. Only what the user has asked for is warned of.
     """
-    static = _Static(model, config, choice, call, switch).runners()
-    if static is not None:
-        return static
-    inputs = compat.forward_inputs(model, call.ids, call.inputs)
-    length, seen = call.ids.shape[1], _seen(call)
-    if compat.has_recurrent_state(model):
-        keeps_cache = belongs_to_user(compat.cache_of(call.inputs)) or bool(call.config.return_dict_in_generate)
-        # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
-        padding = padding_before(call.inputs.get("attention_mask")) if call.of_batch else 0
-        return RecurrentRunner(inputs, call.inputs, length, seen, padding=padding, keeps_cache=keeps_cache), None
-    return DynamicCacheRunner(inputs, call.inputs, length, seen, _last_position(call)), None
-
-
-def _seen(call: Prepared) -> int:
-    """Return how many of the prompt's tokens the caller's cache holds."""
-    unseen = compat.uncached_tokens(call.ids, call.inputs, call.config)
-    return 0 if unseen is None else call.ids.shape[1] - unseen
-
-
-def _last_position(call: Prepared) -> int | None:
-    return call.config.max_length - 1 if call.batch > 1 else None
+    runners = _RunnerChoice(model, config, choice, call)
+    return runners.static(switch) or (runners.dynamic(), None)
 
 
 @dataclass(frozen=True, eq=False)
-class _Static:
-    """Makes a call's runners on static caches."""
+class _RunnerChoice:
+    """Makes a call's runners."""
 
     model: PreTrainedModel
     config: LossyConfig
     choice: DrafterChoice
     call: Prepared
-    switch: compat.FrequencySwitch | None
 
-    def runners(self) -> Runners | None:
-        """Return the runners; None where static caches are impossible or not wanted."""
-        model, call, cache = self.model, self.call, compat.cache_of(self.call.inputs)
+    @cached_property
+    def _cache(self) -> Any:
+        return compat.cache_of(self.call.inputs)
+
+    @cached_property
+    def _seen(self) -> int:
+        """How many of the prompt's tokens the caller's cache holds."""
+        unseen = compat.uncached_tokens(self.call.ids, self.call.inputs, self.call.config)
+        return 0 if unseen is None else self.call.ids.shape[1] - unseen
+
+    @cached_property
+    def _last_position(self) -> int | None:
+        return self.call.config.max_length - 1 if self.call.batch > 1 else None
+
+    def dynamic(self) -> ModelRunner:
+        """Return the target's runner on a dynamic cache, or with saved states."""
+        model, call = self.model, self.call
+        inputs, length = compat.forward_inputs(model, call.ids, call.inputs), call.ids.shape[1]
+        if compat.has_recurrent_state(model):
+            keeps_cache = belongs_to_user(self._cache) or bool(call.config.return_dict_in_generate)
+            # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
+            padding = padding_before(call.inputs.get("attention_mask")) if call.of_batch else 0
+            return RecurrentRunner(inputs, call.inputs, length, self._seen, padding=padding, keeps_cache=keeps_cache)
+        return DynamicCacheRunner(inputs, call.inputs, length, self._seen, self._last_position)
+
+    def static(self, switch: compat.FrequencySwitch | None) -> Runners | None:
+        """Return runners on static caches; None where these are impossible or not wanted."""
+        model, call, cache = self.model, self.call, self._cache
         given = isinstance(compat.text_cache(cache), StaticCache)
         path = self._path(given)
         if path is Path.DYNAMIC:
             return None
         asked = self.config.compile or given
-        obstacle = _obstacle(model, self.config, self.choice, call)
-        if obstacle is None and self.switch is not None:
+        obstacle = self._obstacle()
+        if obstacle is None and switch is not None:
             obstacle = "its frequencies change with the width of a forward"
         if obstacle is not None:
             if given and belongs_to_user(cache):
@@ -118,12 +119,10 @@ class _Static:
             if asked:
                 _say(given, obstacle)
             return None
-        shapes = _of_target(self.choice, self.config.tree)
-        target = self._target(shapes, given)
-        if path is not Path.STATIC and self._failed(target, path, shapes, asked) and not given:
+        target = self._target(given)
+        if path is not Path.STATIC and self._failed(target, path, self._of_target, asked) and not given:
             return None
-        draft = self._draft(path, asked) if target.fixed and self.choice.drafts_with_model else None
-        return target, draft
+        return target, self._draft(path, asked) if target.fixed else None
 
     def _path(self, given: bool) -> Path:
         model, call = self.model, self.call
@@ -138,49 +137,113 @@ class _Static:
             recording=RECORDERS,
         )
 
-    def _target(self, shapes: _Shapes, given: bool) -> StaticCacheRunner:
+    def _target(self, given: bool) -> StaticCacheRunner:
         """Return the target's runner, on the caller's static cache or on one of the pool's."""
-        model, call, eagle3 = self.model, self.call, self.choice.drafts_with_eagle3
-        cache, needed = compat.cache_of(call.inputs), call.config.max_length + shapes.room
-        own = belongs_to_user(cache)
+        model, call, cache, own = self.model, self.call, self._cache, belongs_to_user(self._cache)
+        needed, eagle3 = call.config.max_length + self._of_target.room, self.choice.drafts_with_eagle3
         slot = StaticCacheSlot(cache, int(cache.get_seq_length())) if own else take_slot(model, needed, call.batch)
         reads = self.choice.assistant_model.config.layers_of(model) if eagle3 else ()
-        runner = StaticCacheRunner(model, slot, call.inputs, _seen(call), _last_position(call), tuple(reads))
+        runner = StaticCacheRunner(model, slot, call.inputs, self._seen, self._last_position, tuple(reads))
         returned = call.batch == 1 and bool(call.config.return_dict_in_generate)
         runner.keeps_cache = own or (returned and given)
         runner.copies_cache = returned and not runner.keeps_cache
         return runner
 
     def _draft(self, path: Path, asked: bool) -> Callable[[], ModelRunner] | None:
-        """Return what makes the draft model's runner; None where it drafts on a dynamic cache."""
-        model, call = self.choice.assistant_model, self.call
-        obstacle = _obstacle_to_static(model)
-        if model.get_input_embeddings() is self.model.get_input_embeddings():
-            obstacle = "the draft is a part of the target, and new in every call"
+        """Return what makes the draft's runner; None where it drafts on a dynamic cache, or is no model."""
+        draft, call = self.choice.assistant_model, self.call
+        if self.choice.drafts_with_eagle3:
+            obstacle = _obstacle_to_eagle3(draft, self.model)
+        elif self.choice.drafts_with_model:
+            obstacle = _obstacle_to_static(draft)
+            if draft.get_input_embeddings() is self.model.get_input_embeddings():
+                obstacle = "the draft is a part of the target, and new in every call"
+        else:
+            return None
         if obstacle is not None:
             if asked:
                 _say(False, obstacle)
             return None
-        shapes = self._of_draft()
-        slot = take_slot(model, call.config.max_length + shapes.room, call.batch)
-        mask = {"attention_mask": mask_of(call.ids, call.inputs)}
-        runner = StaticCacheRunner(model, slot, mask, last_position=_last_position(call))
+        shapes, mask = self._of_draft(path), mask_of(call.ids, call.inputs)
+        slot = take_slot(draft, call.config.max_length + shapes.room, call.batch)
+        if self.choice.drafts_with_eagle3:
+            runner = StaticEagle3Forwards(draft, self.model, mask, slot)
+        else:
+            runner = StaticCacheRunner(draft, slot, {"attention_mask": mask}, last_position=self._last_position)
         return None if self._failed(runner, path, shapes, asked) else lambda: runner
 
-    def _of_draft(self) -> _Shapes:
-        choice, tree = self.choice, self.config.tree
-        if tree is not None:
-            deeper = tree.depth - 1  # depths whose nodes are read
-            sizes = [*accumulate(tree.branches, operator.mul)][:deeper] if tree.drawn else [tree.top_k] * deeper
-            return _Shapes((tree.depth + 1,), tuple(sorted(set(sizes))), room=tree.depth + 1 + sum(sizes))
-        reads = "draft_hidden" in self.config.rule.needs or self.call.config.do_sample or self.call.processors
-        reads = reads or _is_watched(choice.assistant_model)
-        reads = reads or vocabulary_of(self.model, choice.assistant_model) is not None
-        if choice.longest is None or choice.stop is not None or choice.confidence or reads:
-            return _Shapes(_DRAFT_WIDTHS, room=_DRAFT_WIDTHS[-1])
-        return _Shapes((), drafts=choice.longest, room=choice.longest + 1)
+    @cached_property
+    def _of_target(self) -> Shapes:
+        """What the target verifies: the drafted tokens and the token before them."""
+        tree, longest = self.config.tree, self.choice.longest
+        if tree is None:
+            widths = _ANY_WIDTH if longest is None else (longest + 1,)
+            return Shapes(widths, room=widths[-1])
+        if tree.drawn:
+            trees = (tree.nodes + 1,)
+        else:
+            most = min(MOST if tree.nodes == "auto" else tree.nodes, tree.candidates) + 1
+            trees = (*(x for x in _AUTOMATIC_TREES if x < most), most) if tree.nodes == "auto" else (most,)
+        return Shapes(trees=trees, room=trees[-1])
 
-    def _failed(self, runner: StaticCacheRunner, path: Path, shapes: _Shapes, asked: bool) -> bool:
+    def _of_draft(self, path: Path) -> Shapes:
+        """Return what drafting reads: the newest tokens, then a token, the nodes of a depth, or nothing."""
+        choice, tree, longest, eagle3 = (
+            self.choice,
+            self.config.tree,
+            self.choice.longest,
+            self.choice.drafts_with_eagle3,
+        )
+        if tree is not None:
+            deeper, newest = tree.depth - 1, tree.depth + 1  # depths whose nodes are read; all that a round committed
+            sizes = [*accumulate(tree.branches, operator.mul)][:deeper] if tree.drawn else [tree.top_k] * deeper
+            widths, room = ((newest, *sizes), ()) if eagle3 else ((newest,), tuple(sizes)), newest + sum(sizes)
+            return Shapes(*widths, room=room)
+        # An EAGLE-3 head reads all that a round has committed. A model has read it as a draft, but for its last token.
+        newest = () if longest is None or not eagle3 else (longest + 1,)
+        way = self._way(None if eagle3 else vocabulary_of(self.model, choice.assistant_model))
+        # What is compiled is kept, and takes minutes; temperatures come and go.
+        if way is None or (path is Path.COMPILED and way.processors):
+            widths = (1, *newest) if eagle3 else _DRAFT_WIDTHS
+            return Shapes(widths, room=widths[-1])
+        return Shapes(newest, drafts=longest, choice=way, room=longest + 1)
+
+    def _way(self, vocabulary: Vocabulary | None) -> Choice | None:
+        """Return how whole drafts choose their tokens; None where each token is drafted alone."""
+        choice, call = self.choice, self.call
+        settings = settings_of(call.processors)
+        alone = choice.longest is None or choice.stop is not None or choice.confidence or settings is None
+        if alone or "draft_hidden" in self.config.rule.needs or _is_watched(choice.assistant_model):
+            return None
+        drawn = vocabulary_sizes(self.model)[0] if call.config.do_sample else 0
+        return Choice(drawn, call.processors, settings, vocabulary)
+
+    def _obstacle(self) -> str | None:
+        """Say why the target's cache can't be static; None where it can."""
+        model, call, choice, cache = self.model, self.call, self.choice, self._cache
+        if model.config.is_encoder_decoder:
+            return f"{type(model).__name__} has an encoder"
+        if compat.is_offloaded_cache(cache):
+            return "it is offloaded"
+        if self.config.rule.unverified_drafting is not None:
+            return f"the rule {self.config.rule.name!r} drafts any number of tokens"
+        ours = choice.drafts_with_model or choice.drafts_with_eagle3
+        if not (ours or choice.translation is not None or set(choice.options) == _LOOKUP):
+            return "its drafter may want to see the target's inputs and outputs"
+        if belongs_to_user(cache) and not isinstance(cache, StaticCache):
+            return f"`{compat.CACHE}` is a {type(cache).__name__}"
+        if belongs_to_user(cache) and not rewinds(cache):
+            return "its sliding windows can't be rolled back by position"
+        room = call.config.max_length + self._of_target.room
+        if belongs_to_user(cache) and self.config.tree is not None and StaticCacheSlot(cache).capacity < room:
+            return f"trees need {room} slots, and it has fewer"
+        if path_to_decoder(model) is None and (call.batch > 1 or choice.drafts_with_eagle3):
+            return f"the decoder of {type(model).__name__} is no module of its own, so its inputs can't be filled up"
+        if choice.drafts_with_eagle3 and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
+            return f"the states between the layers of {type(model).__name__} can't be returned"
+        return _obstacle_to_static(model) or _obstacle_to_inputs(call)
+
+    def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
         name, compiles = type(runner.model).__name__, path is Path.COMPILED
         obstacle = _obstacle_to_compiling(runner.model)
@@ -193,11 +256,8 @@ class _Static:
                 _say(False, obstacle)
             return True
         try:
-            if compiles:
-                runner.compile(self.call.config.compile_config, shapes.widths, shapes.trees, shapes.drafts)
-            else:
-                recorder = RECORDERS[runner.model.device.type]
-                runner.record(recorder, shapes.widths, shapes.trees, shapes.drafts)
+            how = Compiling(self.call.config.compile_config) if compiles else Recording(RECORDERS[runner.device.type])
+            runner.prepare(how, shapes)
         except Exception as error:  # whatever a compiler, a backend or a model's code may raise
             runner.forget()
             forget(runner.model)
@@ -208,45 +268,6 @@ class _Static:
             _say(False, f"{name} can't be {what} ({type(error).__name__}: {reason})", compiles)
             return True
         return False
-
-
-def _of_target(choice: DrafterChoice, tree: TreeConfig | DrawnTreeConfig | None) -> _Shapes:
-    """Return what the target verifies: the drafted tokens and the token before them."""
-    if tree is None:
-        widths = _ANY_WIDTH if choice.longest is None else (choice.longest + 1,)
-        return _Shapes(widths, room=widths[-1])
-    if tree.drawn:
-        trees = (tree.nodes + 1,)
-    else:
-        most = min(MOST if tree.nodes == "auto" else tree.nodes, tree.candidates) + 1
-        trees = (*(x for x in _AUTOMATIC_TREES if x < most), most) if tree.nodes == "auto" else (most,)
-    return _Shapes((), trees, room=trees[-1])
-
-
-def _obstacle(model: PreTrainedModel, config: LossyConfig, choice: DrafterChoice, call: Prepared) -> str | None:
-    """Say why the target's cache can't be static; None where it can."""
-    cache = compat.cache_of(call.inputs)
-    if model.config.is_encoder_decoder:
-        return f"{type(model).__name__} has an encoder"
-    if compat.is_offloaded_cache(cache):
-        return "it is offloaded"
-    if config.rule.unverified_drafting is not None:
-        return f"the rule {config.rule.name!r} drafts any number of tokens"
-    ours = choice.drafts_with_model or choice.drafts_with_eagle3
-    if not (ours or choice.translation is not None or set(choice.options) == _LOOKUP):
-        return "its drafter may want to see the target's inputs and outputs"
-    if belongs_to_user(cache) and not isinstance(cache, StaticCache):
-        return f"`{compat.CACHE}` is a {type(cache).__name__}"
-    if belongs_to_user(cache) and not rewinds(cache):
-        return "its sliding windows can't be rolled back by position"
-    room = call.config.max_length + _of_target(choice, config.tree).room
-    if belongs_to_user(cache) and config.tree is not None and StaticCacheSlot(cache).capacity < room:
-        return f"trees need {room} slots, and it has fewer"
-    if path_to_decoder(model) is None and (call.batch > 1 or choice.drafts_with_eagle3):
-        return f"the decoder of {type(model).__name__} is no module of its own, so its inputs can't be filled up"
-    if choice.drafts_with_eagle3 and (decoder_layers(model) is None or "forward" in vars(model.get_decoder())):
-        return f"the states between the layers of {type(model).__name__} can't be returned"
-    return _obstacle_to_static(model) or _obstacle_to_inputs(call)
 
 
 def _say(static: bool, obstacle: str, compiles: bool = True) -> None:
@@ -269,6 +290,13 @@ def _obstacle_to_static(model: PreTrainedModel) -> str | None:
         kinds = sorted({type(layer).__name__ for layer in cache.layers})
         return f"{name} has layers that can't be rolled back by position ({', '.join(kinds)})"
     return None
+
+
+def _obstacle_to_eagle3(head: Eagle3, target: PreTrainedModel) -> str | None:
+    """Say why an EAGLE-3 head can't run on a static cache; None where it can."""
+    if any(head.new_cache().is_sliding):
+        return "the EAGLE-3 head has sliding windows"
+    return None if head.embeddings(target).device == head.device else "the EAGLE-3 head is not where embeddings are"
 
 
 def _obstacle_to_inputs(call: Prepared) -> str | None:
@@ -304,7 +332,8 @@ def _obstacle_to_recording(model: PreTrainedModel, call: Prepared) -> str | None
         return "autocast makes copies of the weights, which end with it"
     if call.synced_gpus or compat.is_sharded(model):
         return f"{name} is spread over processes"
-    inside = [x for x in (model.get_decoder() or model).modules() if not isinstance(x, PreTrainedModel)]
+    decoder, head = model.get_decoder() or model, model.get_output_embeddings()
+    inside = [x for x in decoder.modules() if not isinstance(x, PreTrainedModel) and x not in (decoder, head)]
     if any(map(compat.has_hooks, inside)):
         return f"hooks watch layers of {name}, and would not be called"
     if any(hasattr(x, "active_adapters") for x in inside):

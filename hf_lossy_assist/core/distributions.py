@@ -31,9 +31,12 @@ class Randomness:
     def categorical(self, weights: Tensor) -> Tensor:
         """Draw one index per row of non-negative weights ``(..., V)``; rows are not checked, see :func:`drawable`."""
         # As `torch.multinomial` draws, without its checks, which are eleven of fourteen kernels on a GPU.
-        waits = torch.empty_like(weights, memory_format=torch.contiguous_format)
-        waits.exponential_(generator=self.generator(weights.device))
+        waits = self.waits(weights.shape, weights.device, weights.dtype)
         return torch.div(weights, waits, out=waits).argmax(-1)
+
+    def waits(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Draw exponential waiting times: of weights divided by these, the largest is at an index drawn from them."""
+        return torch.empty(shape, device=device, dtype=dtype).exponential_(generator=self.generator(device))
 
     def keep_mask(self, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
         """Return an inverted-dropout mask: 0 with probability ``rate``, else ``1 / (1 - rate)``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
@@ -44,17 +44,15 @@ class Eagle3Drafter(ModelDrafter):
         *,
         attention_mask: Tensor | None = None,
         returned: bool = False,
+        runner: Callable[[], Eagle3Forwards] | None = None,
         **settings: Any,
     ) -> None:
         self.states = ReturnedStates() if returned else LayerStates(target, head.config.layers_of(target))
-        embeddings, padded = head.embeddings(target), attention_mask
-        if padded is not None and bool(padded.all()):
-            padded = None
         super().__init__(
             head,
             draft_length,
             vocabulary=DraftVocabulary(head.target_ids, *vocabulary_sizes(target)),
-            runner=lambda: Eagle3Forwards(head, embeddings, padded),
+            runner=runner or (lambda: Eagle3Forwards(head, target, attention_mask)),
             **settings,
         )
 
@@ -72,23 +70,23 @@ class Eagle3Drafter(ModelDrafter):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        with self.states.watched():
+        with self.states.watched(), self.runner.in_use():
             yield
 
 
 class Eagle3Forwards(ModelRunner):
-    """Runs an EAGLE-3 head. Its slot t holds the target's state at token t and the token after it.
+    """Runs an EAGLE-3 head for a target. Its slot t holds the target's state at token t and the token after it.
 
-    ``embeddings`` ``(V, d)`` are the tokens'; ``mask`` ``(B, L)`` is False at padding of the prompts, or None.
+    ``mask`` ``(B, L)`` is False at padding of the prompts, or None.
     """
 
-    def __init__(self, head: Eagle3, embeddings: Tensor, mask: Tensor | None) -> None:
+    def __init__(self, head: Eagle3, target: PreTrainedModel, mask: Tensor | None) -> None:
         self.model = head
-        self.embeddings = embeddings
+        self.embeddings = head.embeddings(target)
         self.seen = self.sent = 0
         self._first = 0
         self._cache = head.new_cache()
-        self._mask = None if mask is None else mask.bool().to(head.device)
+        self._mask = None if mask is None or bool(mask.all()) else mask.bool().to(head.device)
         self._state: Tensor | None = None
         self._nodes: Tensor | None = None
 
@@ -147,12 +145,15 @@ class Eagle3Forwards(ModelRunner):
 
     def move(self, shift: RowShift, ids: Tensor) -> None:
         slots = shift.known(self.seen)
-        move_cache(self._cache, shift, slots)
+        self._move_cache(shift, slots)
         if self._mask is not None or len(set(shift.ends)) > 1:
             mask = torch.ones_like(ids, dtype=torch.bool) if self._mask is None else self._covering(ids.shape[1])
             self._mask = shift.moved(mask.to(self.model.device), False)
         self._state = self._state.index_select(0, shift.index.to(self._state.device))
         self.seen = slots
+
+    def _move_cache(self, shift: RowShift, slots: int) -> None:
+        move_cache(self._cache, shift, slots)
 
     def _covering(self, length: int) -> Tensor:
         """Return the mask of the first ``length`` tokens; generated tokens are no padding."""
@@ -160,25 +161,30 @@ class Eagle3Forwards(ModelRunner):
 
     def _forward(self, ids: Tensor, states: Tensor) -> Tensor:
         """Run the head over the next slots; ``ids`` ``(B, n)`` are the tokens after those of the slots."""
-        start, end = self.seen, self.seen + ids.shape[1]
+        return self._run(ids, states, *self._next(ids.shape[1]))
+
+    def _next(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """Return positions and mask of the next ``count`` slots."""
+        start, end = self.seen, self.seen + count
         slots = torch.arange(self._first, end, device=self.model.device)
-        queries, mask = slots[start - self._first :, None], None
-        positions = queries.T
+        queries = slots[start - self._first :, None]
         if self._mask is not None:
             there = self._covering(end)[:, self._first :]
             positions = (there.cumsum(-1) - 1).clamp(min=0)[:, start - self._first :]
             # Padding sees itself, since attention over nothing gives NaN.
-            mask = ((slots <= queries) & there[:, None] | (slots == queries))[:, None]
-        elif len(queries) > 1:
-            mask = (slots <= queries)[None, None]
-        return self._run(ids, states, positions, mask)
+            return positions, ((slots <= queries) & there[:, None] | (slots == queries))[:, None]
+        return queries.T, (slots <= queries)[None, None] if len(queries) > 1 else None
 
     def _run(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
-        head, ids = self.model, ids.to(self.embeddings.device)
-        embeds = embedding(ids.masked_fill(ids >= len(self.embeddings), 0), self.embeddings)
-        output = head(embeds.to(head.device), states, positions, mask, self._cache)
+        output = self.model(embedded(ids, self.embeddings, self.model.device), states, positions, mask, self._cache)
         self.seen, self.sent = self.seen + ids.shape[1], ids.numel()
         return output
+
+
+def embedded(ids: Tensor, embeddings: Tensor, device: torch.device) -> Tensor:
+    """Return the embeddings of tokens, on the head's ``device``; a target's newest tokens may have none."""
+    ids = ids.to(embeddings.device)
+    return embedding(ids.masked_fill(ids >= len(embeddings), 0), embeddings).to(device)
 
 
 class ReturnedStates:

@@ -142,7 +142,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if n <= 0:
             return Draft.empty(ids)
         self.begin(ids)
-        if self._greedily and (whole := self.runner.draft(ids, n)) is not None:
+        if (whole := self.runner.draft(ids, n, self.randomness)) is not None:
             return self._whole(*whole, remaining)
         scores, states, looks, sure, late = [], [], [], [], looks_late(ids.device)
         if self.stop is not None:
@@ -170,12 +170,6 @@ class ModelDrafter(Drafter, CandidateGenerator):
             _lengths(n, remaining, sure),
             cost=DraftCost(self.calls - before[0], self.tokens - before[1]),
         )
-
-    @property
-    def _greedily(self) -> bool:
-        """Whether a draft is the likeliest tokens, and nothing else is asked of it."""
-        apart = self.do_sample or self.processors or self.stop is not None or self.vocabulary is not None
-        return not apart and self._hook is None
 
     def _whole(self, tokens: Tensor, logits: Tensor, remaining: Sequence[int]) -> Draft:
         """Return a draft that the runner has made by itself."""

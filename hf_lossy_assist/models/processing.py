@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,13 @@ def settle(processors: LogitsProcessorList, text: Tensor) -> None:
 def reads_text(processors: LogitsProcessorList) -> bool:
     """Tell whether a processor may look at the text."""
     return any(type(processor) not in PREFIX_FREE_PROCESSORS for processor in processors)
+
+
+def settings_of(processors: LogitsProcessorList) -> Hashable | None:
+    """Return what tells processors from others; None where they look at the text, or hold more than plain values."""
+    found = tuple((type(processor), *sorted(vars(processor).items())) for processor in processors)
+    plain = all(isinstance(value, int | float | str | None) for _, *values in found for _, value in values)
+    return found if plain and not reads_text(processors) else None
 
 
 def alike(processors: LogitsProcessorList) -> bool:

@@ -28,6 +28,7 @@ from ..compat import (
     takes_whole_masks,
     text_cache,
 )
+from ..core.distributions import Randomness
 from ..core.texts import RowShift
 from ..errors import LossyUnsupportedError
 from .cache_rows import keep_path, move_cache
@@ -64,10 +65,10 @@ class ModelRunner(ABC):
     def read(self, tokens: Tensor) -> Any:
         """Run a draft model over the next ``tokens`` ``(B, k)``; the output has at least the last token's logits."""
 
-    def draft(self, text: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
-        """Draft ``count`` tokens greedily after ``text`` ``(B, L)``: tokens ``(B, k)`` and logits ``(B, k, V)``.
+    def draft(self, text: Tensor, count: int, randomness: Randomness) -> tuple[Tensor, Tensor] | None:
+        """Draft ``count`` tokens after ``text`` ``(B, L)`` in one go: tokens ``(B, k)`` and logits of q ``(B, k, V)``.
 
-        None where the runner can't do that by itself.
+        None where the runner is not prepared for that.
         """
         return None
 

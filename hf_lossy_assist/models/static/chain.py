@@ -1,47 +1,74 @@
-"""Whole greedy drafts in one go: forwards, LM head and choice of the next token."""
+"""Whole drafts in one go: forwards, LM head and choice of the next token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessorList
 
 from .forwards import filled_up
 
 
-class GreedyDraft:
-    """Drafts ``length`` tokens greedily after ``(B, 2)`` tokens: the newest one, and the one before it, read again.
+@dataclass(frozen=True)
+class Choice:
+    """How a draft's next token follows from logits: it is ``drawn`` from so many tokens, or the likeliest where 0.
 
-    So every draft has the same shape, whether or not the last one was kept whole. ``body`` gets what a forward gets,
-    with positions ``(B, length + 1)``, and ``rows`` rows.
+    ``processors`` look at no text, and ``settings`` tell them from others. ``vocabulary`` translates a draft's tokens
+    where these are not the target's.
     """
 
-    def __init__(self, body: Callable[..., tuple[Tensor, Tensor]], length: int, rows: int) -> None:
+    drawn: int = 0
+    processors: LogitsProcessorList | None = None
+    settings: Hashable = None
+    vocabulary: Any = None
+
+    @property
+    def key(self) -> Hashable:
+        return self.drawn, self.settings, self.vocabulary
+
+    def context(self, tokens: Tensor) -> Tensor:
+        """Return the draft's ids of the target's tokens."""
+        return tokens if self.vocabulary is None else self.vocabulary.context(tokens)
+
+    def __call__(self, logits: Tensor, waits: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the next tokens ``(B, 1)`` and logits of q ``(B, 1, V)``; ``waits`` ``(B, 1, V)`` are random."""
+        logits = logits[:, -1:].float()
+        if self.vocabulary is not None:
+            logits = self.vocabulary.logits(logits)
+        if self.processors:
+            logits = self.processors(None, logits[:, 0])[:, None]
+        chosen_by = logits.softmax(-1) / waits if self.drawn else logits
+        return chosen_by.argmax(-1), logits
+
+
+class WholeDraft:
+    """Drafts ``length`` tokens by ``body``, which takes ``rows`` rows: tokens ``(B, n)``, and logits ``(B, n, V)``."""
+
+    def __init__(self, body: Callable[..., tuple[Tensor, Tensor]], length: int, rows: int, choice: Choice) -> None:
         self.body = body
         self.length = length
         self.rows = rows
+        self.choice = choice
 
     def __call__(self, **inputs: Any) -> tuple[Tensor, Tensor]:
-        """Return ``(B, length)`` tokens, and logits ``(B, length, V)``."""
-        rows = len(inputs["input_ids"])
+        rows = next(len(x) for x in inputs.values() if isinstance(x, Tensor))
         inputs = {name: filled_up(x, rows, self.rows) for name, x in inputs.items()}
-        tokens, logits = (x[:rows].clone() for x in self.body(**inputs))
-        return tokens, logits
+        return tuple(x[:rows].clone() for x in self.body(**inputs))
 
 
-def chained(steps: Callable[[int], Callable[..., tuple[Tensor, Tensor]]], length: int) -> Callable[..., Any]:
-    """Return the body of a :class:`GreedyDraft`; ``steps(n)`` reads n tokens and returns the next with its logits."""
-    first, later = steps(2), steps(1)
+def chained(step: Callable[..., tuple[Tensor, Tensor]], length: int, waits: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the tokens and logits of ``length`` steps.
 
-    def body(input_ids: Tensor, position_ids: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
-        token, scores = first(input_ids=input_ids, position_ids=position_ids[:, :2].contiguous(), **inputs)
-        tokens, logits = [token.clone()], [scores.clone()]
-        for i in range(2, length + 1):
-            token, scores = later(input_ids=tokens[-1], position_ids=position_ids[:, i : i + 1].contiguous(), **inputs)
-            tokens.append(token.clone())
-            logits.append(scores.clone())
-        return torch.cat(tokens, dim=1), torch.cat(logits, dim=1)
-
-    return body
+    ``step(i, token, waits)`` reads the last token, and returns the next with its logits.
+    """
+    tokens, logits = [], []
+    for i in range(length):
+        own = None if waits is None else waits[:, i : i + 1].contiguous()
+        token, scores = step(i, tokens[-1] if i else None, own)
+        tokens.append(token.clone())
+        logits.append(scores.clone())
+    return torch.cat(tokens, dim=1), torch.cat(logits, dim=1)

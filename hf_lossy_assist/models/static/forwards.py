@@ -22,8 +22,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from ...compat import CACHE, cache_of
 from ...errors import LossyUnsupportedError, warn_once
+from .cache_slot import StaticCacheSlot
 
-_forwards: weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
+_forwards: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
 
@@ -106,7 +107,7 @@ def filled_up(value: Any, rows: int, wanted: int) -> Any:
 def eager_forward(model: PreTrainedModel, rows: int = 1, reads: tuple[int, ...] = ()) -> PreTrainedModel:
     """Return a model like ``model`` that runs ``rows`` rows, as a static cache needs, and returns the states ``reads``.
 
-    These are numbered as in :func:`compiled_forward`.
+    See :func:`states_of`.
     """
     if rows == 1 and not reads:
         return model
@@ -114,59 +115,51 @@ def eager_forward(model: PreTrainedModel, rows: int = 1, reads: tuple[int, ...] 
 
 
 class FixedForward:
-    """A model whose decoder runs as ``run`` over inputs of one shape; nothing is written to the user's model.
+    """Runs a module that is prepared for inputs of one shape."""
 
-    Inputs with fewer than ``rows`` rows are filled up.
-    """
-
-    def __init__(self, model: PreTrainedModel, run: Callable[..., tuple[Tensor, ...]], rows: int = 1) -> None:
-        self.model = with_decoder_forward(model, DecoderForward(run, rows))
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self.runs = 0
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
         # CUDA graphs overwrite the last run's output, which nobody reads any more.
         torch.compiler.cudagraph_mark_step_begin()
         self.runs += 1
-        return self.model(**inputs)
+        return self.module(*args, **inputs)
 
 
-def compiled_forward(
-    model: PreTrainedModel,
-    config: CompileConfig | None,
-    shape: Hashable,
-    rows: int = 1,
-    reads: tuple[int, ...] = (),
-) -> FixedForward:
-    """Return the forward over ``rows`` rows; its first run compiles it.
+class Compiling:
+    """Prepares functions by compiling them; what is compiled is kept per model, as long as the model lives."""
 
-    ``shape`` is the number of tokens, and all else that shapes inputs: each gets its own code. ``reads`` numbers the
-    states that the output returns as ``hidden_states``: those before each layer, and the last layer's.
-    """
-    return _kept(
-        model,
-        config,
-        (shape, rows, reads),
-        lambda compiled: FixedForward(model, compiled(states_of(model, reads)), rows),
-    )
+    records = False
+    title = "Compiling {} for {} tokens, once; a large model takes minutes"
 
+    def __init__(self, config: CompileConfig | None) -> None:
+        options = (CompileConfig() if config is None else config).to_dict()
+        # Shapes are fixed: a second one must not make torch recompile the first for any shape.
+        self.options = options | {"dynamic": bool(options["dynamic"])}
+        self.key = repr(sorted(self.options.items(), key=lambda item: item[0]))
 
-def compiled_choice(model: PreTrainedModel, config: CompileConfig | None, shape: Hashable) -> Callable[..., Any]:
-    """Return a compiled forward with its LM head and choice: it returns the likeliest next token, and the logits."""
-    return _kept(model, config, ("choice", shape), lambda compiled: compiled(choosing(_bare(model))))
+    def prepared(
+        self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Callable[[], Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        """Return what ``make`` makes, compiled in its first run; ``key`` says what shapes its inputs besides a cache's.
 
-
-def choosing(forward: Callable[..., Any]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return a function that maps inputs of ``forward`` to the likeliest next tokens ``(B, 1)`` and logits."""
-
-    def choose(**inputs: Any) -> tuple[Tensor, Tensor]:
-        logits = forward(**inputs, logits_to_keep=1, return_dict=True).logits[:, -1:].float()
-        return logits.argmax(-1), logits
-
-    return choose
+        Each gets its own code.
+        """
+        key = self.key, key, slot.capacity, slot.rows
+        with _lock:
+            mine = _forwards.setdefault(model, {})
+            if key not in mine:
+                mine[key] = torch.compile(_own_code(make(), type(model).__name__), **self.options)
+            return mine[key]
 
 
-def _bare(model: PreTrainedModel) -> Callable[..., Any]:
-    """Return a model's forward without transformers' decorators."""
+def whole(model: PreTrainedModel, decorated: bool) -> Callable[..., Any]:
+    """Return a model's forward with its LM head; see :func:`states_of`."""
+    if decorated:
+        # Of the model itself a graph would be a reference, which keeps the model for ever.
+        return shallow(model)
     states = states_of(model)
 
     def decode(*args: Any, **inputs: Any) -> DecoderOutput:
@@ -175,30 +168,9 @@ def _bare(model: PreTrainedModel) -> Callable[..., Any]:
     return partial(inspect.unwrap(type(model).forward), with_decoder_forward(model, decode))
 
 
-def _kept(
-    model: PreTrainedModel,
-    config: CompileConfig | None,
-    key: Hashable,
-    make: Callable[[Callable[[Callable[..., Any]], Callable[..., Any]]], Any],
-) -> Any:
-    options, name = _options(config), type(model).__name__
-    key = repr(sorted(options.items(), key=lambda item: item[0])), key
-    with _lock:
-        mine = _forwards.setdefault(model, {})
-        if key not in mine:
-            mine[key] = make(lambda function: torch.compile(_own_code(function, name), **options))
-        return mine[key]
-
-
 def forget(model: PreTrainedModel) -> None:
     with _lock:
         _forwards.pop(model, None)
-
-
-def _options(config: CompileConfig | None) -> dict[str, Any]:
-    options = (CompileConfig() if config is None else config).to_dict()
-    # Shapes are fixed: a second one must not make torch recompile the first for any shape.
-    return options | {"dynamic": bool(options["dynamic"])}
 
 
 def states_of(
@@ -206,6 +178,7 @@ def states_of(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return a forward of the decoder that returns its last states and those that ``reads`` numbers.
 
+    The states before each layer have its number, and the last layer's own come after these.
     ``decorated`` keeps transformers' decorators. They read a table of all models in the process, so loading another
     model would recompile everything.
     """

@@ -9,10 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .cache_slot import StaticCacheSlot
+
 Recorder = Callable[[Callable[[], Any], torch.device], tuple[Callable[[], None], Any]]
 """Runs a function on a device, and returns what runs it again, and its output, which each run overwrites."""
 
 _WARM_UPS = 2
+_MOST_GRAPHS = 16  # on one cache
 
 
 class Graph:
@@ -56,6 +59,27 @@ def _copy(own: Any, given: Any) -> None:
             _copy(x, given[name])
     elif isinstance(own, Tensor):
         own.copy_(given)
+
+
+class Recording:
+    """Prepares functions by recording them as graphs, which belong to a cache."""
+
+    records = True
+    key = "graphs"
+    title = "Recording graphs of {} for {} tokens"
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def prepared(
+        self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Callable[[], Callable[..., Any]]
+    ) -> Graph:
+        """Return the graph of what ``make`` makes; ``key`` tells it from others of this cache."""
+        if key not in slot.graphs:
+            if len(slot.graphs) >= _MOST_GRAPHS:
+                slot.forget_forwards()
+            slot.graphs[key] = Graph(slot.recorded(make()), self.recorder)
+        return slot.graphs[key]
 
 
 def weights_of(model: nn.Module) -> Hashable:

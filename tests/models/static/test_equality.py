@@ -19,6 +19,7 @@ NEW = 24
 CASES = {
     "lossless": {},
     "lossless, drawn": {"do_sample": True, "temperature": 0.9},
+    "lossless, drawn as a whole": {"do_sample": True, "top_k": 0, "num_assistant_tokens": 4},
     "dropmatch": {"lossy_mode": "dropmatch"},
     "dropmatch, drawn": {"lossy_mode": "dropmatch", "do_sample": True},
     "topk": {"lossy_mode": "topk", "repetition_penalty": 1.3},
@@ -76,7 +77,13 @@ TREE = {"depth": 4, "top_k": 3, "nodes": 12}
 
 @pytest.mark.parametrize(
     ("head", "tree", "inputs"),
-    [(False, TREE, padded()), (False, {"branches": [3, 2, 1]}, {}), (True, None, {}), (True, TREE, padded())],
+    [
+        (False, TREE, padded()),
+        (False, {"branches": [3, 2, 1]}, {}),
+        (True, None, {}),
+        (True, None, padded() | {"num_assistant_tokens": 3}),
+        (True, TREE, padded()),
+    ],
 )
 def test_trees_and_eagle3(head, tree, inputs):
     pair = trained_pair("llama") if head else (tiny("llama"), noisy_copy(tiny("llama")))

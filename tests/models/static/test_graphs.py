@@ -14,46 +14,32 @@ from hf_lossy_assist import errors, last_stats
 from hf_lossy_assist.call.prepared import Prepared
 from hf_lossy_assist.call.runner_choice import _obstacle_to_recording
 from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.models.static.fixed_runner import _difference
 from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
-from hf_lossy_assist.models.static.runner import _difference
 from tests.acceptors.table import judge_head
+from tests.drafting.test_vocabulary import resized
 from tests.eagle3_heads import trained_pair
+from tests.graphs import Recorder, record
 from tests.parity import assert_same_rows
-from tests.tiny_models import ARCHITECTURES, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, tiny
 
 NEW = 40
 EAGER = {"compile": False}
 
 
-class Recorder:
-    """Records as CUDA graphs do: a replay reads where the first run read, and writes where it wrote."""
-
-    def __init__(self) -> None:
-        self.recordings = self.replays = 0
-
-    def __call__(self, body, device):
-        self.recordings += 1
-        output = body()
-
-        def replay():
-            self.replays += 1
-            for own, new in zip(output, body(), strict=True):
-                own.copy_(new)
-
-        return replay, output
-
-
 @pytest.fixture
 def recorder(monkeypatch) -> Recorder:
-    """Let graphs be recorded on a CPU: calls then go as they go on CUDA by default."""
     errors.warn_once.cache_clear()
-    monkeypatch.setitem(RECORDERS, "cpu", own := Recorder())
-    return own
+    return record(monkeypatch, Recorder())
 
 
 def llamas():
     target = tiny("llama")
     return target, noisy_copy(target)
+
+
+# Target's forwards and draft's graphs: a whole draft is one, unless it ends early or its processors read the text.
+RECORDINGS = {"greedy": 2, "drawn": 2, "drawn, processed": 2, "ensemble, drawn": 3, "greedy, default length": 3}
 
 
 def both(recorder, target, draft, config=None, **kwargs):
@@ -87,6 +73,7 @@ CASES = {
     "greedy": {"num_assistant_tokens": 5},
     "greedy, default length": {},
     "drawn": {"do_sample": True, "num_assistant_tokens": 4},
+    "drawn, processed": {"do_sample": True, "num_assistant_tokens": 4, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
     "dropmatch": {"lossy_mode": "dropmatch", "num_assistant_tokens": 4},
     "ensemble, drawn": {"lossy_mode": "ensemble", "do_sample": True},
     "a penalty": {"lossy_mode": "topk", "repetition_penalty": 1.3, "num_assistant_tokens": 3},
@@ -104,6 +91,26 @@ CASES = {
 def test_equal_to_the_eager_loop(case, inputs, recorder):
     eager, graphs = both(recorder, *llamas(), **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
+    assert recorder.recordings == RECORDINGS.get(case, recorder.recordings)
+
+
+@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
+@pytest.mark.parametrize(("size", "do_sample"), [(VOCAB - 9, False), (VOCAB + 7, True)])
+def test_a_draft_of_another_vocabulary_is_one_graph(size, do_sample, inputs, recorder):
+    target, draft = llamas()
+    draft = resized(draft, size)
+    eager, graphs = both(recorder, target, draft, num_assistant_tokens=4, do_sample=do_sample, **inputs)
+    assert torch.equal(eager, graphs)
+    assert recorder.recordings == 2
+
+
+def test_a_draw_s_settings_have_a_graph_of_their_own(recorder):
+    pair = llamas()
+    for temperature, recordings in ((0.8, 2), (0.5, 1), (0.8, 0)):
+        recorder.recordings = recorder.replays = 0
+        eager, graphs = both(recorder, *pair, do_sample=True, temperature=temperature, num_assistant_tokens=4)
+        assert torch.equal(eager, graphs)
+        assert recorder.recordings == recordings
 
 
 @pytest.mark.parametrize("case", ["greedy", "tree"])
@@ -116,14 +123,20 @@ def test_equal_in_every_architecture(architecture, case, recorder):
 
 
 @pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
-@pytest.mark.parametrize("tree", [None, {"depth": 4, "top_k": 3, "nodes": 12}], ids=["chain", "tree"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
-def test_eagle3(architecture, tree, inputs, recorder):
+@pytest.mark.parametrize(
+    ("architecture", "case"),
+    [
+        *(("llama", case) for case in ("greedy", "greedy, default length", "drawn, processed", "tree", "tree, drawn")),
+        *((architecture, case) for architecture in ("gemma3", "gpt2") for case in ("greedy", "tree")),
+    ],
+)
+def test_eagle3(architecture, case, inputs, recorder):
+    """The head's own layer is in graphs, too: one for what a round has committed, and another for drafts or nodes."""
     target, head = trained_pair(architecture)
-    config = {} if tree is None else {"tree": tree}
-    eager, graphs = both(recorder, target, head, config, num_assistant_tokens=None if tree else 4, **inputs)
+    eager, graphs = both(recorder, target, head, **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert last_stats(target).accepted > 0
+    assert recorder.recordings == 1 + {"tree, drawn": 3}.get(case, 2)
 
 
 def test_a_rule_that_reads_states(recorder):
@@ -132,8 +145,9 @@ def test_a_rule_that_reads_states(recorder):
     assert torch.equal(eager, graphs)
 
 
-def test_the_statistics_are_the_same(recorder):
-    runs, (target, draft) = [], llamas()
+@pytest.mark.parametrize("pair", [llamas, trained_pair])
+def test_the_statistics_are_the_same(pair, recorder):
+    runs, (target, draft) = [], pair()
     for more in (EAGER, {}):
         target.generate(
             prompt(), assistant_model=draft, lossy_mode="lossless", lossy_config={"inspect": True} | more,

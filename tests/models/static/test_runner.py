@@ -7,6 +7,8 @@ import torch
 from transformers import CompileConfig, PreTrainedModel
 
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, new_static_cache, take_slot
+from hf_lossy_assist.models.static.fixed_runner import Shapes
+from hf_lossy_assist.models.static.forwards import Compiling
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 from tests.decoding.fixtures import PAD, between, random_round, random_tokens
 from tests.models.references import assert_last_logits, follow_rows, inputs_of, prompts
@@ -56,7 +58,7 @@ def test_compiled_programs_of_fixed_widths(padding: int):
     generator = torch.Generator().manual_seed(5)
     text = [PAD] * padding + random_tokens(6, generator)
     forwards = static(tiny(), text)
-    forwards.compile(CompileConfig(backend="eager"), (2, 6))
+    forwards.prepare(Compiling(CompileConfig(backend="eager")), Shapes((2, 6)))
     runs = {width: program.runs for width, program in forwards.fixed.items()}
     follow(forwards, text, (5, 0, 4, 2, 0, 5, 3), generator)
     assert all(program.runs > runs[width] for width, program in forwards.fixed.items())
@@ -90,6 +92,6 @@ def test_rows_of_a_batch(architecture: str, compiled: bool):
     slot = StaticCacheSlot(new_static_cache(model, CAPACITY), rows=len(texts))
     forwards = StaticCacheRunner(model, slot, inputs_of(texts), last_position=CAPACITY - 1)
     if compiled:
-        forwards.compile(CompileConfig(backend="eager"), (2, 7))
+        forwards.prepare(Compiling(CompileConfig(backend="eager")), Shapes((2, 7)))
     follow_rows(forwards, texts, (4, 0, 5, 0, 2, 6, 3), generator)
     assert forwards.seen == slot.filled

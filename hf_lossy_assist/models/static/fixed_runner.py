@@ -1,0 +1,180 @@
+"""What all runners on static caches do: they are prepared for some shapes, tried, and rolled back by position."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.utils import logging
+
+from ...core.distributions import Randomness
+from ...errors import LossyUnsupportedError
+from ..runner import ModelRunner
+from .cache_slot import StaticCacheSlot, give_back
+from .chain import Choice, WholeDraft
+from .forwards import Compiling
+from .graphs import Recording, weights_of
+
+_TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
+_FORBIDDEN = -1e5  # logits below say that a token can't be chosen
+
+Prepare = Callable[[Hashable, Callable[[], Callable[..., Any]]], Callable[..., Any]]
+"""Prepares what a function makes, under a name."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Over how many tokens a model's forwards are, of chains and of trees, and how many tokens a whole draft has.
+
+    A forward may write ``room`` slots after the text.
+    """
+
+    widths: tuple[int, ...] = ()
+    trees: tuple[int, ...] = ()
+    drafts: int = 0
+    choice: Choice = field(default_factory=Choice)
+    room: int = 0
+
+
+class FixedRunner(ModelRunner):
+    """Runs a model on a static cache, which is rolled back by position.
+
+    ``fixed`` has forwards that are prepared, by whether they are over trees and by width; ``chain`` makes whole drafts.
+    """
+
+    keeps_cache = False  # whether the caller gets the cache in the end
+    recorded = False
+    chain: WholeDraft | None = None
+
+    def __init__(self, model: nn.Module, slot: StaticCacheSlot, seen: int = 0) -> None:
+        self.model = model
+        self.slot = slot
+        self.seen = seen
+        self.sent = 0
+        self.device = model.device  # read once: models search all of their weights for it
+        self.fixed: dict[tuple[bool, int], Callable[..., Any]] = {}
+
+    @abstractmethod
+    def _kind(self, of_tree: bool) -> Hashable:
+        """Return what shapes a forward, besides its width."""
+
+    @abstractmethod
+    def _body(self, decorated: bool) -> Callable[..., tuple[Tensor, ...]]:
+        """Return what is prepared of a forward; ``decorated`` keeps transformers' decorators."""
+
+    @abstractmethod
+    def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
+        """Return the forward that calls ``body``."""
+
+    @abstractmethod
+    def _drafting(self, length: int, choice: Choice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+        """Return the body of a whole draft, whose steps go through ``prepare``."""
+
+    @abstractmethod
+    def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
+        """Run a forward over anything; return its logits."""
+
+    @abstractmethod
+    def _trial_draft(self, draft: WholeDraft, waits: Tensor | None) -> Tensor:
+        """Make a draft after anything; return its logits."""
+
+    def prepare(self, how: Compiling | Recording, shapes: Shapes) -> None:
+        """Compile or record now, so that a failure shows here; a progress bar says so."""
+        slot, keys, trials = self.slot, {}, {}
+        if slot.weights != (weights := weights_of(self.model)):
+            slot.forget_forwards()
+            slot.weights = weights
+
+        def prepared(key: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+            return how.prepared(self.model, slot, key, make)
+
+        for of_tree, width in sorted({*((False, x) for x in shapes.widths), *((True, x) for x in shapes.trees)}):
+            key = of_tree, width, self._kind(of_tree)
+            self.fixed[of_tree, width] = self._around(prepared(key, lambda: self._body(how.records)))
+            keys[str(width)], trials[str(width)] = key, partial(self._trial, of_tree, width)
+        if length := shapes.drafts:
+            choice, key = shapes.choice, (self._kind(False), shapes.choice.key)
+            drafting = partial(self._drafting, length, choice)
+            if how.records:  # all of a draft is one graph
+                body = prepared(("draft", length, key), lambda: drafting(True, _as_it_is))
+            else:
+                body = drafting(False, lambda name, make: prepared(("step", name, key), make))
+            self.chain = WholeDraft(body, length, slot.rows, choice)
+            keys[f"drafts of {length}"] = "draft", length, key
+            waits = torch.ones(slot.rows, length, choice.drawn, device=self.device) if choice.drawn else None
+            alone = WholeDraft(drafting(True, _as_it_is), length, slot.rows, choice)
+            trials[f"drafts of {length}"] = lambda eager: self._trial_draft(alone if eager else self.chain, waits)
+        self.recorded = how.records
+        self._warm_up({name: (how.key, key) for name, key in keys.items()}, trials, how.title)
+
+    def _warm_up(self, keys: dict[str, Hashable], trials: dict[str, Callable[[bool], Tensor]], title: str) -> None:
+        """Run and check what has not run on this cache yet; CUDA graphs need two runs after the one that compiles."""
+        cold = [name for name, key in keys.items() if key not in self.slot.warm]
+        shown = title.format(type(self.model).__name__, " and ".join(cold))
+        for name in logging.tqdm(cold, desc=shown, unit="shape", disable=not cold):
+            # Eager comes first: it makes the cache's tensors, which a compiled forward can't.
+            self._trial(False, 1, True)
+            logits = [trials[name](eager) for eager in (True, False, False, False)]
+            logits = [x.masked_fill(x < _FORBIDDEN, 0) for x in (logits[0], logits[-1])]
+            wrong = _difference(logits[0], logits[-1])
+            if not wrong <= _TOLERANCE * logits[0].abs().max():
+                raise LossyUnsupportedError(f"its logits are off by {wrong:.3g}")
+            self.slot.warm.add(keys[name])
+        self.seen = 0
+        self.slot.clear()
+
+    def forget(self) -> None:
+        """Run one by one what :meth:`prepare` failed to prepare."""
+        self.fixed, self.chain, self.recorded = {}, None, False
+        self.slot.forget_forwards()
+        self.seen = 0
+        self.slot.clear()
+
+    def _width(self, of_tree: bool, start: int, count: int) -> int | None:
+        """Return the width of the forward that is prepared for ``count`` tokens; None where there is none."""
+        widths = (width for tree, width in sorted(self.fixed) if tree is of_tree)
+        return next((x for x in widths if x >= count and self.slot.fits(start, x)), None)
+
+    def _go_to(self, position: int, recorded: bool) -> None:
+        if recorded:
+            self.slot.place(position)
+        else:
+            self.slot.seek(position)
+
+    def _waits(self, text: Tensor, count: int, randomness: Randomness) -> Tensor | None:
+        """Draw what chooses ``count`` tokens, as one choice after another would."""
+        chain = self.chain
+        if not chain.choice.drawn:
+            return None
+        drawn = [randomness.waits((len(text), 1, chain.choice.drawn), text.device) for _ in range(count)]
+        return pad(torch.cat(drawn, dim=1), (0, 0, 0, chain.length - count), value=1.0).to(self.device)
+
+    def rewind(self, length: int) -> None:
+        self.seen = min(self.seen, length)
+        self.slot.seek(self.seen)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if not self.keeps_cache:
+                give_back(self.model, self.slot)
+
+
+def _as_it_is(name: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    return make()
+
+
+def _difference(eager: Tensor, prepared: Tensor) -> Tensor:
+    """Return the largest difference of logits ``(B, n, V)``, up to the first token that is not the same."""
+    same = (eager.argmax(-1) == prepared.argmax(-1)).cumprod(-1)
+    comparable = pad(same[:, :-1], (1, 0), value=1).bool()
+    return (eager - prepared).abs().amax(-1)[comparable].max()
