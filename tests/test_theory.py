@@ -16,7 +16,7 @@ from tests.samples import assert_mean, random_distributions
 from tests.tiny_models import ARCHITECTURES, tiny
 
 DRAWS = 200_000
-RUNS = 100_000
+RUNS = 25_000
 RATES = [(0.9, 0.3), (0.5, 0.5), (0.97, 0.0), (0.0, 0.4), (1.0, 0.6), (0.3, 0.9)]
 NEO = {"vocab_size": 64, "hidden_size": 32, "num_heads": 4, "num_layers": 2, "window_size": 16}
 

@@ -316,11 +316,10 @@ def joined(calls: Sequence[LossyStats]) -> LossyStats:
 
 
 def _added(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    totals: dict[str, Any] = {}
+    totals: Counter[str] = Counter()
     for part in parts:
-        for name, value in part.items():
-            totals[name] = totals.get(name, 0) + value
-    return totals
+        totals.update(part)
+    return dict(totals)
 
 
 def _summed(histograms: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

@@ -69,8 +69,8 @@ def test_the_bundled_figures_and_cards_belong_to_the_weights(name, role):
     pair = pairs.load(name)
     model = getattr(pair, role)
     assert model.num_parameters() == figures["parameters"]
-    # 100 of the 1,000 problems: three standard deviations of a binomial either way.
-    options = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 100, "batch_size": 100}
+    # 50 of the 1,000 problems: three standard deviations of a binomial either way.
+    options = {"tokenizer": pair.tokenizer, "task": pair.task, "limit": 50, "batch_size": 50}
     accuracy = evaluate(model, modes="plain", **options).modes["plain"].score
-    spread = (figures["accuracy"] * (1 - figures["accuracy"]) / 100) ** 0.5
+    spread = (figures["accuracy"] * (1 - figures["accuracy"]) / 50) ** 0.5
     assert abs(accuracy - figures["accuracy"]) <= 3 * spread + 0.02

@@ -278,7 +278,7 @@ def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
     assert pair.target.config.vocab_size == pair.draft.config.vocab_size == 151_936 >= len(pair.tokenizer)
     chat = [{"role": "user", "content": "Write a Python function that adds two numbers. Only code."}]
     inputs = pair.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    options = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
+    options = {"do_sample": False, "max_new_tokens": 14, "return_dict_in_generate": True}
     plain = pair.target.generate(**inputs, output_logits=True, **options)
     lossless, lossy = (
         pair.target.generate(**inputs, assistant_model=pair.draft, lossy_mode=mode, num_assistant_tokens=5, **options)
