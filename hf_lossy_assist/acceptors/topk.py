@@ -49,7 +49,7 @@ class TopK(GreedyRule):
         do_sample=False,
     )
     lossless_at = {"k": 1}
-    drafts_until = 0.2
+    drafts_until = 0.3
 
     def keep_published(self, v: Verification) -> Tensor:
         near = v.logit_x >= v.logits[:, :-1].amax(-1) - self.tolerance

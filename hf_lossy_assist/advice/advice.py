@@ -110,7 +110,7 @@ class Advice:
 
     def seconds(self, walk: Walk) -> np.ndarray:
         """Return ``(B,)`` the seconds of the texts, without their prompts."""
-        return walk.rounds * self.costs.round(walk.drafted.sum() / walk.rounds.sum(), self.length)
+        return walk.sizes @ [self.costs.round(size, self.length) for size in range(walk.sizes.shape[1])]
 
     def _fastest(self, walks: Mapping[int, Walk]) -> Walk:
         return min(walks.values(), key=lambda walk: self.seconds(walk).sum())

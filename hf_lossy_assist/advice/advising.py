@@ -267,8 +267,7 @@ class Advising:
             alone, losses = self._decided(rule)
             if (run := rule.unverified_drafting) is not None:
                 # A run ends with the drafted token that the target decides, and no token of the target's own.
-                walk = alone.walk(self.laws, run.max_draft - 1)
-                walk = replace(walk, drafted=walk.kept + walk.rounds)
+                walk = alone.walk(self.laws, run.max_draft - 1, run=True)
                 return Replayed(replace(mode, gamma=None), {walk.gamma: walk}, (walk.gamma,))
             walks = {gamma: alone.walk(self.laws, gamma) for gamma in gammas}
         return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)

@@ -66,6 +66,18 @@ class Laws:
         """``(B, T)`` which positions are of a text."""
         return torch.arange(self.best.shape[1]) < self.lengths[:, None]
 
+    def drafted(self, gamma: int, end: float = 0.0) -> Tensor:
+        """Return ``(B, T)`` how many tokens a greedy draft has from each position on.
+
+        It ends after ``gamma`` tokens, or with the token that takes Π q(xᵢ) below ``end``; it leaves room for a token
+        of the target's own.
+        """
+        rows, width = self.best.shape
+        q = self.q.softmax(-1).gather(-1, self.best[..., None])[..., 0]
+        sure = self.at(q, torch.zeros(rows, dtype=torch.long), width + gamma - 1).unfold(1, gamma, 1).cumprod(-1) >= end
+        room = self.limit - 1 - torch.arange(width)
+        return (sure.sum(-1) + 1).minimum(room).clamp(0, gamma)
+
     def at(self, values: Tensor, start: Tensor, count: int) -> Tensor:
         """Return ``(B, count, …)`` values from each row's ``start`` ``(B,)`` on; a text's last one stands for later."""
         index = (start[:, None] + torch.arange(count)).minimum(self.lengths[:, None] - 1)

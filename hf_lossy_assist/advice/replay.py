@@ -32,12 +32,15 @@ class Walk:
     """What a rule with drafts of ``gamma`` tokens does on each text; arrays ``(B,)``, expected values when sampling."""
 
     gamma: int
-    rounds: np.ndarray
-    drafted: np.ndarray
+    sizes: np.ndarray  # ``(B, γ + 1)`` rounds by the number of drafted tokens
     kept: np.ndarray  # drafted tokens
     others: np.ndarray  # kept ones that the lossless rule would have refused
     nats: np.ndarray  # what they have less log p than the best ones, in sum
     worst: np.ndarray  # the largest of these
+
+    @property
+    def rounds(self) -> np.ndarray:
+        return self.sizes.sum(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +55,15 @@ class Acceptance:
         """Return the decisions of a rule that also keeps a share of the tokens that this one refuses."""
         return replace(self, keep=self.keep + share * (1 - self.keep))
 
-    def walk(self, laws: Laws, gamma: int) -> Walk:
-        """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability."""
+    def walk(self, laws: Laws, gamma: int, end: float = 0.0, *, run: bool = False) -> Walk:
+        """Walk along the texts in rounds of ``gamma`` tokens; a round may start anywhere, with some probability.
+
+        A greedy draft may ``end`` as :meth:`Laws.drafted` says. A ``run`` ends with the first token that is not kept.
+        """
         lengths, (rows, width) = laws.lengths.numpy(), self.keep.shape
         real = np.arange(width + gamma) < lengths[:, None]
         keep = np.where(real, np.pad(self.keep, ((0, 0), (0, gamma))), 0.0)
-        # Every round leaves room for the target's own token.
-        drafted = np.minimum(gamma, laws.limit - np.arange(width) - 1)
+        drafted = laws.drafted(gamma, end).numpy()
         each = np.lib.stride_tricks.sliding_window_view(keep, gamma, axis=1)[:, :width]
         each = np.where(np.arange(gamma) < drafted[..., None], each, 0.0)
         # reached[b, s, k]: the first k tokens of a draft from s on are kept.
@@ -76,8 +81,11 @@ class Acceptance:
         share = np.divide(self.others, self.keep, out=np.zeros_like(self.others), where=self.keep > 0)
         worst = np.where(at * share > 0.01, self.nats, 0.0).max(1)
         others = at * share
-        given = (starts * drafted.clip(0)).sum(1)
-        return Walk(gamma, starts.sum(1), given, at.sum(1), others.sum(1), (others * self.nats).sum(1), worst)
+        if run:
+            sizes = np.pad(np.einsum("bs,bsk->bk", starts, exactly), ((0, 0), (1, 0)))
+        else:
+            sizes = np.stack([(starts * (drafted == size)).sum(1) for size in range(gamma + 1)], axis=1)
+        return Walk(gamma, sizes, at.sum(1), others.sum(1), (others * self.nats).sum(1), worst)
 
 
 def greedy(rule: Acceptor, laws: Laws) -> Acceptance:
@@ -185,13 +193,17 @@ def drawn_with(p: Tensor, q: Tensor, written: Tensor, randomness: Randomness) ->
     return tokens, torch.where(kept, second * bound, bound + second * (1 - bound))
 
 
-def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False) -> Walk:
-    """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds."""
+def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False, end: float = 0.0) -> Walk:
+    """Walk round by round, all texts together, for rules that look at a whole draft or at earlier rounds.
+
+    A draft ends once Π q(xᵢ) of its tokens is below ``end``.
+    """
     copies = REPLICATES if do_sample else 1
     spread = laws if copies == 1 else _repeated(laws, copies)
     rows, randomness = len(spread.lengths), Randomness(0)
     start, spent = torch.zeros(rows, dtype=torch.long), torch.zeros(rows)
-    count, drafted, kept, others, nats, worst = torch.zeros(6, rows, dtype=torch.float64)
+    kept, others, nats, worst = torch.zeros(4, rows, dtype=torch.float64)
+    sizes = torch.zeros(rows, gamma + 1, dtype=torch.float64)
     lossy = torch.arange(gamma)
     while (alive := start < spread.lengths).any():
         p, q = spread.at(spread.p, start, gamma + 1), spread.at(spread.q, start, gamma)
@@ -199,22 +211,22 @@ def rounds(rule: Acceptor, laws: Laws, gamma: int, do_sample: bool = False) -> W
         if do_sample:
             tokens, u = drawn_with(p[:, :-1], q, spread.at(spread.written, start, gamma), randomness)
             numbers = Given(u)
-        room = (spread.limit - start - 1).clamp(0, gamma)
+        sure = (_at(q.softmax(-1), tokens).cumprod(-1) >= end).sum(-1) + 1
+        room = (spread.limit - start - 1).minimum(sure).clamp(0, gamma)
         shape = Chain(gamma, tokens.device, None if (room == gamma).all() else room)
         v = Verification(tokens, p, draft_logits=q, do_sample=do_sample, randomness=numbers, shape=shape, charged=spent)
         decision = decide(rule, v)
         length = decision.n_accepted.minimum(spread.lengths - start).where(alive, 0)
         wrong = (decision.keep & ~decision.lossless) & (lossy < length[:, None])
         lost = _lost(p[:, :-1], tokens).masked_fill(~wrong, 0.0)
-        count += alive
-        drafted += room.where(alive, 0)
+        sizes += torch.nn.functional.one_hot(room, gamma + 1) * alive[:, None]
         kept += length
         others += wrong.sum(-1)
         nats += lost.sum(-1)
         worst = worst.maximum(lost.amax(-1).double())
         spent = spent if decision.charge is None else spent + decision.charge.where(alive, 0.0)
         start = torch.where(alive, start + length + 1, start)
-    sums = [_array(x.view(-1, copies).mean(-1)) for x in (count, drafted, kept, others, nats)]
+    sums = [_array(x.view(-1, copies, *x.shape[1:]).mean(1)) for x in (sizes, kept, others, nats)]
     return Walk(gamma, *sums, _array(worst.view(-1, copies).amax(-1)))
 
 

@@ -23,7 +23,10 @@ def replayed(label: str, loss: float, **rounds: float) -> Replayed:
     walks = {int(name[1:]): np.full(4, each) for name, each in rounds.items()}
     return Replayed(
         DecodingMode(label, label),
-        {gamma: Walk(gamma, each, each * gamma, 40 - each, *[NOTHING] * 3) for gamma, each in walks.items()},
+        {
+            gamma: Walk(gamma, each[:, None] * np.eye(gamma + 1)[gamma], 40 - each, *[NOTHING] * 3)
+            for gamma, each in walks.items()
+        },
         losses={"tv": loss, "kl": loss, "outside": 0.0},
     )
 

@@ -36,12 +36,22 @@ def test_lossless_is_replayed_as_the_loop_runs_it(models, laws, gamma):
     assert [*zip(walk.rounds, walk.kept, walk.others, strict=True)] == seen
 
 
+@pytest.mark.parametrize("end", [0.02, 0.002])
+def test_ends_are_those_of_the_loop(models, laws, end):
+    """Drafts end as the loop's, but for tokens after a refused one: there the loop drafts on from that one."""
+    walk = greedy(REGISTRY["lossless"](), laws).walk(laws, 12, end)
+    mode = DecodingMode("x", "lossless", {"stop_drafting": {"by": "acceptance", "threshold": 1 - end}}, 12)
+    seen = [run_request(models, mode, batch, LIMIT).work[0][:2] for batch in batches_of(PROMPTS)]
+    assert [*zip(walk.rounds, walk.kept, strict=True)] == seen
+    assert (walk.sizes > 0).sum() > 4, "some drafts end early, and not all alike"
+
+
 @pytest.mark.parametrize("name", ["lossless", "typical", "margin", "topk", "near_top", "fsd"])
-@pytest.mark.parametrize("gamma", [1, 4, 9])
-def test_both_ways_to_walk_agree(laws, name, gamma):
+@pytest.mark.parametrize(("gamma", "end"), [(1, 0.0), (4, 0.0), (9, 0.0), (9, 0.01)])
+def test_both_ways_to_walk_agree(laws, name, gamma, end):
     rule = REGISTRY[name]()
-    one, other = greedy(rule, laws).walk(laws, gamma), rounds(rule, laws, gamma)
-    for field in ("rounds", "kept", "others", "nats", "worst"):
+    one, other = greedy(rule, laws).walk(laws, gamma, end), rounds(rule, laws, gamma, end=end)
+    for field in ("sizes", "kept", "others", "nats", "worst"):
         np.testing.assert_allclose(getattr(one, field), getattr(other, field), atol=1e-5, err_msg=field)
 
 

@@ -1,53 +1,45 @@
-"""Where rules should end their drafts."""
+"""Whether drafts that end early pay, worked out by hand; and seconds beside those of the loop's own rounds."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 
-from benchmarks.draft_ends import LENGTH, Costs, places_of, summary
-from hf_lossy_assist.acceptors import Lossless, Thresholds, TopK
-
-
-@torch.no_grad()
-def test_places_count_the_tokens_that_each_rule_keeps(pair):
-    prompt = pair.tokenizer(
-        "Question: Tom has 24 apples. Tom buys 18 more. Then he sells 9. How many apples has he?\nAnswer:",
-        return_tensors="pt",
-    ).input_ids
-    ids = pair.target.generate(prompt, do_sample=False, max_new_tokens=40)
-    rules = {"lossless": Lossless(), "topk": TopK(k=2), "everything": Thresholds(threshold_single=0)}
-    models, seconds = SimpleNamespace(target=pair.target, draft=pair.draft), []
-    places = places_of(models, ids, prompt.shape[1], rules, 1, seconds)
-    assert len(seconds) == LENGTH * len(places) > LENGTH
-    for place in places:
-        text = ids[:, : prompt.shape[1] + place["place"]]
-        drafted = pair.draft.generate(text, do_sample=False, min_new_tokens=LENGTH, max_new_tokens=LENGTH)
-        if place["length"] < LENGTH:
-            continue  # a draft that ended goes on here, and not in `generate()`
-        logits = pair.target(drafted).logits[0, text.shape[1] - 1 : -1]
-        ranks = (logits > logits.gather(-1, drafted[0, text.shape[1] :, None])).sum(-1)
-        for rule, rank in (("lossless", 0), ("topk", 1)):
-            assert place["kept"][rule] == int((ranks <= rank).long().cumprod(0).sum())
-        assert place["kept"]["everything"] == LENGTH
-    assert len({place["kept"]["lossless"] for place in places}) > 1
+from benchmarks.draft_ends import ENDS, replayed, summary
+from hf_lossy_assist.advice.advising import GAMMAS, Advising
+from hf_lossy_assist.evaluation.modes import DecodingMode, Models
+from hf_lossy_assist.evaluation.requests import batches_of, run_request
 
 
-def test_the_best_length_is_that_of_the_closed_form():
-    # Kept tokens of rounds that take γ + 2 seconds: (min(γ, 4) + 1) / (γ + 2) is largest at 4, (γ + 1) / (γ + 2) at 32.
-    costs = Costs(1.0, {1: 2.0, 32: 2.0})
-    place = {"prompt": 1, "place": 0, "length": LENGTH, "q": [0.8] * LENGTH, "kept": {"lossless": 4, "everything": 32}}
-    lossless, everything = summary(costs, [place] * 3)
-    assert lossless[1:5] == ["4.00", "4", "4.00", "1.00"]
-    assert everything[1:5] == ["5.00", "32", "32.00", f"{(33 / 34) / (5 / 6):.2f}"]
-    # 0.8 to the fourth is 0.41, so that 0.5 ends drafts after four tokens; nothing ends all after 32.
-    assert lossless[5:] == ["0.5", "4.00", "1.00", "1.00"]
-    assert float(everything[5]) == 0.01
+def row(gamma, end, *seconds):
+    return {"rule": "lossless", "gamma": gamma, "end": end, "default": 0.3, "seconds": list(seconds)}
 
 
-def test_a_draft_that_ends_its_text_has_no_more_tokens():
-    costs = Costs(1.0, {1: 2.0, 32: 2.0})
-    place = {"prompt": 1, "place": 0, "length": 6, "q": [0.99] * LENGTH, "kept": {"lossless": 4, "everything": 32}}
-    assert summary(costs, [place])[1][1:4] == ["5.00", "6", pytest.approx("6.00")]
+def test_speeds_are_those_of_the_closed_form():
+    # Rounds of γ drafted tokens take γ + 2 seconds, and give min(γ, 4) + 1 of 60 tokens.
+    plain = [row(gamma, 0.0, *[60 / (min(gamma, 4) + 1) * (gamma + 2)] * 4) for gamma in (1, 4, 5, 16)]
+    ended = [row(15, end, *[seconds] * 4) for end, seconds in ((0.5, 72), (0.3, 66), (0.1, 204))]
+    ((rule, gamma, end, *times),) = summary([*plain, *ended], [60] * 4)
+    assert (rule, gamma, end) == ("lossless", "4", "0.3")
+    assert times == [f"{12 * 6 / x:.2f}" for x in (66, 72, 66, 12 * 7)]
+
+
+def test_what_is_best_for_an_answer_is_chosen_on_others():
+    plain = [row(2, 0.0, 40, 80, 40, 80), row(5, 0.0, 70, 35, 70, 35)]  # even answers want 2, odd ones 5
+    ended = [row(15, end, *[50] * 4) for end in (0.5, 0.3)]
+    ((*_, end, at_half, default, five),) = summary([*plain, *ended], [60] * 4)
+    assert {x.split()[0] for x in (end, at_half, default)} == {f"{(70 + 80) / (50 + 50):.2f}"}
+    assert five.split()[0] == f"{(70 + 80) / (70 + 35):.2f}"
+
+
+def test_seconds_are_those_of_the_loop_s_rounds(models: Models, tokenizer, tmp_path):
+    prompts = [[1, 5, 9], [1, 7, 3, 3, 8]]
+    Advising(models, tokenizer, prompts, "topk", max_new_tokens=20, guard=0, out=tmp_path).run()
+    costs = {"draft": 0.0, "target": {"1": 1.0, "33": 1.0}}  # a round takes a second
+    first, *rows = replayed(tmp_path, costs, "lossless,regret")
+    assert first == {"tokens": [20, 20], "costs": costs}
+    assert len(rows) == 2 * (len(GAMMAS) + len(ENDS))
+    for one in rows[: len(rows) // 2]:
+        stop = {"stop_drafting": {"by": "acceptance", "threshold": 1 - one["end"]}} if one["end"] else {}
+        mode = DecodingMode("x", "lossless", stop, one["gamma"])
+        seen = [run_request(models, mode, batch, 20).work[0][0] for batch in batches_of(prompts)]
+        assert sorted(one["seconds"]) == pytest.approx(sorted(seen))
