@@ -104,16 +104,6 @@ def filled_up(value: Any, rows: int, wanted: int) -> Any:
     return torch.cat([value, value[-1:].expand(wanted - rows, *value.shape[1:])])
 
 
-def eager_forward(model: PreTrainedModel, rows: int = 1, reads: tuple[int, ...] = ()) -> PreTrainedModel:
-    """Return a model like ``model`` that runs ``rows`` rows, as a static cache needs, and returns the states ``reads``.
-
-    See :func:`states_of`.
-    """
-    if rows == 1 and not reads:
-        return model
-    return with_decoder_forward(model, DecoderForward(states_of(model, reads, decorated=True), rows))
-
-
 class FixedForward:
     """Runs a module that is prepared for inputs of one shape."""
 

@@ -17,7 +17,7 @@ from ...core.texts import GrowingTensor, RowShift, counting, ones
 from .cache_slot import StaticCacheSlot
 from .chain import Choice, WholeDraft, chained
 from .fixed_runner import FixedRunner, Prepare
-from .forwards import DecoderForward, FixedForward, eager_forward, states_of, whole, with_decoder_forward
+from .forwards import DecoderForward, FixedForward, states_of, whole, with_decoder_forward
 
 
 class StaticCacheRunner(FixedRunner):
@@ -44,7 +44,7 @@ class StaticCacheRunner(FixedRunner):
         self._cache_name = cache_name(model)
         self.carried = {**carried, self._cache_name: slot.cache}
         self.copies_cache = False  # whether the caller gets a dynamic copy of the cache in the end
-        self._eager = eager_forward(model, slot.rows, reads)
+        self._eager = model if slot.rows == 1 and not reads else self._around(self._body(True))
         mask, positions = carried.get("attention_mask"), carried.get("position_ids")
         if mask is None and slot.rows > 1:  # rows will be padded
             mask = torch.ones(slot.rows, 1, dtype=torch.long)
