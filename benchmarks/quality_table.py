@@ -1,30 +1,41 @@
 """``python -m benchmarks.quality_table FOLDER``: what rules cost and gain beside ``lossless``, on the same problems.
 
-A round costs the same under every rule with as many drafted tokens. So tokens per call of the target say how much
-faster a rule decodes, and calls per answer how long an answer takes. Left out are the rules' own arithmetic, which
-only ``dropmatch`` has much of, and the reading of the prompt.
+With the costs of rounds, each answer has its predicted seconds: its own rounds, times what they cost at its length.
+Without them, a round counts as much under every rule with as many drafted tokens: tokens per call of the target say how
+much faster a rule decodes, and calls per answer how long an answer takes.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-from typing import Annotated
+from statistics import fmean
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.quality import Interval, bootstrap_sums, middle, paired_interval, tokens_per_call
+from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS
+from hf_lossy_assist.evaluation.answers import COSTS, Answer, by_mode, load_answers
+from hf_lossy_assist.evaluation.costs import modes_of, predicted_seconds
+from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
+from hf_lossy_assist.evaluation.quality import (
+    Interval,
+    bootstrap_sums,
+    middle,
+    paired_interval,
+    times_as_fast,
+    tokens_per_call,
+)
 
 from . import command
 
 _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everything kept"}
 _ROWS = Path(__file__).parent / "qwen-coder"
+_PROMPTS = _ROWS / "prompts.json"
+"""Tokens of each problem's prompt by task, for answers that do not say."""
 _FIRST_PAGE = {  # by rule, the folder of its answers and its label there: HumanEval, then GSM8K
     "lossless": (("humaneval", "lossless"), ("gsm8k", "lossless")),
     "min_p": (("humaneval", "min_p"), ("gsm8k", "min_p")),
@@ -46,20 +57,23 @@ class Row:
     kept: float | None  # drafted tokens per round; None without a draft
     tokens_per_call: Interval | None  # as a multiple of the reference's, as is all that follows
     tokens: Interval
-    time: Interval | None
+    time: Interval | None  # the predicted seconds, or the calls
     cut: float  # % of the answers that ended at the limit of their length
+    speed: Interval | None = None  # predicted tokens per second, as a multiple of the best lossless setting's
 
     @classmethod
-    def of(cls, own: Mapping[int, Answer], reference: Mapping[int, Answer], cost: float | None = 1.0) -> Row:
-        """Compare two modes; ``cost`` is that of a round, beside the reference's, or None if it is not known.
+    def of(
+        cls, own: Mapping[int, Answer], reference: Mapping[int, Answer], spent: Sequence[Mapping[int, float]] = ()
+    ) -> Row:
+        """Compare two modes; ``spent`` says what the answers of both took, if it is known.
 
         Examples
         --------
         >>> plain = {i: Answer("lossless", i, 1.0, 60, 12, 48, None, "") for i in range(2)}
         >>> topk = {i: Answer("topk", i, i, 60, 10, 50, None, "", cut=not i) for i in range(2)}
-        >>> row = Row.of(topk, plain)
+        >>> row = Row.of(topk, plain, ({0: 3.0, 1: 3.0}, {0: 4.0, 1: 4.0}))
         >>> row.points[0], row.kept, row.tokens_per_call[0], row.time[0], row.cut
-        (-50.0, 5.0, 1.2, 0.8333333333333334, 50.0)
+        (-50.0, 5.0, 1.2, 0.75, 50.0)
         """
         pairs = [(own[i], reference[i]) for i in sorted(own.keys() & reference.keys())]
         counts = np.array([[(x.tokens, x.rounds) for x in pair] for pair in pairs], dtype=float)
@@ -67,6 +81,7 @@ class Row:
         drafts = any(x.accepted for x, _ in pairs) and bool(sums[0, 0, 1])
         tokens = sums[:, 0, 0] / sums[:, 1, 0]
         calls = sums[:, 0, 1] / sums[:, 1, 1]
+        taken = bootstrap_sums(np.array([[each[x.id] for each in spent] for x, _ in pairs], dtype=float))
         return cls(
             n=len(pairs),
             score=100 * sum(x.score for x, _ in pairs) / len(pairs),
@@ -74,7 +89,7 @@ class Row:
             kept=float(sum(x.accepted for x, _ in pairs) / sums[0, 0, 1]) if drafts else None,
             tokens_per_call=middle(tokens / calls) if drafts else None,
             tokens=middle(tokens),
-            time=middle(cost * calls) if drafts and cost is not None else None,
+            time=middle(taken[:, 0] / taken[:, 1]) if spent else None,
             cut=100 * sum(x.cut for x, _ in pairs) / len(pairs),
         )
 
@@ -85,39 +100,72 @@ def points(pairs: Sequence[tuple[Answer, Answer]]) -> Interval:
     return tuple(100 * value for value in paired_interval(own, reference))
 
 
-def round_costs(bench: Path) -> dict[int, float]:
-    """Return the seconds of a round by its γ drafted tokens: γ forwards of the draft, one of the target, and the rest.
+@dataclass(frozen=True)
+class Kept:
+    """The answers of a folder of ``evaluate`` by their modes' labels, and what each took."""
 
-    Each is the median over the answers of every rule without dropped heads, whose own forwards are measured.
+    modes: Mapping[str, Mapping[int, Answer]]
+    reference: str
+    spent: Mapping[str, Mapping[int, float]]  # predicted seconds; without costs the calls, where drafts are as long
+    best: str | None = None  # the lossless setting whose answers take the fewest predicted seconds
+
+    @classmethod
+    def of(cls, folder: Path, costs: Path | None = None) -> Kept:
+        """Read a folder; ``costs`` is a costs.json, by default its own if it has one."""
+        plan, answers = load_answers(folder)
+        modes, reference = by_mode(answers), plan["reference"]
+        costs = costs or folder / COSTS
+        if not costs.exists():
+            gammas = {label: plan["modes"][label].get("num_assistant_tokens") for label in modes}
+            same = [label for label in modes if gammas[label] == gammas[reference]]
+            return cls(modes, reference, {label: {i: x.rounds for i, x in modes[label].items()} for label in same})
+        lengths = json.loads(_PROMPTS.read_text(encoding="utf-8")).get(plan["task"], ())
+        answers = [replace(x, prompt=lengths[x.id]) if x.prompt is None and lengths else x for x in answers]
+        known = costs_of(plan, json.loads(costs.read_text(encoding="utf-8"))["modes"])
+        spent, lossless = predicted_seconds(modes_of(plan), known, answers)
+        best = min((label for label in lossless if label in spent), key=lambda label: fmean(spent[label].values()))
+        return cls(modes, reference, spent, best)
+
+    def row(self, label: str, ids: Iterable[int] | None = None) -> Row:
+        """Return a mode's row, on all its problems or on some."""
+        own = self.modes[label] if ids is None else {i: self.modes[label][i] for i in ids}
+        others, spent = self.modes[self.reference], [self.spent.get(x) for x in (label, self.reference)]
+        row = Row.of(own, others, spent if all(spent) else ())
+        if self.best is None or label not in self.spent:
+            return row
+        common = sorted(own.keys() & self.modes[self.best].keys())
+        sides = ([(self.modes[x][i].tokens, self.spent[x][i]) for i in common] for x in (label, self.best))
+        return replace(row, speed=times_as_fast(*sides))
+
+
+def costs_of(plan: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the costs of a plan's modes among ``known`` ones: the mode's own, or those of a mode with equal rounds.
+
+    A round costs the same under every rule with as many drafted tokens, but for ``dropmatch`` with its dropped heads.
     """
-    drafted: list[float] = []
-    others: dict[int, list[float]] = {}
-    for row in map(json.loads, bench.read_text(encoding="utf-8").splitlines()):
-        split, gamma = row.get("split"), re.search(r"@(\d+)", row.get("label", ""))
-        if split and gamma and "dropmatch" not in row["label"]:
-            drafted.append(split["draft_call"])
-            own = (split["deciding"] + split["rest"]) / split["target_calls"]
-            others.setdefault(int(gamma[1]), []).append(split["target_call"] + own)
-    return {gamma: gamma * median(drafted) + median(seconds) for gamma, seconds in others.items()}
+    alike = {
+        _round(label, mode.rule, mode.gamma): known[label] for label, mode in zip(known, _modes(known), strict=True)
+    }
+    found = {}
+    for label, config in plan["modes"].items():
+        one = known.get(label) or alike.get(_round(label, config.get("lossy_mode"), config.get("num_assistant_tokens")))
+        found |= {} if one is None else {label: one}
+    return found
 
 
-def rows_of(folder: Path, bench: Path | None = None) -> tuple[str, dict[str, Row]]:
-    """Return the reference of a folder of ``evaluate``, and its modes by their labels."""
-    plan, answers = load_answers(folder)
-    modes, reference = by_mode(answers), plan["reference"]
-    gammas = {label: plan["modes"][label].get("num_assistant_tokens") for label in modes}
-    costs = {gammas[reference]: 1.0}
-    if bench is not None:
-        measured = round_costs(bench)
-        costs = {gamma: seconds / measured[gammas[reference]] for gamma, seconds in measured.items()}
-    return reference, {label: Row.of(own, modes[reference], costs.get(gammas[label])) for label, own in modes.items()}
+def _modes(labels: Iterable[str]) -> list[DecodingMode]:
+    return parse_modes(",".join(labels), DEFAULT_NUM_TOKENS)
+
+
+def _round(label: str, rule: Any, gamma: int | str | None) -> tuple[bool, bool, int | str | None]:
+    return label == "draft", "dropmatch" in str(rule), gamma
 
 
 def line(label: str, row: Row, unit: Sequence[str] | None = None) -> str:
     """Return a mode's line of the table; the reference's has the units of the multiples."""
     cells = [_NAMES.get(label, f"`{label}`"), str(row.n), f"{row.score:.1f}", "" if unit else _signed(row.points)]
     cells.append("" if row.kept is None else f"{row.kept:.2f}")
-    cells += unit or map(_times, (row.tokens_per_call, row.tokens, row.time))
+    cells += unit or map(_times, (row.speed or row.tokens_per_call, row.tokens, row.time))
     return f"| {' | '.join([*cells, f'{row.cut:.1f}'])} |"
 
 
@@ -129,36 +177,43 @@ def _times(value: Interval | None) -> str:
     return "" if value is None else "{:.2f} ({:.2f} … {:.2f})".format(*value)
 
 
-def table(folder: Path, bench: Path | None = None) -> str:
+def table(folder: Path, costs: Path | None = None) -> str:
     """Return the tables of a folder, one for each set of problems; rules are in the order of the tokens they keep.
 
     Rules that answered fewer problems stand in a table of their own, beside the reference on the same problems.
     """
-    plan, answers = load_answers(folder)
-    reference, known = plan["reference"], by_mode(answers)
-    rows = rows_of(folder, bench)[1]
+    kept = Kept.of(folder, costs)
+    known, reference = kept.modes, kept.reference
+    rows = {label: kept.row(label) for label in known}
     groups: dict[frozenset[int], list[str]] = {}
     for label, own in known.items():
         if label != reference:
             groups.setdefault(frozenset(own.keys() & known[reference].keys()), []).append(label)
-    heads = ("rule", "n", "score, %", "points", "kept", "tokens per call, ×", "tokens, ×", "time, ×", "cut off, %")
+    speed = "tokens per call, ×" if kept.best is None else "speed, ×"
+    heads = ("rule", "n", "score, %", "points", "kept", speed, "tokens, ×", "time, ×", "cut off, %")
     tables = []
     for ids, labels in sorted(groups.items(), key=lambda group: -len(group[0])):
-        own = {i: known[reference][i] for i in ids}
-        length = sum(answer.tokens for answer in own.values()) / len(own)
-        unit = (f"1 = {_times(tokens_per_call(own.values()))}", f"1 = {length:.0f}", "1")
+        own = [known[reference][i] for i in sorted(ids)]
+        row, length = kept.row(reference, ids), fmean(answer.tokens for answer in own)
+        unit = [f"1 = {_times(tokens_per_call(own))}", f"1 = {length:.0f}", "1"]
+        if kept.best is not None:
+            unit = [
+                "1" if kept.best == reference else _times(row.speed),
+                unit[1],
+                f"1 = {fmean(kept.spent[reference][i] for i in ids):.1f} s",
+            ]
         order = sorted(labels, key=lambda label: (rows[label].kept is not None, rows[label].kept or 0))
         first = sum(rows[label].kept is None for label in labels)  # what has no draft stands above the reference
         lines = [line(label, rows[label]) for label in order]
-        lines.insert(first, line(reference, Row.of(own, own), unit))
+        lines.insert(first, line(reference, row, unit))
         tables.append("\n".join([f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *lines]))
     return "\n\n".join(tables)
 
 
 def first_page() -> str:
     """Return README's table: points and gains of the recommended rules on HumanEval and GSM8K, at one setting."""
-    known = {name: rows_of(_ROWS / name)[1] for name in ("humaneval", "gsm8k")}
-    full = [known[name]["lossless"].n for name in ("humaneval", "gsm8k")]
+    known = {name: Kept.of(_ROWS / name) for name in ("humaneval", "gsm8k")}
+    full = [len(known[name].modes["lossless"]) for name in ("humaneval", "gsm8k")]
     heads = ["rule"]
     for name, n in zip(("HumanEval", "GSM8K"), full, strict=True):
         heads += [f"{name}, {n} problems: points", "tokens per call", "time of an answer"]
@@ -166,7 +221,7 @@ def first_page() -> str:
     for rule, places in _FIRST_PAGE.items():
         cells = [_NAMES.get(rule, f"`{rule}`")]
         for place, n in zip(places, full, strict=True):
-            row = known[place[0]][place[1]] if place else None
+            row = known[place[0]].row(place[1]) if place else None
             if rule == "lossless":
                 cells += ["0", "1", "1"]
             elif row is None or row.n < n:  # fewer problems are another table
@@ -179,15 +234,15 @@ def first_page() -> str:
 
 def main(
     folder: Annotated[Path | None, typer.Argument(help="What `evaluate` has written; README's table without.")] = None,
-    bench: Annotated[
-        Path | None, typer.Option(help="bench.jsonl, for what rounds of several draft lengths cost.")
+    costs: Annotated[
+        Path | None, typer.Option(help="A costs.json of `evaluate` on this machine; the folder's own by default.")
     ] = None,
 ) -> None:
     """Print a table of scores, tokens and time, with 95 % intervals, beside the reference on the same problems.
 
     Gains are multiples of the reference's, with intervals of a bootstrap over problems.
     """
-    typer.echo(first_page() if folder is None else table(folder, bench))
+    typer.echo(first_page() if folder is None else table(folder, costs))
 
 
 app = command(main)

@@ -205,7 +205,8 @@ def predicted_seconds(
     known = {mode.label: (mode, Costs.of(costs[mode.label])) for mode in modes if mode.label in costs}
     found: dict[str, dict[int, float]] = {}
     for answer in answers:
-        if answer.mode in known and None not in (answer.prompt, answer.drafted):
+        told = answer.prompt is not None and answer.mode in known
+        if told and (answer.drafted is not None or known[answer.mode][0].gamma != "auto"):
             counts = (answer.prompt, answer.tokens, answer.rounds, answer.drafted)
             found.setdefault(answer.mode, {})[answer.id] = answer_seconds(*known[answer.mode], *counts)
     return found, [mode.label for mode in modes if mode.rule == "lossless"]

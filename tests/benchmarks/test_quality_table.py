@@ -13,7 +13,7 @@ from hf_lossy_assist.evaluation.answers import Answer, AnswerStore
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmarks" / "qwen-coder"
-FORWARDS = KEPT / "forwards" / "bench.jsonl"
+COSTS = KEPT / "costs.json"
 LONG = ("humaneval-long", "gsm8k-long")
 
 
@@ -70,21 +70,28 @@ def test_scores_between_right_and_wrong_have_an_interval_of_their_own_size(folde
     assert rows(folder)["`typical@8`", "2"]["points"] == "-62.5 (-100.0 … +75.7)"
 
 
-def test_longer_rounds_cost_what_their_forwards_take(folder, tmp_path):
-    bench = tmp_path / "bench.jsonl"
-    split = {"draft_call": 0.03, "deciding": 0.05, "rest": 0.05, "target_calls": 10}
-    answer = {"table": "RequestRecord", "split": None}
-    written = [
-        {"table": "provenance"},
-        answer | {"label": "lossless@5"},
-        answer | {"label": "lossless@5", "split": split | {"target_call": 0.14}},
-        answer | {"label": "typical@8", "split": split | {"target_call": 0.20}},
-        answer | {"label": "dropmatch@8", "split": split | {"target_call": 9.0}},
-    ]
-    bench.write_text("\n".join(map(json.dumps, written)))
-    assert quality_table.round_costs(bench) == {5: pytest.approx(0.3), 8: pytest.approx(0.45)}
-    # Half the calls, each 1.5 × as long.
-    assert rows(folder, "--bench", bench)["`typical@8`", "2"]["time, ×"] == "0.75 (0.75 … 0.75)"
+def test_an_answer_takes_its_own_rounds_times_what_they_cost(folder, tmp_path, monkeypatch):
+    """Prompts of 100 tokens are read in 1 s; a drafted token takes 0.02 s, and so do 0.2 s of each round."""
+    (tmp_path / "prompts.json").write_text('{"words": [100, 100, 100]}')
+    monkeypatch.setattr(quality_table, "_PROMPTS", tmp_path / "prompts.json")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"task": "words"}))
+    costs = {"lengths": [100], "prompt": [1.0], "prompt_alone": [0.5], "drafted": [0.02]}
+    known = {
+        "plain": costs | {"target": {"1": [0.1]}},
+        "lossless@5": costs | {"target": {"6": [0.2]}},
+        "lossless@8": costs | {"target": {"9": [0.29]}},
+        "dropmatch@8": costs | {"target": {"9": [9.0]}},
+    }
+    (tmp_path / "costs.json").write_text(json.dumps({"modes": known}))
+    found = rows(folder, "--costs", tmp_path / "costs.json")
+    lossless, topk, typical = 1 + 20 * 0.3, 1 + 11 * 0.3, 1 + 10 * 0.45
+    assert found["`lossless`", "3"]["time, ×"] == f"1 = {lossless:.1f} s"
+    assert found["`lossless`", "3"]["speed, ×"] == "1"
+    for name, n, tokens, seconds in (("`topk`", "3", 1.1, topk), ("`typical@8`", "2", 1.0, typical)):
+        assert found[name, n]["time, ×"].startswith(f"{seconds / lossless:.2f} (")
+        assert found[name, n]["speed, ×"].startswith(f"{tokens * lossless / seconds:.2f} (")
+    assert found["draft alone", "3"]["time, ×"] == "", "nobody knows what its tokens cost"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_longer_rounds_cost_what_their_forwards_take(folder, tmp_path):
     ],
 )
 def test_a_page_shows_what_the_kept_answers_say(page: str, kept: str):
-    table = quality_table.table(KEPT / kept, FORWARDS if kept in LONG else None)
+    table = quality_table.table(KEPT / kept, COSTS if kept in LONG else None)
     assert table in (ROOT / "docs" / "results" / f"{page}.md").read_text(encoding="utf-8")
 
 
