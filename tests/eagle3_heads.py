@@ -52,7 +52,7 @@ def random_head(
     return head.eval()
 
 
-def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 150, **values) -> Eagle3:
+def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 90, **values) -> Eagle3:
     """Return a head that knows what a target writes after some prompts, most of it: some of its drafts are kept."""
     head = random_head(drafted=drafted, **values)
     states = LayerStates(target, head.config.layers_of(target))
@@ -65,7 +65,7 @@ def trained_head(target, prompts: torch.Tensor, drafted: int = 48, steps: int = 
     length = texts.shape[1] - 2
     positions, mask = torch.arange(length)[None], torch.ones(length, length, dtype=torch.bool).tril()[None, None]
     diagonal = torch.eye(length, dtype=torch.bool)[None, None]
-    optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(head.parameters(), lr=5e-3)
     for _ in range(steps):
         cache = head.new_cache()
         states = head(embeds[:, 1:-1], head.fuse(read[:, :-2]), positions, mask, cache)

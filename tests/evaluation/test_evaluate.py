@@ -210,6 +210,7 @@ def test_modes_that_are_written_wrongly(pair, modes, message):
 
 def test_defaults_of_an_enabled_model_are_no_mode_s(pair, whole):
     options = {"tokenizer": pair.tokenizer, "task": pair.task, "gamma": 3, "limit": PROBLEMS, "modes": MODES}
+    options["costs"] = False
     with enabled(pair.target, assistant_model=pair.draft, lossy_mode="topk", lossy_config={"k": 9}):
         result = hf_lossy_assist.evaluate(pair.target, pair.draft, **options)
     assert untimed(result.answers) == untimed(whole.answers)
