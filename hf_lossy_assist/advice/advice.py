@@ -30,7 +30,7 @@ class Row:
     """What one rule brings with one draft length; intervals are of 95 %, over prompts."""
 
     mode: str
-    gamma: int
+    gamma: int | str  # a number, or auto
     kept: float  # drafted tokens per round
     tokens_per_call: float  # of the target
     times_lossless: float  # as fast as the best lossless setting
@@ -54,8 +54,8 @@ class Replayed:
     """A mode's walks over the texts, by draft length."""
 
     mode: DecodingMode
-    walks: Mapping[int, Walk]
-    shown: tuple[int, ...] = ()  # the draft lengths that were asked for; empty for the best one
+    walks: Mapping[int | str, Walk]
+    shown: tuple[int | str, ...] = ()  # the draft lengths that were asked for; empty for the best one
     losses: Mapping[str, float] = field(default_factory=dict)  # ``tv``, ``kl`` and ``outside``, when sampling
 
 
@@ -137,7 +137,7 @@ class Advice:
         """Return how many times as fast as ``base`` is ``seconds``, with the interval."""
         return times_as_fast(*(list(zip(self.tokens, each, strict=True)) for each in (seconds, base)))
 
-    def row(self, one: Replayed, gamma: int | None = None) -> Row:
+    def row(self, one: Replayed, gamma: int | str | None = None) -> Row:
         """Return what a rule brings with drafts of ``gamma`` tokens; by default with its best ones."""
         walk = self._fastest(one.walks) if gamma is None else one.walks[gamma]
         times, low, high = self._times(self.seconds(walk), self._lossless)
@@ -292,7 +292,7 @@ class Advice:
         }  # fmt: skip
 
 
-def with_gamma(mode: str, gamma: int) -> str:
+def with_gamma(mode: str, gamma: int | str) -> str:
     """Return a mode as it is spelt with a draft length."""
     return str(replace(Spelling.read(mode), gamma=gamma))
 

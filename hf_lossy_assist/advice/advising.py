@@ -23,7 +23,7 @@ from ..acceptors.base import AUTO
 from ..call.config import LossyConfig
 from ..call.spelling import Spelling, split
 from ..compat import ending_tokens
-from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
+from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, LONGEST
 from ..drafting.model import check_draft_model
 from ..errors import LossyUnsupportedError, LossyValueError, need
 from ..evaluation.answers import Answer
@@ -151,9 +151,9 @@ class Advising:
         found = {}
         for text in dict.fromkeys(("lossless", *texts, EVERYTHING)):
             (mode,) = parse_modes(text, None, self.temperature)
-            if mode.gamma == "auto":
+            if mode.gamma == AUTO and self.temperature is not None:
                 raise LossyValueError(
-                    f"`modes` has {text!r}, but a replay needs a number of tokens; put it after the @"
+                    f"`modes` has {text!r}, but drawn drafts are replayed with a number of tokens; put it after the @"
                 )
             if mode.rule is None:
                 raise LossyValueError(
@@ -171,6 +171,9 @@ class Advising:
             label = str(replace(Spelling.read(text, "modes"), gamma=None))
             known = found.get(label, (mode, rule, ()))[2]
             found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
+        if any(AUTO in shown for _, _, shown in found.values()):  # all are compared with the fastest lossless setting
+            mode, rule, shown = found["lossless"]
+            found["lossless"] = mode, rule, tuple(dict.fromkeys((*shown, AUTO)))
         return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
 
     @property
@@ -258,18 +261,20 @@ class Advising:
             found = self.dropout(rule.num_paths)
             mode, rule = replace(mode, settings={**mode.settings, "dropout": found}), replace(rule, dropout=found)
         shown = mode.gamma or (self.gammas if mode.label != EVERYTHING else ())
-        gammas, sampled = sorted({*GAMMAS, *shown}), self.temperature is not None
+        ends, sampled = {gamma: (gamma, 0.0) for gamma in GAMMAS}, self.temperature is not None
+        ends |= {x: (LONGEST, rule.drafts_until) if x == AUTO else (x, 0.0) for x in shown}
         if rule.has_effect(sampled) and (rule.reads_draft or (sampled and rule.decides_whole_drafts)):
             # What such a rule emits at a position depends on others.
             losses = dict.fromkeys(("tv", "kl", "outside"), 0.0) if rule.is_lossless(sampled) else {}
-            walks = {gamma: rounds(rule, self.laws, gamma, sampled) for gamma in gammas}
+            walks = {gamma: rounds(rule, self.laws, most, sampled, end) for gamma, (most, end) in ends.items()}
         else:
             alone, losses = self._decided(rule)
             if (run := rule.unverified_drafting) is not None:
                 # A run ends with the drafted token that the target decides, and no token of the target's own.
                 walk = alone.walk(self.laws, run.max_draft - 1, run=True)
                 return Replayed(replace(mode, gamma=None), {walk.gamma: walk}, (walk.gamma,))
-            walks = {gamma: alone.walk(self.laws, gamma) for gamma in gammas}
+            walks = {gamma: alone.walk(self.laws, *end) for gamma, end in ends.items()}
+        walks = {gamma: replace(walk, gamma=gamma) for gamma, walk in walks.items()}
         return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)
 
     def dropout(self, paths: int) -> float:
@@ -334,7 +339,7 @@ def advise(
     modes
         ``"RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``; the usual rules by default.
     gammas
-        Draft lengths to show; each rule's best by default.
+        Draft lengths to show; each rule's best by default. Greedily, modes such as ``min_p@auto`` show default drafts.
     max_new_tokens
         The longest answer.
     heads

@@ -29,7 +29,7 @@ def draw(advice: Advice, path: Path) -> None:
     loss.set(xlabel="KL to the target, per position" if advice.sampled else "nats given up, per token")
     others = [advice.with_draft_cost(share) for share in COSTS]
     for one in advice.replayed:
-        rows = [advice.row(one, gamma) for gamma in sorted(one.walks)]
+        rows = [advice.row(one, gamma) for gamma in sorted(one.walks.keys() - {"auto"})]
         gammas = [row.gamma for row in rows]
         (line,) = lengths.plot(gammas, [row.times_lossless for row in rows], label=one.mode.label)
         lengths.fill_between(gammas, *np.array([[x.low, x.high] for x in rows]).T, alpha=0.1, color=line.get_color())

@@ -31,7 +31,7 @@ LEAST, ALMOST_1, TINY = 1e-6, 1 - 2**-24, 1e-30
 class Walk:
     """What a rule with drafts of ``gamma`` tokens does on each text; arrays ``(B,)``, expected values when sampling."""
 
-    gamma: int
+    gamma: int | str  # a number, or auto
     sizes: np.ndarray  # ``(B, γ + 1)`` rounds by the number of drafted tokens
     kept: np.ndarray  # drafted tokens
     others: np.ndarray  # kept ones that the lossless rule would have refused

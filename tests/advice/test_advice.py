@@ -10,10 +10,12 @@ import pytest
 from hf_lossy_assist.advice.advice import Advice, Replayed
 from hf_lossy_assist.advice.advising import Advising
 from hf_lossy_assist.advice.replay import Walk
+from hf_lossy_assist.drafting.draft_ends import LONGEST
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer
 from hf_lossy_assist.evaluation.costs import Costs
 from hf_lossy_assist.evaluation.modes import EVERYTHING, DecodingMode, Models
+from hf_lossy_assist.evaluation.requests import batches_of, run_request
 
 NOTHING = np.zeros(4)
 
@@ -69,6 +71,19 @@ def test_a_given_draft_cost_is_of_all_that_is_written(models, tokenizer, tmp_pat
     assert '"draft_cost": 0.25' in (tmp_path / "advice.json").read_text(encoding="utf-8")
 
 
+def test_default_drafts_are_compared_with_lossless_ones(models, tokenizer, tmp_path):
+    given = {"max_new_tokens": 20, "guard": 0, "out": tmp_path}
+    advice = Advising(models, tokenizer, [[1, 5, 9], [1, 7, 3]], "topk@auto", **given).run()
+    assert (tmp_path / "advice.png").exists()
+    rows = {row.mode: row for row in advice.rows if row.gamma == "auto"}
+    assert rows.keys() == {"topk", "lossless"}
+    assert advice.best("topk").settings["num_assistant_tokens"] == "auto"
+    batches = batches_of([[1, 5, 9], [1, 7, 3]])
+    mode = DecodingMode("lossless", "lossless", {"stop_drafting": {"by": "acceptance", "threshold": 0.5}}, LONGEST)
+    seen = [run_request(models, mode, batch, 20).work[0][0] for batch in batches]
+    assert advice.replayed[0].walks["auto"].rounds.tolist() == seen
+
+
 def test_known_answers_end_as_the_tokenizer_s_and_empty_ones_are_made(pair, monkeypatch):
     end = pair.tokenizer.eos_token_id
     monkeypatch.setattr(pair.target.generation_config, "eos_token_id", [end - 1, end, end + 1])
@@ -81,7 +96,7 @@ def test_known_answers_end_as_the_tokenizer_s_and_empty_ones_are_made(pair, monk
 
 @pytest.mark.parametrize(("given", "said"), [
     ({"draft_cost": -1}, "`draft_cost` has to be a number above 0"),
-    ({"modes": "min_p@auto"}, "'min_p@auto', but a replay needs a number of tokens"),
+    ({"modes": "min_p@auto", "temperature": 1.0}, "'min_p@auto', but drawn drafts are replayed with a number"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused_before_any_forward(models, tokenizer, monkeypatch, given, said):
     monkeypatch.setattr(Advising, "laws", None)

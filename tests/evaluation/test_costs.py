@@ -56,6 +56,13 @@ def test_a_rule_s_own_rounds_are_timed(clocked):
     assert own.target == {5: (pytest.approx(1 + 5 / 8),)}
 
 
+def test_another_clock_may_be_read(clocked):
+    (own,) = costs_of(
+        clocked, [DecodingMode("x", "lossless", gamma=2)], TEXT, (8,), clock=lambda: 3 * time.perf_counter()
+    ).values()
+    assert own.target == {3: (pytest.approx(3 * (1 + 3 / 8)),)}
+
+
 COSTS = Costs((100, 300), (2.0, 4.0), (1.0, 3.0), (0.02, 0.04), {1: (0.1, 0.3), 5: (0.2, 0.4), 9: (0.4, 0.6)})
 
 
