@@ -109,7 +109,9 @@ def main(
     if together:
         quantities = np.stack([*values.values(), mined.tokens.with_format("numpy")["index"][:]], axis=1)
         found = [read_judged(folder).examples for folder in (data, *([] if other is None else [other]))]
-        screen.print(table([*beside(found[0], quantities), *across(*found)], AUCS, "logistic regressions"))
+        screen.print(
+            table([*beside(found[0], quantities), *fewer(found[0]), *across(*found)], AUCS, "logistic regressions")
+        )
 
 
 def _rows(name: str, examples: Examples, scores: NDArray[np.floating]) -> Iterator[tuple[str, ...]]:
@@ -125,6 +127,23 @@ def beside(examples: Examples, quantities: NDArray[np.floating]) -> Iterator[tup
     for columns in (["quantities"], *(x for state in examples.states for x in ([state], [state, "quantities"]))):
         scores = cross(regressions(STRENGTHS), columns, both, folds).probabilities
         yield from _rows(" and ".join(columns), both, scores)
+
+
+def fewer(examples: Examples) -> Iterator[tuple[str, ...]]:
+    """Yield the AUCs of regressions that see some of the labels only, out of fold on all of them."""
+    rng, folds = np.random.default_rng(0), deal(examples.labels, examples.prompts)
+    order = rng.permutation(len(examples))
+    place = np.empty(len(examples), dtype=int)  # of each label among its prompt's, in a random order
+    for prompt in np.unique(examples.prompts):
+        own = order[examples.prompts[order] == prompt]
+        place[own] = np.arange(len(own))
+    seen = {f"{most} labels a prompt": place < most for most in (4, 8, 16)}
+    if examples.solved is not None and not examples.solved.all():
+        seen["prompts that the target solves"] = examples.solved
+    for name, chosen in seen.items():
+        some = replace(examples, weights=examples.weights * chosen)
+        scores = cross(regressions(STRENGTHS), ["target_previous"], some, folds).probabilities
+        yield from _rows(f"a head of {name}", examples, scores)
 
 
 def across(examples: Examples, other: Examples | None = None) -> Iterator[tuple[str, ...]]:

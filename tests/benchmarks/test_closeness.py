@@ -73,6 +73,18 @@ def test_regressions_find_what_tells_the_labels():
             assert auc > 0.95 if known else auc < 0.65, name
 
 
+def test_labels_that_a_head_does_not_see_teach_it_nothing():
+    """Where unsolved problems' labels are the opposite, a head of the solved ones is right on these."""
+    examples, _ = planted(0, "state")
+    mixed = Examples(examples.states, examples.labels ^ ~examples.solved, examples.prompts, solved=examples.solved)
+    aucs = {name: float(auc) for name, auc, *_ in closeness.fewer(mixed)}
+    assert aucs["a head of prompts that the target solves, solved"] > 0.95
+    assert aucs["a head of prompts that the target solves"] < 0.6
+    assert aucs["a head of 16 labels a prompt, solved"] < 0.9  # a prompt has 10
+    aucs = {name: float(auc) for name, auc, *_ in closeness.fewer(examples)}
+    assert all(aucs[f"a head of {n} labels a prompt"] > 0.9 for n in (4, 8, 16))
+
+
 def test_a_head_of_other_problems_is_worth_what_it_learned():
     examples, _ = planted(0, "state")
     other, _ = planted(1, "state")
