@@ -126,7 +126,11 @@ HEADS = [
     )
 ]
 GRAPHS = [replace(case, graphs=True) for case in (*LENGTH, *PROCESSED, *HEADS, *TREES) if case.row is ROWS[0]]
-GRAPHS += [replace(case, graphs=True) for case in RULES if case.row.mode in ("lossless", "dropmatch", "judge")]
+GRAPHS += [
+    replace(case, graphs=True)
+    for case in RULES
+    if case.row.mode in ("lossless", "dropmatch", "judge") and case.do_sample is (case.batch == 8)
+]
 CASES = {case.name: case for case in (*RULES, *LENGTH, *PROCESSED, *TREES, *HEADS, *GRAPHS)}
 AHEAD = {
     case.name: case for case in (Case(SPRINTER, batch, do_sample) for batch in (1, 8) for do_sample in (False, True))

@@ -16,7 +16,6 @@ from transformers.cache_utils import StaticCache
 
 from .. import compat
 from ..compat import belongs_to_user
-from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_static import StaticEagle3Forwards
 from ..drafting.model import mask_of
 from ..drafting.tree import MOST
@@ -153,7 +152,8 @@ class _RunnerChoice:
         """Return what makes the draft's runner; None where it drafts on a dynamic cache, or is no model."""
         draft, call = self.choice.assistant_model, self.call
         if self.choice.drafts_with_eagle3:
-            obstacle = _obstacle_to_eagle3(draft, self.model)
+            apart = draft.embeddings(self.model).device != draft.device
+            obstacle = "the EAGLE-3 head is not where the target's embeddings are" if apart else None
         elif self.choice.drafts_with_model:
             obstacle = _obstacle_to_static(draft)
             if draft.get_input_embeddings() is self.model.get_input_embeddings():
@@ -290,13 +290,6 @@ def _obstacle_to_static(model: PreTrainedModel) -> str | None:
         kinds = sorted({type(layer).__name__ for layer in cache.layers})
         return f"{name} has layers that can't be rolled back by position ({', '.join(kinds)})"
     return None
-
-
-def _obstacle_to_eagle3(head: Eagle3, target: PreTrainedModel) -> str | None:
-    """Say why an EAGLE-3 head can't run on a static cache; None where it can."""
-    if any(head.new_cache().is_sliding):
-        return "the EAGLE-3 head has sliding windows"
-    return None if head.embeddings(target).device == head.device else "the EAGLE-3 head is not where embeddings are"
 
 
 def _obstacle_to_inputs(call: Prepared) -> str | None:

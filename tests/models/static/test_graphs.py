@@ -147,10 +147,11 @@ def test_a_rule_that_reads_states(recorder):
 
 @pytest.mark.parametrize("pair", [llamas, trained_pair])
 def test_the_statistics_are_the_same(pair, recorder):
+    """Also where the prompt is shorter than a round, and is filled up."""
     runs, (target, draft) = [], pair()
     for more in (EAGER, {}):
         target.generate(
-            prompt(), assistant_model=draft, lossy_mode="lossless", lossy_config={"inspect": True} | more,
+            prompt(5), assistant_model=draft, lossy_mode="lossless", lossy_config={"inspect": True} | more,
             num_assistant_tokens=5, do_sample=False, max_new_tokens=NEW,
         )  # fmt: skip
         stats = last_stats(target)
