@@ -59,7 +59,7 @@ def test_nothing_certified_is_status_1(bundled, tmp_path: Path):
 
 def test_answers_of_an_evaluation_serve_too(bundled, tmp_path: Path):
     settings = f"plain,{SETTINGS[1]}"
-    run("evaluate", *SMALL, "--modes", settings, "--limit", "40", "--out", str(tmp_path / "answers"))
+    run("evaluate", *SMALL, "--modes", settings, "--limit", "40", "--no-costs", "--out", str(tmp_path / "answers"))
     run("calibrate", "--from", str(tmp_path / "answers"), "--max-loss", "50", "--out", str(tmp_path / "certified"))
     assert outcomes(tmp_path / "certified") == ALL_CERTIFIED
     one = ("--modes", "topk:k=3", "--max-loss", "50", "--out", str(tmp_path / "one"))
