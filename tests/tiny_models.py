@@ -74,6 +74,14 @@ def tiny(architecture: str | None = None, seed: int = 0) -> PreTrainedModel:
     return ARCHITECTURES[architecture]().eval()
 
 
+def resized(model, size: int):
+    """Return a copy of ``model`` with so many rows; new rows of the head are not without a chance."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(0)
+    other.resize_token_embeddings(size, mean_resizing=False)
+    return other
+
+
 def noisy_copy(model: PreTrainedModel, noise: float = 0.02, seed: int = 1) -> PreTrainedModel:
     """Return a draft that agrees with ``model`` often, but not always."""
     draft = copy.deepcopy(model)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -13,17 +11,9 @@ from hf_lossy_assist.drafting.vocabulary import PaddedVocabulary, vocabulary_of
 from tests.acceptors.fixtures import chi_square_p
 from tests.acceptors.table import ROWS, row_id
 from tests.parity import assert_same_rows, assert_same_text
-from tests.tiny_models import VOCAB, constant, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import VOCAB, constant, noisy_copy, padded, prompt, resized, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
-
-
-def resized(model, size: int):
-    """Return a copy of ``model`` with so many rows; new rows of the head are not without a chance."""
-    other = copy.deepcopy(model)
-    torch.manual_seed(0)
-    other.resize_token_embeddings(size, mean_resizing=False)
-    return other
 
 
 @pytest.mark.parametrize(("target_size", "draft_size"), [(VOCAB, VOCAB - 9), (VOCAB, VOCAB + 7)])

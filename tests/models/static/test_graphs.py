@@ -17,11 +17,10 @@ from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.models.static.fixed_runner import _difference
 from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
 from tests.acceptors.table import judge_head
-from tests.drafting.test_vocabulary import resized
 from tests.eagle3_heads import trained_pair
 from tests.graphs import Recorder, record
 from tests.parity import assert_same_rows
-from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, resized, tiny
 
 NEW = 40
 EAGER = {"compile": False}
