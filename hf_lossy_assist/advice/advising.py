@@ -192,8 +192,7 @@ class Advising:
     @cached_property
     def _batches(self) -> list[PromptBatch]:
         ending = Ending(self.ends, self.tokenizer) if self.ends else None
-        batches = batches_of(self.prompts, device=self.models.target.device, seed=self.seed)
-        return [replace(batch, ending=ending) for batch in batches]
+        return batches_of(self.prompts, device=self.models.target.device, seed=self.seed, ending=ending)
 
     @cached_property
     def _texts(self) -> list[dict[str, Tensor]]:
