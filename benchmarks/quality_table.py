@@ -36,14 +36,11 @@ _NAMES = {"draft": "draft alone", "plain": "target alone", "everything": "everyt
 _ROWS = Path(__file__).parent / "qwen-coder"
 _PROMPTS = _ROWS / "prompts.json"
 """Tokens of each problem's prompt by task, for answers that do not say."""
-_FIRST_PAGE = {  # by rule, the folder of its answers and its label there: HumanEval, then GSM8K
-    "lossless": (("humaneval", "lossless"), ("gsm8k", "lossless")),
-    "min_p": (("humaneval", "min_p"), ("gsm8k", "min_p")),
-    "regret": (("humaneval", "regret"), ("gsm8k", "regret")),
-    "judge": (None, ("gsm8k", "judge:threshold=0.263591")),
-    "topk": (("humaneval", "topk"), ("gsm8k", "topk")),
-    "typical": (("humaneval", "typical"), ("gsm8k", "typical")),
-    "everything": (("humaneval", "everything"), ("gsm8k", "everything")),
+_GREEDY = ("min_p", "regret", "typical")
+_FIRST_PAGE = {  # by texts, the folder of their answers and of the advice about them, and the rules
+    "GSM8K, greedily": ("gsm8k", _GREEDY),
+    "HumanEval, greedily": ("humaneval", _GREEDY),
+    "GSM8K, drawn": ("gsm8k-drawn", ("cactus:delta=0.1",)),
 }
 
 
@@ -211,24 +208,26 @@ def table(folder: Path, costs: Path | None = None) -> str:
 
 
 def first_page() -> str:
-    """Return README's table: points and gains of the recommended rules on HumanEval and GSM8K, at one setting."""
-    known = {name: Kept.of(_ROWS / name) for name in ("humaneval", "gsm8k")}
-    full = [len(known[name].modes["lossless"]) for name in ("humaneval", "gsm8k")]
-    heads = ["rule"]
-    for name, n in zip(("HumanEval", "GSM8K"), full, strict=True):
-        heads += [f"{name}, {n} problems: points", "tokens per call", "time of an answer"]
+    """Return README's table: what rules gain and cost with drafts of five tokens, and what ``advise`` predicts."""
+    heads = ("texts", "rule", "points", "tokens of an answer, ×", "speed, ×", "predicted")
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for rule, places in _FIRST_PAGE.items():
-        cells = [_NAMES.get(rule, f"`{rule}`")]
-        for place, n in zip(places, full, strict=True):
-            row = known[place[0]].row(place[1]) if place else None
-            if rule == "lossless":
-                cells += ["0", "1", "1"]
-            elif row is None or row.n < n:  # fewer problems are another table
-                cells += ["", "", ""]
-            else:
-                cells += [_signed(row.points), _times(row.tokens_per_call), _times(row.time)]
-        lines.append(f"| {' | '.join(cells)} |")
+    for texts, (name, rules) in _FIRST_PAGE.items():
+        kept = Kept.of(_ROWS / name)
+        said = json.loads((_ROWS / "advice" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        by_mode = {row["mode"]: row for row in said if row["gamma"] == DEFAULT_NUM_TOKENS}
+        first = f"{texts}, {len(kept.modes[kept.reference])} problems"
+        for rule in rules:
+            row, advised = kept.row(rule), by_mode[rule]
+            beside = by_mode["lossless"]["times_lossless"]  # the best lossless setting may have another draft length
+            predicted = tuple(advised[key] / beside for key in ("times_lossless", "low", "high"))
+            cells = (
+                first,
+                f"`{rule}`",
+                _signed(row.points),
+                *map(_times, (row.tokens, row.tokens_per_call, predicted)),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+            first = ""
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ..acceptors.base import AUTO
 from ..call.spelling import Spelling
 from ..errors import LossyValueError, nearest
 from ..evaluation.costs import Costs
@@ -211,7 +212,7 @@ class Advice:
         target = ", ".join(f"{milliseconds(costs.read(n, length))} over {n}" for n in (1, 6, 17))
         alone, own = self.tokens * costs.read(1, length), self._fastest(self.replayed[0].walks)
         times, low, high = self._times(self._lossless, alone)
-        share = self.needed()
+        share, drafts = self.needed(), "default drafts" if own.gamma == AUTO else f"γ = {own.gamma}"
         unsteady = costs.read(1, length) > 1.2 * costs.read(6, length)  # more work can't take less time
         warning = ["The times are not steady, so speeds are wrong: repeat it on an idle machine, with --tune."]
         verdict = f"With this draft no rule is more than {self.ceiling.times_lossless:.2f} × as fast as lossless."
@@ -228,7 +229,7 @@ class Advice:
                 f"{percent(self.matches, 1)} % of the draft's."
             ),
             (
-                f"Lossless with γ = {own.gamma} is {times:.2f} × the target alone ({low:.2f} … {high:.2f})"
+                f"Lossless with {drafts} is {times:.2f} × the target alone ({low:.2f} … {high:.2f})"
                 + ("." if times > 1 else ": drafting does not pay here.")
             ),
             verdict,

@@ -107,8 +107,9 @@ class Advising:
         lossless = self._decided(rules[0][1])[0]
         matches = float(lossless.keep[laws.real.numpy()].mean())
 
-        def keeping(share: float) -> dict[int, Walk]:
-            return {gamma: lossless.keeping(share).walk(laws, gamma) for gamma in GAMMAS}
+        def keeping(share: float) -> dict[int | str, Walk]:
+            kept = lossless.keeping(share)
+            return {gamma: kept.walk(laws, *end) for gamma, end in self._ends(rules[0][1]).items()}
 
         advice = Advice(replayed, tokens, length, costs, matches, keeping, self.decoding)
         if self.draft_cost is not None:
@@ -171,9 +172,6 @@ class Advising:
             label = str(replace(Spelling.read(text, "modes"), gamma=None))
             known = found.get(label, (mode, rule, ()))[2]
             found[label] = replace(mode, label=label), rule, (*known, *filter(None, [mode.gamma]))
-        if any(AUTO in shown for _, _, shown in found.values()):  # all are compared with the fastest lossless setting
-            mode, rule, shown = found["lossless"]
-            found["lossless"] = mode, rule, tuple(dict.fromkeys((*shown, AUTO)))
         return [(replace(mode, gamma=shown), rule) for mode, rule, shown in found.values()]
 
     @property
@@ -260,8 +258,7 @@ class Advising:
             found = self.dropout(rule.num_paths)
             mode, rule = replace(mode, settings={**mode.settings, "dropout": found}), replace(rule, dropout=found)
         shown = mode.gamma or (self.gammas if mode.label != EVERYTHING else ())
-        ends, sampled = {gamma: (gamma, 0.0) for gamma in GAMMAS}, self.temperature is not None
-        ends |= {x: (LONGEST, rule.drafts_until) if x == AUTO else (x, 0.0) for x in shown}
+        sampled, ends = self.temperature is not None, self._ends(rule) | {x: (x, 0.0) for x in shown if x != AUTO}
         if rule.has_effect(sampled) and (rule.reads_draft or (sampled and rule.decides_whole_drafts)):
             # What such a rule emits at a position depends on others.
             losses = dict.fromkeys(("tv", "kl", "outside"), 0.0) if rule.is_lossless(sampled) else {}
@@ -275,6 +272,11 @@ class Advising:
             walks = {gamma: alone.walk(self.laws, *end) for gamma, end in ends.items()}
         walks = {gamma: replace(walk, gamma=gamma) for gamma, walk in walks.items()}
         return Replayed(replace(mode, gamma=None), walks, tuple(shown), losses)
+
+    def _ends(self, rule: Acceptor) -> dict[int | str, tuple[int, float]]:
+        """Return how long a rule's drafts may be, and the bound that ends them, for each setting that is tried."""
+        auto = {} if self.temperature is not None else {AUTO: (LONGEST, rule.drafts_until)}
+        return {gamma: (gamma, 0.0) for gamma in GAMMAS} | auto
 
     def dropout(self, paths: int) -> float:
         """Return one dropout for ``dropmatch`` on all prompts, found as a call does on its own."""
@@ -338,7 +340,7 @@ def advise(
     modes
         ``"RULE[+RULE][@GAMMA][:KEY=VALUE…],…"``; the usual rules by default.
     gammas
-        Draft lengths to show; each rule's best by default. Greedily, modes such as ``min_p@auto`` show default drafts.
+        Draft lengths to show; each rule's best by default: a number or, greedily, auto, for drafts that end by default.
     max_new_tokens
         The longest answer.
     heads

@@ -97,7 +97,8 @@ def test_an_answer_takes_its_own_rounds_times_what_they_cost(folder, tmp_path, m
 @pytest.mark.parametrize(
     ("page", "kept"),
     [
-        *(("which-rule", name) for name in ("humaneval", "gsm8k", "humaneval-rules", "drawn", "chat", *LONG)),
+        *(("which-rule", name) for name in ("humaneval", "gsm8k", "humaneval-rules", "gsm8k-drawn", "drawn", *LONG)),
+        ("which-rule", "chat"),
         ("judge", "judge-humaneval"),
         ("judge", "../heads"),
     ],
