@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from hf_lossy_assist import errors, last_stats
+from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.call.prepared import Prepared
 from hf_lossy_assist.call.runner_choice import _obstacle_to_recording
 from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.drafting import draft_ends
 from hf_lossy_assist.models.static.fixed_runner import _difference
 from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
 from tests.acceptors.table import judge_head
@@ -87,7 +89,8 @@ CASES = {
 
 @pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
 @pytest.mark.parametrize("case", CASES)
-def test_equal_to_the_eager_loop(case, inputs, recorder):
+def test_equal_to_the_eager_loop(case, inputs, recorder, monkeypatch):
+    monkeypatch.setattr(call_config, "AcceptanceStop", draft_ends.AcceptanceStop)  # drafts end where they do by default
     eager, graphs = both(recorder, *llamas(), **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert recorder.recordings == RECORDINGS.get(case, recorder.recordings)
