@@ -20,7 +20,7 @@ import typer
 from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS
 from hf_lossy_assist.evaluation.answers import COSTS, Answer, by_mode, load_answers
 from hf_lossy_assist.evaluation.costs import modes_of, predicted_seconds
-from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
+from hf_lossy_assist.evaluation.modes import parse_modes
 from hf_lossy_assist.evaluation.quality import (
     Interval,
     bootstrap_sums,
@@ -140,18 +140,13 @@ def costs_of(plan: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any
 
     A round costs the same under every rule with as many drafted tokens, but for ``dropmatch`` with its dropped heads.
     """
-    alike = {
-        _round(label, mode.rule, mode.gamma): known[label] for label, mode in zip(known, _modes(known), strict=True)
-    }
+    modes = parse_modes(",".join(known), DEFAULT_NUM_TOKENS)
+    alike = {_round(label, mode.rule, mode.gamma): known[label] for label, mode in zip(known, modes, strict=True)}
     found = {}
     for label, config in plan["modes"].items():
         one = known.get(label) or alike.get(_round(label, config.get("lossy_mode"), config.get("num_assistant_tokens")))
         found |= {} if one is None else {label: one}
     return found
-
-
-def _modes(labels: Iterable[str]) -> list[DecodingMode]:
-    return parse_modes(",".join(labels), DEFAULT_NUM_TOKENS)
 
 
 def _round(label: str, rule: Any, gamma: int | str | None) -> tuple[bool, bool, int | str | None]:

@@ -27,7 +27,7 @@ from ..models.quantised import can_be_compiled, dtype_of
 from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewinds, take_slot
-from ..models.static.chain import Choice
+from ..models.static.chain import TokenChoice
 from ..models.static.fixed_runner import FixedRunner, Shapes
 from ..models.static.forwards import Compiling, decoder_layers, forget, path_to_decoder
 from ..models.static.graphs import RECORDERS, Recording
@@ -188,12 +188,8 @@ class _RunnerChoice:
 
     def _of_draft(self, path: Path) -> Shapes:
         """Return what drafting reads: the newest tokens, then a token, the nodes of a depth, or nothing."""
-        choice, tree, longest, eagle3 = (
-            self.choice,
-            self.config.tree,
-            self.choice.longest,
-            self.choice.drafts_with_eagle3,
-        )
+        choice, tree = self.choice, self.config.tree
+        longest, eagle3 = choice.longest, choice.drafts_with_eagle3
         if tree is not None:
             deeper, newest = tree.depth - 1, tree.depth + 1  # depths whose nodes are read; all that a round committed
             sizes = [*accumulate(tree.branches, operator.mul)][:deeper] if tree.drawn else [tree.top_k] * deeper
@@ -208,7 +204,7 @@ class _RunnerChoice:
             return Shapes(widths, room=widths[-1])
         return Shapes(newest, drafts=longest, choice=way, room=longest + 1)
 
-    def _way(self, vocabulary: Vocabulary | None) -> Choice | None:
+    def _way(self, vocabulary: Vocabulary | None) -> TokenChoice | None:
         """Return how whole drafts choose their tokens; None where each token is drafted alone."""
         choice, call = self.choice, self.call
         settings = settings_of(call.processors)
@@ -216,7 +212,7 @@ class _RunnerChoice:
         if alone or "draft_hidden" in self.config.rule.needs or _is_watched(choice.assistant_model):
             return None
         drawn = vocabulary_sizes(self.model)[0] if call.config.do_sample else 0
-        return Choice(drawn, call.processors, settings, vocabulary)
+        return TokenChoice(drawn, call.processors, settings, vocabulary)
 
     def _obstacle(self) -> str | None:
         """Say why the target's cache can't be static; None where it can."""

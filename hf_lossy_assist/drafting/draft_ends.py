@@ -16,7 +16,7 @@ from ..heads import VerifierHead
 from ..values import SETTINGS, bounded
 
 DEFAULT_NUM_TOKENS = 5
-_SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 
 class DraftLength:
@@ -48,9 +48,9 @@ def constant_length(num_tokens: int, schedule: str = "constant") -> int | None:
 
 
 def check_schedule(value: Any, origin: str = "") -> None:
-    if not isinstance(value, str) or value not in _SCHEDULES:
+    if not isinstance(value, str) or value not in SCHEDULES:
         raise LossyValueError(
-            f"`num_assistant_tokens_schedule` has to be one of {list(_SCHEDULES)}, but is {value!r}{origin}"
+            f"`num_assistant_tokens_schedule` has to be one of {list(SCHEDULES)}, but is {value!r}{origin}"
         )
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..core.distributions import Randomness
 from ..core.texts import RowShift
 from ..models.static.cache_slot import StaticCacheSlot
-from ..models.static.chain import Choice, WholeDraft, chained
+from ..models.static.chain import TokenChoice, WholeDraft, chained
 from ..models.static.fixed_runner import FixedRunner, Prepare
 from ..models.static.forwards import DecoderForward, FixedForward, shallow
 from .eagle3 import Eagle3
@@ -42,7 +42,7 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
         head.__dict__["forward"] = DecoderForward(body, self.slot.rows)
         return FixedForward(head)
 
-    def _drafting(self, length: int, choice: Choice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+    def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, embeddings = shallow(self.model), self.embeddings
         vocabulary, device = DraftVocabulary(head.target_ids, self._size), self.device
 

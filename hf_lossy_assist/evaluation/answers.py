@@ -167,11 +167,9 @@ def answers_of(folder: Path, plan: Mapping[str, Any]) -> dict[int, Answer]:
             f"`answers` has to be a folder of `lossy-assist evaluate` with texts of the modes plain or lossless, but "
             f"{str(folder)!r} has none; leave it out, and the target answers"
         )
-    made = {"top_p": 1.0, **manifest["modes"].get(label, {}), "target": manifest.get("target")}
-    found = changes(made, json.loads(json.dumps(plan)), ("target", "temperature", "top_p"))
-    if any(a != b for a, b in zip(manifest["problems"], plan["problems"], strict=False)):
-        found.append("the problems are other ones")
-    if found:
+    made = {**manifest["modes"].get(label, {}), "target": manifest.get("target"), "problems": manifest["problems"]}
+    before, wanted = {"modes": {}, "top_p": 1.0, **made}, {"modes": {}, **json.loads(json.dumps(plan))}
+    if found := differences(before, wanted, made.keys() - wanted.keys()):
         raise LossyValueError(
             f"`answers` has to be a folder of this target's answers to these prompts, but in {str(folder)!r} "
             f"{'; '.join(found)}; leave it out, and the target answers"

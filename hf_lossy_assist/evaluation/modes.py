@@ -17,7 +17,7 @@ from ..acceptors import LAW, REGISTRY, GreedyRule, head_type
 from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
 from ..call.config import LossyConfig
 from ..call.spelling import Spelling, split
-from ..drafting.draft_ends import DEFAULT_NUM_TOKENS
+from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, SCHEDULES
 from ..enabling import enabled
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..gone import check_name
@@ -39,9 +39,8 @@ _ROUNDING = {
 """Settings of the target alone, which change nothing but rounding: how often a batch has each row, and its dtype."""
 
 
-_SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 _STOCK = {
-    "schedule": Rule(", ".join(_SCHEDULES), lambda x: x in _SCHEDULES),
+    "schedule": Rule(", ".join(SCHEDULES), lambda x: x in SCHEDULES),
     "threshold": Rule("a number from 0 to 1", lambda x: is_number(x) and 0 <= x <= 1),
     "cache": Rule("dynamic or static", lambda x: x in ("dynamic", "static")),
 }

@@ -14,7 +14,7 @@ from .forwards import filled_up
 
 
 @dataclass(frozen=True)
-class Choice:
+class TokenChoice:
     """How a draft's next token follows from logits: it is ``drawn`` from so many tokens, or the likeliest where 0.
 
     ``processors`` look at no text, and ``settings`` tell them from others. ``vocabulary`` translates a draft's tokens
@@ -48,7 +48,7 @@ class Choice:
 class WholeDraft:
     """Drafts ``length`` tokens by ``body``, which takes ``rows`` rows: tokens ``(B, n)``, and logits ``(B, n, V)``."""
 
-    def __init__(self, body: Callable[..., tuple[Tensor, Tensor]], length: int, rows: int, choice: Choice) -> None:
+    def __init__(self, body: Callable[..., tuple[Tensor, Tensor]], length: int, rows: int, choice: TokenChoice) -> None:
         self.body = body
         self.length = length
         self.rows = rows

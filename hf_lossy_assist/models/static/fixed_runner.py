@@ -18,7 +18,7 @@ from ...core.distributions import Randomness
 from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
 from .cache_slot import StaticCacheSlot, give_back
-from .chain import Choice, WholeDraft
+from .chain import TokenChoice, WholeDraft
 from .forwards import Compiling
 from .graphs import Recording, weights_of
 
@@ -39,7 +39,7 @@ class Shapes:
     widths: tuple[int, ...] = ()
     trees: tuple[int, ...] = ()
     drafts: int = 0
-    choice: Choice = field(default_factory=Choice)
+    choice: TokenChoice = field(default_factory=TokenChoice)
     room: int = 0
 
 
@@ -74,7 +74,7 @@ class FixedRunner(ModelRunner):
         """Return the forward that calls ``body``."""
 
     @abstractmethod
-    def _drafting(self, length: int, choice: Choice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+    def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         """Return the body of a whole draft, whose steps go through ``prepare``."""
 
     @abstractmethod

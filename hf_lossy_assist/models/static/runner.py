@@ -15,7 +15,7 @@ from ...compat import TreeInputs, cache_name, new_cache
 from ...core.distributions import Randomness
 from ...core.texts import GrowingTensor, RowShift, counting, ones
 from .cache_slot import StaticCacheSlot
-from .chain import Choice, WholeDraft, chained
+from .chain import TokenChoice, WholeDraft, chained
 from .fixed_runner import FixedRunner, Prepare
 from .forwards import DecoderForward, FixedForward, states_of, whole, with_decoder_forward
 
@@ -73,7 +73,7 @@ class StaticCacheRunner(FixedRunner):
     def _around(self, body: Callable[..., tuple[Tensor, ...]]) -> FixedForward:
         return FixedForward(with_decoder_forward(self.model, DecoderForward(body, self.slot.rows)))
 
-    def _drafting(self, length: int, choice: Choice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
+    def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         forward = whole(self.model, decorated)
 
         def choose(input_ids: Tensor, waits: Tensor | None, **inputs: Any) -> tuple[Tensor, Tensor]:
