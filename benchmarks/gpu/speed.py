@@ -38,30 +38,31 @@ def speed(run: Run) -> None:
             if begins:
                 run.say("speed", case=name, **timed(run, target, draft, prompt, new, **kwargs))
     _forwards(run, target, draft, prompt)
-    for alpha in (0.8,) if run.tiny else (0.8, *(x for x in ALPHAS if x != 0.8), 1.0):
-        continue_by(draft, alpha)
-        for gamma in GAMMAS[:1] if run.tiny else GAMMAS:
-            for case, kwargs in {"graphs": {}, "eager": {"lossy_config": EAGER}}.items():
-                with run.step(f"{case}, {alpha}, {gamma}") as begins:
-                    if begins:
-                        ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
-                        row = timed(run, target, draft, prompt, new, **ours, **kwargs)
-                        run.say(
-                            "speed",
-                            case=f"lossless, {case}",
-                            alpha=alpha,
-                            gamma=gamma,
-                            **row,
-                            **_expected(run, alpha, gamma, case == "eager"),
-                        )
-            with run.step(f"transformers, {alpha}, {gamma}") as begins, drafts_of(draft, gamma):
-                if begins:
-                    row = timed(run, target, draft, prompt, new, assistant_model=draft)
-                    run.say("speed", case="transformers, dynamic", alpha=alpha, gamma=gamma, **row)
-    continue_by(draft, 0.8)
-    _batches(run, target, draft)
+    _grid(run, target, draft, prompt, new, 0.8)
     _waits(run, target, draft, prompt)
+    _batches(run, target, draft)
     _compiled(run, target, draft, prompt, new)
+    for alpha in () if run.tiny else (*(x for x in ALPHAS if x != 0.8), 1.0):
+        _grid(run, target, draft, prompt, new, alpha)
+
+
+def _grid(
+    run: Run, target: PreTrainedModel, draft: PreTrainedModel, prompt: torch.Tensor, new: int, alpha: float
+) -> None:
+    """Time every γ at one α: with graphs, one by one, and transformers' assisted generation."""
+    continue_by(draft, alpha)
+    for gamma in GAMMAS[:1] if run.tiny else GAMMAS:
+        ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
+        for case, kwargs in {"graphs": {}, "eager": {"lossy_config": EAGER}}.items():
+            with run.step(f"{case}, {alpha}, {gamma}") as begins:
+                if begins:
+                    row = timed(run, target, draft, prompt, new, **ours, **kwargs)
+                    row |= _expected(run, alpha, gamma, case == "eager")
+                    run.say("speed", case=f"lossless, {case}", alpha=alpha, gamma=gamma, **row)
+        with run.step(f"transformers, {alpha}, {gamma}") as begins, drafts_of(draft, gamma):
+            if begins:
+                row = timed(run, target, draft, prompt, new, assistant_model=draft)
+                run.say("speed", case="transformers, dynamic", alpha=alpha, gamma=gamma, **row)
 
 
 def _static(run: Run) -> dict[str, Any]:
