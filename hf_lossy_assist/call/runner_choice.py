@@ -30,7 +30,7 @@ from ..models.static.cache_slot import StaticCacheSlot, new_static_cache, rewind
 from ..models.static.chain import TokenChoice
 from ..models.static.fixed_runner import FixedRunner, Shapes
 from ..models.static.forwards import Compiling, decoder_layers, forget, path_to_decoder
-from ..models.static.graphs import RECORDERS, Recording
+from ..models.static.graphs import RECORDERS, CompiledRecording, Recording
 from ..models.static.runner import StaticCacheRunner
 from .config import LossyConfig
 from .drafter_choice import DrafterChoice
@@ -164,7 +164,7 @@ class _RunnerChoice:
             if asked:
                 _say(False, obstacle)
             return None
-        shapes, mask = self._of_draft(path), mask_of(call.ids, call.inputs)
+        shapes, mask = self._of_draft(), mask_of(call.ids, call.inputs)
         slot = take_slot(draft, call.config.max_length + shapes.room, call.batch)
         if self.choice.drafts_with_eagle3:
             runner = StaticEagle3Forwards(draft, self.model, mask, slot)
@@ -186,7 +186,7 @@ class _RunnerChoice:
             trees = (*(x for x in _AUTOMATIC_TREES if x < most), most) if tree.nodes == "auto" else (most,)
         return Shapes(trees=trees, room=trees[-1])
 
-    def _of_draft(self, path: Path) -> Shapes:
+    def _of_draft(self) -> Shapes:
         """Return what drafting reads: the newest tokens, then a token, the nodes of a depth, or nothing."""
         choice, tree = self.choice, self.config.tree
         longest, eagle3 = choice.longest, choice.drafts_with_eagle3
@@ -198,8 +198,7 @@ class _RunnerChoice:
         # An EAGLE-3 head reads all that a round has committed. A model has read it as a draft, but for its last token.
         newest = () if longest is None or not eagle3 else (longest + 1,)
         way = self._way(None if eagle3 else vocabulary_of(self.model, choice.assistant_model))
-        # What is compiled is kept, and takes minutes; temperatures come and go.
-        if way is None or (path is Path.COMPILED and way.processors):
+        if way is None:
             widths = (1, *newest) if eagle3 else _DRAFT_WIDTHS
             return Shapes(widths, room=widths[-1])
         return Shapes(newest, drafts=longest, choice=way, room=longest + 1)
@@ -239,6 +238,15 @@ class _RunnerChoice:
             return f"the states between the layers of {type(model).__name__} can't be returned"
         return _obstacle_to_static(model) or _obstacle_to_inputs(call)
 
+    def _how(self, runner: FixedRunner, path: Path) -> Compiling | Recording:
+        """Return how forwards are prepared; what is compiled is recorded, too, where that can be."""
+        given = self.call.config.compile_config
+        if path is not Path.COMPILED:
+            return Recording(RECORDERS[runner.device.type])
+        if _obstacle_to_recording(runner.model, self.call) is not None:
+            return Compiling(given)
+        return CompiledRecording(RECORDERS[runner.device.type], given)
+
     def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
         name, compiles = type(runner.model).__name__, path is Path.COMPILED
@@ -252,8 +260,7 @@ class _RunnerChoice:
                 _say(False, obstacle)
             return True
         try:
-            how = Compiling(self.call.config.compile_config) if compiles else Recording(RECORDERS[runner.device.type])
-            runner.prepare(how, shapes)
+            runner.prepare(self._how(runner, path), shapes)
         except Exception as error:  # whatever a compiler, a backend or a model's code may raise
             runner.forget()
             forget(runner.model)

@@ -44,6 +44,7 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
 
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
         head, embeddings = shallow(self.model), self.embeddings
+        read, scored = prepare("read", lambda: head.forward), prepare("scored", lambda: head.logits)
         vocabulary, device = DraftVocabulary(head.target_ids, self._size), self.device
 
         def body(state: Tensor, positions: Tensor, mask: Tensor, waits: Tensor | None, cache: Any) -> Any:
@@ -51,12 +52,12 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
                 nonlocal state
                 if i:  # the first token follows from a state that has been read
                     embeds, at = embedded(token, embeddings, device), slice(i - 1, i)
-                    state = head.forward(embeds, state, positions[:, at], mask[:, :, at], cache)
-                return choice(vocabulary.logits(head.logits(state).float()), waits)
+                    state = read(embeds, state, positions[:, at].contiguous(), mask[:, :, at].contiguous(), cache)
+                return choice(vocabulary.logits(scored(state).float()), waits)
 
             return chained(step, length, waits)
 
-        return prepare(("draft", length), lambda: body)
+        return body
 
     def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
         self.seen = 0

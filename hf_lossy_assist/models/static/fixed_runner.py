@@ -19,13 +19,13 @@ from ...errors import LossyUnsupportedError
 from ..runner import ModelRunner
 from .cache_slot import StaticCacheSlot, give_back
 from .chain import TokenChoice, WholeDraft
-from .forwards import Compiling
+from .forwards import Compiling, Make
 from .graphs import Recording, weights_of
 
 _TOLERANCE = 0.05  # of the largest logit: half precision, and sums in another order
 _FORBIDDEN = -1e5  # logits below say that a token can't be chosen
 
-Prepare = Callable[[Hashable, Callable[[], Callable[..., Any]]], Callable[..., Any]]
+Prepare = Callable[[Hashable, Make], Callable[..., Any]]
 """Prepares what a function makes, under a name."""
 
 
@@ -92,22 +92,18 @@ class FixedRunner(ModelRunner):
             slot.forget_forwards()
             slot.weights = weights
 
-        def prepared(key: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-            return how.prepared(self.model, slot, key, make)
-
+        prepared, part = (partial(x, self.model, slot) for x in (how.prepared, how.part))
         for of_tree, width in sorted({*((False, x) for x in shapes.widths), *((True, x) for x in shapes.trees)}):
             key = of_tree, width, self._kind(of_tree)
-            self.fixed[of_tree, width] = self._around(prepared(key, lambda: self._body(how.records)))
+            body = partial(part, key, lambda: self._body(how.decorated))
+            self.fixed[of_tree, width] = self._around(prepared(key, body))
             keys[str(width)], trials[str(width)] = key, partial(self._trial, of_tree, width)
         if length := shapes.drafts:
-            choice, key = shapes.choice, (self._kind(False), shapes.choice.key)
-            drafting = partial(self._drafting, length, choice)
-            if how.records:  # all of a draft is one graph
-                body = prepared(("draft", length, key), lambda: drafting(True, _as_it_is))
-            else:
-                body = drafting(False, lambda name, make: prepared(("step", name, key), make))
-            self.chain = WholeDraft(body, length, slot.rows, choice)
-            keys[f"drafts of {length}"] = "draft", length, key
+            choice, kind = shapes.choice, self._kind(False)
+            drafting, key = partial(self._drafting, length, choice), ("draft", length, kind, choice.key)
+            body = partial(drafting, how.decorated, lambda name, make: part(("step", name, kind), make))
+            self.chain = WholeDraft(prepared(key, body), length, slot.rows, choice)
+            keys[f"drafts of {length}"] = key
             waits = torch.ones(slot.rows, length, choice.drawn, device=self.device) if choice.drawn else None
             alone = WholeDraft(drafting(True, _as_it_is), length, slot.rows, choice)
             trials[f"drafts of {length}"] = lambda eager: self._trial_draft(alone if eager else self.chain, waits)

@@ -24,6 +24,8 @@ from ...compat import CACHE, cache_of
 from ...errors import LossyUnsupportedError, warn_once
 from .cache_slot import StaticCacheSlot
 
+Make = Callable[[], Callable[..., Any]]
+
 _forwards: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
@@ -121,7 +123,7 @@ class FixedForward:
 class Compiling:
     """Prepares functions by compiling them; what is compiled is kept per model, as long as the model lives."""
 
-    records = False
+    records = decorated = False
     title = "Compiling {} for {} tokens, once; a large model takes minutes"
 
     def __init__(self, config: CompileConfig | None) -> None:
@@ -130,9 +132,10 @@ class Compiling:
         self.options = options | {"dynamic": bool(options["dynamic"])}
         self.key = repr(sorted(self.options.items(), key=lambda item: item[0]))
 
-    def prepared(
-        self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Callable[[], Callable[..., Any]]
-    ) -> Callable[..., Any]:
+    def prepared(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
+        return make()
+
+    def part(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
         """Return what ``make`` makes, compiled in its first run; ``key`` says what shapes its inputs besides a cache's.
 
         Each gets its own code.

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import CompileConfig
 
 from .cache_slot import StaticCacheSlot
+from .forwards import Compiling, Make
 
 Recorder = Callable[[Callable[[], Any], torch.device], tuple[Callable[[], None], Any]]
 """Runs a function on a device, and returns what runs it again, and its output, which each run overwrites."""
 
 _WARM_UPS = 2
 _MOST_GRAPHS = 16  # on one cache
+_WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+"""Modes of ``torch.compile`` that record graphs of their own, and the same modes without."""
 
 
 class Graph:
@@ -64,22 +69,41 @@ def _copy(own: Any, given: Any) -> None:
 class Recording:
     """Prepares functions by recording them as graphs, which belong to a cache."""
 
-    records = True
+    records = decorated = True
     key = "graphs"
     title = "Recording graphs of {} for {} tokens"
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def prepared(
-        self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Callable[[], Callable[..., Any]]
-    ) -> Graph:
+    def prepared(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Graph:
         """Return the graph of what ``make`` makes; ``key`` tells it from others of this cache."""
+        key = self.key, key
         if key not in slot.graphs:
             if len(slot.graphs) >= _MOST_GRAPHS:
                 slot.forget_forwards()
             slot.graphs[key] = Graph(slot.recorded(make()), self.recorder)
         return slot.graphs[key]
+
+    def part(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
+        """Return what ``make`` makes, a part of a graph."""
+        return make()
+
+
+class CompiledRecording(Recording):
+    """Records what is compiled: compiled forwards launch fewer kernels, and a graph launches these as one."""
+
+    decorated = False
+
+    def __init__(self, recorder: Recorder, config: CompileConfig | None) -> None:
+        super().__init__(recorder)
+        config = CompileConfig() if config is None else copy(config)
+        config.mode = _WITHOUT_GRAPHS.get(config.mode, config.mode)
+        self.compiling = Compiling(config)
+        self.key, self.title = (self.key, self.compiling.key), self.compiling.title
+
+    def part(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
+        return self.compiling.part(model, slot, key, make)
 
 
 def weights_of(model: nn.Module) -> Hashable:

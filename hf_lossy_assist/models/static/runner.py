@@ -74,23 +74,29 @@ class StaticCacheRunner(FixedRunner):
         return FixedForward(with_decoder_forward(self.model, DecoderForward(body, self.slot.rows)))
 
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
-        forward = whole(self.model, decorated)
-
-        def choose(input_ids: Tensor, waits: Tensor | None, **inputs: Any) -> tuple[Tensor, Tensor]:
-            inputs |= {"logits_to_keep": 1, "return_dict": True}
-            return choice(forward(input_ids=choice.context(input_ids), **inputs).logits, waits)
-
-        first, later = (prepare(n, lambda: choose) for n in (2, 1))
+        # What is compiled is kept, and takes minutes; settings of a choice come and go.
+        first, later = (prepare(n, lambda: whole(self.model, decorated)) for n in (2, 1))
 
         def body(input_ids: Tensor, position_ids: Tensor, waits: Tensor | None, **inputs: Any) -> tuple[Tensor, Tensor]:
             # Also where the last draft was not kept whole, the token before the newest is read: so there is one shape.
             def step(i: int, token: Tensor | None, waits: Tensor | None) -> tuple[Tensor, Tensor]:
                 run, ids, at = (later, token, slice(i + 1, i + 2)) if i else (first, input_ids, slice(0, 2))
-                return run(input_ids=ids, waits=waits, position_ids=position_ids[:, at].contiguous(), **inputs)
+                inputs["position_ids"] = position_ids[:, at].contiguous()
+                output = run(input_ids=choice.context(ids), logits_to_keep=1, return_dict=True, **inputs)
+                return choice(output.logits, waits)
 
             return chained(step, length, waits)
 
         return body
+
+    def _warm_up(self, *args: Any) -> None:
+        padding = self._padding
+        try:
+            if padding is not None:  # what padding sees depends on the rest of the cache, and on the kernel
+                self._padding = torch.ones_like(padding)
+            super()._warm_up(*args)
+        finally:
+            self._padding = padding
 
     def _trial(self, of_tree: bool, width: int, eager: bool) -> Tensor:
         rows, self.seen, tree = self.slot.rows, int(of_tree), None

@@ -107,7 +107,7 @@ def test_texts_that_grow_are_compiled_for_four_lengths_of_caches(backend):
 def test_where_torch_gives_up_a_warning_says_so():
     with torch._dynamo.config.patch(recompile_limit=1):
         model, how = tiny(), Compiling(CompileConfig(backend="eager"))
-        states = how.prepared(model, slot_of(model), "any width", lambda: states_of(model))
+        states = how.part(model, slot_of(model), "any width", lambda: states_of(model))
         states(input_ids=prompt(2))
         with pytest.warns(UserWarning, match="torch no longer compiles the forwards of LlamaForCausalLM"):
             states(input_ids=prompt(3))
@@ -127,7 +127,7 @@ def test_nothing_is_written_to_the_models(pair, backend):
 
 def test_programs_and_caches_go_with_the_model(backend):
     target = tiny("llama")
-    Compiling(CompileConfig(backend=backend)).prepared(target, slot_of(target), 3, partial(states_of, target))
+    Compiling(CompileConfig(backend=backend)).part(target, slot_of(target), 3, partial(states_of, target))
     give_back(target, slot_of(target))
     gone = weakref.ref(target)
     del target

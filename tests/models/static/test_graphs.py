@@ -6,9 +6,11 @@ import functools
 import gc
 import warnings
 import weakref
+from types import MappingProxyType
 
 import pytest
 import torch
+from transformers import CompileConfig
 
 from hf_lossy_assist import errors, last_stats
 from hf_lossy_assist.call import config as call_config
@@ -43,13 +45,13 @@ def llamas():
 RECORDINGS = {"greedy": 2, "drawn": 2, "drawn, processed": 2, "ensemble, drawn": 3, "greedy, default length": 3}
 
 
-def both(recorder, target, draft, config=None, **kwargs):
-    """Return the output of the eager loop, and by graphs."""
+def both(recorder, target, draft, config=None, graphs=MappingProxyType({}), **kwargs):
+    """Return the output of the eager loop, and by graphs, which ``graphs`` configures."""
     kwargs = {"input_ids": prompt(), "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
     outputs = []
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*no effect")
-        for more in (EAGER, {}):
+        for more in (EAGER, graphs):
             assert not recorder.replays
             settings = {"seed": 3} | (config or {}) | more
             outputs.append(
@@ -94,6 +96,37 @@ def test_equal_to_the_eager_loop(case, inputs, recorder, monkeypatch):
     eager, graphs = both(recorder, *llamas(), **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert recorder.recordings == RECORDINGS.get(case, recorder.recordings)
+
+
+@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
+@pytest.mark.parametrize(
+    ("pair", "case"),
+    [
+        *((llamas, case) for case in ("greedy", "greedy, default length", "drawn, processed", "tree")),
+        *((trained_pair, case) for case in ("greedy", "drawn, processed")),
+    ],
+)
+def test_what_is_compiled_is_recorded(pair, case, inputs, recorder, monkeypatch):
+    monkeypatch.setattr(call_config, "AcceptanceStop", draft_ends.AcceptanceStop)  # drafts end where they do by default
+    kwargs = CASES[case] | inputs | {"compile_config": CompileConfig(backend="aot_eager")}
+    eager, graphs = both(recorder, *pair(), **kwargs, graphs={"compile": True})
+    assert torch.equal(eager, graphs)
+    assert recorder.recordings == RECORDINGS.get(case, 3) + (pair is trained_pair)
+
+
+def test_other_settings_of_a_draw_compile_nothing(recorder):
+    """A graph records how a token is chosen; what is compiled are the forwards before."""
+    pair, compiled = llamas(), []
+
+    def backend(graph, inputs, **options):
+        compiled.append(graph)
+        return graph.forward
+
+    for temperature in (0.8, 0.5):
+        recorder.replays = 0
+        kwargs = {"do_sample": True, "temperature": temperature, "num_assistant_tokens": 4}
+        both(recorder, *pair, **kwargs, compile_config=CompileConfig(backend=backend), graphs={"compile": True})
+        assert len(compiled) == 3  # the target's, and the draft's over two tokens and one
 
 
 @pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
@@ -218,6 +251,19 @@ def test_what_stays_eager(more, config, recorder):
         prompt(), assistant_model=draft, lossy_mode="lossless", lossy_config=config, **{"max_new_tokens": NEW} | more
     )
     assert not recorder.recordings
+
+
+@pytest.mark.parametrize("config", [{}, {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}])
+def test_trials_read_no_padding(config, recorder):
+    """What padding sees is anything: with this attention, all slots of the cache, whatever they hold."""
+    target = tiny("llama")
+    target.set_attn_implementation("eager")
+    mask = torch.ones(2, 30, dtype=torch.long)
+    mask[0, :29] = 0
+    for parameter in target.parameters():
+        parameter.data *= 3
+    batch = {"input_ids": prompt(30).repeat(2, 1), "attention_mask": mask, "num_assistant_tokens": 4}
+    both(recorder, target, noisy_copy(target), config=config, **batch)  # would warn
 
 
 def test_hooks_on_the_draft_run_once_per_token(recorder):
