@@ -5,68 +5,83 @@ from __future__ import annotations
 import collections
 import traceback
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel
 
 from benchmarks.growing.geometry import PRESETS
 from hf_lossy_assist import last_stats
-from hf_lossy_assist.models.static.cache_slot import take_slot
+from hf_lossy_assist.core.distributions import Randomness
+from hf_lossy_assist.models.static.cache_slot import give_back, take_slot
 from hf_lossy_assist.models.static.fixed_runner import Shapes
-from hf_lossy_assist.models.static.graphs import RECORDERS, Recording
+from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Recording
 from hf_lossy_assist.models.static.runner import StaticCacheRunner
 
 from .known_texts import continue_by, drafts_of, is_known, pair_of, prompts
 from .predictions import ALPHAS, CARDS, GAMMAS, predict
 from .run import Run
 
-EAGER = {"compile": False}
+Model: TypeAlias = PreTrainedModel
+WAYS: dict[str, dict[str, Any]] = {"graphs": {}, "compiled": {"compile": True}, "eager": {"compile": False}}
+"""``lossy_config`` of each way to run forwards."""
 
 
 def speed(run: Run) -> None:
     """Measure the grid, from what matters most to the rest."""
     target, draft = pair_of(run)
-    new = run.tokens(128)
     prompt = prompts(run)
+    gammas = GAMMAS[:1] if run.tiny else GAMMAS
     run.say("speed", memory_gb=run.peak_gb(), shapes="tiny" if run.tiny else "8B/1B")
     target.generate(prompt, max_new_tokens=4, do_sample=False, pad_token_id=0)
-    for name, kwargs in (("plain", {}), ("plain, static and compiled", _static(run))):
-        with run.step(name, 60 if kwargs and run.cuda else 0) as begins:
-            if begins:
-                run.say("speed", case=name, **timed(run, target, draft, prompt, new, **kwargs))
-    _forwards(run, target, draft, prompt)
-    _grid(run, target, draft, prompt, new, 0.8)
+    continue_by(draft, 0.8)
+    for way, gamma in [(way, gamma) for gamma in gammas for way in ("compiled", "graphs")]:
+        _ours(run, target, draft, prompt, way, 0.8, gamma)
+        if gamma == GAMMAS[0]:
+            _forwards(run, target, draft, prompt, way, gamma)
+            if way == "compiled":
+                _theirs(run, target, draft, prompt, 0.8, gamma)
     _waits(run, target, draft, prompt)
     _batches(run, target, draft)
-    _compiled(run, target, draft, prompt, new)
     for alpha in () if run.tiny else (*(x for x in ALPHAS if x != 0.8), 1.0):
-        _grid(run, target, draft, prompt, new, alpha)
+        continue_by(draft, alpha)
+        for gamma in gammas:
+            _ours(run, target, draft, prompt, "compiled", alpha, gamma)
+    continue_by(draft, 0.8)
+    _ours(run, target, draft, prompt, "eager", 0.8, gammas[0])
 
 
-def _grid(
-    run: Run, target: PreTrainedModel, draft: PreTrainedModel, prompt: torch.Tensor, new: int, alpha: float
-) -> None:
-    """Time every γ at one α: with graphs, one by one, and transformers' assisted generation."""
-    continue_by(draft, alpha)
-    for gamma in GAMMAS[:1] if run.tiny else GAMMAS:
-        ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
-        for case, kwargs in {"graphs": {}, "eager": {"lossy_config": EAGER}}.items():
-            with run.step(f"{case}, {alpha}, {gamma}") as begins:
+def _ours(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, alpha: float, gamma: int) -> None:
+    needs = 70 if way == "compiled" and alpha == 0.8 and run.cuda else 0
+    with run.step(f"{way}, {alpha}, {gamma}", needs) as begins:
+        if begins:
+            ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
+            ours |= {"lossy_config": WAYS[way], "compile_config": _config(run)}
+            row = timed(run, target, draft, prompt, run.tokens(128), **ours)
+            row |= _expected(run, alpha, gamma, way == "eager")
+            run.say("speed", case=f"lossless, {way}", alpha=alpha, gamma=gamma, **row)
+
+
+def _config(run: Run) -> CompileConfig | None:
+    return None if run.cuda else CompileConfig(backend="eager")
+
+
+def _theirs(run: Run, target: Model, draft: Model, prompt: Tensor, alpha: float, gamma: int) -> None:
+    """Time what transformers offers: plain decoding and assisted generation, on dynamic caches and on compiled ones."""
+    static = {"cache_implementation": "static"}  # transformers compiles there, on a GPU
+    cases = {"plain": static, "transformers": static | {"assistant_model": draft}}
+    for case, kwargs in cases.items():
+        for how, seconds in (("static and compiled", 50), ("dynamic", 0)):
+            with run.step(f"{case}, {how}", seconds if run.cuda else 0) as begins, drafts_of(draft, gamma):
                 if begins:
-                    row = timed(run, target, draft, prompt, new, **ours, **kwargs)
-                    row |= _expected(run, alpha, gamma, case == "eager")
-                    run.say("speed", case=f"lossless, {case}", alpha=alpha, gamma=gamma, **row)
-        with run.step(f"transformers, {alpha}, {gamma}") as begins, drafts_of(draft, gamma):
-            if begins:
-                row = timed(run, target, draft, prompt, new, assistant_model=draft)
-                run.say("speed", case="transformers, dynamic", alpha=alpha, gamma=gamma, **row)
-
-
-def _static(run: Run) -> dict[str, Any]:
-    return {"cache_implementation": "static"}  # transformers compiles there, on a GPU
+                    kwargs = {name: x for name, x in kwargs.items() if seconds or name != "cache_implementation"}
+                    row = timed(run, target, draft, prompt, run.tokens(128 if seconds else 64), **kwargs)
+                    row |= {"alpha": alpha, "gamma": gamma} if "assistant_model" in kwargs else {}
+                    run.say("speed", case=f"{case}, {how}", **row)
 
 
 def _expected(run: Run, alpha: float, gamma: int, eager: bool) -> dict[str, Any]:
@@ -79,49 +94,73 @@ def _expected(run: Run, alpha: float, gamma: int, eager: bool) -> dict[str, Any]
     return {"predicted_ms_per_round": own.round_ms, "predicted_tokens_per_round": own.tokens_per_round}
 
 
-def timed(
-    run: Run, target: PreTrainedModel, draft: PreTrainedModel, prompt: torch.Tensor, new: int, **kwargs: Any
-) -> dict:
-    """Time a call, with its prefill of one forward; the call before it records or compiles."""
+def timed(run: Run, target: Model, draft: Model, prompt: Tensor, new: int, **kwargs: Any) -> dict[str, Any]:
+    """Time a call; the call before it records or compiles. Rounds are those of its second half: no prompt is read."""
     kwargs = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)} | kwargs
-    body = partial(target.generate, prompt, max_new_tokens=new, **kwargs)
-    (first, _), (taken, output) = run.seconds(body), run.seconds(body)
-    row = {"tokens_per_s": round(len(prompt) * new / taken, 1), "first_call_s": round(first, 2)}
+    first, _ = run.seconds(partial(target.generate, prompt, max_new_tokens=new, **kwargs))
+    taken, rounds = [], []
+    for count in (new // 2, new):
+        seconds, output = run.seconds(partial(target.generate, prompt, max_new_tokens=count, **kwargs))
+        taken.append(seconds)
+        rounds.append(last_stats(target).target_calls if "lossy_mode" in kwargs else count)
+    row = {"tokens_per_s": round(len(prompt) * new / taken[1], 1), "first_call_s": round(first, 2)}
+    later, of_rounds = taken[1] - taken[0], rounds[1] - rounds[0]
+    row |= {"tokens_per_s_later": round(len(prompt) * (new - new // 2) / later, 1)}
     row |= {"text_is_right": is_known(output, prompt, target.config.vocab_size), "peak_gb": run.peak_gb()}
     if not row["text_is_right"]:
         run.fail("a known text")
     if "lossy_mode" in kwargs:
         stats = last_stats(target)
         row |= {"tokens_per_round": round(stats.tokens_per_round, 2), "rounds": stats.target_calls}
-        row["ms_per_round"] = {x: round(1000 * s / stats.target_calls, 3) for x, s in stats.seconds.items()}
+        row |= {"ms_per_round": round(1000 * later / max(1, of_rounds), 3)}
+        row["host_ms_per_round"] = {x: round(1000 * s / stats.target_calls, 3) for x, s in stats.seconds.items()}
     return row
 
 
-def _forwards(run: Run, target: PreTrainedModel, draft: PreTrainedModel, prompt: torch.Tensor) -> None:
-    """Time forwards alone, eager and as graphs: what a round's time is compared with."""
-    for name, model, widths in (("target", target, (1, *(x + 1 for x in GAMMAS))), ("draft", draft, (1, 2))):
-        for way in ("eager", "graphs"):
-            for width in widths:
-                with run.step(f"forwards of the {name}") as begins, torch.no_grad():
-                    if not begins or (way == "graphs" and not run.cuda):
-                        continue
-                    runner = StaticCacheRunner(model, take_slot(model, 256), {})
-                    if way == "graphs":
-                        runner.prepare(Recording(RECORDERS["cuda"]), Shapes((width,)))
-                    runner.run(prompt, 1)
-                    start = runner.seen
+def _forwards(run: Run, target: Model, draft: Model, prompt: Tensor, way: str, gamma: int) -> None:
+    """Time a verifying forward and a whole draft alone: what a round's time is compared with."""
+    if (recorder := RECORDERS.get(prompt.device.type)) is None:
+        return
+    how = CompiledRecording(recorder, _config(run)) if way == "compiled" else Recording(recorder)
+    for name, model, shapes in (
+        ("target", target, Shapes((gamma + 1,), room=gamma + 1)),
+        ("draft", draft, Shapes(drafts=gamma, room=gamma + 1)),
+    ):
+        with run.step(f"forwards of the {name}") as begins, torch.no_grad():
+            if not begins:
+                continue
+            runner = StaticCacheRunner(model, take_slot(model, 256), {})
+            runner.prepare(how, shapes)
+            runner.run(prompt, 1)
+            start = runner.seen
 
-                    def once(runner=runner, width=width, start=start) -> None:
-                        runner.rewind(start)
-                        runner.read(prompt[:, :width])
+            def once(runner=runner, start=start, name=name) -> None:
+                runner.rewind(start)
+                if name == "target":
+                    runner.read(prompt[:, : gamma + 1])
+                else:
+                    runner.draft(prompt, gamma, Randomness())
 
-                    once()
-                    times = 2 if run.tiny else 20
-                    seconds, _ = run.seconds(lambda once=once, times=times: [once() for _ in range(times)])
-                    run.say("forward", model=name, way=way, tokens=width, ms=round(1000 * seconds / times, 3))
+            once()
+            kernels = _kernels(once) if run.cuda else {}
+            seconds, _ = run.seconds(lambda once=once: [once() for _ in range(20)])
+            run.say("forward", model=name, way=way, gamma=gamma, ms=round(1000 * seconds / 20, 3), **kernels)
+            give_back(model, runner.slot)
 
 
-def _batches(run: Run, target: PreTrainedModel, draft: PreTrainedModel) -> None:
+def _kernels(body: Callable[[], None]) -> dict[str, Any]:
+    """Return how many kernels a function launches, their time, and those that take longest."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        body()
+        torch.cuda.synchronize()
+    found = [x for x in profile.key_averages() if x.self_device_time_total]
+    found.sort(key=lambda x: -x.self_device_time_total)
+    longest = {x.key[:60]: f"{x.count} times, {x.self_device_time_total / 1000:.2f} ms" for x in found[:6]}
+    total = sum(x.self_device_time_total for x in found) / 1000
+    return {"kernels": sum(x.count for x in found), "kernels_ms": round(total, 3), "longest": longest}
+
+
+def _batches(run: Run, target: Model, draft: Model) -> None:
     for rows in (2,) if run.tiny else (8, 32):
         for gamma in (4,):
             with run.step(f"batch of {rows}") as begins:
@@ -134,26 +173,12 @@ def _batches(run: Run, target: PreTrainedModel, draft: PreTrainedModel) -> None:
                         )
 
 
-def _compiled(run: Run, target: PreTrainedModel, draft: PreTrainedModel, prompt: torch.Tensor, new: int) -> None:
-    """Compile once for each shape: ours, and transformers' static assisted generation."""
-    gamma = 4 if run.tiny else 8
-    backend = {} if run.cuda else {"compile_config": CompileConfig(backend="eager")}
-    ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
-    for case, kwargs in {
-        "lossless, compiled": {**ours, "lossy_config": {"compile": True}, **backend},
-        "transformers, static": {"assistant_model": draft, **_static(run)},
-    }.items():
-        with run.step(case, 5 if run.tiny else 70) as begins, drafts_of(draft, gamma):
-            if begins:
-                run.say("speed", case=case, alpha=0.8, gamma=gamma, **timed(run, target, draft, prompt, new, **kwargs))
-
-
-def _waits(run: Run, target: PreTrainedModel, draft: PreTrainedModel, prompt: torch.Tensor) -> None:
+def _waits(run: Run, target: Model, draft: Model, prompt: Tensor) -> None:
     """Say where the host waits for the device, per round, by torch's own debug mode."""
     ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 4}
     cases = {
-        "lossless": {}, "lossless, eager": {"lossy_config": EAGER}, "default length": {"num_assistant_tokens": "auto"},
-        "drawn": {"do_sample": True}, "tree": {"lossy_config": {"tree": {"depth": 4, "top_k": 4, "nodes": 16}}},
+        "lossless": {}, "lossless, eager": {"lossy_config": WAYS["eager"]},
+        "default length": {"num_assistant_tokens": "auto"}, "drawn": {"do_sample": True}, "tree": {"lossy_config": {"tree": {"depth": 4, "top_k": 4, "nodes": 16}}},
         "typical": {"lossy_mode": "typical"}, "repetition penalty": {"repetition_penalty": 1.1},
     }  # fmt: skip
     for case, kwargs in cases.items():
@@ -168,9 +193,7 @@ def _waits(run: Run, target: PreTrainedModel, draft: PreTrainedModel, prompt: to
             run.say("waits", case=case, per_round=round(sum(sites.values()), 2), sites=sites)
 
 
-def _waits_of(
-    target: PreTrainedModel, prompt: torch.Tensor, count: int, kwargs: dict[str, Any]
-) -> tuple[collections.Counter, int]:
+def _waits_of(target: Model, prompt: Tensor, count: int, kwargs: dict[str, Any]) -> tuple[collections.Counter, int]:
     sites: collections.Counter[str] = collections.Counter()
 
     def show(message: Any, *args: Any, **named: Any) -> None:
