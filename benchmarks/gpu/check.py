@@ -23,7 +23,7 @@ from .real_answers import long_text, real_answers
 from .run import Run
 from .speed import speed
 
-PARTS = {"equality": (equality, 90), "speed": (speed, 230), "answers": (real_answers, 80), "long": (long_text, 40)}
+PARTS = {"equality": (equality, 90), "answers": (real_answers, 80), "speed": (speed, 230), "long": (long_text, 40)}
 """What is run, in this order, and for how many seconds a part may begin further steps."""
 
 
@@ -31,7 +31,7 @@ def check(
     out: Annotated[Path | None, typer.Option(help="Folder for `gpu.jsonl`.")] = None,
     tiny: Annotated[bool, typer.Option(help="Tiny models, also without a GPU.")] = False,
     budget: Annotated[float, typer.Option(help="Seconds after which no further step begins.")] = 420.0,
-    parts: Annotated[str, typer.Option(help="Some of: equality, speed, answers, long.")] = ",".join(PARTS),
+    parts: Annotated[str, typer.Option(help="Some of: equality, answers, speed, long.")] = ",".join(PARTS),
 ) -> None:
     """Check equality, and measure speeds, waits and memory on a CUDA GPU."""
     if unknown := sorted({*parts.split(",")} - {*PARTS}):

@@ -15,8 +15,8 @@ from .known_texts import continue_by, is_known, pair_of, prompts
 from .run import Run
 
 SIZES = {
-    "8B/1B": (PRESETS["llama-8b"], PRESETS["llama-1b"]),
     "28 layers of 70B/1B": (Geometry(8192, 28, 64, 8, 128, 28672, 128256), PRESETS["llama-1b"]),
+    "8B/1B": (PRESETS["llama-8b"], PRESETS["llama-1b"]),
 }
 TINY = {"as it is": (Geometry(), Geometry())}
 RULES = {"lossless": (8, 5), "judge": (16, 8), "dropmatch": (8, 5), "typical": (8, 16)}
@@ -39,7 +39,7 @@ def _rules_of(run: Run, name: str, large: Geometry, small: Geometry) -> None:
     examples, count = pair.task.examples("test", 16), 1 if run.tiny else 8
     run.say("real answers", sizes=name, peak_gb=run.peak_gb())
     heads = {head.config.rule: head for head in models.heads.values()}
-    cases = [("plain", None, {})]
+    cases = []
     for rule, gammas in RULES.items():
         for gamma in gammas[: 1 if run.tiny else None]:
             given = {"assistant_model": models.draft, "lossy_mode": rule, "num_assistant_tokens": gamma}
@@ -62,7 +62,7 @@ def _rules_of(run: Run, name: str, large: Geometry, small: Geometry) -> None:
                 text = output[0, inputs.input_ids.shape[1] :]
                 right += pair.task.score(example, pair.tokenizer.decode(text, skip_special_tokens=True), "") > 0
                 tokens, seconds = tokens + len(text), seconds + took
-                rounds += last_stats(models.target).target_calls if kwargs else len(text)
+                rounds += last_stats(models.target).target_calls
             row = {"tokens_per_s": round(tokens / seconds, 1), "tokens_per_round": round(tokens / rounds, 2)}
             run.say("real answers", sizes=name, rule=rule, gamma=gamma, right=f"{right} of {count}", **row)
     _heads(run, name, models)

@@ -178,7 +178,8 @@ def _waits(run: Run, target: Model, draft: Model, prompt: Tensor) -> None:
     ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 4}
     cases = {
         "lossless": {}, "lossless, eager": {"lossy_config": WAYS["eager"]},
-        "default length": {"num_assistant_tokens": "auto"}, "drawn": {"do_sample": True}, "tree": {"lossy_config": {"tree": {"depth": 4, "top_k": 4, "nodes": 16}}},
+        "default length": {"num_assistant_tokens": "auto"}, "drawn": {"do_sample": True},
+        "tree": {"lossy_config": {"tree": {"depth": 4, "top_k": 4, "nodes": 16}}},
         "typical": {"lossy_mode": "typical"}, "repetition penalty": {"repetition_penalty": 1.1},
     }  # fmt: skip
     for case, kwargs in cases.items():

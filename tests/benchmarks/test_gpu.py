@@ -16,6 +16,7 @@ from benchmarks.gpu.predictions import CARDS, FILE, bytes_read, forward_seconds,
 from benchmarks.gpu.run import Run
 from benchmarks.growing.geometry import PRESETS, Geometry
 from hf_lossy_assist.acceptors import REGISTRY
+from tests.graphs import Recorder, record
 
 H100, H200, _ = CARDS
 PAGE = Path(__file__).parents[2] / "docs/results/gpu.md"
@@ -86,7 +87,8 @@ def test_a_step_says_its_error_and_what_time_leaves_out(tmp_path):
     assert run.failed == ["breaks"]
 
 
-def test_the_check_runs_with_tiny_models(tmp_path):
+def test_the_check_runs_with_tiny_models(tmp_path, monkeypatch):
+    record(monkeypatch, Recorder())  # forwards alone are timed as graphs
     check(out=tmp_path, tiny=True, budget=10_000.0, parts=",".join(PARTS))
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
     parts = Counter(x["part"] for x in lines)
