@@ -253,7 +253,7 @@ class Advice:
         """Lay out the rows."""
         front = set(self.front)
         columns: dict[str, Any] = {
-            "rule": lambda row: row.mode,
+            "  rule": lambda row: f"{'*' if row in front else ' '} {row.mode}",
             "γ": lambda row: str(row.gamma),
             "kept": lambda row: number(row.kept),
             "× lossless (95 %)": lambda row: f"{row.times_lossless:.2f} ({row.low:.2f} … {row.high:.2f})",
@@ -261,10 +261,9 @@ class Advice:
         }
         if self.sampled:
             columns |= {name.upper(): lambda row, name=name: _three(getattr(row, name)) for name in ("tv", "kl")}
-            columns["outside\n(%)"] = lambda row: percent(row.outside, 1)
+            columns["out-\nside\n(%)"] = lambda row: percent(row.outside, 1)
         else:
             columns |= {"nats": lambda row: _three(row.nats), "worst": lambda row: f"{row.worst:.1f}"}
-        columns["front"] = lambda row: "ceiling" if row.mode == EVERYTHING else "*" if row in front else ""
         return table(self.rows, columns, "What each rule brings")
 
     def __str__(self) -> str:
