@@ -238,20 +238,21 @@ class _RunnerChoice:
             return f"the states between the layers of {type(model).__name__} can't be returned"
         return _obstacle_to_static(model) or _obstacle_to_inputs(call)
 
-    def _how(self, runner: FixedRunner, path: Path) -> Compiling | Recording:
-        """Return how forwards are prepared; what is compiled is recorded, too, where that can be."""
-        given = self.call.config.compile_config
+    def _ways(self, runner: FixedRunner, path: Path) -> list[Compiling | Recording]:
+        """Return how forwards may be prepared, the best way first: what is compiled is recorded, too, if it can be."""
+        given, recorder = self.call.config.compile_config, RECORDERS.get(runner.device.type)
         if path is not Path.COMPILED:
-            return Recording(RECORDERS[runner.device.type])
-        if _obstacle_to_recording(runner.model, self.call) is not None:
-            return Compiling(given)
-        return CompiledRecording(RECORDERS[runner.device.type], given)
+            return [Recording(recorder)]
+        # Graphs refer to their cache, and so would keep a cache that is the caller's.
+        alone = runner.keeps_cache or _obstacle_to_recording(runner.model, self.call) is not None
+        alone |= given is not None and given.backend == "cudagraphs"
+        return [Compiling(given)] if alone else [CompiledRecording(recorder, given), Compiling(given)]
 
     def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""
-        name, compiles = type(runner.model).__name__, path is Path.COMPILED
+        name = type(runner.model).__name__
         obstacle = _obstacle_to_compiling(runner.model)
-        if obstacle is None and not compiles:
+        if obstacle is None and path is not Path.COMPILED:
             obstacle = _obstacle_to_recording(runner.model, self.call)
         if obstacle is None and runner.slot.filled:
             obstacle = f"`{compat.CACHE}` holds tokens already, which compiling would overwrite"
@@ -259,18 +260,19 @@ class _RunnerChoice:
             if asked:
                 _say(False, obstacle)
             return True
-        try:
-            runner.prepare(self._how(runner, path), shapes)
-        except Exception as error:  # whatever a compiler, a backend or a model's code may raise
-            runner.forget()
-            forget(runner.model)
-            if not compiles:
-                _UNRECORDABLE.add(runner.model)
-            reason = " ".join(str(error).strip().split("\n")[:2])
-            what = "compiled" if compiles else "recorded as graphs"
-            _say(False, f"{name} can't be {what} ({type(error).__name__}: {reason})", compiles)
-            return True
-        return False
+        for how in self._ways(runner, path):
+            try:
+                runner.prepare(how, shapes)
+                return False
+            except Exception as error:  # whatever a compiler, a backend or a model's code may raise
+                runner.forget()
+                forget(runner.model)
+                if how.records:
+                    _UNRECORDABLE.add(runner.model)
+                reason = " ".join(str(error).strip().split("\n")[:2])
+                what = "recorded as graphs" if how.records else "compiled"
+                _say(False, f"{name} can't be {what} ({type(error).__name__}: {reason})", not how.records)
+        return True
 
 
 def _say(static: bool, obstacle: str, compiles: bool = True) -> None:

@@ -69,7 +69,7 @@ class StaticEagle3Forwards(FixedRunner, Eagle3Forwards):
         return self._drafted(draft, waits)[1]
 
     def _any_states(self, width: int) -> Tensor:
-        return self.embeddings[:1].expand(self.slot.rows, width, -1).to(self.device, self.model.dtype)
+        return self.embeddings[:1].expand(self.slot.rows, width, -1).to(self.device, self.model.dtype).contiguous()
 
     def _run(self, ids: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, eager: bool = False) -> Tensor:
         (rows, count), start = ids.shape, self.seen - self._first

@@ -157,7 +157,7 @@ def costs_of(
     gammas = [_AUTO if mode.gamma == "auto" else (mode.gamma or 0,) for mode in ours]
     lengths = _within(models, lengths, _ROUNDS, [gamma for own in gammas for gamma in own])
     single = [replace(mode, gamma=gamma) for mode, own in zip(ours, gammas, strict=True) for gamma in own]
-    # Twice as often as where many draft lengths say what one token costs.
+    # One draft length has fewer rounds than many, so each is timed twice as often.
     steps = iter(_timed(models, single, lengths, [text], _ROUNDS, 2 * _REPEATS, track, clock))
     return {
         mode.label: _costs(lengths, {gamma: next(steps) for gamma in own})

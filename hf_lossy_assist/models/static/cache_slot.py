@@ -25,8 +25,8 @@ _ROOMIEST = 4
 class StaticCacheSlot:
     """A static cache that holds ``filled`` tokens, and writes the next ones after them.
 
-    The causal mask hides stale values after this position until they are overwritten. ``warm`` names the compiled
-    forwards that have run on it, with their kind of mask; ``graphs`` are recorded on its memory.
+    The causal mask hides stale values after this position until they are overwritten. ``warm`` names what
+    is compiled or recorded and has run on it, with its kind of mask; ``graphs`` are recorded on its memory.
     """
 
     def __init__(self, cache: Cache, filled: int = 0, rows: int = 1) -> None:

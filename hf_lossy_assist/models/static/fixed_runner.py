@@ -95,7 +95,7 @@ class FixedRunner(ModelRunner):
         prepared, part = (partial(x, self.model, slot) for x in (how.prepared, how.part))
         for of_tree, width in sorted({*((False, x) for x in shapes.widths), *((True, x) for x in shapes.trees)}):
             key = of_tree, width, self._kind(of_tree)
-            body = partial(part, key, lambda: self._body(how.decorated))
+            body = partial(part, key, partial(self._body, how.decorated))
             self.fixed[of_tree, width] = self._around(prepared(key, body))
             keys[str(width)], trials[str(width)] = key, partial(self._trial, of_tree, width)
         if length := shapes.drafts:
@@ -111,7 +111,7 @@ class FixedRunner(ModelRunner):
         self._warm_up({name: (how.key, key) for name, key in keys.items()}, trials, how.title)
 
     def _warm_up(self, keys: dict[str, Hashable], trials: dict[str, Callable[[bool], Tensor]], title: str) -> None:
-        """Run and check what has not run on this cache yet; CUDA graphs need two runs after the one that compiles."""
+        """Run and check what has not run on this cache yet; Inductor's graphs need two runs after one that compiles."""
         cold = [name for name, key in keys.items() if key not in self.slot.warm]
         shown = title.format(type(self.model).__name__, " and ".join(cold))
         for name in logging.tqdm(cold, desc=shown, unit="shape", disable=not cold):
@@ -165,7 +165,7 @@ class FixedRunner(ModelRunner):
                 give_back(self.model, self.slot)
 
 
-def _as_it_is(name: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def _as_it_is(name: Hashable, make: Make) -> Callable[..., Any]:
     return make()
 
 

@@ -124,7 +124,7 @@ class Compiling:
     """Prepares functions by compiling them; what is compiled is kept per model, as long as the model lives."""
 
     records = decorated = False
-    title = "Compiling {} for {} tokens, once; a large model takes minutes"
+    title = "Compiling {} for {} tokens, once; a large model takes a minute or more"
 
     def __init__(self, config: CompileConfig | None) -> None:
         options = (CompileConfig() if config is None else config).to_dict()
@@ -133,6 +133,7 @@ class Compiling:
         self.key = repr(sorted(self.options.items(), key=lambda item: item[0]))
 
     def prepared(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
+        """Return what ``make`` makes: its parts are compiled."""
         return make()
 
     def part(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
@@ -140,7 +141,8 @@ class Compiling:
 
         Each gets its own code.
         """
-        key = self.key, key, slot.capacity, slot.rows
+        # Compiled forwards hold copies of modules, and don't know a head that replaced one.
+        key = self.key, key, slot.capacity, slot.rows, tuple(map(id, model.modules()))
         with _lock:
             mine = _forwards.setdefault(model, {})
             if key not in mine:

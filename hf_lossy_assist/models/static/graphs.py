@@ -99,11 +99,10 @@ class CompiledRecording(Recording):
         super().__init__(recorder)
         config = CompileConfig() if config is None else copy(config)
         config.mode = _WITHOUT_GRAPHS.get(config.mode, config.mode)
+        if config.options:
+            config.options = {**config.options, "triton.cudagraphs": False}
         self.compiling = Compiling(config)
-        self.key, self.title = (self.key, self.compiling.key), self.compiling.title
-
-    def part(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:
-        return self.compiling.part(model, slot, key, make)
+        self.key, self.title, self.part = (self.key, self.compiling.key), self.compiling.title, self.compiling.part
 
 
 def weights_of(model: nn.Module) -> Hashable:

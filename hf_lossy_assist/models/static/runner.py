@@ -74,7 +74,7 @@ class StaticCacheRunner(FixedRunner):
         return FixedForward(with_decoder_forward(self.model, DecoderForward(body, self.slot.rows)))
 
     def _drafting(self, length: int, choice: TokenChoice, decorated: bool, prepare: Prepare) -> Callable[..., Any]:
-        # What is compiled is kept, and takes minutes; settings of a choice come and go.
+        # Only forwards are compiled, which takes a minute; a choice's settings come and go.
         first, later = (prepare(n, lambda: whole(self.model, decorated)) for n in (2, 1))
 
         def body(input_ids: Tensor, position_ids: Tensor, waits: Tensor | None, **inputs: Any) -> tuple[Tensor, Tensor]:

@@ -22,25 +22,12 @@ from hf_lossy_assist.errors import LossyError
 from hf_lossy_assist.models.static import forwards as programs
 from hf_lossy_assist.models.static.cache_slot import StaticCacheSlot, give_back, new_static_cache
 from hf_lossy_assist.models.static.forwards import Compiling, FixedForward, states_of, with_decoder_forward
+from tests.graphs import Backend
 from tests.tiny_models import noisy_copy, prompt, tiny
 
 
 def slot_of(model) -> StaticCacheSlot:
     return StaticCacheSlot(new_static_cache(model, 64))
-
-
-class Backend:
-    """Runs graphs as they are, and counts them."""
-
-    def __init__(self) -> None:
-        self.graphs = 0
-
-    def __call__(self, graph, inputs, **options):
-        self.graphs += 1
-        return graph.forward
-
-    def __deepcopy__(self, memo) -> Backend:
-        return self
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import warnings
@@ -19,10 +20,10 @@ from hf_lossy_assist.call.runner_choice import _obstacle_to_recording
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting import draft_ends
 from hf_lossy_assist.models.static.fixed_runner import _difference
-from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
+from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Graph
 from tests.acceptors.table import judge_head
 from tests.eagle3_heads import trained_pair
-from tests.graphs import Recorder, record
+from tests.graphs import Backend, Recorder, record
 from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, resized, tiny
 
@@ -108,25 +109,64 @@ def test_equal_to_the_eager_loop(case, inputs, recorder, monkeypatch):
 )
 def test_what_is_compiled_is_recorded(pair, case, inputs, recorder, monkeypatch):
     monkeypatch.setattr(call_config, "AcceptanceStop", draft_ends.AcceptanceStop)  # drafts end where they do by default
-    kwargs = CASES[case] | inputs | {"compile_config": CompileConfig(backend="aot_eager")}
+    backend = Backend()
+    kwargs = CASES[case] | inputs | {"compile_config": CompileConfig(backend=backend)}
     eager, graphs = both(recorder, *pair(), **kwargs, graphs={"compile": True})
     assert torch.equal(eager, graphs)
     assert recorder.recordings == RECORDINGS.get(case, 3) + (pair is trained_pair)
+    # Of EAGLE-3: the forward over what a round committed, and a token's, with and without the LM head.
+    assert backend.graphs == (4 if pair is trained_pair else 3)
 
 
 def test_other_settings_of_a_draw_compile_nothing(recorder):
     """A graph records how a token is chosen; what is compiled are the forwards before."""
-    pair, compiled = llamas(), []
-
-    def backend(graph, inputs, **options):
-        compiled.append(graph)
-        return graph.forward
-
+    pair, backend = llamas(), Backend()
     for temperature in (0.8, 0.5):
         recorder.replays = 0
         kwargs = {"do_sample": True, "temperature": temperature, "num_assistant_tokens": 4}
         both(recorder, *pair, **kwargs, compile_config=CompileConfig(backend=backend), graphs={"compile": True})
-        assert len(compiled) == 3  # the target's, and the draft's over two tokens and one
+        assert backend.graphs == 3  # the target's, and the draft's over two tokens and one
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"mode": "default"}),
+        ({"mode": "max-autotune"}, {"mode": "max-autotune-no-cudagraphs"}),
+        ({"mode": None, "options": {"triton.cudagraphs": True}}, {"options": {"triton.cudagraphs": False}}),
+    ],
+)
+def test_what_is_compiled_records_no_graphs_of_its_own(given, expected, recorder):
+    config = CompileConfig(**given)
+    before = config.to_dict()
+    options = CompiledRecording(recorder, config).compiling.options
+    assert {name: options[name] for name in expected} == expected
+    assert config.to_dict() == before
+
+
+def test_what_can_t_be_recorded_is_compiled(recorder, monkeypatch):
+    def refuses(body, device):
+        body()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setitem(RECORDERS, "cpu", refuses)
+    (target, draft), backend = llamas(), Backend()
+    kwargs = {"compile_config": CompileConfig(backend=backend), "lossy_config": {"compile": True}}
+    with pytest.warns(UserWarning, match="recording graphs has no effect here: LlamaForCausalLM can't be recorded"):
+        text = generated(target, draft, **kwargs)
+    assert torch.equal(text, generated(target, draft, lossy_config=EAGER))
+    compiled = backend.graphs
+    with torch.compiler.set_stance("fail_on_recompile"):
+        generated(target, draft, **kwargs)
+    assert compiled == backend.graphs >= 3
+
+
+def test_a_returned_static_cache_is_not_recorded_on(recorder):
+    """A graph refers to its cache, and would keep it."""
+    target, draft = llamas()
+    compiled = {"lossy_config": {"compile": True}, "compile_config": CompileConfig(backend=Backend())}
+    generated(target, draft, cache_implementation="static", return_dict_in_generate=True, **compiled)
+    assert recorder.recordings == 1  # the draft's
 
 
 @pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
@@ -263,7 +303,8 @@ def test_trials_read_no_padding(config, recorder):
     for parameter in target.parameters():
         parameter.data *= 3
     batch = {"input_ids": prompt(30).repeat(2, 1), "attention_mask": mask, "num_assistant_tokens": 4}
-    both(recorder, target, noisy_copy(target), config=config, **batch)  # would warn
+    eager, graphs = both(recorder, target, noisy_copy(target), config=config, **batch)
+    assert torch.equal(eager, graphs)
 
 
 def test_hooks_on_the_draft_run_once_per_token(recorder):
@@ -298,17 +339,27 @@ def generated(target, draft, **kwargs):
     return target.generate(prompt(), do_sample=False, eos_token_id=None, max_new_tokens=NEW, **settings)
 
 
-def test_graphs_of_other_weights_are_recorded_anew(recorder):
+@pytest.mark.parametrize("change", ["weights", "the draft's head"])
+@pytest.mark.parametrize("compile", [None, True])
+def test_graphs_of_other_weights_are_recorded_anew(change, compile, recorder):
     target, draft = llamas()
-    generated(target, draft)
+    kwargs = {"lossy_config": {"compile": compile, "inspect": True}, "compile_config": CompileConfig(backend="eager")}
+    generated(target, draft, **kwargs)
     before = recorder.recordings
-    generated(target, draft)
+    generated(target, draft, **kwargs)
     assert recorder.recordings == before
     other = tiny("llama", seed=5)
-    for own, new in zip(target.parameters(), other.parameters(), strict=True):
-        own.data = new.data.clone()  # as moving a model to a device and back does
-    assert torch.equal(generated(target, draft), generated(target, draft, lossy_config=EAGER))
+    if change == "weights":
+        for own, new in zip(target.parameters(), other.parameters(), strict=True):
+            own.data = new.data.clone()  # as moving a model to a device and back does
+    else:
+        draft.lm_head = copy.deepcopy(other.lm_head)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no effect")
+        text, stats = generated(target, draft, **kwargs), last_stats(target)
     assert recorder.recordings > before
+    assert torch.equal(text, generated(target, draft, lossy_config={"compile": False, "inspect": True}))
+    assert stats.trace == last_stats(target).trace
 
 
 def watched(target):
