@@ -14,6 +14,7 @@ from benchmarks.gpu.check import PARTS, check
 from benchmarks.gpu.known_texts import continue_by, is_known, pair_of, prompts
 from benchmarks.gpu.predictions import CARDS, FILE, bytes_read, forward_seconds, predict, predictions, table
 from benchmarks.gpu.run import Run
+from benchmarks.gpu.speed import _forwards
 from benchmarks.growing.geometry import PRESETS, Geometry
 from hf_lossy_assist.acceptors import REGISTRY
 from tests.graphs import Recorder, record
@@ -87,12 +88,21 @@ def test_a_step_says_its_error_and_what_time_leaves_out(tmp_path):
     assert run.failed == ["breaks"]
 
 
-def test_the_check_runs_with_tiny_models(tmp_path, monkeypatch):
-    record(monkeypatch, Recorder())  # forwards alone are timed as graphs
+@pytest.mark.parametrize("way", ["graphs", "compiled"])
+def test_forwards_are_timed_alone(way, tmp_path, monkeypatch):
+    record(monkeypatch, Recorder())
+    run = Run("cpu", True, 1000.0, tmp_path)
+    run.ends = 1000.0
+    _forwards(run, *pair_of(run), prompts(run), way, 4)
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(x["part"], x["model"], x["ms"] > 0) for x in lines] == [("forward", x, True) for x in ("target", "draft")]
+
+
+def test_the_check_runs_with_tiny_models(tmp_path):
     check(out=tmp_path, tiny=True, budget=10_000.0, parts=",".join(PARTS))
     lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
     parts = Counter(x["part"] for x in lines)
-    assert {"equality", "rule", "drawn", "speed", "forward", "batch", "real answers", "heads", "long text"} <= {*parts}
+    assert {"equality", "rule", "drawn", "speed", "batch", "real answers", "heads", "long text"} <= {*parts}
     assert not {"error"} & {*parts}
     assert {x["mode"] for x in lines if x["part"] == "rule"} | set(left_out(lines)) == {*REGISTRY}
     assert all(x["text_is_right"] for x in lines if "text_is_right" in x)
