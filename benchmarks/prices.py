@@ -1,0 +1,88 @@
+"""``python -m benchmarks.prices FOLDER``: the share f of refused tokens that each rule keeps, and what it costs.
+
+``lossless`` accepts a drafted token with probability α₀, and a rule that keeps a share f of what it refuses with
+α = α₀ + f (1 − α₀). Both follow from tokens per call at one γ, (1 − α^(γ+1)) / (1 − α). A rule's price is its loss of
+points divided by f: what it would lose if it kept everything, and its choice were as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
+from hf_lossy_assist.evaluation.quality import Interval, bootstrap_sums, middle
+from hf_lossy_assist.theory import expected_tokens_per_round
+
+from . import command
+
+_ALPHAS = np.linspace(0.0, 1.0, 10_001)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a rule keeps and loses beside ``lossless``, on ``n`` problems, with bootstraps over these."""
+
+    n: int
+    share: Interval
+    price: Interval
+
+
+def price(own: Mapping[int, Answer], lossless: Mapping[int, Answer], gamma: int) -> Price:
+    """Compare a rule with ``lossless`` on the problems of both; both draft ``gamma`` tokens a round.
+
+    Examples
+    --------
+    >>> lossless = {i: Answer("lossless", i, 1.0, 150, 100, 50, None, "") for i in range(4)}
+    >>> rule = {i: Answer("rule", i, i > 0, 175, 100, 75, None, "") for i in range(4)}
+    >>> one = price(rule, lossless, gamma=1)  # a half and three quarters of the drafted tokens
+    >>> round(one.share[0], 3), round(one.price[0], 1)
+    (0.5, -50.0)
+    """
+    ids = sorted(own.keys() & lossless.keys())
+    counts = [
+        (own[i].tokens, own[i].rounds, lossless[i].tokens, lossless[i].rounds, 100 * (own[i].score - lossless[i].score))
+        for i in ids
+    ]
+    sums = bootstrap_sums(np.array(counts, dtype=float)).T
+    expected = np.asarray(expected_tokens_per_round(_ALPHAS, gamma), dtype=float)
+    alpha, before = (np.interp(sums[i] / sums[i + 1], expected, _ALPHAS) for i in (0, 2))
+    share, points = (alpha - before) / (1 - before), sums[4] / len(ids)
+    return Price(len(ids), middle(share), middle(points / share))
+
+
+def table(folder: Path) -> str:
+    """Return the table of a folder of ``evaluate``.
+
+    It has the rules that draft as many tokens as the reference, and of these the ones with the most problems.
+    """
+    plan, answers = load_answers(folder)
+    modes, lossless = by_mode(answers), plan["reference"]
+    gamma = plan["modes"][lossless]["num_assistant_tokens"]
+    rules = [x for x, mode in plan["modes"].items() if x != lossless and mode.get("num_assistant_tokens") == gamma]
+    found = {x: price(modes[x], modes[lossless], gamma) for x in rules if x in modes}
+    lines = ["| rule | n | f | points / f |", "|---|---|---|---|"]
+    for rule, one in sorted(found.items(), key=lambda item: item[1].share):
+        if one.n == max(x.n for x in found.values()):
+            share, paid = (
+                "{:.2f} ({:.2f} … {:.2f})".format(*one.share),
+                "{:+.1f} ({:+.1f} … {:+.1f})".format(*one.price),
+            )
+            lines.append(f"| `{rule}` | {one.n} | {share} | {paid} |")
+    return "\n".join(lines)
+
+
+def main(folder: Annotated[Path, typer.Argument(help="A folder of `evaluate` whose reference is lossless.")]) -> None:
+    """Print the share of refused tokens that each rule keeps, and its price."""
+    typer.echo(table(folder))
+
+
+app = command(main)
+
+if __name__ == "__main__":
+    app()
