@@ -20,6 +20,7 @@ from hf_lossy_assist.evaluation.quality import Interval, bootstrap_sums, middle
 from hf_lossy_assist.theory import expected_tokens_per_round
 
 from . import command
+from .quality_table import signed, times
 
 _ALPHAS = np.linspace(0.0, 1.0, 10_001)
 
@@ -69,11 +70,7 @@ def table(folder: Path) -> str:
     lines = ["| rule | n | f | points / f |", "|---|---|---|---|"]
     for rule, one in sorted(found.items(), key=lambda item: item[1].share):
         if one.n == max(x.n for x in found.values()):
-            share, paid = (
-                "{:.2f} ({:.2f} … {:.2f})".format(*one.share),
-                "{:+.1f} ({:+.1f} … {:+.1f})".format(*one.price),
-            )
-            lines.append(f"| `{rule}` | {one.n} | {share} | {paid} |")
+            lines.append(f"| `{rule}` | {one.n} | {times(one.share)} | {signed(one.price)} |")
     return "\n".join(lines)
 
 

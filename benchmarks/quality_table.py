@@ -155,17 +155,17 @@ def _round(label: str, rule: Any, gamma: int | str | None) -> tuple[bool, bool, 
 
 def line(label: str, row: Row, unit: Sequence[str] | None = None) -> str:
     """Return a mode's line of the table; the reference's has the units of the multiples."""
-    cells = [_NAMES.get(label, f"`{label}`"), str(row.n), f"{row.score:.1f}", "" if unit else _signed(row.points)]
+    cells = [_NAMES.get(label, f"`{label}`"), str(row.n), f"{row.score:.1f}", "" if unit else signed(row.points)]
     cells.append("" if row.kept is None else f"{row.kept:.2f}")
-    cells += unit or map(_times, (row.speed or row.tokens_per_call, row.tokens, row.time))
+    cells += unit or map(times, (row.speed or row.tokens_per_call, row.tokens, row.time))
     return f"| {' | '.join([*cells, f'{row.cut:.1f}'])} |"
 
 
-def _signed(value: Interval) -> str:
+def signed(value: Interval) -> str:
     return "{:+.1f} ({:+.1f} … {:+.1f})".format(*value)
 
 
-def _times(value: Interval | None) -> str:
+def times(value: Interval | None) -> str:
     return "" if value is None else "{:.2f} ({:.2f} … {:.2f})".format(*value)
 
 
@@ -187,10 +187,10 @@ def table(folder: Path, costs: Path | None = None) -> str:
     for ids, labels in sorted(groups.items(), key=lambda group: -len(group[0])):
         own = [known[reference][i] for i in sorted(ids)]
         row, length = kept.row(reference, ids), fmean(answer.tokens for answer in own)
-        unit = [f"1 = {_times(tokens_per_call(own))}", f"1 = {length:.0f}", "1"]
+        unit = [f"1 = {times(tokens_per_call(own))}", f"1 = {length:.0f}", "1"]
         if kept.best is not None:
             unit = [
-                "1" if kept.best == reference else _times(row.speed),
+                "1" if kept.best == reference else times(row.speed),
                 unit[1],
                 f"1 = {fmean(kept.spent[reference][i] for i in ids):.1f} s",
             ]
@@ -218,8 +218,8 @@ def first_page() -> str:
             cells = (
                 first,
                 f"`{rule}`",
-                _signed(row.points),
-                *map(_times, (row.tokens, row.tokens_per_call, predicted)),
+                signed(row.points),
+                *map(times, (row.tokens, row.tokens_per_call, predicted)),
             )
             lines.append(f"| {' | '.join(cells)} |")
             first = ""

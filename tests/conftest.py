@@ -15,6 +15,7 @@ import hf_lossy_assist
 from hf_lossy_assist import pairs
 from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.decoding import pace
+from hf_lossy_assist.drafting import draft_ends
 from hf_lossy_assist.errors import warn_once
 from hf_lossy_assist.pairs import qwen_coder
 
@@ -74,6 +75,12 @@ def _no_clock(monkeypatch: pytest.MonkeyPatch):
 def _whole_drafts(monkeypatch: pytest.MonkeyPatch):
     """No draft ends early, unless a test means it to: tiny models are sure of nothing."""
     monkeypatch.setattr(call_config, "AcceptanceStop", lambda threshold: None)
+
+
+@pytest.fixture
+def default_ends(monkeypatch: pytest.MonkeyPatch, _whole_drafts: None) -> None:
+    """Drafts end where they do by default."""
+    monkeypatch.setattr(call_config, "AcceptanceStop", draft_ends.AcceptanceStop)
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,6 +13,27 @@ import torch
 
 from hf_lossy_assist.models.static import cache_slot
 from hf_lossy_assist.models.static.graphs import RECORDERS
+from tests.tiny_models import noisy_copy, prompt, tiny
+
+NEW = 40
+EAGER = {"compile": False}
+# Target's forwards and draft's graphs: a whole draft is one, unless it ends early or its processors read the text.
+RECORDINGS = {"greedy": 2, "drawn": 2, "drawn, processed": 2, "ensemble, drawn": 3, "greedy, default length": 3}
+CASES = {
+    "greedy": {"num_assistant_tokens": 5},
+    "greedy, default length": {},
+    "drawn": {"do_sample": True, "num_assistant_tokens": 4},
+    "drawn, processed": {"do_sample": True, "num_assistant_tokens": 4, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    "dropmatch": {"lossy_mode": "dropmatch", "num_assistant_tokens": 4},
+    "ensemble, drawn": {"lossy_mode": "ensemble", "do_sample": True},
+    "a penalty": {"lossy_mode": "topk", "repetition_penalty": 1.3, "num_assistant_tokens": 3},
+    "drafts of one token": {"num_assistant_tokens": 1},
+    "a schedule": {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"},
+    "tree": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}},
+    "tree, automatic": {"config": {"tree": {"depth": 3, "top_k": 4, "nodes": "auto"}}},
+    "tree, drawn": {"config": {"tree": {"branches": [3, 2, 1]}}, "do_sample": True},
+    "tree, typical": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}, "lossy_mode": "typical"},
+}
 
 
 class Recorder:
@@ -60,3 +83,29 @@ class Backend:
 
     def __deepcopy__(self, memo) -> Backend:
         return self
+
+
+def llamas():
+    target = tiny("llama")
+    return target, noisy_copy(target)
+
+
+def both(recorder, target, draft, config=None, graphs=MappingProxyType({}), **kwargs):
+    """Return the output of the eager loop, and by graphs, which ``graphs`` configures."""
+    kwargs = {"input_ids": prompt(), "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
+    outputs = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no effect")
+        for more in (EAGER, graphs):
+            assert not recorder.replays
+            settings = {"seed": 3} | (config or {}) | more
+            outputs.append(
+                target.generate(assistant_model=draft, lossy_config=settings, **{"lossy_mode": "lossless"} | kwargs)
+            )
+    assert recorder.replays
+    return outputs
+
+
+def generated(target, draft, **kwargs):
+    settings = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 5} | kwargs
+    return target.generate(prompt(), do_sample=False, eos_token_id=None, max_new_tokens=NEW, **settings)

@@ -18,9 +18,8 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 import hf_lossy_assist
 from hf_lossy_assist.acceptors import REGISTRY
-from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.decoding import unverified
-from hf_lossy_assist.drafting import draft_ends, model
+from hf_lossy_assist.drafting import model
 from tests.acceptors.fixtures import verifier_head
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.eagle3_heads import random_head
@@ -138,9 +137,8 @@ AHEAD = {
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, default_ends: None):
     """Drafts end where they do by default, and are looked at one token later."""
-    monkeypatch.setattr(call_config, "AcceptanceStop", draft_ends.AcceptanceStop)
     for module in (model, unverified):
         monkeypatch.setattr(module, "looks_late", lambda device: True)
 

@@ -67,7 +67,7 @@ def _ours(
         if begins:
             ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": gamma}
             ours |= {"lossy_config": WAYS[way], "compile_config": _config(run)}
-            row = timed(run, target, draft, prompt, run.tokens(128), **ours)
+            row = timed(run, target, prompt, run.tokens(128), **ours)
             row |= _expected(run, alpha, gamma, way == "eager")
             run.say("speed", case=f"lossless, {way}", alpha=alpha, gamma=gamma, **row)
     return begins
@@ -89,13 +89,8 @@ def _theirs(run: Run, target: Model, draft: Model, prompt: Tensor, alpha: float,
     ):
         with run.step(case, seconds if run.cuda else 0) as begins, drafts_of(draft, gamma):
             if begins:
-                row = timed(run, target, draft, prompt, run.tokens(new), **kwargs)
-                run.say(
-                    "speed",
-                    case=case,
-                    **row,
-                    **({"alpha": alpha, "gamma": gamma} if "assistant_model" in kwargs else {}),
-                )
+                drafting = {"alpha": alpha, "gamma": gamma} if "assistant_model" in kwargs else {}
+                run.say("speed", case=case, **drafting, **timed(run, target, prompt, run.tokens(new), **kwargs))
 
 
 def _expected(run: Run, alpha: float, gamma: int, eager: bool) -> dict[str, Any]:
@@ -108,7 +103,7 @@ def _expected(run: Run, alpha: float, gamma: int, eager: bool) -> dict[str, Any]
     return {"predicted_ms_per_round": own.round_ms, "predicted_tokens_per_round": own.tokens_per_round}
 
 
-def timed(run: Run, target: Model, draft: Model, prompt: Tensor, new: int, **kwargs: Any) -> dict[str, Any]:
+def timed(run: Run, target: Model, prompt: Tensor, new: int, **kwargs: Any) -> dict[str, Any]:
     """Time a call, three times if it is fast; a call before records or compiles.
 
     What comes ``later`` is its second half, which reads no prompt.
@@ -116,12 +111,12 @@ def timed(run: Run, target: Model, draft: Model, prompt: Tensor, new: int, **kwa
     kwargs = {"do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)} | kwargs
     first, _ = run.seconds(partial(target.generate, prompt, max_new_tokens=new, **kwargs))
     taken: list[list[float]] = [[], []]
-    rounds = [new // 2, new]
+    rounds = [0, 0]
     while len(taken[0]) < 3 and sum(map(sum, taken)) < 4:
         for i, count in enumerate((new // 2, new)):
             seconds, output = run.seconds(partial(target.generate, prompt, max_new_tokens=count, **kwargs))
             taken[i].append(seconds)
-            rounds[i] = last_stats(target).target_calls if "lossy_mode" in kwargs else count
+            rounds[i] = last_stats(target).target_calls if "lossy_mode" in kwargs else 0
     half, whole = map(median, taken)
     row = {"tokens_per_s": round(len(prompt) * new / whole, 1), "calls": len(taken[0]), "first_call_s": round(first, 2)}
     row |= {"tokens_per_s_later": round(len(prompt) * (new - new // 2) / (whole - half), 1)}
@@ -186,7 +181,7 @@ def _batches(run: Run, target: Model, draft: Model) -> None:
                 prompt, new = prompts(run, rows), run.tokens(64)
                 ours = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 4}
                 for case, kwargs in {"plain": {}, "lossless": ours}.items():
-                    row = timed(run, target, draft, prompt, new, **kwargs)
+                    row = timed(run, target, prompt, new, **kwargs)
                     run.say("batch", case=case, rows=rows, alpha=0.8, **row)
 
 

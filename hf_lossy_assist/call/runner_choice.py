@@ -244,9 +244,10 @@ class _RunnerChoice:
         if path is not Path.COMPILED:
             return [Recording(recorder)]
         # Graphs refer to their cache, and so would keep a cache that is the caller's.
-        alone = runner.keeps_cache or _obstacle_to_recording(runner.model, self.call) is not None
-        alone |= given is not None and given.backend == "cudagraphs"
-        return [Compiling(given)] if alone else [CompiledRecording(recorder, given), Compiling(given)]
+        records_itself = given is not None and given.backend == "cudagraphs"
+        if runner.keeps_cache or records_itself or _obstacle_to_recording(runner.model, self.call) is not None:
+            return [Compiling(given)]
+        return [CompiledRecording(recorder, given), Compiling(given)]
 
     def _failed(self, runner: FixedRunner, path: Path, shapes: Shapes, asked: bool) -> bool:
         """Compile or record a model's forwards; tell whether that is impossible, which is warned of."""

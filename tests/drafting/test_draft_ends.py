@@ -165,8 +165,7 @@ def test_by_default_the_draft_s_own_probabilities_end_drafts(by_default, monkeyp
     assert call() == default, "on a GPU, the token that was drafted before the look is thrown away"
 
 
-def test_rules_that_keep_more_have_longer_drafts_by_default(monkeypatch):
-    monkeypatch.setattr(call_config, "AcceptanceStop", AcceptanceStop)
+def test_rules_that_keep_more_have_longer_drafts_by_default(default_ends):
     ends = {
         "lossless": 0.5,
         "typical": 0.2,

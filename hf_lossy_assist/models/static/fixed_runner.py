@@ -105,7 +105,7 @@ class FixedRunner(ModelRunner):
             self.chain = WholeDraft(prepared(key, body), length, slot.rows, choice)
             keys[f"drafts of {length}"] = key
             waits = torch.ones(slot.rows, length, choice.drawn, device=self.device) if choice.drawn else None
-            alone = WholeDraft(drafting(True, _as_it_is), length, slot.rows, choice)
+            alone = WholeDraft(drafting(True, lambda name, make: make()), length, slot.rows, choice)
             trials[f"drafts of {length}"] = lambda eager: self._trial_draft(alone if eager else self.chain, waits)
         self.recorded = how.records
         self._warm_up({name: (how.key, key) for name, key in keys.items()}, trials, how.title)
@@ -163,10 +163,6 @@ class FixedRunner(ModelRunner):
         finally:
             if not self.keeps_cache:
                 give_back(self.model, self.slot)
-
-
-def _as_it_is(name: Hashable, make: Make) -> Callable[..., Any]:
-    return make()
 
 
 def _difference(eager: Tensor, prepared: Tensor) -> Tensor:

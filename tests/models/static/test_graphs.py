@@ -7,59 +7,22 @@ import functools
 import gc
 import warnings
 import weakref
-from types import MappingProxyType
 
 import pytest
 import torch
 from transformers import CompileConfig
 
 from hf_lossy_assist import errors, last_stats
-from hf_lossy_assist.call import config as call_config
 from hf_lossy_assist.call.prepared import Prepared
 from hf_lossy_assist.call.runner_choice import _obstacle_to_recording
 from hf_lossy_assist.compat import CACHE
-from hf_lossy_assist.drafting import draft_ends
 from hf_lossy_assist.models.static.fixed_runner import _difference
-from hf_lossy_assist.models.static.graphs import RECORDERS, CompiledRecording, Graph
+from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
 from tests.acceptors.table import judge_head
 from tests.eagle3_heads import trained_pair
-from tests.graphs import Backend, Recorder, record
+from tests.graphs import CASES, EAGER, NEW, RECORDINGS, both, generated, llamas
 from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, resized, tiny
-
-NEW = 40
-EAGER = {"compile": False}
-
-
-@pytest.fixture
-def recorder(monkeypatch) -> Recorder:
-    errors.warn_once.cache_clear()
-    return record(monkeypatch, Recorder())
-
-
-def llamas():
-    target = tiny("llama")
-    return target, noisy_copy(target)
-
-
-# Target's forwards and draft's graphs: a whole draft is one, unless it ends early or its processors read the text.
-RECORDINGS = {"greedy": 2, "drawn": 2, "drawn, processed": 2, "ensemble, drawn": 3, "greedy, default length": 3}
-
-
-def both(recorder, target, draft, config=None, graphs=MappingProxyType({}), **kwargs):
-    """Return the output of the eager loop, and by graphs, which ``graphs`` configures."""
-    kwargs = {"input_ids": prompt(), "do_sample": False, "eos_token_id": None, "max_new_tokens": NEW} | kwargs
-    outputs = []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*no effect")
-        for more in (EAGER, graphs):
-            assert not recorder.replays
-            settings = {"seed": 3} | (config or {}) | more
-            outputs.append(
-                target.generate(assistant_model=draft, lossy_config=settings, **{"lossy_mode": "lossless"} | kwargs)
-            )
-    assert recorder.replays
-    return outputs
 
 
 def test_a_graph_reads_and_writes_in_place(recorder):
@@ -73,100 +36,12 @@ def test_a_graph_reads_and_writes_in_place(recorder):
     assert (recorder.recordings, recorder.replays) == (1, 3)
 
 
-CASES = {
-    "greedy": {"num_assistant_tokens": 5},
-    "greedy, default length": {},
-    "drawn": {"do_sample": True, "num_assistant_tokens": 4},
-    "drawn, processed": {"do_sample": True, "num_assistant_tokens": 4, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
-    "dropmatch": {"lossy_mode": "dropmatch", "num_assistant_tokens": 4},
-    "ensemble, drawn": {"lossy_mode": "ensemble", "do_sample": True},
-    "a penalty": {"lossy_mode": "topk", "repetition_penalty": 1.3, "num_assistant_tokens": 3},
-    "drafts of one token": {"num_assistant_tokens": 1},
-    "a schedule": {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "heuristic"},
-    "tree": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}},
-    "tree, automatic": {"config": {"tree": {"depth": 3, "top_k": 4, "nodes": "auto"}}},
-    "tree, drawn": {"config": {"tree": {"branches": [3, 2, 1]}}, "do_sample": True},
-    "tree, typical": {"config": {"tree": {"depth": 4, "top_k": 3, "nodes": 12}}, "lossy_mode": "typical"},
-}
-
-
 @pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
 @pytest.mark.parametrize("case", CASES)
-def test_equal_to_the_eager_loop(case, inputs, recorder, monkeypatch):
-    monkeypatch.setattr(call_config, "AcceptanceStop", draft_ends.AcceptanceStop)  # drafts end where they do by default
+def test_equal_to_the_eager_loop(case, inputs, recorder, default_ends):
     eager, graphs = both(recorder, *llamas(), **CASES[case] | inputs)
     assert torch.equal(eager, graphs)
     assert recorder.recordings == RECORDINGS.get(case, recorder.recordings)
-
-
-@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
-@pytest.mark.parametrize(
-    ("pair", "case"),
-    [
-        *((llamas, case) for case in ("greedy", "greedy, default length", "drawn, processed", "tree")),
-        *((trained_pair, case) for case in ("greedy", "drawn, processed")),
-    ],
-)
-def test_what_is_compiled_is_recorded(pair, case, inputs, recorder, monkeypatch):
-    monkeypatch.setattr(call_config, "AcceptanceStop", draft_ends.AcceptanceStop)  # drafts end where they do by default
-    backend = Backend()
-    kwargs = CASES[case] | inputs | {"compile_config": CompileConfig(backend=backend)}
-    eager, graphs = both(recorder, *pair(), **kwargs, graphs={"compile": True})
-    assert torch.equal(eager, graphs)
-    assert recorder.recordings == RECORDINGS.get(case, 3) + (pair is trained_pair)
-    # Of EAGLE-3: the forward over what a round committed, and a token's, with and without the LM head.
-    assert backend.graphs == (4 if pair is trained_pair else 3)
-
-
-def test_other_settings_of_a_draw_compile_nothing(recorder):
-    """A graph records how a token is chosen; what is compiled are the forwards before."""
-    pair, backend = llamas(), Backend()
-    for temperature in (0.8, 0.5):
-        recorder.replays = 0
-        kwargs = {"do_sample": True, "temperature": temperature, "num_assistant_tokens": 4}
-        both(recorder, *pair, **kwargs, compile_config=CompileConfig(backend=backend), graphs={"compile": True})
-        assert backend.graphs == 3  # the target's, and the draft's over two tokens and one
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {"mode": "default"}),
-        ({"mode": "max-autotune"}, {"mode": "max-autotune-no-cudagraphs"}),
-        ({"mode": None, "options": {"triton.cudagraphs": True}}, {"options": {"triton.cudagraphs": False}}),
-    ],
-)
-def test_what_is_compiled_records_no_graphs_of_its_own(given, expected, recorder):
-    config = CompileConfig(**given)
-    before = config.to_dict()
-    options = CompiledRecording(recorder, config).compiling.options
-    assert {name: options[name] for name in expected} == expected
-    assert config.to_dict() == before
-
-
-def test_what_can_t_be_recorded_is_compiled(recorder, monkeypatch):
-    def refuses(body, device):
-        body()
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setitem(RECORDERS, "cpu", refuses)
-    (target, draft), backend = llamas(), Backend()
-    kwargs = {"compile_config": CompileConfig(backend=backend), "lossy_config": {"compile": True}}
-    with pytest.warns(UserWarning, match="recording graphs has no effect here: LlamaForCausalLM can't be recorded"):
-        text = generated(target, draft, **kwargs)
-    assert torch.equal(text, generated(target, draft, lossy_config=EAGER))
-    compiled = backend.graphs
-    with torch.compiler.set_stance("fail_on_recompile"):
-        generated(target, draft, **kwargs)
-    assert compiled == backend.graphs >= 3
-
-
-def test_a_returned_static_cache_is_not_recorded_on(recorder):
-    """A graph refers to its cache, and would keep it."""
-    target, draft = llamas()
-    compiled = {"lossy_config": {"compile": True}, "compile_config": CompileConfig(backend=Backend())}
-    generated(target, draft, cache_implementation="static", return_dict_in_generate=True, **compiled)
-    assert recorder.recordings == 1  # the draft's
 
 
 @pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
@@ -332,11 +207,6 @@ def test_what_can_t_be_recorded_is_said_once(recorder, monkeypatch):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*no effect")
         target.generate(prompt(), **kwargs)
-
-
-def generated(target, draft, **kwargs):
-    settings = {"assistant_model": draft, "lossy_mode": "lossless", "num_assistant_tokens": 5} | kwargs
-    return target.generate(prompt(), do_sample=False, eos_token_id=None, max_new_tokens=NEW, **settings)
 
 
 @pytest.mark.parametrize("change", ["weights", "the draft's head"])
