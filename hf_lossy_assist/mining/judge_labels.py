@@ -30,7 +30,7 @@ from .prompt_results import (
     Schemas,
     table_schemas,
 )
-from .ratio_labels import Continuation, write_all
+from .ratio_labels import Continuation, read_prompts, write_all
 from .reading import CachedText, mismatch_states, only_last_logits, read, read_text
 from .search import Found, Mismatch
 from .searches import Searched, Searches
@@ -61,7 +61,8 @@ class SelfLabels:
         source = iter(prompts)
         while batch := list(islice(source, self.slots)):
             asked = [Continuation(prompt.tokens, ("target",), 0) for prompt in batch]
-            responses = write_all({"target": self.target}, asked, self.limits, self.choice)
+            known = {"target": read_prompts(self.target, [prompt.tokens for prompt in batch])}
+            responses = write_all({"target": self.target}, asked, self.limits, self.choice, known)
             texts = list(zip(batch, responses, strict=True))
             guesses = dict(self.draft.guess([DraftQuery(i, one.tokens, y, 0) for i, (one, y) in enumerate(texts)]))
             for slot, (prompt, response) in enumerate(texts):

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ..heads import ModelIdentity
 from .choice import Choice, GumbelMax
 from .prompt_results import MINED, SKIPPED, Ids, Miner, Prompt, PromptResult, Schemas, table_schemas
-from .reading import CachedText, only_last_logits, read, read_text, variant_states
+from .reading import TOGETHER, CachedText, grouped, only_last_logits, read, read_text, variant_states
 from .row_batch import RowBatch
 from .writing import ResponseLimits
 
@@ -50,24 +50,37 @@ class Continuation:
         return turns
 
 
+def read_prompts(model: PreTrainedModel, prompts: Iterable[Ids]) -> dict[Ids, CachedText]:
+    """Read every prompt once, but for its last token."""
+    memories = dict.fromkeys(prompts, CachedText())
+    for group in grouped([prompt for prompt in memories if len(prompt) > 1], len, TOGETHER):
+        unread = [(CachedText(), 0)] * len(group)
+        reading = read(model, [prompt[:-1] for prompt in group], unread, **only_last_logits(model))
+        memories |= zip(group, reading.memories, strict=True)
+    return memories
+
+
 def write_all(
-    models: Mapping[str, PreTrainedModel], continuations: Sequence[Continuation], limits: ResponseLimits, choice: Choice
+    models: Mapping[str, PreTrainedModel],
+    continuations: Sequence[Continuation],
+    limits: ResponseLimits,
+    choice: Choice,
+    known: Mapping[str, Mapping[Ids, CachedText]],
 ) -> list[Ids]:
-    """Write all continuations together, and return the tokens of each, with its EOS."""
+    """Write all continuations together, and return the tokens of each, with its EOS.
+
+    ``known`` has what each model remembers of every prompt (:func:`read_prompts`).
+    """
     ids = [list(continuation.prompt) for continuation in continuations]
     contexts = [choice.context((continuation.salt, *continuation.prompt)) for continuation in continuations]
     turns = [continuation.turns(limits.max_new_tokens) for continuation in continuations]
     rows: dict[str, RowBatch] = {}
     for role, model in models.items():
         # The first step reads the last token.
-        known = {i: ids[i][:-1] for i, one in enumerate(continuations) if role in one.authors}
-        memories = [CachedText()] * len(known)
-        if any(known.values()):
-            unread = [(memory, 0) for memory in memories]
-            memories = read(model, [*known.values()], unread, **only_last_logits(model)).memories
-        rows[role] = RowBatch(model, len(known))
-        for (i, text), memory in zip(known.items(), memories, strict=True):
-            rows[role].put(i, memory, len(text))
+        texts = {i: one.prompt for i, one in enumerate(continuations) if role in one.authors}
+        rows[role] = RowBatch(model, len(texts))
+        for i, prompt in texts.items():
+            rows[role].put(i, known[role][prompt], len(prompt) - 1)
     unfinished = list(range(len(continuations)))
     for t in range(limits.max_new_tokens):
         if not unfinished:
@@ -125,42 +138,46 @@ class RatioMiner(Miner):
                 Continuation(x.tokens, by, salt) for x in batch for salt, by in enumerate(written.values())
             ]
             models = {"target": self.target, "draft": self.draft}
-            texts = iter(write_all(models, continuations, self.limits, self.choice))
+            known = {role: read_prompts(model, [x.tokens for x in batch]) for role, model in models.items()}
+            texts = iter(write_all(models, continuations, self.limits, self.choice, known))
             for prompt in batch:
-                yield self._outcome(prompt, {kind: next(texts) for kind in written})
+                memories = {role: memory[prompt.tokens] for role, memory in known.items()}
+                yield self._outcome(prompt, {kind: next(texts) for kind in written}, memories)
 
-    def _outcome(self, prompt: Prompt, continuations: Mapping[str, Ids]) -> PromptResult:
+    def _outcome(
+        self, prompt: Prompt, continuations: Mapping[str, Ids], known: Mapping[str, CachedText]
+    ) -> PromptResult:
         # No token comes after an EOS.
         ends = self.limits.ends
         continuations = {kind: text[:-1] if ends(text[-1]) else text for kind, text in continuations.items()}
         if not all(continuations.values()):
             return PromptResult(prompt, SKIPPED, {"rows": 0}, error="a continuation is empty")
-        parts = [self._rows(prompt, kind, continuations.get(kind, ())) for kind in KINDS]
+        parts = [self._rows(prompt, kind, continuations.get(kind, ()), known) for kind in KINDS]
         tokens = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return PromptResult(prompt, MINED, {"rows": len(tokens["index"])}, tokens)
 
     @torch.inference_mode()
-    def _rows(self, prompt: Prompt, kind: str, continuation: Ids) -> dict[str, Any]:
+    def _rows(self, prompt: Prompt, kind: str, continuation: Ids, known: Mapping[str, CachedText]) -> dict[str, Any]:
         indices = self._indices(prompt, kind, len(continuation))
-        text = (*prompt.tokens, *continuation)
-        places = [len(prompt.tokens) - 1 + index for index in indices]
-        drafted = read_text(self.draft, text)
+        text, first = (*prompt.tokens, *continuation), len(prompt.tokens)
+        drafted = read_text(self.draft, text, (known["draft"], first - 1))
+        checked = read_text(self.target, text, (known["target"], first - 1))
         p, q = (
-            (logits[places].float() / self.choice.temperature).softmax(-1)
-            for logits in (read_text(self.target, text).logits.to(drafted.logits.device), drafted.logits)
+            (logits[indices].float() / self.choice.temperature).softmax(-1)
+            for logits in (checked.logits.to(drafted.logits.device), drafted.logits)
         )
         salt = len(KINDS) + list(KINDS).index(kind)
-        contexts = [self.choice.context((salt, draw, *text[: place + 1])) for draw, place in enumerate(places)]
-        tokens = self.choice.choose(drafted.logits[places].float(), contexts)
+        contexts = [self.choice.context((salt, draw, *text[: first + index])) for draw, index in enumerate(indices)]
+        tokens = self.choice.choose(drafted.logits[indices].float(), contexts)
         chosen = torch.tensor(tokens, device=p.device)[:, None]
-        variants = [(place + 1, token) for place, token in zip(places, tokens, strict=True)]
+        variants = [(first + index, token) for index, token in zip(indices, tokens, strict=True)]
         return {
             "kind": [kind] * len(indices),
             "index": indices,
             "token": tokens,
             "p": p.gather(-1, chosen)[:, 0].tolist(),
             "q": q.gather(-1, chosen)[:, 0].tolist(),
-            "previous": drafted.states[places].float().cpu().numpy(),
+            "previous": drafted.states[indices].float().cpu().numpy(),
             "token_state": variant_states(self.draft, drafted, variants).float().cpu().numpy(),
         }
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Job = TypeVar("Job")
 
+# The tokens that are read in one forward: more would not be faster, and their logits take memory.
+TOGETHER = 512
+
 Layers = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values ``(H, n, D)`` of every layer."""
 

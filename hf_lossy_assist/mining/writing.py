@@ -17,12 +17,10 @@ from ..tasks import Task
 from ..tasks.api_model import ApiModel
 from .choice import Choice, Greedy
 from .prompt_results import Ids, Prompt, ResponseCost
-from .reading import CachedText, grouped, only_last_logits, read
+from .reading import TOGETHER, CachedText, grouped, only_last_logits, read
 from .rejoining import OldText, Rejoining
 from .row_batch import RowBatch
 
-# The tokens that are read in one forward: more would not be faster, and their logits take memory.
-_TOGETHER = 512
 _FEWEST = 4  # texts that have come back to old ones wait until so many can be read on, or nothing is left to write
 _PATIENCE = 0.1  # seconds that a step waits for a completion; meanwhile the draft and the task are not served
 
@@ -153,7 +151,7 @@ class LocalWriter(Writer):
             if n < len(slot.ids) - 1:
                 unread.append((slot, best, n))
             slot.memories = [best]
-        for group in grouped(unread, lambda one: len(one[0].ids) - one[2], _TOGETHER):
+        for group in grouped(unread, lambda one: len(one[0].ids) - one[2], TOGETHER):
             texts, known = [slot.ids[:-1] for slot, *_ in group], [(memory, n) for _, memory, n in group]
             memories = read(self.model, texts, known, **only_last_logits(self.model)).memories
             for (slot, _, n), memory in zip(group, memories, strict=True):
@@ -194,7 +192,7 @@ class LocalWriter(Writer):
                 done.append(slot)
         unread = [slot for slot in self._checking if slot not in done]
         self._checking = []
-        for group in grouped(unread, lambda slot: len(slot.old.ahead(slot.place, slot.equal)), _TOGETHER):
+        for group in grouped(unread, lambda slot: len(slot.old.ahead(slot.place, slot.equal)), TOGETHER):
             done += self._read_ahead(group)
         return done
 

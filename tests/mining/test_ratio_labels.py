@@ -11,7 +11,7 @@ from scipy import stats
 
 from hf_lossy_assist.mining.choice import GumbelMax
 from hf_lossy_assist.mining.prompt_results import Prompt
-from hf_lossy_assist.mining.ratio_labels import KINDS, Continuation, RatioMiner, write_all
+from hf_lossy_assist.mining.ratio_labels import KINDS, Continuation, RatioMiner, read_prompts, write_all
 from hf_lossy_assist.mining.writing import ResponseLimits
 from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example
@@ -19,6 +19,11 @@ from tests.mining.parts import Parts, states_of, tiny_parts
 from tests.tiny_models import ARCHITECTURES, constant
 
 CHOICE = GumbelMax(seed=0, temperature=0.8)
+
+
+def write(models, continuations, limits):
+    known = {role: read_prompts(model, [one.prompt for one in continuations]) for role, model in models.items()}
+    return write_all(models, continuations, limits, CHOICE, known)
 
 
 def miner(parts: Parts, slots: int = 3, rows: int = 4, choice: GumbelMax = CHOICE) -> RatioMiner:
@@ -34,8 +39,8 @@ def spied(monkeypatch) -> list:
     """Collect the continuations that a miner has written."""
     written = []
 
-    def write(models, continuations, limits, choice):
-        texts = write_all(models, continuations, limits, choice)
+    def write(models, continuations, *rest):
+        texts = write_all(models, continuations, *rest)
         written.extend(zip(continuations, texts, strict=True))
         return texts
 
@@ -122,7 +127,7 @@ def test_whoever_has_the_turn_writes():
         Continuation((1,), ("target",), 1),
         Continuation((2, 2, 2), ("draft",), 2),
     ]
-    mixed, target, draft = write_all(models, continuations, ResponseLimits(frozenset(), 50), CHOICE)
+    mixed, target, draft = write(models, continuations, ResponseLimits(frozenset(), 50))
     assert mixed == tuple({"target": 3, "draft": 4}[turn] for turn in continuations[0].turns(50))
     assert {3, 4} == {*mixed}
     assert (target, draft) == ((3,) * 50, (4,) * 50)
@@ -139,7 +144,7 @@ def test_mixed_texts_are_written_as_if_alone(architecture):
         for i, authors in enumerate(KINDS.values())
         if authors
     ]
-    texts = write_all(models, continuations, parts.limits(), CHOICE)
+    texts = write(models, continuations, parts.limits())
     for continuation, text in zip(continuations, texts, strict=True):
         alone: list[int] = []
         context = CHOICE.context((continuation.salt, *continuation.prompt))
