@@ -17,7 +17,6 @@ import torch
 import typer
 from numpy.typing import NDArray
 from rich.console import Console
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from benchmarks import PairName, command, numbers
@@ -26,11 +25,12 @@ from hf_lossy_assist.cli.console import limit_threads, progress
 from hf_lossy_assist.cli.models import ModelOptions
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy
+from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.training.crossing import cross, fit
 from hf_lossy_assist.training.examples import Examples, joined, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
-from hf_lossy_assist.training.validation import area_of, auc_interval, deal
+from hf_lossy_assist.training.validation import area_of, both_classes, deal
 
 AUCS = {name: itemgetter(i) for i, name in enumerate(("quantity", "AUC", "from", "to"))}
 SHARES = {name: itemgetter(i) for i, name in enumerate(("nats below the best token", "mismatches", "important (%)"))}
@@ -79,11 +79,12 @@ def main(
     threads: Threads = None,
 ) -> None:
     """Print the AUC of each quantity, and the share of important mismatches by the distance to the best token."""
+    if other is not None and not together:
+        raise LossyValueError("`--other` needs `--together`")
     limit_threads(threads)
     bounds = numbers("--edges", edges, float)
     mined = labels_of_mismatches("--data", data)
-    columns = ["target_previous", "draft_token", "important", "prompt_id"]
-    labels = mined.tokens.select_columns(columns).with_format("numpy")[:]
+    labels = mined.tokens.select_columns(["target_previous", "draft_token"]).with_format("numpy")[:]
     target = ModelOptions(pair, dtype=mined.manifest["settings"]["dtype"]["target"]).load().target
     head = target.get_output_embeddings()
     states = torch.from_numpy(labels["target_previous"]).to(head.weight)
@@ -93,30 +94,25 @@ def main(
         batches = list(zip(states.split(_ROWS), tokens.split(_ROWS), strict=True))
         found = [closeness(head(batch), own) for batch, own in bar.track(batches, description="reading")]
     values = {name: torch.cat([part[name] for part in found]).cpu().numpy() for name in found[0]}
-    important, prompts = labels["important"].astype(bool), labels["prompt_id"]
-    rows = []
-    for name, x in values.items():
-        area, (low, high) = roc_auc_score(important, x), auc_interval(important, x, prompts)
-        rows.append((name, f"{area:.3f}", f"{low:.3f}", f"{high:.3f}"))
-    screen.print(table(rows, AUCS, data.name))
+    examples = read_judged(data).examples
+    screen.print(table([row for name, x in values.items() for row in _rows(name, examples, x)], AUCS, data.name))
     distance, ends = values["max z - z(x)"], [0.0, *bounds, float("inf")]
     shares = []
     for low, high in pairwise(ends):
         within = (distance >= low) & (distance < high)
-        share = f"{100 * important[within].mean():.1f}" if within.any() else ""
+        some = examples.where(within)
+        share = f"{100 * np.average(some.labels, weights=some.weights):.1f}" if len(some) else ""
         shares.append((f"{low:g} to {high:g}", str(within.sum()), share))
     screen.print(table(shares, SHARES, "all mismatches"))
     if together:
         quantities = np.stack([*values.values(), mined.tokens.with_format("numpy")["index"][:]], axis=1)
-        found = [read_judged(folder).examples for folder in (data, *([] if other is None else [other]))]
-        screen.print(
-            table([*beside(found[0], quantities), *fewer(found[0]), *across(*found)], AUCS, "logistic regressions")
-        )
+        others = () if other is None else across(examples, read_judged(other).examples)
+        screen.print(table([*beside(examples, quantities), *fewer(examples), *others], AUCS, "logistic regressions"))
 
 
 def _rows(name: str, examples: Examples, scores: NDArray[np.floating]) -> Iterator[tuple[str, ...]]:
     yield name, *(f"{value:.3f}" for value in area_of(examples, scores, seed=0).values())
-    if examples.solved is not None and not examples.solved.all():
+    if examples.solved is not None and not examples.solved.all() and both_classes(examples.labels[examples.solved]):
         yield from _rows(f"{name}, solved", examples.where(examples.solved), scores[examples.solved])
 
 
@@ -146,10 +142,8 @@ def fewer(examples: Examples) -> Iterator[tuple[str, ...]]:
         yield from _rows(f"a head of {name}", examples, scores)
 
 
-def across(examples: Examples, other: Examples | None = None) -> Iterator[tuple[str, ...]]:
+def across(examples: Examples, other: Examples) -> Iterator[tuple[str, ...]]:
     """Yield the AUCs on examples by a head of ``other`` ones, and out of fold by heads of both."""
-    if other is None:
-        return
     columns, grid = ["target_previous"], regressions(STRENGTHS)
     own = fit(cross(grid, columns, other, deal(other.labels, other.prompts)).chosen, columns, other)
     yield from _rows("a head of the other data", examples, own.predict_proba(examples.features(columns))[:, 1])

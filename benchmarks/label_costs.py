@@ -16,11 +16,13 @@ from rich.console import Console
 
 from hf_lossy_assist.cli.console import CleanCommand, flattened, limit_threads
 from hf_lossy_assist.cli.mine import MiningOptions
+from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.tables import table
 from hf_lossy_assist.mining.judge_labels import JudgeMiner
 from hf_lossy_assist.mining.mining_run import MiningWorkload
 from hf_lossy_assist.mining.prompt_results import Prompt
 from hf_lossy_assist.mining.rejoining import Rejoining
+from hf_lossy_assist.mining.search import UnfinishedSearches
 
 WAYS: Mapping[str, tuple[int | None, int | None]] = {
     "--look-up 0": (None, None),
@@ -50,11 +52,13 @@ class Cost:
 
 
 def measure(miner: JudgeMiner, prompts: Sequence[Prompt], look_up: int | None, stop: int | None) -> Cost:
-    """Mine prompts anew, with texts that come back to old ones so."""
+    """Mine the prompts anew; ``look_up`` and ``stop`` are those of :class:`Rejoining`."""
     searches = miner.searches
     writer = replace(searches.writer, rejoining=Rejoining(look_up, stop, searches.decode))
     draft = replace(searches.draft, tokens=0)
-    fresh = replace(miner, searches=replace(searches, writer=writer, draft=draft), _read={})
+    fresh = replace(
+        miner, searches=replace(searches, writer=writer, draft=draft, unfinished=UnfinishedSearches()), _read={}
+    )
     start, labels, read = time.process_time(), {}, 0
     for one in fresh.outcomes(prompts):
         read += one.columns["target_tokens"]
@@ -72,12 +76,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(options: MiningOptions) -> None:
     """Mine the same prompts several times, and print what a label costs."""
     limit_threads(options.threads)
+    if options.out is not None or options.labels != "judge" or options.target_api is not None:
+        raise LossyValueError("`label_costs` stores nothing, and is about `--labels judge` of a target that runs here")
     options.refuse_conflicts()
     loaded = options.load_all()
-    workload = MiningWorkload(loaded.task, loaded.tokenizer, options.split, options.num_prompts)
-    prompts = [
-        Prompt(i, one, tuple(loaded.task.encode(one, loaded.tokenizer))) for i, one in workload.examples().items()
-    ]
+    prompts = MiningWorkload(loaded.task, loaded.tokenizer, options.split, options.num_prompts).prompts()
     miner = options.miner(loaded)
     costs = {name: measure(miner, prompts, *how) for name, how in WAYS.items()}
     first = costs[next(iter(costs))]

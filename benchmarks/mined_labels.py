@@ -16,10 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hf_lossy_assist.cli.console import CleanCommand
+from hf_lossy_assist.cli.console import CleanCommand, flattened
 from hf_lossy_assist.cli.mine import MiningOptions, mine
 from hf_lossy_assist.cli.models import LoadedModels
-from hf_lossy_assist.cli.options import TaskOptions
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.mining.mining_run import Mined, load_mined
 from hf_lossy_assist.mining.prompt_results import MINED, Miner, Prompt
@@ -50,7 +49,7 @@ class KnownLabels:
                 continue
             if self.known.checksums.get(prompt.id) not in (None, checksum(prompt.tokens)):
                 raise LossyValueError(
-                    f"`labels` has labels of another prompt than {prompt.id} of `task`, "
+                    f"`file` has labels of another prompt than {prompt.id} of `task`, "
                     f"{prompt.example.prompt[:80]!r}; give the task and the data that were mined"
                 )
             cost, found = self.known.searches[prompt.id]
@@ -70,7 +69,7 @@ class RestoringOptions(MiningOptions):
 
 
 def labels_of_mismatches(argument: str, folder: Path) -> Mined:
-    """Read what ``mine --labels judge`` has written; ``argument`` is called so in errors."""
+    """Read what ``mine --labels judge`` has written; ``argument`` is the name that errors use."""
     mined = load_mined(folder)
     if mined.manifest["kind"] != "judge":
         raise LossyValueError(f"`{argument}` has to be a folder with labels of mismatches, but is {str(folder)!r}")
@@ -119,29 +118,14 @@ def keep(
 
 
 @app.command(cls=CleanCommand)
+@flattened
 def restore(
-    labels: Annotated[Path, typer.Argument(help="What `keep` has written.")],
-    out: Annotated[Path, typer.Option(help="The folder of mined data to write, or to add to.")],
-    task: Annotated[str, typer.Option(help="The task that was mined.")],
-    task_data: Annotated[Path | None, typer.Option(help="Its data.")] = None,
-    task_option: TaskOptions = None,
-    pair: Annotated[str | None, typer.Option(help="The pair.")] = None,
-    model: Annotated[str | None, typer.Option(help="The target instead.")] = None,
-    assistant: Annotated[str | None, typer.Option(help="The draft instead.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="As it was mined.")] = 160,
-    dtype: Annotated[str, typer.Option(help="As it was mined.")] = "float32",
-    prepack: Annotated[bool, typer.Option("--prepack", help="Order the weights for this CPU's kernels.")] = False,
-    threads: Annotated[int | None, typer.Option(help="Threads to compute with.")] = None,
+    file: Annotated[Path, typer.Argument(help="What `keep` has written.")],
+    options: RestoringOptions,
 ) -> None:
     """Read the states of known labels anew; `mine` with the same options and folder goes on with other prompts."""
-    known = read(labels)
-    mine(
-        RestoringOptions(
-            pair, model, assistant, dtype, out=out, task=task, task_data=task_data and str(task_data),
-            task_option=task_option, num_prompts=max(known.searches) + 1, max_new_tokens=max_new_tokens,
-            prepack=prepack, threads=threads, known=known,
-        )
-    )  # fmt: skip
+    known = read(file)
+    mine(replace(options, known=known, num_prompts=max(known.searches, default=0) + 1))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
 from hf_lossy_assist.evaluation.quality import Interval, bootstrap_sums, middle
 from hf_lossy_assist.theory import expected_tokens_per_round
@@ -64,13 +65,17 @@ def table(folder: Path) -> str:
     """
     plan, answers = load_answers(folder)
     modes, lossless = by_mode(answers), plan["reference"]
-    gamma = plan["modes"][lossless]["num_assistant_tokens"]
+    gamma = plan["modes"][lossless].get("num_assistant_tokens")
+    if gamma is None:
+        raise LossyValueError(f"`folder` has to have a reference with a draft length, but {folder} has {lossless!r}")
     rules = [x for x, mode in plan["modes"].items() if x != lossless and mode.get("num_assistant_tokens") == gamma]
     found = {x: price(modes[x], modes[lossless], gamma) for x in rules if x in modes}
     lines = ["| rule | n | f | points / f |", "|---|---|---|---|"]
     for rule, one in sorted(found.items(), key=lambda item: item[1].share):
         if one.n == max(x.n for x in found.values()):
-            lines.append(f"| `{rule}` | {one.n} | {times(one.share)} | {signed(one.price)} |")
+            # A share that may be 0 has no price.
+            cost = signed(one.price) if one.share[1] > 0 else ""
+            lines.append(f"| `{rule}` | {one.n} | {times(one.share)} | {cost} |")
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ OTHER_NAMES = {
     "lossy_mode": ("--mode", "--modes"),
     "modes": ("--modes", "--mode"),
     "prompt_lookup_num_tokens": ("--prompt-lookup",),
+    "ratio": ("--lambda",),
     "unsafe_no_isolation": ("--unsafe-no-isolation", "--task-option unsafe_no_isolation=true"),
 }
 """Options by the argument that they set, where their names differ."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,6 +39,15 @@ from .models import LoadedModels, ModelOptions
 from .options import Prepack, TaskData, TaskName, TaskOptions, parse_task_options
 
 Labels = Literal["judge", "self", "ratio"]
+
+_NEEDS: Mapping[str, tuple[Labels, ...]] = {
+    **dict.fromkeys(("mismatches", "only_solved", "look_up", "stop_equal", "task_workers", "writer_dtype"), ("judge",)),
+    "features_target": ("judge", "self"),
+    "horizon": ("self",),
+    "most_lost": ("self",),
+    "rows_per_kind": ("ratio",),
+}
+"""The labels that an option is about, by option."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,7 @@ class MiningOptions(ModelOptions):
     seed: Annotated[int, typer.Option(min=0, help="Seed of draws.")] = 0
     folds: Annotated[int, typer.Option(min=1, help="Folds that the prompts are dealt into.")] = 5
     mismatches: Annotated[
-        int | None, typer.Option(min=1, help="judge: label about so many of a prompt's mismatches, drawn by --seed.")
+        int | None, typer.Option(min=1, help="judge: label about this many mismatches of each prompt, drawn by --seed.")
     ] = None
     only_solved: Annotated[
         bool, typer.Option("--only-solved", help="judge: leave out prompts that the target answers wrongly.")
@@ -84,13 +93,15 @@ class MiningOptions(ModelOptions):
         int,
         typer.Option(
             min=0,
-            help="judge: where a text's last tokens, so many, are the old text's, read the old one's rest at once; 0: "
+            help="judge: once so many tokens in a row equal the old text's, read the rest of the old text at once; 0: "
             "never.",
         ),
     ] = 4
     stop_equal: Annotated[
         int,
-        typer.Option(min=0, help="judge: take that rest as known after so many equal tokens; 0: never."),
+        typer.Option(
+            min=0, help="judge: after so many equal tokens, take the old text's rest without reading it; 0: never."
+        ),
     ] = 0
     features_target: Annotated[
         bool, typer.Option("--features-target", help="judge, self: store the states after the target's tokens too.")
@@ -121,6 +132,15 @@ class MiningOptions(ModelOptions):
 
     def refuse_conflicts(self) -> None:
         """Refuse options that conflict, before anything is loaded."""
+        defaults = {each.name: each.default for each in fields(self)}
+        for name, kinds in _NEEDS.items():
+            if self.labels not in kinds and getattr(self, name) != defaults[name]:
+                raise LossyValueError(f"`{name}` is about `--labels {kinds[0]}`, not {self.labels}; leave it out")
+        if self.task is None and (self.task_data is not None or self._settings):
+            raise LossyValueError("`--task-data` and the task's settings are for `--task`; name the task")
+        if self.stop_equal and self.sampling:
+            # A draw depends on the whole text before it, so the old rest is not what would be drawn.
+            raise LossyValueError("`--stop-equal` is for greedy texts; leave out `--sampling`, or `--stop-equal`")
         if self.temperature is not None and not self.draws:
             raise LossyValueError(
                 f"`--temperature` counts only with `--sampling`; add it, or leave out {self.temperature}"
@@ -141,10 +161,10 @@ class MiningOptions(ModelOptions):
             raise LossyValueError(
                 "`--labels self` needs the target's probabilities: give `--model` instead of `--target-api`"
             )
-        if self.writer_dtype is not None and (self.labels != "judge" or self.target_api is not None or self.prepack):
+        if self.writer_dtype is not None and (self.target_api is not None or self.prepack):
             raise LossyValueError(
-                f"`--writer-dtype {self.writer_dtype}` rounds the target that writes responses for `--labels judge`; "
-                "leave it out, or `--labels`, `--target-api` and `--prepack`"
+                f"`--writer-dtype {self.writer_dtype}` rounds the target that writes responses; leave it out, or "
+                "`--target-api` and `--prepack`"
             )
         self.check({"--task": self.task}, optional=() if self.target_api is None else ("--model",))
 
@@ -290,7 +310,7 @@ def mine(options: MiningOptions) -> None:
     try:
         shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
         with ShardStore(out, process.number, miner.schemas(), process.count) as store, progress(shown) as bar:
-            prompts, total = workload.unfinished(store), len(workload.examples())
+            prompts, total = workload.prompts(store.finished()), len(workload.examples())
             labels = MiningBar(bar, shown, total - len(prompts), total)
             for outcome in run(miner, workload, prompts, store):
                 labels.add(outcome)

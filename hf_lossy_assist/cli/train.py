@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..errors import LossyValueError
 from ..evaluation.tables import Column, NumberTable, percent, table
 from ..heads.identity import differing_models
 from ..heads.judge_head import MODELS
+from ..store.folder import write_json
 from .console import CleanCommand, CleanGroup, flattened, limit_threads, progress
 from .models import ModelOptions, identity_of
 from .options import TrainOptions
@@ -133,6 +133,7 @@ def judge(options: JudgeOptions) -> None:
     are out of fold: each prompt is judged by a head that has not seen it. With --folds, these heads are kept in
     OUT/fold-0, OUT/fold-1, …, to be measured on their own fold; their figures are those of the other folds.
     """
+    from ..training.examples import check
     from ..training.judge_training import JudgeSettings
 
     limit_threads(options.threads)
@@ -141,6 +142,7 @@ def judge(options: JudgeOptions) -> None:
     options.check()
     screen = Console()
     judged = options.read(None if options.compare else settings.columns, screen)
+    check(judged.examples)
     judged = replace(judged, origin=_carded(judged.origin, options))
     _train_judge(judged, settings, options, screen)
 
@@ -149,14 +151,14 @@ def _folds(judged: LabelledMismatch, wanted: bool | None) -> tuple[NDArray[np.in
     """Return the data's folds if their heads are to be saved, and whether they are."""
     dealt = judged.folds if judged.folds is not None and len(set(judged.folds.tolist())) > 1 else None
     if wanted and dealt is None:
-        raise LossyValueError("`--folds` needs data that were mined with `--folds` 2 or more, but these have no folds")
+        raise LossyValueError("`--folds` needs one `--data` that was mined with `--folds` 2 or more; leave it out")
     if wanted is None:
         wanted = dealt is not None and judged.origin.data["settings"].get("split") != "train"
     return dealt if wanted else None, wanted
 
 
 def _train_judge(judged: LabelledMismatch, settings: JudgeSettings, options: JudgeOptions, screen: Console) -> None:
-    from ..training.judge_training import compare, count, train_judge
+    from ..training.judge_training import compare, train_judge, trials
     from ..training.validation import FOLDS
 
     (folds, saved), out, examples = _folds(judged, options.folds), options.out, judged.examples
@@ -184,10 +186,9 @@ def _train_judge(judged: LabelledMismatch, settings: JudgeSettings, options: Jud
     if not options.compare:
         return
     with progress(screen) as bar:
-        total = count(examples, trained, settings)
-        rows = list(bar.track(compare(examples, trained, settings), total=total, description="comparison"))
-    text = json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False)
-    (out / COMPARISON).write_text(text + "\n", encoding="utf-8")
+        tried = bar.track(trials(examples, trained, settings), description="comparison")
+        rows = list(compare(examples, trained, settings, tried))
+    write_json(out / COMPARISON, [asdict(row) for row in rows])
     # As in figures 6 and 7 of the AutoJudge paper: classifiers on the same states, then one on all choices of states.
     columns: dict[str, Column] = {
         "classifier": lambda row: row.classifier,
@@ -206,7 +207,8 @@ def _print_areas(metrics: Mapping[str, float], choices: Sequence[str], screen: C
         states = ", ".join(f"{metrics[f'auc_{name}']:.4f} for {name!r}" for name in choices)
         screen.print(f"AUC by state: {states}; the better one's gain {_area(metrics, 'auc_gain', '')}")
     curve = {name.split("_")[2]: value for name, value in metrics.items() if name.startswith("auc_from_")}
-    screen.print("AUC by prompts seen: " + ", ".join(f"{n} {value:.4f}" for n, value in curve.items()))
+    if curve:
+        screen.print("AUC by prompts seen: " + ", ".join(f"{n} {value:.4f}" for n, value in curve.items()))
 
 
 def _area(metrics: Mapping[str, float], name: str = "auc", label: str = "AUC ") -> str:

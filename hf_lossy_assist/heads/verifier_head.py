@@ -13,7 +13,7 @@ POSITIONS = ("previous", "token")
 """The states of the draft that a verifier may read."""
 
 _POSITION = Rule(f"one of {[*POSITIONS]}", POSITIONS.__contains__)
-_RATIO = Rule("a number above 0", lambda x: is_number(x) and x > 0)
+RATIO = Rule("a number above 0", lambda x: is_number(x) and x > 0)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class VerifierConfig(HeadConfig):
 
     threshold: Probability = 0.5
     position: Annotated[str, _POSITION] = "previous"
-    ratio: Annotated[float, _RATIO] = 1.0
+    ratio: Annotated[float, RATIO] = 1.0
 
     kind: ClassVar[str] = "verifier"
     rule: ClassVar[str] = "sprinter"

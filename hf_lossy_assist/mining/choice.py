@@ -120,7 +120,7 @@ class DraftQuery:
 class DraftArgmax:
     """Reads responses with the draft, and returns its choice at every position.
 
-    Cached prefixes are not read again, nor what prompts have in common with the first one.
+    It reads no cached prefix again, and what prompts share with the first one only once.
 
     ``choice`` is also the target's; ``tokens`` counts the tokens that the draft has read.
     """

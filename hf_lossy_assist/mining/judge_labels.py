@@ -30,8 +30,8 @@ from .prompt_results import (
     Schemas,
     table_schemas,
 )
-from .ratio_labels import Continuation, read_prompts, write_all
-from .reading import CachedText, mismatch_states, only_last_logits, read, read_text
+from .ratio_labels import Continuation, write_all
+from .reading import CachedText, mismatch_states, read, read_prompts, read_text
 from .search import Found, Mismatch
 from .searches import Searched, Searches
 from .writing import ResponseLimits
@@ -60,38 +60,47 @@ class SelfLabels:
         """Label the responses to all prompts, ``slots`` of which are written together."""
         source = iter(prompts)
         while batch := list(islice(source, self.slots)):
-            asked = [Continuation(prompt.tokens, ("target",), 0) for prompt in batch]
-            known = {"target": read_prompts(self.target, [prompt.tokens for prompt in batch])}
-            responses = write_all({"target": self.target}, asked, self.limits, self.choice, known)
+            asked = [Continuation(prompt.tokens, ("target",)) for prompt in batch]
+            known = read_prompts(self.target, [prompt.tokens for prompt in batch])
+            responses = write_all({"target": self.target}, asked, self.limits, self.choice, {"target": known})
             texts = list(zip(batch, responses, strict=True))
             guesses = dict(self.draft.guess([DraftQuery(i, one.tokens, y, 0) for i, (one, y) in enumerate(texts)]))
             for slot, (prompt, response) in enumerate(texts):
                 self.draft.forget(slot)
-                yield self._labelled(prompt, response, guesses[slot])
+                yield self._labelled(prompt, known[prompt.tokens], response, guesses[slot])
 
-    def _labelled(self, prompt: Prompt, response: Ids, guesses: Ids) -> Searched:
+    def _labelled(self, prompt: Prompt, known: CachedText, response: Ids, guesses: Ids) -> Searched:
         places = [t for t, (ours, theirs) in enumerate(zip(response, guesses, strict=True)) if ours != theirs]
-        changes = likelihood_changes(self.target, prompt.tokens, response, places, guesses, self.horizon)
+        changes = likelihood_changes(self.target, prompt.tokens, response, places, guesses, self.horizon, known)
         mismatches = tuple(
             Mismatch(t, response[t], guesses[t], important=not change >= -self.most_lost)
             for t, change in zip(places, changes, strict=True)
         )
-        cost = len(response) + sum(1 + min(self.horizon, len(response) - t - 1) for t in places)
+        # The prompt, the response as it is written and as it is judged, and what follows each change.
+        cost = len(prompt.tokens) - 1 + len(response) + (len(response) + 1 if places else 0)
+        cost += sum(1 + min(self.horizon, len(response) - t - 1) for t in places)
         return Searched(prompt, ResponseCost(cost), Found(response, response, "", mismatches))
 
 
 @torch.inference_mode()
 def likelihood_changes(
-    model: PreTrainedModel, prompt: Ids, response: Ids, places: Sequence[int], others: Ids, horizon: int
+    model: PreTrainedModel,
+    prompt: Ids,
+    response: Ids,
+    places: Sequence[int],
+    others: Ids,
+    horizon: int,
+    known: CachedText,
 ) -> list[float]:
     """Put the other token at each place, and return by how much the text after it becomes likelier, in nats per token.
 
-    It is NaN at the response's end, where no text follows.
+    It is NaN at the response's end, where no text follows. ``known`` is the beginning of the prompt that the model has
+    read.
     """
     if not places:
         return []
-    text = read_text(model, (*prompt, *response))
-    own = _likelihoods(text.logits[len(prompt) - 1 : -1], response)
+    text = read_text(model, (*prompt, *response), (known, len(known.tokens)), len(response) + 1)
+    own = _likelihoods(text.logits[:-1], response)
     vocabulary = text.logits.shape[-1]
     together = max(1, min(16, MOST_LOGITS // (vocabulary * (horizon + 1))))
     changes = []
@@ -158,9 +167,7 @@ class JudgeMiner(Miner):
         columns: dict[str, Any] = {name: [getattr(one, name) for one in mismatches] for name in names}
         for role, model in self.models.items():
             if role not in self._read:
-                self._read[role] = read(
-                    model, [prompt.tokens], [(CachedText(), 0)], **only_last_logits(model)
-                ).memories[0]
+                self._read[role] = read_prompts(model, [prompt.tokens])[prompt.tokens]
             known = self._read[role]
             states = mismatch_states(model, prompt.tokens, response, mismatches, self.positions[role], known)
             for position, values in states.items():

@@ -6,7 +6,7 @@ import hashlib
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -32,9 +32,9 @@ _KINDS = {"kind": str, "task": str, "target": (dict, type(None)), "draft": dict,
 
 @dataclass(frozen=True)
 class MiningPlan:
-    """Everything that mined data depend on. A folder holds the data of one plan.
+    """What all runs of a folder have in common. Options that make labels cheaper may change from run to run.
 
-    A ``target`` behind an API is None. ``settings`` has everything else that influences the data. Where its
+    A ``target`` behind an API is None. ``settings`` has what else may not change. Where its
     ``task_data`` is a file, the manifest stores the file's SHA-256 too.
     """
 
@@ -141,9 +141,8 @@ class MiningWorkload:
             )
         return {i: example for i, example in enumerate(examples) if i % self.process.count == self.process.number}
 
-    def unfinished(self, store: ShardStore) -> list[Prompt]:
-        """Return this process's prompts that no run has finished."""
-        finished = store.finished()
+    def prompts(self, finished: Collection[int] = ()) -> list[Prompt]:
+        """Return this process's prompts that no run has ``finished``."""
         examples = {i: example for i, example in self.examples().items() if i not in finished}
         return [Prompt(i, one, tuple(self.task.encode(one, self.tokenizer))) for i, one in examples.items()]
 
@@ -188,7 +187,7 @@ def mine(
         store.add(row | dict(outcome.columns), outcome.tokens)
         yield outcome
         counts[outcome.status] += 1
-        if counts[FAILED] == counts.total() == MOST_FAILURES:
+        if counts[FAILED] == counts.total() - len(skipped) == MOST_FAILURES:
             raise LossyValueError(
                 f"`task` has to judge responses, but {workload.task.name!r} failed at each of the first "
                 f"{MOST_FAILURES} prompts, at last with {outcome.error}"

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from ..heads import ModelIdentity
 from .choice import Choice, GumbelMax
 from .prompt_results import MINED, SKIPPED, Ids, Miner, Prompt, PromptResult, Schemas, table_schemas
-from .reading import TOGETHER, CachedText, grouped, only_last_logits, read, read_text, variant_states
+from .reading import CachedText, read_prompts, read_text, variant_states
 from .row_batch import RowBatch
 from .writing import ResponseLimits
 
@@ -32,12 +32,18 @@ _TURN = 0.25
 class Continuation:
     """A text to write after a prompt, by ``"target"``, ``"draft"`` or both in turns.
 
-    ``salt`` makes the draws of several continuations of a prompt independent.
+    ``salt`` makes the draws of several continuations of a prompt independent. Without it they are those of
+    :class:`.choice.DraftArgmax` after the same prefix.
     """
 
     prompt: Ids
     authors: tuple[str, ...]
-    salt: int
+    salt: int | None = None
+
+    @property
+    def key(self) -> Ids:
+        """What the first draw depends on."""
+        return self.prompt if self.salt is None else (self.salt, *self.prompt)
 
     def turns(self, n: int) -> list[str]:
         """Return the author of each of the first ``n`` tokens."""
@@ -50,16 +56,6 @@ class Continuation:
         return turns
 
 
-def read_prompts(model: PreTrainedModel, prompts: Iterable[Ids]) -> dict[Ids, CachedText]:
-    """Read every prompt once, but for its last token."""
-    memories = dict.fromkeys(prompts, CachedText())
-    for group in grouped([prompt for prompt in memories if len(prompt) > 1], len, TOGETHER):
-        unread = [(CachedText(), 0)] * len(group)
-        reading = read(model, [prompt[:-1] for prompt in group], unread, **only_last_logits(model))
-        memories |= zip(group, reading.memories, strict=True)
-    return memories
-
-
 def write_all(
     models: Mapping[str, PreTrainedModel],
     continuations: Sequence[Continuation],
@@ -69,10 +65,10 @@ def write_all(
 ) -> list[Ids]:
     """Write all continuations together, and return the tokens of each, with its EOS.
 
-    ``known`` has what each model remembers of every prompt (:func:`read_prompts`).
+    ``known`` has what each model remembers of every prompt (:func:`.reading.read_prompts`).
     """
     ids = [list(continuation.prompt) for continuation in continuations]
-    contexts = [choice.context((continuation.salt, *continuation.prompt)) for continuation in continuations]
+    contexts = [choice.context(continuation.key) for continuation in continuations]
     turns = [continuation.turns(limits.max_new_tokens) for continuation in continuations]
     rows: dict[str, RowBatch] = {}
     for role, model in models.items():
@@ -117,7 +113,8 @@ class RatioMiner(Miner):
     """Draws tokens from the draft after prefixes of every kind, with their probabilities under both models.
 
     ``choice`` has the seed and the temperature of all draws. Every prompt gives ``rows_per_kind`` labelled tokens of
-    each kind: after a prompt alone all at its end; in a continuation one at each of as many random positions.
+    each kind: after a prompt alone all at its end; in a continuation one at each of as many random positions, some of
+    them twice where it is shorter.
     """
 
     target: PreTrainedModel

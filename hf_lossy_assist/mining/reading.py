@@ -142,6 +142,16 @@ def only_last_logits(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
     return {"logits_to_keep": count} if forward_accepts(model, "logits_to_keep") else {}
 
 
+def read_prompts(model: PreTrainedModel, prompts: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], CachedText]:
+    """Read every prompt once, but for its last token."""
+    memories = dict.fromkeys(prompts, CachedText())
+    for group in grouped([prompt for prompt in memories if len(prompt) > 1], len, TOGETHER):
+        unread = [(CachedText(), 0)] * len(group)
+        reading = read(model, [prompt[:-1] for prompt in group], unread, **only_last_logits(model))
+        memories |= zip(group, reading.memories, strict=True)
+    return memories
+
+
 POSITIONS = ("previous", "draft", "target")
 """The state that predicted a token, that after the draft's token, and that after the target's."""
 
@@ -198,7 +208,7 @@ def mismatch_states(
     ``response`` is the last one of the search (:attr:`.search.Found.last`). What the prompt has in common with a
     ``known`` text is not read again.
     """
-    shared = max(0, min(known.common(prompt), len(prompt) - 1))
+    shared = min(known.common(prompt), len(prompt) - 1)
     first, end = len(prompt) - 1, max((one.index + 1 for one in mismatches), default=0)  # no state after it is wanted
     text = read_text(model, (*prompt, *response[:end]), (known, shared), end + 1)
     places = [len(prompt) + one.index for one in mismatches]

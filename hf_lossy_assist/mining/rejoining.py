@@ -45,7 +45,7 @@ class OldText:
             self._ends.setdefault(tokens[end - k : end], []).append(end)
 
     def rejoined(self, new: Sequence[int]) -> int | None:
-        """Return where the old text goes on if the last tokens of ``new`` are in it: at the place nearest to theirs."""
+        """Return where the last tokens of ``new`` end in the old text, nearest to their own place; None if nowhere."""
         k = self._how.first or 0
         if len(new) < self._changed + 1 + k:
             return None

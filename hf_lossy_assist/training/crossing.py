@@ -19,7 +19,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from ..errors import LossyValueError
 from .examples import Examples
-from .validation import area_of, auc_draws, both_classes, interval
+from .validation import auc_draws, both_classes, interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,8 @@ def cross(
 ) -> Crossed:
     """Fit each classifier once for each fold, without it, and choose among classifiers.
 
-    The ROC-AUC on the *other* folds decides for a fold. Its own labels have a small say in that: the fits that are
-    scored there have seen them.
+    For each fold, the ROC-AUC on the *other* folds chooses the classifier. The fits that are scored there have seen
+    this fold, so its labels have a small say.
     """
     start = time.perf_counter()
     scores, fits = np.empty((len(classifiers), len(examples))), {}
@@ -130,7 +130,8 @@ def better(
 
     Of two choices, ``auc_gain`` is the better one's area less that of the other, with its interval by prompts.
     """
-    areas = {name: area_of(examples, each, seed=seed)["auc"] for name, each in scores.items()}
+    labels, weights = examples.labels, examples.weights
+    areas = {name: float(roc_auc_score(labels, each, sample_weight=weights)) for name, each in scores.items()}
     best = max(areas, key=areas.__getitem__)
     if len(areas) < 2:
         return best, {}

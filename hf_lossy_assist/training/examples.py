@@ -137,11 +137,15 @@ _COMMANDS = {"judge": "train judge", "ratio": "train verifier"}
 
 @dataclass(frozen=True, eq=False)
 class LabelledMismatch:
-    """AutoJudge's labels and their origin, with the fold of each token's prompt (None without folds)."""
+    """AutoJudge's labels and their origin, with the fold of each token's prompt (None without folds).
+
+    ``texts`` are the mined prompts, as far as they are known.
+    """
 
     examples: Examples
     folds: NDArray[np.int64] | None
     origin: Origin
+    texts: frozenset[str] = frozenset()
 
 
 def read_together(
@@ -149,8 +153,14 @@ def read_together(
 ) -> LabelledMismatch:
     """Read AutoJudge's labels of several folders, with different prompts of one task and one pair of models."""
     parts = [read_judged(folder, columns, target) for folder in folders]
-    first = parts[0].origin
+    first, seen = parts[0].origin, dict[str, str | Path]()  # the folder of each prompt
     for folder, part in zip(folders, parts, strict=True):
+        if both := [seen[text] for text in part.texts if text in seen]:
+            raise LossyValueError(
+                f"`data` has to have other prompts in each folder, or a head would be measured on prompts that it has "
+                f"seen, but {str(folder)!r} and {str(both[0])!r} have {len(both)} in common"
+            )
+        seen |= dict.fromkeys(part.texts, folder)
         if (part.origin.target, part.origin.draft, part.origin.task) != (first.target, first.draft, first.task):
             raise LossyValueError(
                 f"`data` has to be of one task and one pair of models, but {str(folder)!r} differs from "
@@ -186,10 +196,11 @@ def read_judged(
         {name: table[name] for name in chosen},
         table["important"].astype(bool),
         prompts,
-        weights=table["weight"] if weighted else None,
+        weights=table["weight"].astype(np.float64) if weighted else None,
         solved=None if solved is None else solved.astype(bool),
     )
-    return LabelledMismatch(examples, _of_prompts(mined, "fold", prompts), _origin(mined, folder, target))
+    texts = frozenset(mined.prompts["prompt"] if "prompt" in mined.prompts.column_names else ())
+    return LabelledMismatch(examples, _of_prompts(mined, "fold", prompts), _origin(mined, folder, target), texts)
 
 
 def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:

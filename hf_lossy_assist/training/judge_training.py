@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +24,7 @@ from ..values import Checked, Rule
 from .crossing import better, cross, draws_of, fit, learning_curve
 from .examples import Examples, check
 from .saving import Curve, Origin, save_with_roc
-from .validation import FOLDS, RECALLS, area_of, both_classes, deal, interval, largest_threshold, recall_rows
+from .validation import RECALLS, area_of, both_classes, deal, interval, largest_threshold, recall_rows
 
 STRENGTHS = tuple(10.0**-k for k in range(7, -1, -1))
 """The grid of scikit-learn's ``C``, from the strongest regularisation to the weakest."""
@@ -90,12 +90,15 @@ class TrainedJudge:
 
         With ``folds``, the others go into its subfolders ``fold-0``, ``fold-1``, ….
         """
-        labels = self.examples.labels
-        curves = [Curve("out of fold", labels, self.probabilities), Curve("training", labels, self.fitted, style=":")]
+        labels, weights = self.examples.labels, self.examples.weights
+        curves = [
+            Curve("out of fold", labels, self.probabilities, weights),
+            Curve("training", labels, self.fitted, weights, style=":"),
+        ]
         shares = {"positive": "important tokens found", "others": "unimportant tokens taken for important"}
         for fold, head in self.by_fold.items() if folds else ():
             others, found = self.folds != fold, self.scores[head.config.positions]
-            curve = Curve("out of fold", labels[others], found[others])
+            curve = Curve("out of fold", labels[others], found[others], weights[others])
             save_with_roc(head, folder / f"fold-{fold}", [curve], **shares)
         save_with_roc(self.head, folder, curves, **shares)
 
@@ -112,9 +115,9 @@ def train_judge(
 
     Garipov et al. 2025 (AutoJudge), section 4.1 and appendix B. The head that is returned has seen all prompts. All
     figures and thresholds are out of fold: each prompt is judged by a head that has not seen its fold. The head that
-    leaves a fold out has the figures, the threshold and the states of the other folds. Two choices are a little too
-    good for their figures: all folds choose the final head's states, and the scores that choose a fold's
-    regularisation and threshold are by heads that have seen it. By default, prompts are dealt into folds at random.
+    leaves a fold out has the figures, the threshold and the states of the other folds. Two choices make figures a
+    little too good. All folds choose the final head's states. And scores of heads that have seen a fold choose its
+    regularisation and threshold. By default, prompts are dealt into folds at random.
     ``on_fit`` is called after each logistic regression.
     """
     examples = examples.only(settings.columns)
@@ -247,30 +250,32 @@ def _tried(settings: JudgeSettings, most: int) -> dict[str, Sequence[Any]]:
     }
 
 
-def compare(examples: Examples, trained: TrainedJudge, settings: JudgeSettings) -> Iterator[Compared]:
-    """Compare other classifiers with the head on its states, and logistic regressions on every choice of states.
+Trial = tuple[str, tuple[str, str], Sequence[str], Sequence[Any]]
+"""A classifier's name, the models and positions of the states that it reads, their columns, and the classifiers."""
 
-    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7. The folds are those of ``trained``.
+
+def trials(examples: Examples, trained: TrainedJudge, settings: JudgeSettings) -> list[Trial]:
+    """Return what :func:`compare` tries: other classifiers on the head's states, and regressions on other states."""
+    config = trained.head.config
+    seen = len(examples) - np.unique(trained.folds, return_counts=True)[1].max()
+    tried = _tried(settings, min(config.width, int(seen)))
+    own = [(label, (config.models, config.positions), config.columns, each) for label, each in tried.items()]
+    grid = regressions(settings.strengths)
+    others = variants(list(examples.states))
+    return own + [("logistic regression", (models, at), states, grid) for models, at, states in others]
+
+
+def compare(
+    examples: Examples, trained: TrainedJudge, settings: JudgeSettings, trials: Iterable[Trial]
+) -> Iterator[Compared]:
+    """Compare :func:`trials` with the head, out of fold, on the folds of ``trained``.
+
+    Garipov et al. 2025 (AutoJudge), appendix B, figures 6 and 7.
     """
-    config, seed = trained.head.config, settings.seed
+    seed, area_before = settings.seed, trained.head.config.metrics["auc"]
     base = draws_of(examples, trained.probabilities, seed)
-
-    def row(label: str, choice: tuple[str, str], columns: Sequence[str], tried: Sequence[Any]) -> Compared:
-        found = cross(tried, columns, examples, trained.folds)
+    for label, choice, states, tried in trials:
+        found = cross(tried, states, examples, trained.folds)
         area = area_of(examples, found.probabilities, seed=seed)
         gain = interval(draws_of(examples, found.probabilities, seed) - base)
-        gain = (area["auc"] - config.metrics["auc"], *gain)
-        return Compared(label, *choice, *area.values(), *gain, found.seconds)
-
-    most = min(config.width, round((1 - 2 / FOLDS) * len(examples)))
-    for label, tried in _tried(settings, most).items():
-        yield row(label, (config.models, config.positions), config.columns, tried)
-    for models, positions, states in variants(list(examples.states)):
-        yield row("logistic regression", (models, positions), states, regressions(settings.strengths))
-
-
-def count(examples: Examples, trained: TrainedJudge, settings: JudgeSettings) -> int:
-    """Return the number of rows that :func:`compare` yields."""
-    config = trained.head.config
-    most = min(config.width, round((1 - 2 / FOLDS) * len(examples)))
-    return len(_tried(settings, most)) + len(variants(list(examples.states)))
+        yield Compared(label, *choice, *area.values(), area["auc"] - area_before, *gain, found.seconds)

@@ -57,11 +57,12 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A ROC curve, with its name in the legend and matplotlib's style and colour."""
+    """A ROC curve, with its name in the legend and matplotlib's style and colour; ``weights`` are those of examples."""
 
     name: str
     labels: NDArray[np.bool_]
     probabilities: NDArray[np.floating]
+    weights: NDArray[np.floating] | None = None
     style: str = "-"
     color: str = "C0"
 
@@ -79,8 +80,9 @@ def save_with_roc(head: Head, folder: Path, curves: Sequence[Curve], *, positive
     axes = figure.add_subplot()
     axes.plot([0, 1], [0, 1], color="0.8", linewidth=1)
     for curve in curves:
-        false_rates, true_rates, _ = roc_curve(curve.labels, curve.probabilities)
-        name = f"{curve.name} (AUC {roc_auc_score(curve.labels, curve.probabilities):.3f})"
+        points = {"y_true": curve.labels, "y_score": curve.probabilities, "sample_weight": curve.weights}
+        false_rates, true_rates, _ = roc_curve(**points)
+        name = f"{curve.name} (AUC {roc_auc_score(**points):.3f})"
         axes.plot(false_rates, true_rates, curve.style, color=curve.color, label=name)
     title = f"{head.config.kind.capitalize()} head for {head.config.task}"
     axes.set(title=title, xlabel=f"share of {others}", ylabel=f"share of {positive}", aspect="equal")

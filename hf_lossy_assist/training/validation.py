@@ -137,9 +137,9 @@ def auc_draws(
     return np.array(areas)
 
 
-def interval(draws: NDArray[np.float64], confidence: float = 0.95) -> tuple[float, float]:
-    """Return the quantiles between which a share ``confidence`` of the draws lies."""
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+def interval(draws: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the quantiles between which 95 % of the draws lie."""
+    low, high = np.quantile(draws, (0.025, 0.975))
     return float(low), float(high)
 
 
@@ -147,14 +147,12 @@ def auc_interval(
     labels: NDArray[np.bool_],
     probabilities: NDArray[np.floating],
     prompts: NDArray[np.int64],
-    *,
-    confidence: float = 0.95,
     **options: Any,
 ) -> tuple[float, float]:
     """Return a bootstrap interval of the ROC-AUC; ``options`` are those of :func:`auc_draws`."""
     areas = auc_draws(labels, probabilities, prompts, **options)
     # Where all tokens of a class are in one prompt, it may be that no draw has both classes.
-    return interval(areas, confidence) if len(areas) else (0.0, 1.0)
+    return interval(areas) if len(areas) else (0.0, 1.0)
 
 
 def area_of(

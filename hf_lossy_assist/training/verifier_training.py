@@ -20,8 +20,8 @@ from typing_extensions import Self
 
 from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold
-from ..heads.verifier_head import POSITIONS
-from ..values import Checked, Rule
+from ..heads.verifier_head import POSITIONS, RATIO
+from ..values import Checked, Probability, Rule
 from .crossing import better, cross, fit, learning_curve
 from .examples import Ratios, check
 from .saving import Curve, Origin, save_with_roc
@@ -33,7 +33,8 @@ class AdamLayer(ClassifierMixin, BaseEstimator):
 
     SPRINTER, appendix A.5: the fit stops early on a fifth of the prompts. It stops after ``patience`` epochs without a
     lower loss there, at the latest after ``max_epochs``, and returns to the epoch with the lowest. With ``epochs`` it
-    reads all prompts so often. ``seed`` determines the held-out prompts and the order of the tokens.
+    makes that many passes over all prompts, and holds none out. ``seed`` determines the held-out prompts and the order
+    of the tokens.
     """
 
     def __init__(
@@ -100,20 +101,14 @@ RATIOS = (1.0, 1.2, 1.5)
 class VerifierSettings(Checked):
     """Settings for training a verifier head."""
 
-    ratio: float = 1.0  # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1
-    position: str | None = None  # the state to read, "previous" or "token"; None: the better one out of fold
-    threshold: float = 0.5  # a token is committed iff the head's probability is above it
+    ratio: Annotated[float, RATIO] = 1.0  # λ: a token is acceptable iff q(x) / p(x) <= λ; the paper's theorems assume 1
+    # The state to read; None: the better one out of fold.
+    position: Annotated[str | None, Rule(f"one of {[*POSITIONS]} or None", (*POSITIONS, None).__contains__)] = None
+    threshold: Probability = 0.5  # a token is committed iff the head's probability is above it
     # The share of acceptable tokens that has to be committed, out of fold: chooses the threshold.
     recall: Annotated[float | None, Rule("above 0 and at most 1, or None", lambda x: x is None or 0 < x <= 1)] = None
     layer: AdamLayer = field(default_factory=AdamLayer)
     seed: int = 0  # of the folds
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.ratio < float("inf"):
-            raise LossyValueError(f"`lambda` has to be a number above 0, but is {self.ratio}")
-        if self.position not in (None, *POSITIONS):
-            raise LossyValueError(f"`position` has to be one of {list(POSITIONS)} or None, but is {self.position!r}")
 
     @property
     def positions(self) -> tuple[str, ...]:
@@ -144,8 +139,8 @@ def train_verifier(
     """Train a verifier head: a linear layer and a sigmoid, by binary cross-entropy, Adam and early stopping.
 
     SPRINTER, section 3 (verifier architecture), appendix A.5 and figure 9. The head that is returned has read all
-    prompts, as many epochs as was best in the median fold. All figures and thresholds are out of fold, and choose the
-    position, so those of the better one are a little too good. ``curve_ratios`` are further λ for the plot, at the
+    prompts, as many epochs as was best in the median fold. All figures and thresholds are out of fold. They also choose
+    the position, so the better one's are a little too good. ``curve_ratios`` are further λ for the plot, at the
     chosen position, as far as both classes occur in enough prompts.
     ``on_fit`` is called after each fit.
     """
@@ -165,8 +160,8 @@ def train_verifier(
         Curve(f"λ = {ratio:g}", ratios.labelled(ratio).labels, by_ratio[ratio], color=f"C{i}")
         for i, ratio in enumerate(sorted(by_ratio))
     )
-    epochs = int(np.median([each[-1].epochs_ for each in crossed[position].by_fold.values()]))
-    final = fit(AdamLayer(**{**layer.get_params(), "epochs": max(1, epochs)}), [position], examples)
+    epochs = max(1, int(np.median([each[-1].epochs_ for each in crossed[position].by_fold.values()])))
+    final = fit(AdamLayer(**{**layer.get_params(), "epochs": epochs}), [position], examples)
     on_fit()
     labels, threshold = examples.labels, settings.threshold
     recalls = {recall: _just_below(largest_threshold(labels, scores, recall)) for recall in RECALLS}

@@ -163,5 +163,5 @@ def run(folder, parts: Parts, work: MiningWorkload, miner=None, **plan) -> Notes
     models = {"target": parts.target, "draft": parts.draft, "settings": {}}
     open_run(folder, MiningPlan("judge", parts.task.name, **models | plan), {})
     with ShardStore(folder, work.process.number, miner.schemas(), work.process.count) as store:
-        prompts, total = work.unfinished(store), len(work.examples())
+        prompts, total = work.prompts(store.finished()), len(work.examples())
         return Notes(total - len(prompts), total, list(mine(miner, work, prompts, store)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
-from hf_lossy_assist.mining.choice import DraftArgmax, Greedy
+from hf_lossy_assist.mining.choice import DraftArgmax, Greedy, GumbelMax
 from hf_lossy_assist.mining.judge_labels import SelfLabels, likelihood_changes
+from hf_lossy_assist.mining.reading import CachedText
 from tests.mining import reference
 from tests.mining.parts import Checksum, Parts, tiny_parts
 from tests.tiny_models import ARCHITECTURES
@@ -54,7 +56,7 @@ def test_labels_are_those_of_whole_forwards(architecture):
 def test_changes_in_nats():
     parts = tiny_parts(noise=0.2)
     prompt, response, others = (3, 4, 5), (6, 7, 8, 9), (10, 7, 11, 12)
-    [first, third, last] = likelihood_changes(parts.target, prompt, response, [0, 2, 3], others, 2)
+    [first, third, last] = likelihood_changes(parts.target, prompt, response, [0, 2, 3], others, 2, CachedText())
     rest = [mean_likelihood(parts.target, [3, 4, 5, token], [7, 8]) for token in (10, 6)]
     assert first == pytest.approx(rest[0] - rest[1], abs=1e-5)
     rest = [mean_likelihood(parts.target, [3, 4, 5, 6, 7, token], [9]) for token in (11, 8)]
@@ -70,4 +72,14 @@ def test_the_batch_changes_nothing():
     assert [vars(one.counts) for one in alone] == [vars(one.counts) for one in together]
     for one in alone:
         ends = [m.index + 1 + min(4, len(one.found.first) - m.index - 1) - m.index for m in one.found.mismatches]
-        assert one.counts.target_tokens == len(one.found.first) + sum(ends)
+        written, judged = len(one.found.first), len(one.found.first) + 1 if ends else 0
+        assert one.counts.target_tokens == len(one.prompt.tokens) - 1 + written + judged + sum(ends)
+
+
+def test_a_draft_that_is_the_target_draws_the_same_tokens():
+    parts = tiny_parts(noise=0.0)
+    draws = GumbelMax(seed=0)
+    same = replace(labels(parts), choice=draws, draft=DraftArgmax(parts.target, draws))
+    assert [len(one.found.mismatches) for one in same.run(parts.prompts(3))] == [0] * 3
+    other = replace(same, draft=DraftArgmax(tiny_parts(noise=0.2).draft, draws))
+    assert any(one.found.mismatches for one in other.run(parts.prompts(3)))

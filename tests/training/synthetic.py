@@ -92,6 +92,7 @@ def _write(folder, kind, tokens, prompts, folds, shards, manifest) -> Path:
         "prompt_id": ids,
         "fold": [None] * len(ids) if folds is None else np.arange(len(ids)) % folds,
         "status": ["mined"] * len(ids),
+        "prompt": [f"{folder.name}, {i}" for i in ids],
     }
     for name, columns, owner in (("prompts", table, ids), ("tokens", tokens, prompts)):
         for shard in range(shards):

@@ -64,6 +64,9 @@ def test_folders_are_read_together(tmp_path):
     other = write_judged(tmp_path / "other", judged(prompts=4), target=asdict(DRAFT))
     with pytest.raises(LossyValueError, match=r"one pair of models, but '.*other' differs from '.*a'"):
         read_together([folders[0], other])
+    again = write_judged(tmp_path / "again" / "a", judged(prompts=5))
+    with pytest.raises(LossyValueError, match=r"'.*again/a' and '.*/a' have 5 in common"):
+        read_together([*folders, again])
 
 
 def test_ratios(tmp_path):

@@ -16,7 +16,7 @@ from hf_lossy_assist.heads import JudgeHead
 from hf_lossy_assist.heads.repository import ROC
 from hf_lossy_assist.training.crossing import fit
 from hf_lossy_assist.training.examples import Examples
-from hf_lossy_assist.training.judge_training import JudgeSettings, compare, count, train_judge, variants
+from hf_lossy_assist.training.judge_training import JudgeSettings, compare, train_judge, trials, variants
 from tests.training.synthetic import DRAFT, ORIGIN, TARGET, judged
 
 CHOICES = [("target", "draft"), ("draft", "previous"), ("both", "draft"), ("target", "both"), ("both", "both")]
@@ -293,8 +293,8 @@ def test_folds_of_one_class_cannot_be_measured():
 def test_classifiers_and_states_are_compared_on_the_same_folds():
     examples, settings = judged(prompts=60), JudgeSettings(models="both", positions="draft", strengths=(0.001, 1.0))
     trained = train_judge(examples, ORIGIN, settings)
-    rows = list(compare(examples, trained, settings))
-    assert len(rows) == count(examples, trained, settings) == 2 + 2 + 9
+    rows = list(compare(examples, trained, settings, trials(examples, trained, settings)))
+    assert len(rows) == 2 + 2 + 9
     assert [row.classifier.split(",")[0] for row in rows[:4]] == [
         "logistic regression", "logistic regression", "random forest", "MLP",
     ]  # fmt: skip

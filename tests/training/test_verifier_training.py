@@ -161,10 +161,10 @@ def test_states_that_are_not_finite():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ratio": 0.0}, "`lambda`"),
-        ({"ratio": -1.0}, "`lambda`"),
-        ({"ratio": np.nan}, "`lambda`"),
-        ({"ratio": np.inf}, "`lambda`"),
+        ({"ratio": 0.0}, "`ratio`"),
+        ({"ratio": -1.0}, "`ratio`"),
+        ({"ratio": np.nan}, "`ratio`"),
+        ({"ratio": np.inf}, "`ratio`"),
         ({"position": "draft"}, "`position`"),
         ({"recall": 0.0}, "`recall`"),
     ],
