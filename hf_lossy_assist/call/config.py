@@ -178,10 +178,8 @@ class LossyConfig:
 
     def _run_fields(self) -> dict[str, Any]:
         found = {x.name: getattr(self, x.name) for x in fields(self) if x.name in ("seed", *_SWITCHES)}
-        found |= {
-            "tree": None if self.tree is None else _plain(asdict(self.tree)),
-            "stop_drafting": _of_stop(self.stop_drafting),
-        }
+        found["tree"] = None if self.tree is None else _plain(asdict(self.tree))
+        found["stop_drafting"] = _of_stop(self.stop_drafting)
         if self.certificate is not None and self.certificate.source is None:
             raise LossyValueError("`certificate` has to be in a folder to be named by `lossy_config`; save and load it")
         found["certificate"] = self.certificate and self.certificate.source

@@ -24,8 +24,6 @@ from ..evaluation.tables import (
     table,
 )
 
-_SHOWN = (0.1, 0.5, 0.9)
-
 
 def reference(modes: Sequence[DecodingMode | ModeSummary]) -> str | None:
     """Return the label of the first mode with the lossless rule alone."""
@@ -118,10 +116,10 @@ def predicted_table(rows: Sequence[ModeSummary]) -> NumberTable | None:
 
 
 def text_table(rows: Sequence[ModeSummary]) -> NumberTable:
-    at = {q: i for i, q in enumerate(ACCEPTANCE_QUANTILES)}
+    shown = [ACCEPTANCE_QUANTILES.index(q) for q in (0.1, 0.5, 0.9)]
 
     def rates(row: ModeSummary) -> str:
-        return "" if row.acceptance_rates is None else "–".join(percent(row.acceptance_rates[at[q]]) for q in _SHOWN)
+        return "" if row.acceptance_rates is None else "–".join(percent(row.acceptance_rates[i]) for i in shown)
 
     columns: dict[str, Column] = {
         "mode": lambda row: row.label,

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from .. import tasks
@@ -23,7 +22,7 @@ from ..mining.choice import Choice, DraftArgmax, Greedy, GumbelMax
 from ..mining.judge_labels import JudgeMiner, SelfLabels
 from ..mining.mining_run import MiningPlan, MiningWorkload, longest_prompt, open_run
 from ..mining.mining_run import mine as run
-from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner, PromptResult
+from ..mining.prompt_results import FAILED, MINED, SKIPPED, Miner
 from ..mining.ratio_labels import RatioMiner
 from ..mining.reading import check
 from ..mining.rejoining import Rejoining
@@ -241,24 +240,6 @@ class MiningOptions(ModelOptions):
         return GumbelMax(self.seed, 1.0 if self.temperature is None else self.temperature) if self.draws else Greedy()
 
 
-class MiningBar:
-    """Shows the labels found so far on a progress bar."""
-
-    def __init__(self, bar: Progress, screen: Console, finished: int, total: int) -> None:
-        # The clock starts here, so that the estimate leaves out earlier runs.
-        self._bar, self._task = bar, bar.add_task("mining", completed=finished, total=total)
-        self._counts: Counter[str] = Counter()
-        if finished:
-            screen.print(f"{finished} of {total} prompts were finished before")
-
-    def add(self, outcome: PromptResult) -> None:
-        counts = self._counts
-        counts.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
-        shown = f"{counts['mismatches']} mismatches, {_share(counts['important'], counts['mismatches'])} important"
-        shown = f"{counts['rows']} rows" if counts["rows"] else shown
-        self._bar.update(self._task, advance=1, description=f"mining, {shown}")
-
-
 def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
     """Lay out the content of a folder, given its prompts' rows."""
     rows = list(rows)
@@ -311,9 +292,17 @@ def mine(options: MiningOptions) -> None:
         shown = screen if process.number == 0 else Console(quiet=True)  # one bar is enough for all processes
         with ShardStore(out, process.number, miner.schemas(), process.count) as store, progress(shown) as bar:
             prompts, total = workload.prompts(store.finished()), len(workload.examples())
-            labels = MiningBar(bar, shown, total - len(prompts), total)
+            done, seen = total - len(prompts), Counter[str]()
+            if done:
+                shown.print(f"{done} of {total} prompts were finished before")
+            # The clock starts here, so that the estimate leaves out earlier runs.
+            task = bar.add_task("mining", completed=done, total=total)
             for outcome in run(miner, workload, prompts, store):
-                labels.add(outcome)
+                seen.update({name: outcome.columns.get(name, 0) for name in ("mismatches", "important", "rows")})
+                share = _share(seen["important"], seen["mismatches"])
+                found = f"{seen['mismatches']} mismatches, {share} important"
+                found = f"{seen['rows']} rows" if seen["rows"] else found
+                bar.update(task, advance=1, description=f"mining, {found}")
     except KeyboardInterrupt:
         screen.print(f"stopped; {len(prompt_rows(out))} prompts are in {out}, and the same command goes on from there")
         raise typer.Exit(130) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -36,28 +36,7 @@ from ..store.process import this_process
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts
 from .console import limit_threads
-from .options import (
-    DraftDtype,
-    DraftSource,
-    Dtype,
-    Folder,
-    Gamma,
-    Heads,
-    MaxNewTokens,
-    PairInstead,
-    Prepack,
-    Sample,
-    Seed,
-    TargetSource,
-    TaskData,
-    TaskName,
-    TaskOptions,
-    Temperature,
-    Threads,
-    TopP,
-    Where,
-    parse_task_options,
-)
+from .options import PAIRS, Gamma, MaxNewTokens, Prepack, TaskData, TaskName, TaskOptions, Threads, parse_task_options
 
 STORY_OPENINGS = (
     "Once upon a time, there was a little girl named Lily.",
@@ -79,6 +58,8 @@ DEFAULT_LENGTH = 100
 
 class Openings(Prompts):
     """Texts to continue, without right answers."""
+
+    splits = ("test",)
 
     def __init__(self, texts: Sequence[str] = STORY_OPENINGS) -> None:
         self._by_split = {"test": [Example(text, "") for text in texts]}
@@ -153,12 +134,22 @@ class LoadedModels:
 class ModelOptions:
     """The options that name models; commands have those that this class annotates, or their own."""
 
-    pair: PairInstead = None
-    model: TargetSource = None
-    assistant: DraftSource = None
-    dtype: Dtype = None
-    device: Where = None
-    folder: Folder = None
+    pair: Annotated[
+        str | None, typer.Option("--pair", help=f"A pair ({PAIRS}) instead of --model and --assistant.")
+    ] = None
+    model: Annotated[str | None, typer.Option("--model", help="The target: a folder or a Hub id.")] = None
+    assistant: Annotated[
+        str | None, typer.Option("--assistant", help="The draft: a folder, a Hub id, or eagle3 for a pair's head.")
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"] | None,
+        typer.Option(help="The weights' type; float32 with --pair arithmetic, else as stored."),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="cpu, cuda:0, …, or auto to spread the models; a GPU if there is one."),
+    ] = None
+    folder: Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")] = None
     assistant_tokenizer: str | None = None  # if the draft's folder has none
     prompt_lookup: int | None = None  # draft length without a draft model
     prepack: Prepack = False
@@ -249,12 +240,21 @@ class ModelOptions:
 class DecodingOptions(ModelOptions):
     """The options of commands that decode by rules."""
 
-    draft_dtype: DraftDtype = None
-    head: Heads = None
+    draft_dtype: Annotated[
+        Literal["int8", "int4"] | None, typer.Option(help="Round the draft's weights; as --dtype by default.")
+    ] = None
+    head: Annotated[
+        list[str] | None,
+        typer.Option("--head", metavar="[RULE=]SOURCE", help="A trained head: a folder or a Hub id. Repeatable."),
+    ] = None
     gamma: Gamma = None
-    sample: Sample = False
-    temperature: Temperature = None
-    seed: Seed = None
+    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")] = False
+    temperature: Annotated[
+        float | None, typer.Option(help="Temperature of draws; 0.9 where modes are compared, else the model's own.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the first prompt; each further prompt adds one.")] = (
+        None
+    )
 
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:
         if self.temperature is not None and not self.sample:
@@ -282,7 +282,9 @@ class TaskDecodingOptions(DecodingOptions):
     data: TaskData = None
     task_option: TaskOptions = None
     split: Annotated[str, typer.Option(help="The task's split.")] = "test"
-    top_p: TopP = 1.0
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that have this probability together.")
+    ] = 1.0
     max_new_tokens: MaxNewTokens = None
 
     def check(self, others: Mapping[str, Any] | None = None, optional: Collection[str] = ()) -> None:

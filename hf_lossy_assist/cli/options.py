@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -18,25 +18,7 @@ PAIRS = ", ".join(NAMES)
 RULES = "`lossy-assist rules` lists the rules, and `lossy-assist rules NAME` a rule's settings."
 """The end of the help of commands that take modes."""
 
-PairInstead = Annotated[
-    str | None, typer.Option("--pair", help=f"A pair ({PAIRS}) instead of --model and --assistant.")
-]
-TargetSource = Annotated[str | None, typer.Option("--model", help="The target: a folder or a Hub id.")]
-DraftSource = Annotated[
-    str | None, typer.Option("--assistant", help="The draft: a folder, a Hub id, or eagle3 for a pair's head.")
-]
-Folder = Annotated[Path | None, typer.Option(help="Folder with the pair's `target` and `draft` to use.")]
-Dtype = Annotated[
-    Literal["auto", "float32", "bfloat16", "float16"] | None,
-    typer.Option(help="The weights' type; float32 with --pair arithmetic, else as stored."),
-]
-Where = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda:0, …, or auto to spread the models; a GPU if there is one.")
-]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; torch's choice by default.")]
-DraftDtype = Annotated[
-    Literal["int8", "int4"] | None, typer.Option(help="Round the draft's weights; as --dtype by default.")
-]
 Prepack = Annotated[
     bool, typer.Option("--prepack", help="Order bfloat16 or float32 weights for this CPU's kernels, once.")
 ]
@@ -52,18 +34,6 @@ Gamma = Annotated[
     str | None,
     typer.Option("--gamma", "--num-assistant-tokens", metavar="N", help="Drafted tokens a round, or auto."),
 ]
-Heads = Annotated[
-    list[str] | None,
-    typer.Option("--head", metavar="[RULE=]SOURCE", help="A trained head: a folder or a Hub id. Repeatable."),
-]
-Sample = Annotated[bool, typer.Option("--sample", help="Draw tokens instead of taking the likeliest.")]
-Temperature = Annotated[
-    float | None, typer.Option(help="Temperature of draws; 0.9 where modes are compared, else the model's own.")
-]
-TopP = Annotated[
-    float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that have this probability together.")
-]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the first prompt; each further prompt adds one.")]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Longest response.")]
 PromptFile = Annotated[
     Path | None, typer.Option(help="One prompt a line; openings of stories, or the pair's problems, by default.")

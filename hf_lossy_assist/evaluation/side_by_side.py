@@ -9,7 +9,7 @@ from typing import Any
 from ..core.token_records import TokenRecord
 from ..inspection.page import InspectedText, InspectionPage
 from .modes import DecodingMode, Models
-from .requests import PromptBatch, Response, run_request
+from .requests import PromptBatch, run_request
 
 
 def compare(
@@ -53,15 +53,9 @@ def _text(
     inspected = mode if mode.rule is None else replace(mode, settings={**mode.settings, "inspect": True})
     seen = run_request(models, inspected, batch, max_new_tokens)
     timed = run_request(models, mode, batch, max_new_tokens)
-    records = _records(seen)
+    records = seen.stats.records if seen.stats else [TokenRecord(x, "target") for x in seen.rows[0].tolist()]
     speed = {"tokens per second": f"{len(records) / timed.seconds:.3g}"} if timed.seconds else {}
     figures = timed.stats.brief(timed.seconds) if timed.stats else speed
     if right is not None:
         figures = {"answer": "right" if right([record.token for record in records]) else "wrong", **figures}
     return InspectedText(mode.label, records, figures)
-
-
-def _records(response: Response) -> Sequence[TokenRecord]:
-    if response.stats is not None:
-        return response.stats.records
-    return [TokenRecord(token, "target") for token in response.rows[0].tolist()]

@@ -187,11 +187,8 @@ def kind_table(kinds: Sequence[Any]) -> NumberTable | None:
         "tokens\n/s": lambda kind: "" if kind.row.tokens_per_second is None else figure(kind.row.tokens_per_second),
         "× best\nlossless (95 %)": lambda kind: interval(kind.row.times_lossless),
     }
-    return (
-        table(kinds, columns, "By category: tokens per call of the target; speed as it ran, and predicted")
-        if kinds
-        else None
-    )
+    title = "By category: tokens per call of the target; speed as it ran, and predicted"
+    return table(kinds, columns, title) if kinds else None
 
 
 def interval(value: Interval | None, form: str = ".2f") -> str:
