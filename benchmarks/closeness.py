@@ -94,7 +94,7 @@ def main(
         batches = list(zip(states.split(_ROWS), tokens.split(_ROWS), strict=True))
         found = [closeness(head(batch), own) for batch, own in bar.track(batches, description="reading")]
     values = {name: torch.cat([part[name] for part in found]).cpu().numpy() for name in found[0]}
-    examples = read_judged(data).examples
+    examples = read_judged(data, None if together else ()).examples
     screen.print(table([row for name, x in values.items() for row in _rows(name, examples, x)], AUCS, data.name))
     distance, ends = values["max z - z(x)"], [0.0, *bounds, float("inf")]
     shares = []

@@ -123,7 +123,12 @@ def restore(
     file: Annotated[Path, typer.Argument(help="What `keep` has written.")],
     options: RestoringOptions,
 ) -> None:
-    """Read the states of known labels anew; `mine` with the same options and folder goes on with other prompts."""
+    """Read the states of known labels anew; `mine` with the same options and folder goes on with other prompts.
+
+    The number of prompts is that of the file.
+    """
+    if options.labels != "judge":
+        raise LossyValueError("`restore` is about `--labels judge`; leave out `--labels`")
     known = read(file)
     mine(replace(options, known=known, num_prompts=max(known.searches, default=0) + 1))
 

@@ -48,6 +48,8 @@ _NEEDS: Mapping[str, tuple[Labels, ...]] = {
 }
 """The labels that an option is about, by option."""
 
+_REJOINING = ("look_up", "stop_equal")
+
 
 @dataclass(frozen=True)
 class MiningOptions(ModelOptions):
@@ -114,7 +116,7 @@ class MiningOptions(ModelOptions):
         int, typer.Option(min=1, help="ratio: drafted tokens per prompt, for each of the four kinds of prefix.")
     ] = 8
     task_workers: Annotated[
-        int, typer.Option(min=0, help="Threads for tasks that run programs or ask a server; 0 for none.")
+        int, typer.Option(min=0, help="judge: threads for tasks that run programs or ask a server; 0: none.")
     ] = 0
     target_api: Annotated[
         str | None, typer.Option(metavar="URL", help="The target is behind this OpenAI-compatible API, …/v1.")
@@ -134,7 +136,13 @@ class MiningOptions(ModelOptions):
         defaults = {each.name: each.default for each in fields(self)}
         for name, kinds in _NEEDS.items():
             if self.labels not in kinds and getattr(self, name) != defaults[name]:
-                raise LossyValueError(f"`{name}` is about `--labels {kinds[0]}`, not {self.labels}; leave it out")
+                needed = " or ".join(f"`--labels {kind}`" for kind in kinds)
+                raise LossyValueError(f"`{name}` is about {needed}, not {self.labels}; leave it out")
+        rejoining = [f"`--{name.replace('_', '-')}`" for name in _REJOINING if getattr(self, name) != defaults[name]]
+        if self.target_api is not None and rejoining:
+            raise LossyValueError(
+                f"{', '.join(rejoining)} can't be given with `--target-api`, which writes whole texts"
+            )
         if self.task is None and (self.task_data is not None or self._settings):
             raise LossyValueError("`--task-data` and the task's settings are for `--task`; name the task")
         if self.stop_equal and self.sampling:

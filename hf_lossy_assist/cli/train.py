@@ -151,7 +151,9 @@ def _folds(judged: LabelledMismatch, wanted: bool | None) -> tuple[NDArray[np.in
     """Return the data's folds if their heads are to be saved, and whether they are."""
     dealt = judged.folds if judged.folds is not None and len(set(judged.folds.tolist())) > 1 else None
     if wanted and dealt is None:
-        raise LossyValueError("`--folds` needs one `--data` that was mined with `--folds` 2 or more; leave it out")
+        raise LossyValueError(
+            "`--folds` needs one `--data` that was mined with `--folds` 2 or more; leave out `--folds`"
+        )
     if wanted is None:
         wanted = dealt is not None and judged.origin.data["settings"].get("split") != "train"
     return dealt if wanted else None, wanted

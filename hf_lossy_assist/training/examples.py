@@ -139,7 +139,7 @@ _COMMANDS = {"judge": "train judge", "ratio": "train verifier"}
 class LabelledMismatch:
     """AutoJudge's labels and their origin, with the fold of each token's prompt (None without folds).
 
-    ``texts`` are the mined prompts, as far as they are known.
+    ``texts`` are the labelled prompts, as far as they are known.
     """
 
     examples: Examples
@@ -199,8 +199,9 @@ def read_judged(
         weights=table["weight"].astype(np.float64) if weighted else None,
         solved=None if solved is None else solved.astype(bool),
     )
-    texts = frozenset(mined.prompts["prompt"] if "prompt" in mined.prompts.column_names else ())
-    return LabelledMismatch(examples, _of_prompts(mined, "fold", prompts), _origin(mined, folder, target), texts)
+    texts = _of_prompts(mined, "prompt", prompts)
+    known = frozenset(() if texts is None else texts.tolist())
+    return LabelledMismatch(examples, _of_prompts(mined, "fold", prompts), _origin(mined, folder, target), known)
 
 
 def read_ratios(folder: str | Path, positions: Sequence[str] = tuple(RATIO_STATES)) -> tuple[Ratios, Origin]:

@@ -43,6 +43,8 @@ def test_the_study_counts_what_was_mined(monkeypatch, tmp_path):
     head = nn.Linear(3, 3, bias=False)
     nn.init.eye_(head.weight)
     monkeypatch.setattr(mined_labels, "load_mined", lambda folder: mined)
+    examples = Examples({}, np.array(tokens["important"]), np.array(tokens["prompt_id"]))
+    monkeypatch.setattr(closeness, "read_judged", lambda folder, columns: SimpleNamespace(examples=examples))
     target = SimpleNamespace(target=SimpleNamespace(get_output_embeddings=lambda: head))
     monkeypatch.setattr(closeness.ModelOptions, "load", lambda self: target)
     lines = run(closeness.app, "--data", tmp_path, "--edges", "2,5").output.splitlines()
@@ -94,4 +96,3 @@ def test_a_head_of_other_problems_is_worth_what_it_learned():
     assert aucs[1]["a head of the other data"] < 0.05
     # With both, labels contradict each other.
     assert aucs[0]["heads of both"] > 0.95 > aucs[1]["heads of both"] + 0.1
-    assert [*closeness.across(examples)] == []

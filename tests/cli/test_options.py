@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 from hf_lossy_assist.cli.console import flattened
+from hf_lossy_assist.cli.models import Openings
 from hf_lossy_assist.cli.options import TrainOptions
+from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.modes import parse_modes
 
 
@@ -54,3 +57,9 @@ def test_baselines():
     draft, everything = parse_modes("draft,everything@7", 5, 0.5)
     assert (draft.answers, draft.gamma, draft.temperature) == ("draft", None, 0.5)
     assert (everything.label, everything.rule, everything.gamma) == ("everything@7", "thresholds", 7)
+
+
+def test_prompts_without_a_task_are_for_tests():
+    assert len(Openings().examples("test", 3)) == 3
+    with pytest.raises(LossyValueError, match="`split` has to be one of"):
+        Openings().examples("train", 3)

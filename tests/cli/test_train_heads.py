@@ -186,7 +186,7 @@ def test_the_position_may_be_chosen(ratio_data, tmp_path):
         (("judge", "--data", "/nowhere/at/all"), "'/nowhere/at/all'"),
         (("judge", "--data", "RATIOS"), "`lossy-assist train verifier`"),
         (("verifier", "--data", "MINED"), "`lossy-assist train judge`"),
-        (("judge", "--data", "MINED", "--folds"), "`--folds` needs data"),
+        (("judge", "--data", "MINED", "--folds"), "`--folds` needs one `--data`"),
         (("judge", "--data", "MINED", "--recall", "1.5"), "`--recall`"),
         (("verifier", "--data", "RATIOS", "--recall", "0"), "`--recall`"),
         (("judge", "--data", "MINED", "--pair", "arithmetic"), "but 'arithmetic' differs: of the target"),
