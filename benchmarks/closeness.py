@@ -27,10 +27,10 @@ from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.tables import table
-from hf_lossy_assist.training.crossing import cross, fit
+from hf_lossy_assist.training.crossing import cross, draws_of, fit
 from hf_lossy_assist.training.examples import Examples, joined, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
-from hf_lossy_assist.training.validation import area_of, both_classes, deal
+from hf_lossy_assist.training.validation import area_of, both_classes, deal, interval
 
 AUCS = {name: itemgetter(i) for i, name in enumerate(("quantity", "AUC", "from", "to"))}
 SHARES = {name: itemgetter(i) for i, name in enumerate(("nats below the best token", "mismatches", "important (%)"))}
@@ -143,14 +143,22 @@ def fewer(examples: Examples) -> Iterator[tuple[str, ...]]:
 
 
 def across(examples: Examples, other: Examples) -> Iterator[tuple[str, ...]]:
-    """Yield the AUCs on examples by a head of ``other`` ones, and out of fold by heads of both."""
+    """Yield the AUCs on examples by a head of ``other`` ones, and out of fold by heads of both.
+
+    The last row is the AUC by heads of both less that by heads of the examples alone.
+    """
     columns, grid = ["target_previous"], regressions(STRENGTHS)
-    own = fit(cross(grid, columns, other, deal(other.labels, other.prompts)).chosen, columns, other)
-    yield from _rows("a head of the other data", examples, own.predict_proba(examples.features(columns))[:, 1])
+    head = fit(cross(grid, columns, other, deal(other.labels, other.prompts)).chosen, columns, other)
+    yield from _rows("a head of the other data", examples, head.predict_proba(examples.features(columns))[:, 1])
     # The other data are a fold of their own, so every fold of the examples is judged by a head that has seen them.
-    folds = np.concatenate([deal(examples.labels, examples.prompts), np.full(len(other), -1)])
-    scores = cross(grid, columns, joined([examples, other]), folds).probabilities
-    yield from _rows("heads of both", examples, scores[: len(examples)])
+    dealt = deal(examples.labels, examples.prompts)
+    folds = np.concatenate([dealt, np.full(len(other), -1)])
+    both = cross(grid, columns, joined([examples, other]), folds).probabilities[: len(examples)]
+    yield from _rows("heads of both", examples, both)
+    own = cross(grid, columns, examples, dealt).probabilities
+    gain = draws_of(examples, both, 0) - draws_of(examples, own, 0)
+    more = area_of(examples, both, seed=0)["auc"] - area_of(examples, own, seed=0)["auc"]
+    yield "heads of both, less own", *(f"{value:+.3f}" for value in (more, *interval(gain)))
 
 
 app = command(main)

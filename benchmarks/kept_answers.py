@@ -15,11 +15,12 @@ from typing import Annotated
 import typer
 
 from hf_lossy_assist.evaluation.answers import COSTS, RESULTS, Answer, load_answers
-from hf_lossy_assist.evaluation.costs import modes_of, predicted_seconds
+from hf_lossy_assist.evaluation.costs import predicted_seconds
 from hf_lossy_assist.evaluation.quality import mode_scores
 from hf_lossy_assist.store.folder import MANIFEST, append_lines, without_folder, write_json
 
 from . import command
+from .quality_table import modes_of
 
 _SUM = re.compile("crc32:[0-9a-f]{8}")
 

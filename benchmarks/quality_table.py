@@ -19,8 +19,8 @@ import typer
 
 from hf_lossy_assist.drafting.draft_ends import DEFAULT_NUM_TOKENS
 from hf_lossy_assist.evaluation.answers import COSTS, Answer, by_mode, load_answers
-from hf_lossy_assist.evaluation.costs import modes_of, predicted_seconds
-from hf_lossy_assist.evaluation.modes import parse_modes
+from hf_lossy_assist.evaluation.costs import predicted_seconds
+from hf_lossy_assist.evaluation.modes import DecodingMode, parse_modes
 from hf_lossy_assist.evaluation.quality import (
     Interval,
     bootstrap_sums,
@@ -159,6 +159,12 @@ def line(label: str, row: Row, unit: Sequence[str] | None = None) -> str:
     cells.append("" if row.kept is None else f"{row.kept:.2f}")
     cells += unit or map(times, (row.speed or row.tokens_per_call, row.tokens, row.time))
     return f"| {' | '.join([*cells, f'{row.cut:.1f}'])} |"
+
+
+def modes_of(plan: Mapping[str, Any]) -> list[DecodingMode]:
+    """Return the modes of a manifest, as far as :func:`predicted_seconds` reads them."""
+    found = plan["modes"].items()
+    return [DecodingMode(name, x.get("lossy_mode"), gamma=x.get("num_assistant_tokens")) for name, x in found]
 
 
 def signed(value: Interval) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from importlib import import_module
 from typing import Annotated, Any
@@ -48,9 +49,12 @@ class LazyCommand(TyperCommand):
         module = import_module(f".{name}", __name__)
         found = getattr(module, attribute)
         if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-            own = getattr(module, "COMMAND_OPTIONS", {})
-            found.command(self.name, cls=CleanCommand, **own)(flattened(function))
+            from .options import RULES
+
+            function, found = flattened(found), typer.Typer(add_completion=False, rich_markup_mode=None)
+            modes = {"mode", "modes"} & inspect.signature(function).parameters.keys()
+            own = getattr(module, "COMMAND_OPTIONS", {"epilog": RULES if modes else None})
+            found.command(self.name, cls=CleanCommand, **own)(function)
         return typer.main.get_command(found)
 
 

@@ -16,12 +16,9 @@ from ..heads import ModelIdentity
 from .console import progress
 from .models import TaskDecodingOptions
 from .options import (
-    RULES,
     PromptFile,
     numbers,
 )
-
-COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)

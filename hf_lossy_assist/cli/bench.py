@@ -32,14 +32,12 @@ from ..store.folder import refuse
 from . import bench_report
 from .console import progress
 from .models import TaskDecodingOptions, default_device
-from .options import RULES, Gamma, Modes, PromptFile, VllmPython
+from .options import Gamma, Modes, PromptFile, VllmPython
 
 ENGINES = ("hf", "stock", "vllm")
 EVERY_RULE = "all"
 _QUICK = ("lossless", "dropmatch", "ears", "typical", "regret", "judge", "min_p")
 """The rules without ``--modes``, as far as they work and can change anything: a check that takes about a minute."""
-
-COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,6 @@ from ..evaluation.tables import Column, NumberTable, number, table
 from .console import progress
 from .evaluate import EvaluationOptions
 from .models import read_heads
-from .options import RULES
-
-COMMAND_OPTIONS = {"epilog": RULES}
 
 
 def calibrate(

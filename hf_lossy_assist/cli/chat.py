@@ -23,10 +23,8 @@ from ..core.texts import common_prefix
 from ..errors import LossyError, LossyValueError
 from .generate import AssistedDecoding, AssistedOptions
 from .models import LoadedModels, encode_conversation
-from .options import RULES, MaxNewTokens
+from .options import MaxNewTokens
 from .rendering import ConsoleStreamer, marked, stats_table
-
-COMMAND_OPTIONS = {"epilog": RULES}
 
 LOOKED_UP = 10
 """Default draft length of prompt lookup."""

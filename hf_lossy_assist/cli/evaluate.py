@@ -23,14 +23,11 @@ from ..store.process import this_process
 from .console import progress
 from .models import TaskDecodingOptions
 from .options import (
-    RULES,
     Gamma,
     Modes,
     PromptLookup,
     VllmPython,
 )
-
-COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)

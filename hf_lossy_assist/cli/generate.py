@@ -19,10 +19,8 @@ from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, parse_modes
 from .models import DecodingOptions, LoadedModels, ModelOptions, encode_conversation, read_heads
-from .options import RULES, MaxNewTokens, Mode, PromptLookup
+from .options import MaxNewTokens, Mode, PromptLookup
 from .rendering import ConsoleStreamer, stats_table
-
-COMMAND_OPTIONS = {"epilog": RULES}
 
 
 @dataclass(frozen=True)

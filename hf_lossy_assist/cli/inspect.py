@@ -15,9 +15,7 @@ from ..evaluation.modes import parse_modes
 from ..evaluation.requests import batches_of
 from ..evaluation.side_by_side import compare
 from .models import DecodingOptions
-from .options import RULES, Gamma, MaxNewTokens, Modes
-
-COMMAND_OPTIONS = {"epilog": RULES}
+from .options import Gamma, MaxNewTokens, Modes
 
 
 @dataclass(frozen=True, kw_only=True)

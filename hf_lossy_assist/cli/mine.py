@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from .. import tasks
 from ..compat import ending_tokens
@@ -263,9 +263,7 @@ def summary_table(kind: str, rows: Iterable[Mapping[str, Any]]) -> Table:
         shown |= {"mismatches": mismatches, "important": _share(totals["important"], mismatches)}
         shown |= {"target tokens per mismatch": cost}
         shown |= {"responses tokenised otherwise": totals["retokenised"]} if totals["retokenised"] else {}
-    table = Table(box=SIMPLE_HEAD, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    table = Table(Column(), Column(justify="right"), box=SIMPLE_HEAD, show_header=False)
     for name, value in shown.items():
         table.add_row(name, str(value))
     return table

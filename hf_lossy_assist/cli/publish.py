@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..call.certificate import certificate_publication
 from ..drafting.eagle3 import Eagle3
@@ -101,9 +101,8 @@ def _of_folder(source: Path) -> Publication:
 
 
 def _listing(files: Publication, repo_id: str) -> Table:
-    table = Table(title=f"{files.title} → {repo_id}", title_justify="left")
-    table.add_column("file")
-    table.add_column("bytes", justify="right")
+    title = f"{files.title} → {repo_id}"
+    table = Table("file", Column("bytes", justify="right"), title=title, title_justify="left")
     for name, path in files.files.items():
         table.add_row(name, f"{path.stat().st_size:,}")
     return table

@@ -41,11 +41,8 @@ def reads_of(rule: type[Acceptor]) -> list[str]:
 
 
 def rules_tables() -> Group:
-    settings, sources = (Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0)) for _ in range(2))
-    for heading in ("rule", "settings: default (bounds)", "reads"):
-        settings.add_column(heading)
-    for heading in ("rule", "source"):
-        sources.add_column(heading)
+    settings = Table("rule", "settings: default (bounds)", "reads", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    sources = Table("rule", "source", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for rule in REGISTRY.values():
         listed = "\n".join(f"{each.name} {_default(each)} ({_bounds(each)})" for each in settings_of(rule))
         settings.add_row(*map(Text, (rule.name, listed or "–", ", ".join(reads_of(rule)) or "–")))

@@ -189,12 +189,6 @@ def lengths_between(answers: Iterable[Answer]) -> list[int]:
     return sorted({max(1, low), *between, max(1, high)})
 
 
-def modes_of(plan: Mapping[str, Any]) -> list[DecodingMode]:
-    """Return the modes of a manifest, as far as :func:`predicted_seconds` reads them."""
-    found = plan["modes"].items()
-    return [DecodingMode(name, x.get("lossy_mode"), gamma=x.get("num_assistant_tokens")) for name, x in found]
-
-
 def predicted_seconds(
     modes: Iterable[DecodingMode], costs: Mapping[str, Mapping[str, Any]], answers: Iterable[Answer]
 ) -> tuple[dict[str, dict[int, float]], list[str]]:

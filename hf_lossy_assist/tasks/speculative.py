@@ -50,7 +50,7 @@ class SpecBench(Prompts):
         self._by_split = {"test": _in_turn(zip(named, map(prompt_of, rows), strict=True), category, data)}
 
 
-class SpeedBench(Prompts):
+class SpeedBench(SpecBench):
     """SPEED-Bench (NVIDIA, arXiv:2604.09557): prompts in eleven categories, or of 1k to 32k tokens in three.
 
     As :class:`SpecBench`. The published files mask many prompts, which have to be fetched from their sources by
@@ -68,8 +68,6 @@ class SpeedBench(Prompts):
     """
 
     name = "speed-bench"
-    splits = ("test",)
-    max_new_tokens = 1024
 
     def __init__(self, data: str | None = None, config: str = "qualitative", category: str | None = None) -> None:
         if config not in get_args(_Config):

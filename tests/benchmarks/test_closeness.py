@@ -96,3 +96,4 @@ def test_a_head_of_other_problems_is_worth_what_it_learned():
     assert aucs[1]["a head of the other data"] < 0.05
     # With both, labels contradict each other.
     assert aucs[0]["heads of both"] > 0.95 > aucs[1]["heads of both"] + 0.1
+    assert aucs[0]["heads of both, less own"] > -0.02 > aucs[1]["heads of both, less own"] + 0.1
