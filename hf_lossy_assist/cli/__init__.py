@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from importlib import import_module
 from typing import Annotated, Any
@@ -52,7 +51,7 @@ class LazyCommand(TyperCommand):
             from .options import RULES
 
             function, found = flattened(found), typer.Typer(add_completion=False, rich_markup_mode=None)
-            modes = {"mode", "modes"} & inspect.signature(function).parameters.keys()
+            modes = {"mode", "modes"} & function.__signature__.parameters.keys()
             own = getattr(module, "COMMAND_OPTIONS", {"epilog": RULES if modes else None})
             found.command(self.name, cls=CleanCommand, **own)(function)
         return typer.main.get_command(found)
