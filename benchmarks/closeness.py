@@ -27,10 +27,10 @@ from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.core.distributions import entropy
 from hf_lossy_assist.errors import LossyValueError
 from hf_lossy_assist.evaluation.tables import table
-from hf_lossy_assist.training.crossing import cross, draws_of, fit
+from hf_lossy_assist.training.crossing import cross, fit, gain_of
 from hf_lossy_assist.training.examples import Examples, joined, read_judged
 from hf_lossy_assist.training.judge_training import STRENGTHS, regressions
-from hf_lossy_assist.training.validation import area_of, both_classes, deal, interval
+from hf_lossy_assist.training.validation import area_of, both_classes, deal
 
 AUCS = {name: itemgetter(i) for i, name in enumerate(("quantity", "AUC", "from", "to"))}
 SHARES = {name: itemgetter(i) for i, name in enumerate(("nats below the best token", "mismatches", "important (%)"))}
@@ -156,9 +156,7 @@ def across(examples: Examples, other: Examples) -> Iterator[tuple[str, ...]]:
     both = cross(grid, columns, joined([examples, other]), folds).probabilities[: len(examples)]
     yield from _rows("heads of both", examples, both)
     own = cross(grid, columns, examples, dealt).probabilities
-    gain = draws_of(examples, both, 0) - draws_of(examples, own, 0)
-    more = area_of(examples, both, seed=0)["auc"] - area_of(examples, own, seed=0)["auc"]
-    yield "heads of both, less own", *(f"{value:+.3f}" for value in (more, *interval(gain)))
+    yield "heads of both, less own", *(f"{value:+.3f}" for value in gain_of(examples, both, own, 0))
 
 
 app = command(main)

@@ -6,14 +6,16 @@ other tokens that the head commits, out of fold, and how many acceptable tokens 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
 
 import typer
 
+from hf_lossy_assist.acceptors.sprinter import Sprinter
 from hf_lossy_assist.errors import LossyValueError
-from hf_lossy_assist.evaluation.answers import by_mode, load_answers
+from hf_lossy_assist.evaluation.answers import Answer, by_mode, load_answers
 from hf_lossy_assist.evaluation.quality import mean_interval, paired_interval
 from hf_lossy_assist.heads import VerifierConfig, VerifierHead
 from hf_lossy_assist.tasks.plain_prompts import rouge_l
@@ -26,14 +28,14 @@ _NEAR = 1e-4
 _SIGNED, _PLAIN = "{:+.3f} ({:+.3f} … {:+.3f})", "{:.3f} ({:.3f} … {:.3f})"
 
 
-def expected_run(tpr: float, fpr: float, acceptable: float, most: int = 63) -> float:
+def expected_run(tpr: float, fpr: float, acceptable: float, most: int) -> float:
     """Return theorem 2's mean over r, with ``P(r) = (1 - acceptable) acceptable^r`` and at most ``most`` tokens.
 
     Examples
     --------
-    >>> round(expected_run(1.0, 0.0, 0.75), 6)  # a perfect verifier commits what is acceptable: 0.75 / 0.25
+    >>> round(expected_run(1.0, 0.0, 0.75, 63), 6)  # a perfect verifier commits what is acceptable: 0.75 / 0.25
     3.0
-    >>> round(expected_run(0.5, 0.5, 0.9), 6)  # a coin does not look
+    >>> round(expected_run(0.5, 0.5, 0.9, 63), 6)  # a coin does not look
     1.0
     """
     mean, r, share = 0.0, 0, 1 - acceptable
@@ -61,7 +63,7 @@ def table(folder: Path, config: VerifierConfig) -> str:
         tokens, rounds = (sum(getattr(one, name) for one in own.values()) for name in ("tokens", "rounds"))
         run = [""] * 4
         if mode.get("lossy_mode") == "sprinter":
-            settings = {"threshold": config.threshold, "max_draft": 64, **mode["lossy_config"]}
+            settings = {"threshold": config.threshold, "max_draft": Sprinter.max_draft, **mode["lossy_config"]}
             row = min(config.thresholds, key=lambda row: abs(row.threshold - settings["threshold"]))
             if abs(row.threshold - settings["threshold"]) > _NEAR:
                 raise LossyValueError(f"`head` says nothing of the threshold of {label!r}; it has {config.thresholds}")
@@ -69,15 +71,19 @@ def table(folder: Path, config: VerifierConfig) -> str:
             most = settings["max_draft"] - 1
             expected = expected_run(row.tpr, row.fpr, config.metrics["acceptable_share"], most)
             run = [f"{100 * row.tpr:.0f}", f"{100 * row.fpr:.1f}", f"{expected:.2f}", f"{tokens / rounds - 1:.2f}"]
-        scores, others = ([each[i].score for i in own] for each in (own, reference))
-        apart = paired_interval(scores, others)
-        rouge = mean_interval([rouge_l(one.text, reference[i].text) for i, one in own.items()])
         cells = [
-            f"`{label}`", f"{len(own)}", *run, f"{100 * rounds / tokens:.1f}" if rounds else "", f"{fmean(scores):.3f}",
-            *(("", "") if own is reference else (_SIGNED.format(*apart), _PLAIN.format(*rouge))),
+            f"`{label}`", f"{len(own)}", *run, f"{100 * rounds / tokens:.1f}" if rounds else "",
+            f"{fmean(one.score for one in own.values()):.3f}",
+            *(("", "") if own is reference else _beside(own, reference)),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _beside(own: Mapping[int, Answer], reference: Mapping[int, Answer]) -> tuple[str, str]:
+    apart = paired_interval(*([each[i].score for i in own] for each in (own, reference)))
+    rouge = mean_interval([rouge_l(one.text, reference[i].text) for i, one in own.items()])
+    return _SIGNED.format(*apart), _PLAIN.format(*rouge)
 
 
 def main(

@@ -48,8 +48,6 @@ _NEEDS: Mapping[str, tuple[Labels, ...]] = {
 }
 """The labels that an option is about, by option."""
 
-_REJOINING = ("look_up", "stop_equal")
-
 
 @dataclass(frozen=True)
 class MiningOptions(ModelOptions):
@@ -138,11 +136,9 @@ class MiningOptions(ModelOptions):
             if self.labels not in kinds and getattr(self, name) != defaults[name]:
                 needed = " or ".join(f"`--labels {kind}`" for kind in kinds)
                 raise LossyValueError(f"`{name}` is about {needed}, not {self.labels}; leave it out")
-        rejoining = [f"`--{name.replace('_', '-')}`" for name in _REJOINING if getattr(self, name) != defaults[name]]
-        if self.target_api is not None and rejoining:
-            raise LossyValueError(
-                f"{', '.join(rejoining)} can't be given with `--target-api`, which writes whole texts"
-            )
+        for name in ("look_up", "stop_equal"):
+            if self.target_api is not None and getattr(self, name) != defaults[name]:
+                raise LossyValueError(f"`{name}` can't be given with `--target-api`, which writes whole texts")
         if self.task is None and (self.task_data is not None or self._settings):
             raise LossyValueError("`--task-data` and the task's settings are for `--task`; name the task")
         if self.stop_equal and self.sampling:

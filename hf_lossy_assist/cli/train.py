@@ -142,7 +142,8 @@ def judge(options: JudgeOptions) -> None:
     options.check()
     screen = Console()
     judged = options.read(None if options.compare else settings.columns, screen)
-    check(judged.examples)
+    if options.compare:  # reads more states than the head
+        check(judged.examples)
     judged = replace(judged, origin=_carded(judged.origin, options))
     _train_judge(judged, settings, options, screen)
 

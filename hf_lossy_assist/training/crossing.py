@@ -19,7 +19,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from ..errors import LossyValueError
 from .examples import Examples
-from .validation import auc_draws, both_classes, interval
+from .validation import auc_draws, auc_of, both_classes, interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +114,20 @@ def learning_curve(
             scores[inside] = pipeline.predict_proba(examples.where(inside).features(columns))[:, 1]
             seen.append(len(some))
         else:
-            area = roc_auc_score(examples.labels, scores, sample_weight=examples.weights)
-            found[f"auc_from_{round(float(np.mean(seen)))}_prompts"] = float(area)
+            found[f"auc_from_{round(float(np.mean(seen)))}_prompts"] = auc_of(examples, scores)
     return found
 
 
 def draws_of(examples: Examples, scores: NDArray[np.floating], seed: int) -> NDArray[np.float64]:
     return auc_draws(examples.labels, scores, examples.prompts, weights=examples.weights, seed=seed)
+
+
+def gain_of(
+    examples: Examples, scores: NDArray[np.floating], base: NDArray[np.floating], seed: int
+) -> tuple[float, float, float]:
+    """Return the ROC-AUC by ``scores`` less that by ``base``, with its interval by prompts."""
+    apart = draws_of(examples, scores, seed) - draws_of(examples, base, seed)
+    return auc_of(examples, scores) - auc_of(examples, base), *interval(apart)
 
 
 def better(
@@ -130,12 +137,11 @@ def better(
 
     Of two choices, ``auc_gain`` is the better one's area less that of the other, with its interval by prompts.
     """
-    labels, weights = examples.labels, examples.weights
-    areas = {name: float(roc_auc_score(labels, each, sample_weight=weights)) for name, each in scores.items()}
+    areas = {name: auc_of(examples, each) for name, each in scores.items()}
     best = max(areas, key=areas.__getitem__)
     if len(areas) < 2:
         return best, {}
     other = next(name for name in areas if name != best)
-    low, high = interval(draws_of(examples, scores[best], seed) - draws_of(examples, scores[other], seed))
-    gain = {"auc_gain": areas[best] - areas[other], "auc_gain_low": low, "auc_gain_high": high}
-    return best, {f"auc_{name}": value for name, value in areas.items()} | gain
+    gain = gain_of(examples, scores[best], scores[other], seed)
+    named = dict(zip(("auc_gain", "auc_gain_low", "auc_gain_high"), gain, strict=True))
+    return best, {f"auc_{name}": value for name, value in areas.items()} | named

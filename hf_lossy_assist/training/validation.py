@@ -155,11 +155,14 @@ def auc_interval(
     return interval(areas) if len(areas) else (0.0, 1.0)
 
 
+def auc_of(examples: Examples, probabilities: NDArray[np.floating]) -> float:
+    """Return the ROC-AUC on examples, which count by their weights."""
+    return float(roc_auc_score(examples.labels, probabilities, sample_weight=examples.weights))
+
+
 def area_of(
     examples: Examples, probabilities: NDArray[np.floating], *, seed: int, name: str = "auc"
 ) -> dict[str, float]:
     """Return the ROC-AUC on examples and its interval, as metrics."""
-    labels, weights = examples.labels, examples.weights
-    low, high = auc_interval(labels, probabilities, examples.prompts, weights=weights, seed=seed)
-    area = float(roc_auc_score(labels, probabilities, sample_weight=weights))
-    return {name: area, f"{name}_low": low, f"{name}_high": high}
+    low, high = auc_interval(examples.labels, probabilities, examples.prompts, weights=examples.weights, seed=seed)
+    return {name: auc_of(examples, probabilities), f"{name}_low": low, f"{name}_high": high}

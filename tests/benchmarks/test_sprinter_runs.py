@@ -26,7 +26,7 @@ def test_a_run_is_as_long_as_drawn_ones(tpr, fpr, acceptable):
         lengths += runs
     error = 3.3 * lengths.std() / np.sqrt(len(lengths))
     assert error < 0.02 * lengths.mean() + 0.01
-    assert abs(expected_run(tpr, fpr, acceptable) - lengths.mean()) < error
+    assert abs(expected_run(tpr, fpr, acceptable, 63) - lengths.mean()) < error
 
 
 def test_the_page_shows_the_kept_texts():

@@ -99,6 +99,7 @@ ERRORS = {
         (f"{PAIR} --out OUT --writer-dtype int8 --labels self", "`--writer-dtype` is about `--labels judge`, not self"),
         (f"{PAIR} --out OUT --labels ratio --mismatches 4", "`--mismatches` is about `--labels judge`, not ratio"),
         (f"{PAIR} --out OUT --labels self --look-up 0", "`--look-up` is about `--labels judge`, not self"),
+        (f"{PAIR} --out OUT {API} --target-api-model m --stop-equal 8", "`--stop-equal` can't be given with `--target"),
         (f"{PAIR} --out OUT --horizon 9", "`--horizon` is about `--labels self`, not judge"),
         (f"{PAIR} --out OUT --rows-per-kind 9", "`--rows-per-kind` is about `--labels ratio`, not judge"),
         (f"{PAIR} --out OUT --stop-equal 8 --sampling", "`--stop-equal` is for greedy texts"),

@@ -11,7 +11,8 @@ from scipy import stats
 
 from hf_lossy_assist.mining.choice import GumbelMax
 from hf_lossy_assist.mining.prompt_results import Prompt
-from hf_lossy_assist.mining.ratio_labels import KINDS, Continuation, RatioMiner, read_prompts, write_all
+from hf_lossy_assist.mining.ratio_labels import KINDS, Continuation, RatioMiner, write_all
+from hf_lossy_assist.mining.reading import read_prompts
 from hf_lossy_assist.mining.writing import ResponseLimits
 from hf_lossy_assist.store.shards import ShardStore
 from hf_lossy_assist.tasks import Example
