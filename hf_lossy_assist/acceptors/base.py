@@ -114,7 +114,7 @@ class Acceptor(ABC):
     """Whether, when sampling, the rule also keeps what the lossless rule keeps, with its correction."""
 
     lacks_base: ClassVar[bool] = False
-    """Whether the rule only adds to the tokens that its list's last rule keeps."""
+    """Whether the last rule of a list becomes the rule's base."""
 
     def without_base(self) -> Acceptor:
         """Return the rule for a list, in which the last rule takes the place of its base."""
@@ -125,6 +125,12 @@ class Acceptor(ABC):
 
     decides_whole_drafts: ClassVar[bool] = False
     """Whether the rule decides drafts as wholes, which no rule of a list can."""
+
+    corrects_greedily: ClassVar[bool] = False
+    """Whether the rule has a greedy correction of its own; others take the target's best token."""
+
+    has_budget: ClassVar[bool] = False
+    """Whether :meth:`charge` takes from a budget over the whole text."""
 
     def decider(self, v: Verification) -> Acceptor:
         """Return the rule to use when this one runs alone: usually itself.
@@ -162,7 +168,8 @@ class Acceptor(ABC):
     def charge(self, v: Verification) -> Tensor | None:
         """Return ``(B, n)`` what keeping each token takes from a budget over the whole text; None without a budget.
 
-        A token is charged whichever rule keeps it. ``v.spent`` is the sum over the text so far.
+        Asked only where :attr:`has_budget`. A token is charged whichever rule keeps it. ``v.spent`` is the sum over the
+        text so far.
         """
         return None
 
@@ -281,11 +288,10 @@ def decide(acceptor: Acceptor, v: Verification, positions: LosslessPositions | N
     keep, credits, strict = _judge_tokens(rule, v, None if whole else positions)
     # The lossless rule keeps one path at most, since the target has one argmax.
     prefix = v.shape.prefix(keep, v.do_sample, lambda: None if rule.is_lossless(False) else v.log_p)
-    charge = rule.charge(v)
+    charge = rule.charge(v) if rule.has_budget else None
     if charge is not None:
         charge = charge.where(prefix.mask.bool(), 0.0).sum(-1)
-    if strict is None and not v.do_sample and type(rule).correction in (Acceptor.correction, GreedyRule.correction):
-        # The lossless correction and the bonus are the target's best token, which is known already.
+    if not (v.do_sample or rule.corrects_greedily):
         next_token = v.best_after.gather(-1, prefix.end[:, None])[:, 0]
     else:
         at = prefix.rejected

@@ -72,6 +72,14 @@ class _Composed(Acceptor):
     def adds_lossless(self) -> bool:
         return any(rule.adds_lossless for rule in self.rules)
 
+    @property
+    def corrects_greedily(self) -> bool:
+        return self.rules[-1].corrects_greedily
+
+    @property
+    def has_budget(self) -> bool:
+        return any(rule.has_budget for rule in self.rules)
+
     def correction(self, v: Verification, at: Tensor) -> Tensor:
         if v.do_sample and self.adds_lossless:
             return v.residual_distribution(at)
@@ -165,6 +173,14 @@ class HeadRule(Acceptor):
     @property
     def adds_lossless(self) -> bool:
         return self.base is not None and self.base.adds_lossless
+
+    @property
+    def corrects_greedily(self) -> bool:
+        return self.base is not None and self.base.corrects_greedily
+
+    @property
+    def has_budget(self) -> bool:
+        return self.base is not None and self.base.has_budget
 
     def without_base(self) -> Acceptor:
         return replace(self, base=None)

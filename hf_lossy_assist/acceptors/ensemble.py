@@ -41,6 +41,7 @@ class Ensemble(Acceptor):
     needs = frozenset({"draft_or_point_mass"})
     lossless_at = {"weight": 1.0}
     lossless_when_sampling = True
+    corrects_greedily = True
 
     def keep(self, v: Verification) -> Tensor:
         if v.do_sample:

@@ -49,6 +49,7 @@ class Regret(Acceptor):
     )
     lossless_at = {"total_regret": 0.0}
     reads_draft = True
+    has_budget = True
     drafts_until = 0.2
     lossless_when_sampling = True
     relaxes = "greedy"

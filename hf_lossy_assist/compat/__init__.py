@@ -52,6 +52,7 @@ from .kernels import has_hooks, has_int8_kernel, int8_product
 from .models import (
     DECODING_METHODS,
     MASKED_ATTENTION,
+    any_unfinished,
     attention_of,
     compiles_by_itself,
     device_of,
@@ -69,7 +70,6 @@ from .models import (
     replaces_decoding,
     shared_seed,
     supports_static_cache,
-    unfinished,
     unwrap,
     versions_of,
 )

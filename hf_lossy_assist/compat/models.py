@@ -146,9 +146,9 @@ def device_of(model: PreTrainedModel) -> torch.device:
     return torch.device("cpu" if place is None else place)
 
 
-def unfinished(model: PreTrainedModel, done: bool, synced: bool, device: torch.device) -> bool:
-    """Tell whether a text is unfinished here or, for synchronised processes, anywhere."""
-    return model._has_unfinished_sequences(done, synced, device=device)
+def any_unfinished(model: PreTrainedModel, done: bool, device: torch.device) -> bool:
+    """Tell whether a text is unfinished here or in another of the synchronised processes."""
+    return model._has_unfinished_sequences(done, True, device=device)
 
 
 def idle_forward(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[str, Any]) -> None:

@@ -1,7 +1,22 @@
-"""The messages between the stages of a round. Every tensor has the batch dimension first.
+"""The messages between the stages of a round: ``Draft`` → ``Verification`` → ``Decision`` → ``Commit``.
 
-Notation: ``B`` rows, ``n`` drafted tokens, ``V`` vocabulary, ``p`` the target, ``q`` the draft, both after
-the user's logits processors.
+The words of a round:
+
+- *target*, p: the large model, whose text is wanted. *draft*, q: the small model; also what it proposes. Both
+  distributions are those after the user's logits processors.
+- *round*: one draft, one forward of the target over it, one decision. γ is the number of tokens that a draft may have,
+  n the number that it has.
+- *drafted* tokens: what the draft proposes, one after another (a *chain*) or with several continuations (a *tree*).
+- *verification*: what the target says about every drafted token, and about the token after the last one.
+- *acceptance rule*: decides which drafted tokens are kept.
+- *accepted* or *kept* tokens: the drafted tokens up to the first one that the rule rejects; in a tree, along one path.
+- *lossily accepted*: kept by the rule where the lossless rule, with the same random numbers, would have rejected.
+- *correction*: the token that the target writes in place of a rejected one.
+- *bonus*: the token that the target writes where nothing was rejected.
+- *committed* tokens: those that are part of the text for good: accepted ones, then the correction or the bonus.
+- *position*: the place of one drafted token. *row*: one text of a batch.
+
+Shapes: ``B`` rows, ``n`` drafted tokens, ``V`` vocabulary. Every tensor has the batch dimension first.
 """
 
 from __future__ import annotations

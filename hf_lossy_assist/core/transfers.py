@@ -18,7 +18,7 @@ def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype | 
 
 
 def looks_late(device: torch.device) -> bool:
-    """Tell whether to give a device its next work before looking at what it said last."""
+    """Whether to enqueue work on a device before reading its last result."""
     return device.type == "cuda"
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from ..acceptors import Acceptor, decide
-from ..compat import unfinished
-from ..core.messages import Commit, Decision, Draft, RowDecision, Verification
+from ..compat import any_unfinished
+from ..core.messages import Commit, Decision, Draft, RowDecision, TargetOutput, Verification
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
 from ..core.texts import Texts
@@ -48,7 +48,8 @@ class Decoding:
     def decode(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
         """Run rounds until every row ends; return the output of ``generate()``, and the statistics."""
         with self.in_use():
-            while unfinished(self.target.model, self.done, self.synced, self.texts.device):
+            # Other processes may still have texts to end.
+            while any_unfinished(self.target.model, self.done, self.texts.device) if self.synced else not self.done:
                 if self.done:
                     self._keep_up()
                 else:
@@ -65,8 +66,8 @@ class Decoding:
 
     def conclude(self, draft: Draft) -> None:
         candidate = self.texts.with_draft(draft.tokens)
-        verification = self.verify(draft, candidate)
-        self.commit(draft, verification, self.accept(draft, candidate, verification))
+        verification, output = self.verify(draft, candidate, self.texts.rows)
+        self.commit(draft, verification, output, self.accept(draft, candidate, verification))
 
     def draft(self) -> Draft:
         texts = self.texts
@@ -76,18 +77,21 @@ class Decoding:
         self.stats.lap("drafting")
         return draft
 
-    def verify(self, draft: Draft, candidate: Tensor) -> Verification:
-        rows = self.texts.rows
-        verification = self.target.verify(candidate, draft, [self.progress.charged[row] for row in rows])
-        self.stats.target_call(self.target.runner.sent, rows, len(rows))
+    def verify(self, draft: Draft, candidate: Tensor, asking: Sequence[int]) -> tuple[Verification, TargetOutput]:
+        """Run the target over a draft, which the rows ``asking`` wait for."""
+        verification, output = self.target.verify(candidate, draft)
+        if self.acceptor.has_budget:
+            charged = [self.progress.charged[row] for row in self.texts.rows]
+            verification = replace(verification, charged=charged)
+        self.stats.target_call(self.target.runner.sent, asking, len(self.texts.rows))
         self.stats.lap("verifying")
-        return verification
+        return verification, output
 
     def accept(self, draft: Draft, candidate: Tensor, verification: Verification) -> Decision:
         positions = self.progress.lossless_positions(candidate, draft.shape, self.texts)
         return decide(self.acceptor, verification, positions)
 
-    def commit(self, draft: Draft, verification: Verification, decision: Decision) -> None:
+    def commit(self, draft: Draft, verification: Verification, output: TargetOutput, decision: Decision) -> None:
         texts, rows, drafted, path = self.texts, self.texts.rows, draft.tokens, decision.path
         decisions = decision.to_host(draft)
         if path is not None:
@@ -99,10 +103,10 @@ class Decoding:
         if self.inspected:
             decisions = with_scores(decisions, self.acceptor, verification, decision)
         if self.outputs.wanted:
-            chain, output = verification.along(path), self.target.output.along(path, len(draft))
-            self.outputs.record(rows, chain.logits, output, [len(x.tokens) for x in decisions], len(chain))
+            chain, along = verification.along(path), output.along(path, len(draft))
+            self.outputs.record(rows, chain.logits, along, [len(x.tokens) for x in decisions], len(chain))
         self.progress.commit(rows, [x.tokens for x in decisions], self.outputs.scores_upto)
-        self.follow(extended, len(draft), kept, dict(zip(rows, decisions, strict=True)), verification, path)
+        self.follow(extended, len(draft), kept, dict(zip(rows, decisions, strict=True)), verification, output, path)
 
     def follow(
         self,
@@ -111,13 +115,14 @@ class Decoding:
         kept: Sequence[int],
         decisions: Mapping[int, RowDecision],
         verification: Verification | None = None,
+        output: TargetOutput | None = None,
         path: Tensor | None = None,
     ) -> None:
         """Let texts, statistics, caches and the drafter follow the output.
 
         ``extended`` ``(B, W + n + 1)`` are the texts with all of a round's tokens: ``kept`` of ``drafted`` ones in each
-        row, and the target's own. ``decisions`` are those of the rows that asked the target, and ``verification`` is
-        its answer, if any did.
+        row, and the target's own. ``decisions`` are those of the rows that asked the target. ``verification`` and
+        ``output`` are None if no row was verified this round.
         """
         texts, progress, rows = self.texts, self.progress, tuple(self.texts.rows)
         start, padding = texts.width, tuple(texts.left_padding)
@@ -135,7 +140,7 @@ class Decoding:
             rows=rows,
             padding=padding,
             verification=verification,
-            outputs=None if verification is None else self.target.output.outputs,
+            outputs=None if output is None else output.outputs,
             shift=texts.grow(extended, lengths, ended),
             path=path,
         )

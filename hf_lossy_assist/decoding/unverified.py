@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..acceptors import decide
 from ..core.limits import LosslessPositions
-from ..core.messages import Decision, Draft, Verification
+from ..core.messages import Decision, Draft, TargetOutput, Verification
 from ..core.recorders import RowRecorder, histogram
 from ..core.shapes import Chain
 from ..core.statistics import LossyStats
@@ -147,26 +147,25 @@ class UnverifiedDecoding(Decoding):
             return super().conclude(run)
         candidate = self.texts.with_draft(run.tokens)
         if any(run.waits):
-            verification = self.verify_after(run, candidate)
+            verification, output = self.verify_after(run, candidate)
             positions = self._positions(run.column, candidate)
-            self.commit_after(run, verification, decide(self.acceptor, verification, positions))
+            self.commit_after(run, verification, output, decide(self.acceptor, verification, positions))
         else:
             self._keep_up()
             self._record(run)
             self.follow(candidate, run.tokens.shape[1], run.counts, {})
 
-    def verify_after(self, run: Run, candidate: Tensor) -> Verification:
+    def verify_after(self, run: Run, candidate: Tensor) -> tuple[Verification, TargetOutput]:
         """Run one forward over unseen tokens; return the target's answer about one token of each row."""
-        rows = self.texts.rows
         start = min(count for count, waits in zip(run.counts, run.waits, strict=True) if waits)
         draft = Draft(run.tokens[:, start:], run.logits[:, start:])
-        verification = self.target.verify(candidate, draft, [self.progress.charged[row] for row in rows])
-        asking = [row for row, waits in zip(rows, run.waits, strict=True) if waits]
-        self.stats.target_call(self.target.runner.sent, asking, len(rows))
-        self.stats.lap("verifying")
-        return verification if len(draft) == 1 else one_of_each(verification, (run.column - start).clamp(min=0))
+        asking = [row for row, waits in zip(self.texts.rows, run.waits, strict=True) if waits]
+        verification, output = self.verify(draft, candidate, asking)
+        if len(draft) > 1:
+            verification = one_of_each(verification, (run.column - start).clamp(min=0))
+        return verification, output
 
-    def commit_after(self, run: Run, verification: Verification, decision: Decision) -> None:
+    def commit_after(self, run: Run, verification: Verification, output: TargetOutput, decision: Decision) -> None:
         rows, at = self.texts.rows, run.column[:, None]
         decided = decision.to_host(Draft(run.tokens.gather(1, at)))
         self.stats.lap("deciding")
@@ -181,7 +180,7 @@ class UnverifiedDecoding(Decoding):
         extended = self.texts.with_next(run.tokens.shape[1], kept, decision.next_token)
         self.progress.commit([*decisions], [x.tokens for x in decisions.values()])
         self._record(run)
-        self.follow(extended, run.tokens.shape[1], kept, decisions, verification)
+        self.follow(extended, run.tokens.shape[1], kept, decisions, verification, output)
 
     def _record(self, run: Run) -> None:
         """Add a run to the statistics, as far as it is in the output."""

@@ -19,19 +19,25 @@ DEFAULT_NUM_TOKENS = 5
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 
+@dataclass
 class DraftLength:
     """Drafts ``size`` tokens in every round."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    size: int
+
+    adapts: ClassVar[bool] = False
+    """Whether the size follows from what was kept."""
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Learn from a round that drafted tokens."""
         return
 
 
+@dataclass
 class HeuristicLength(DraftLength):
     """Adds two after a fully accepted draft and subtracts one otherwise: transformers' ``"heuristic"`` schedule."""
+
+    adapts: ClassVar[bool] = True
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.size = self.size + 2 if accepted == drafted else max(1, self.size - 1)

@@ -144,8 +144,9 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self.begin(ids)
         if (whole := self.runner.draft(ids, n, self.randomness)) is not None:
             return self._whole(*whole, remaining)
-        scores, states, looks, sure, late = [], [], [], [], looks_late(ids.device)
+        scores, states, looks, sure = [], [], [], []
         if self.stop is not None:
+            late = looks_late(ids.device)
             self.stop.begin()
         for _ in range(n):
             token, logits, chosen_by = self.draft_one()
@@ -199,7 +200,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
     def _learn(self, accepted: int) -> None:
         if self.stop is not None:
             self.stop.observe(self._drafted, accepted)
-        if self._drafted:
+        if self._drafted and self.draft_length.adapts:
             self.draft_length.observe(self._drafted, accepted)
         self._drafted = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -352,7 +352,9 @@ class _TransformersRounds(CandidateGenerator):
         self.stats.start()
         clean, dropped = self.logits
         logits = clean.to(device=device, dtype=torch.float32)
-        verification = self.reader.answer(self.candidate, self.draft, logits, dropped, [self.charged])
+        verification = self.reader.answer(self.candidate, self.draft, logits, dropped)
+        if self.reader.acceptor.has_budget:
+            verification = replace(verification, charged=[self.charged])
         positions = None
         if self.limits is not None:
             generated = [self.committed - self.prompt]

@@ -23,11 +23,9 @@ from .runner import ModelRunner
 class Target:
     """The model that verifies drafts; its runner alone knows cache, mask, positions, and how much has been read.
 
-    With ``keep_raw``, the unprocessed logits are kept for the caller. ``output`` is the last forward's. ``switch`` says
-    where frequencies change with a forward's width, which drafts must not cross.
+    With ``keep_raw``, the unprocessed logits are kept for the caller. ``switch`` says where frequencies change with a
+    forward's width, which drafts must not cross.
     """
-
-    output: TargetOutput
 
     def __init__(
         self,
@@ -57,11 +55,8 @@ class Target:
             most = min(most, self.switch.room(length) + 1)
         return [min(own, most) for own in remaining]
 
-    def verify(self, candidate: Tensor, draft: Draft, charged: Sequence[float] = ()) -> Verification:
-        """Run one forward over the part of ``candidate`` ``(B, W + n)`` that the model has not seen.
-
-        ``charged`` is what the rule has charged each text so far.
-        """
+    def verify(self, candidate: Tensor, draft: Draft) -> tuple[Verification, TargetOutput]:
+        """Run one forward over the part of ``candidate`` ``(B, W + n)`` that the model has not seen."""
         hook, n = self.reader.hook, len(draft)
         known = candidate.shape[1] - n - self.runner.seen
         keep = n + hook.wanted(self.runner.carried.get("attention_mask"), len(candidate), known)
@@ -73,9 +68,9 @@ class Target:
                 outputs = self.runner.run_tree(candidate, keep, tree.ancestors, tree.depths)
         clean, dropped = hook.split(outputs.logits, n)
         raw = clean.to(device=candidate.device, dtype=torch.float32)
-        self.output = TargetOutput(outputs, raw if self.keep_raw else None)
         # Processors may overwrite their input, and the raw logits belong to the caller.
-        return self.reader.answer(candidate, draft, raw.clone() if self.keep_raw else raw, dropped, charged)
+        verification = self.reader.answer(candidate, draft, raw.clone() if self.keep_raw else raw, dropped)
+        return verification, TargetOutput(outputs, raw if self.keep_raw else None)
 
     def keep(self, commit: Commit) -> None:
         """Keep the committed tokens of a round where the rows now stand, and forget the rest of the draft."""
@@ -110,19 +105,11 @@ class TargetReader:
         wanted = self.acceptor.needs & {"hidden", "dropped_heads"}
         self.hook = lm_head_hook(self.model, self.randomness, self.acceptor.dropped_heads) if wanted else NoHook()
 
-    def answer(
-        self,
-        candidate: Tensor,
-        draft: Draft,
-        logits: Tensor,
-        dropped: Tensor | None = None,
-        charged: Sequence[float] = (),
-    ) -> Verification:
+    def answer(self, candidate: Tensor, draft: Draft, logits: Tensor, dropped: Tensor | None = None) -> Verification:
         """Return the answer that the logits of a forward give.
 
         ``candidate`` ``(B, L + n)`` holds committed and drafted tokens. ``logits`` ``(B, n + 1, V)`` are float32 and
-        may be overwritten; ``dropped`` ``(B, K, n, V)`` are those of dropped heads, and ``charged`` is what the rule
-        has charged each text so far.
+        may be overwritten; ``dropped`` ``(B, K, n, V)`` are those of dropped heads.
         """
         shape = draft.shape
         # The clean head comes last: processors with a state go on from what it showed them.
@@ -141,7 +128,6 @@ class TargetReader:
             draft_hidden=draft.hidden,
             shape=shape,
             logits_after=None if positions is after else after,
-            charged=charged,
         )
 
     def _read_dropped(
