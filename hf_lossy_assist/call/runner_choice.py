@@ -268,7 +268,7 @@ class _RunnerChoice:
             except Exception as error:  # whatever a compiler, a backend or a model's code may raise
                 runner.forget()
                 forget(runner.model)
-                if how.records:
+                if how.records and not isinstance(error, torch.OutOfMemoryError):  # which may pass
                     _UNRECORDABLE.add(runner.model)
                 reason = " ".join(str(error).strip().split("\n")[:2])
                 what = "recorded as graphs" if how.records else "compiled"

@@ -128,8 +128,9 @@ class Compiling:
 
     def __init__(self, config: CompileConfig | None) -> None:
         options = (CompileConfig() if config is None else config).to_dict()
-        # Shapes are fixed: a second one must not make torch recompile the first for any shape.
-        self.options = options | {"dynamic": bool(options["dynamic"])}
+        # Shapes are fixed: a second one must not make torch recompile the first for any shape. torch takes a mode or
+        # options, and a configuration always has a mode.
+        self.options = options | {"dynamic": bool(options["dynamic"])} | ({"mode": None} if options["options"] else {})
         self.key = repr(sorted(self.options.items(), key=lambda item: item[0]))
 
     def prepared(self, model: nn.Module, slot: StaticCacheSlot, key: Hashable, make: Make) -> Callable[..., Any]:

@@ -238,3 +238,20 @@ def test_inductor(monkeypatch):
     assert torch.equal(*texts)
     assert len(programs._forwards[target]) == 1
     assert len(ran) > 3
+
+
+def test_options_of_a_backend_are_compiled_with(pair):
+    """transformers' configuration always has a mode, beside which torch takes no options."""
+    given = []
+
+    def backend(graph, inputs, options=None):
+        given.append(options)
+        return graph.forward
+
+    config = CompileConfig(backend=backend, options={"coordinate_descent_tuning": True})
+    settings = {"assistant_model": pair[1], "lossy_mode": "lossless", "lossy_config": {"compile": True}}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no effect")
+        pair[0].generate(prompt(), **settings, compile_config=config, max_new_tokens=20, do_sample=False)
+    assert given
+    assert all(options == {"coordinate_descent_tuning": True} for options in given)

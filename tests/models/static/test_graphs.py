@@ -20,7 +20,7 @@ from hf_lossy_assist.models.static.fixed_runner import _difference
 from hf_lossy_assist.models.static.graphs import RECORDERS, Graph
 from tests.acceptors.table import judge_head
 from tests.eagle3_heads import trained_pair
-from tests.graphs import CASES, EAGER, NEW, RECORDINGS, both, generated, llamas
+from tests.graphs import CASES, EAGER, NEW, RECORDINGS, Recorder, both, generated, llamas, record
 from tests.parity import assert_same_rows
 from tests.tiny_models import ARCHITECTURES, VOCAB, noisy_copy, padded, prompt, resized, tiny
 
@@ -273,6 +273,24 @@ def test_a_model_that_could_not_be_recorded_is_not_tried_again(monkeypatch):
         text = generated(target, draft)
     assert torch.equal(text, generated(target, draft))
     assert len(tries) == 1
+
+
+def test_memory_that_was_short_once_is_asked_for_again(monkeypatch):
+    failing = [torch.OutOfMemoryError("CUDA out of memory")]
+
+    class ShortOnce(Recorder):
+        def __call__(self, body, device):
+            if failing:
+                raise failing.pop()
+            return super().__call__(body, device)
+
+    recorder = record(monkeypatch, ShortOnce())
+    models = llamas()
+    errors.warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="OutOfMemoryError"):
+        expected = generated(*models)
+    assert generated(*models).tolist() == expected.tolist()
+    assert recorder.replays
 
 
 def test_a_draft_is_freed_with_its_graphs(recorder):
