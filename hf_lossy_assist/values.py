@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from .errors import LossyValueError, brief, warn
@@ -43,6 +44,7 @@ def is_number(value: Any) -> bool:
     return -sys.float_info.max <= value <= sys.float_info.max
 
 
+@cache
 def bounded(low: float, high: float = math.inf, *, integer: bool = False, word: str | None = None) -> Rule:
     """Return the rule for a number in ``[low, high]``, or for an int there, and perhaps for a ``word``.
 

@@ -99,7 +99,7 @@ class Setting:
                 f"{other!r} and {value!r}"
             )
 
-    @property
+    @functools.cached_property
     def bound(self) -> values.Rule | None:
         """The condition on a value other than None, if there is one."""
         if self.choices:
