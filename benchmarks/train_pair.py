@@ -20,7 +20,7 @@ from hf_lossy_assist.cli.console import CleanCommand, limit_threads, progress
 from hf_lossy_assist.cli.options import Threads
 from hf_lossy_assist.errors import LossyValueError, nearest
 from hf_lossy_assist.pairs import ROLES
-from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs.pair import BUNDLED
 
 # Enough to run every stage; such a model answers nothing.
 _QUICK = {"layers": 1, "hidden": 32, "heads": 2, "intermediate": 48, "batch": 4, "cycles": (Cycle(15), Cycle(5))}
@@ -85,7 +85,7 @@ def evaluate_pair(
     limit_threads(threads)
     disable_progress_bar()
     recipes_of(pair)
-    root = bundled_folder(pair) if folder is None else folder
+    root = BUNDLED if folder is None else folder
     for name in _roles_of(role):
         recipe = cards.recorded_recipe(root / name, name, pair)
         _evaluate(name, recipe, root / name, problems, Console(), write=write)

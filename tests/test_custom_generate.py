@@ -30,7 +30,7 @@ from tests.forking import ended, fork
 from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.hub.server import TOKEN, LoopbackHub
 
-FOLDER = Path(hf_lossy_assist.__file__).parent / "published" / "custom-generate"
+FOLDER = pairs.hub_cards() / "lossy-assist-generate"
 ID = "org/lossy-assist"
 
 

@@ -15,8 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from hf_lossy_assist import Eagle3
+from hf_lossy_assist.heads import Head
+
 ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "hf_lossy_assist"
+PACKAGE, CARDS = ROOT / "hf_lossy_assist", ROOT / "hub_cards"
 LOCAL = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__")
 
 
@@ -27,7 +30,8 @@ def distributions(tmp_path_factory) -> Path:
         pytest.importorskip(name)
     folder = tmp_path_factory.mktemp("distributions")
     (folder / "tree").mkdir()
-    shutil.copytree(PACKAGE, folder / "tree" / PACKAGE.name, ignore=LOCAL)
+    for part in (PACKAGE, CARDS):
+        shutil.copytree(part, folder / "tree" / part.name, ignore=LOCAL)
     for path in ROOT.iterdir():
         if (path.is_file() and path.suffix in (".md", ".toml", ".cff")) or path.name == "LICENSE":
             shutil.copy(path, folder / "tree")
@@ -38,15 +42,22 @@ def distributions(tmp_path_factory) -> Path:
 
 def test_they_hold_the_package_and_nothing_else(distributions: Path):
     (wheel,), (sdist,) = distributions.glob("*.whl"), distributions.glob("*.tar.gz")
-    own = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*") if path.is_file()}
+    own, cards = (
+        {
+            path.relative_to(ROOT).as_posix()
+            for path in part.rglob("*")
+            if path.is_file() and "__pycache__" not in str(path)
+        }
+        for part in (PACKAGE, CARDS)
+    )
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
-    assert names == {name for name in own if "__pycache__" not in name}
+    assert names == own | {f"{PACKAGE.name}/{name}" for name in cards}
     with tarfile.open(sdist) as archive:
         contents = {name.partition("/")[2] for name in archive.getnames()}
     beside = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "README.md", "SECURITY.md", "pyproject.toml", "PKG-INFO"}
-    assert contents == names | beside
+    assert contents == own | cards | beside
     links = re.findall(r"\]\(([^)#]+)", metadata)
     assert links
     assert all(link.startswith("https://") for link in links), "links of the index's page lead to the repository"
@@ -117,18 +128,15 @@ assert all(getattr(hf_lossy_assist, name) is not None for name in names)
 assert dict(vars(GenerationMixin)) == before, "nothing is changed"
 assert "typer" not in set(sys.modules) - loaded, "the command line"
 
-from importlib.resources import files
 from hf_lossy_assist import JudgeHead, pairs
 from hf_lossy_assist.heads import Head
-from hf_lossy_assist.pairs.pair import bundled_folder
-
-own = [Head.from_pretrained(path) for path in sorted(bundled_folder("qwen-coder").iterdir())]
+own = [Head.from_pretrained(path) for path in sorted(pairs.hub_cards().glob("qwen-coder-*"))]
 print("heads of qwen-coder:", [head.config.task for head in own])
 pair = pairs.load("arithmetic")
 inputs = pair.tokenizer("Tom has 3 apples.", return_tensors="pt")
 for name, head in pair.heads.items():
     head.save_pretrained(f"saved-{name}")
-repository = files("hf_lossy_assist") / "published/custom-generate"
+repository = pairs.hub_cards() / "lossy-assist-generate"
 kwargs = {"assistant_model": pair.draft, "max_new_tokens": 20, "lossy_mode": "judge"}
 kwargs |= {"custom_generate": str(repository), "trust_remote_code": True}
 ids = pair.target.generate(**inputs, **kwargs, lossy_head=JudgeHead.from_pretrained("saved-judge"))
@@ -156,26 +164,33 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.fixture(scope="module")
-def installed(distributions: Path, tmp_path_factory) -> Path:
-    """The ``bin`` of an environment with the wheel, which sees what is installed here, but not this checkout."""
-    folder = tmp_path_factory.mktemp("environment")
+def environment(folder: Path, *what: str) -> Path:
+    """Return the site-packages of an environment with ``what``, which sees what is installed here, but not this checkout."""
     venv.create(folder, symlinks=True)
-    (wheel,) = distributions.glob("*.whl")
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
-    command = [*pip, "install", "--no-deps", "--no-index", "--no-compile", str(wheel)]
-    subprocess.run(command, check=True, capture_output=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     # Of a folder that a .pth file names, other .pth files are not read: this checkout's is not.
     (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    # Else pip finds that the package is there already.
+    command = [*pip, "install", "--ignore-installed", "--no-deps", "--no-index", "--no-compile", *what]
+    run(command, folder)
+    return site
+
+
+@pytest.fixture(scope="module")
+def installed(distributions: Path, tmp_path_factory) -> Path:
+    """The ``bin`` of an environment with the wheel and what it requires."""
+    folder = tmp_path_factory.mktemp("environment")
+    (wheel,) = distributions.glob("*.whl")
+    site = environment(folder, str(wheel))
     (site / "zz_base_only.py").write_text(BASE_ONLY)
     (site / "zz_base_only.pth").write_text("import zz_base_only\n")
     return folder / "bin"
 
 
-def run(command: list[str | Path], folder: Path, code: int = 0) -> str:
+def run(command: list[str | Path], folder: Path, code: int = 0, **more: str) -> str:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | more
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=1000)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -194,3 +209,38 @@ def test_the_wheel_is_used_from_python(installed: Path, tmp_path: Path):
     assert "pip install 'hf-lossy-assist[lab]'" in said
     assert f"\n{printed}" in said
     assert "Verdict: " in said
+
+
+HEADS = """
+from hf_lossy_assist import pairs
+
+pair = pairs.load("arithmetic")
+print(pairs.hub_cards())
+print({name: head.checksum for name, head in pair.heads.items()}, pair.eagle3.fc.weight.sum().item())
+"""
+
+
+@pytest.fixture(scope="module")
+def own_heads() -> str:
+    heads = {name: Head.from_pretrained(CARDS / f"arithmetic-{name}").checksum for name in ("judge", "verifier")}
+    return f"{heads} {Eagle3.from_pretrained(CARDS / 'arithmetic-eagle3').float().fc.weight.sum().item()}"
+
+
+def test_heads_are_found_in_a_checkout(own_heads: str, tmp_path: Path):
+    said = run([sys.executable, "-c", HEADS], tmp_path, PYTHONPATH=str(ROOT))
+    assert said.splitlines()[:2] == [str(CARDS), own_heads]
+
+
+def test_heads_are_found_in_an_editable_install(own_heads: str, distributions: Path, tmp_path: Path):
+    """There is no second copy of them: those of the checkout count, also after a change."""
+    tree = distributions / "tree"
+    site = environment(tmp_path / "environment", "--no-build-isolation", "--editable", str(tree))
+    said = run([tmp_path / "environment" / "bin" / "python", "-c", HEADS], tmp_path)
+    assert said.splitlines()[:2] == [str(tree / CARDS.name), own_heads]
+    assert not list(site.rglob("*.safetensors"))
+
+
+def test_heads_are_found_in_a_wheel(own_heads: str, installed: Path, tmp_path: Path):
+    folder, found = run([installed / "python", "-c", HEADS], tmp_path).splitlines()[:2]
+    assert (Path(folder).parts[-3:], found) == (("site-packages", PACKAGE.name, CARDS.name), own_heads)
+    assert Path(folder).is_relative_to(installed.parent)

@@ -15,7 +15,7 @@ from hf_lossy_assist import JudgeHead, acceptors, theory
 from hf_lossy_assist.acceptors.registry import Formula
 from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
-from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs import hub_cards
 
 GRID = torch.linspace(0.005, 0.995, 199)
 _DRAWS = 200
@@ -95,7 +95,7 @@ def _before_matches(name: str, formula: Formula, settings: Mapping[str, Any]) ->
 
 def _by_a_head(name: str, formula: Formula, settings: Mapping[str, Any]) -> Tensor:
     """Return how often the judge keeps a token with p(x) = 0.2, by the bundled head's probability."""
-    head = JudgeHead.from_pretrained(bundled_folder("arithmetic") / "judge")
+    head = JudgeHead.from_pretrained(hub_cards() / "arithmetic-judge")
     states = (GRID.logit() - head.bias)[:, None] * head.weight / head.weight.square().sum()
     p = _distribution(torch.tensor(0.2)).log().expand(len(GRID), _DRAWS + 1, -1)
     v = _verification(_DRAWS, True, hidden=states[:, None].expand(-1, _DRAWS + 1, -1))

@@ -16,23 +16,22 @@ from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError, brief
 from ..heads import Head
 from ..heads.repository import Publication, existing_folder, export, publication, read_config, upload
+from ..pairs import hub_cards
 from .models import load_model
-
-_PUBLISHED = Path(__file__).parents[1] / "published"
 
 
 def _of_card(title: str, folder: str, *names: str, sdk: str | None = None) -> Publication:
-    return Publication(title, {name: _PUBLISHED / folder / name for name in ("README.md", *names)}, sdk)
+    return Publication(title, {name: hub_cards() / folder / name for name in ("README.md", *names)}, sdk)
 
 
 _MODEL_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 NAMED: Mapping[str, Publication] = {
     "custom-generate": _of_card(
-        "custom generation method", "custom-generate", "custom_generate/generate.py",
+        "custom generation method", "lossy-assist-generate", "custom_generate/generate.py",
         "custom_generate/requirements.txt",
     ),
-    "space": _of_card("Space", "space", "app.py", "requirements.txt", sdk="gradio"),
+    "space": _of_card("Space", "lossy-assist-space", "app.py", "requirements.txt", sdk="gradio"),
 }  # fmt: skip
 """What is published by name instead of from a folder."""
 

@@ -23,6 +23,9 @@ ROLES = ("target", "draft")
 _HEADS = ("judge", "judge-code", "verifier")
 _EAGLE3 = "eagle3"
 
+BUNDLED = Path(__file__).parent / "arithmetic"
+"""The folder of the models of ``"arithmetic"``."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pair:
@@ -79,11 +82,12 @@ def load(
     """
     task = task_of(name)
     folder = None if folder is None else Path(folder)
-    sources, trained = _FOLDERS[name](folder), folder or bundled_folder(name)
+    sources = _FOLDERS[name](folder)
+    places = {x: hub_cards() / f"{name}-{x}" if folder is None else folder / x for x in (*_HEADS, _EAGLE3)}
     dtype = dtype or (torch.bfloat16 if name == "qwen-coder" else torch.float32)
     target, draft = (load_model(source, dtype=dtype, device=device) for source in sources)
-    heads = {x: Head.from_pretrained(trained / x) for x in _HEADS if (trained / x).is_dir()}
-    eagle3 = Eagle3.from_pretrained(trained / _EAGLE3, dtype=target.dtype) if (trained / _EAGLE3).is_dir() else None
+    heads = {x: Head.from_pretrained(places[x]) for x in _HEADS if places[x].is_dir()}
+    eagle3 = Eagle3.from_pretrained(places[_EAGLE3], dtype=target.dtype) if places[_EAGLE3].is_dir() else None
     return Pair(
         target=target,
         draft=draft,
@@ -125,12 +129,21 @@ def task_of(name: str) -> Task | None:
     return None if task is None else task()
 
 
-def bundled_folder(name: str) -> Path:
-    return Path(__file__).parent / name
+def hub_cards() -> Path:
+    """Return the folder of what stands on the Hub: inside an installed package, and beside it in a checkout.
+
+    Examples
+    --------
+    >>> (hub_cards() / "arithmetic-judge" / "model.safetensors").is_file()
+    True
+    """
+    package = Path(__file__).parents[1]
+    inside = package / "hub_cards"
+    return inside if inside.is_dir() else package.parent / "hub_cards"
 
 
 def _arithmetic(folder: Path | None) -> tuple[Path, Path]:
-    root = bundled_folder("arithmetic") if folder is None else folder
+    root = BUNDLED if folder is None else folder
     return root / "target", root / "draft"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.sprinter_runs import expected_run, table
 from hf_lossy_assist.heads import VerifierHead
-from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs import hub_cards
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +30,6 @@ def test_a_run_is_as_long_as_drawn_ones(tpr, fpr, acceptable):
 
 
 def test_the_page_shows_the_kept_texts():
-    config = VerifierHead.from_pretrained(bundled_folder("qwen-coder") / "verifier").config
+    config = VerifierHead.from_pretrained(hub_cards() / "qwen-coder-verifier").config
     page = (ROOT / "docs/results/judge.md").read_text(encoding="utf-8")
     assert table(ROOT / "benchmarks/qwen-coder/sprinter", config) in page

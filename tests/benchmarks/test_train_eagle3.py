@@ -42,7 +42,7 @@ def test_a_resumed_run_ends_with_the_same_head(tiny_pair_folder, tmp_path, monke
 
 
 def test_the_card_says_how_many_tokens_rounds_keep(pair, tmp_path):
-    Eagle3.from_pretrained(pairs.pair.bundled_folder("arithmetic") / "eagle3").save_pretrained(tmp_path / "head")
+    Eagle3.from_pretrained(pairs.hub_cards() / "arithmetic-eagle3").save_pretrained(tmp_path / "head")
     answers = tmp_path / "kept"
     answers.mkdir()
     lines = [

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs import hub_cards
 from hf_lossy_assist.tasks import Arithmetic
 
 PAIR = "--pair arithmetic"
@@ -121,7 +121,7 @@ def test_an_error_is_one_line(command: str, pattern: str, bundled, tiny_pair_fol
     monkeypatch.setattr(Arithmetic, "max_new_tokens", 4)
     out, empty = tmp_path / "out", tmp_path / "empty"
     empty.write_text("\n")
-    judge = bundled_folder("arithmetic") / "judge"
+    judge = hub_cards() / "arithmetic-judge"
     models = f"--model {tiny_pair_folder / 'target'} --assistant {tiny_pair_folder / 'draft'}"
     places = {"M": models, "OUT": out, "EMPTY": empty, "TINY": tiny_pair_folder, "JUDGE": judge}
     words = shlex.split(" ".join(str(places.get(word, word)) for word in command.split()))

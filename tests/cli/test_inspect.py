@@ -45,7 +45,7 @@ def test_modes_of_the_pair_stand_side_by_side(bundled, tmp_path: Path):
 
 def test_models_of_one_s_own_continue_a_prompt(tiny_pair_folder, tmp_path: Path):
     models = ["--model", str(tiny_pair_folder / "target"), "--assistant", str(tiny_pair_folder / "draft")]
-    head = f"judge={pairs.pair.bundled_folder('arithmetic') / 'judge'}"
+    head = f"judge={pairs.hub_cards() / 'arithmetic-judge'}"
     out = tmp_path / "page.html"
     result = run(*models, "--max-new-tokens", "8", "--sample", "--seed", "3", "--out", str(out), PROMPT)
     assert result.exit_code == 0, result.output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.tiny_models import tiny
 
 parse = LossyConfig.from_fields
 
-APP = Path(__file__).parents[2] / "hf_lossy_assist" / "published" / "space" / "app.py"
+APP = pairs.hub_cards() / "lossy-assist-space" / "app.py"
 TARGET = tiny()
 _SPEC = importlib.util.spec_from_file_location("space_app", APP)
 space = importlib.util.module_from_spec(_SPEC)

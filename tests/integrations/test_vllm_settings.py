@@ -10,11 +10,11 @@ import pytest
 from hf_lossy_assist.acceptors import AllOf, TopK, Typical
 from hf_lossy_assist.errors import LossyError, LossyValueError
 from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
-from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs import hub_cards
 
 MODEL = Drafting("draft_model", 5, keeps_probs=True)
 LOOKUP = Drafting("ngram", 5, keeps_probs=False)
-JUDGE = str(bundled_folder("arithmetic") / "judge")
+JUDGE = str(hub_cards() / "arithmetic-judge")
 
 
 def test_requests_have_the_engine_s_rule_or_their_own():
@@ -45,7 +45,7 @@ def test_a_request_has_the_engine_s_heads():
         ("typical", "dict"),
         ({"config": {"epsilon": 0.1}}, "`mode`"),
         ({"mode": "typcal"}, "typical"),
-        ({"mode": "sprinter", "head": str(bundled_folder("arithmetic") / "verifier")}, "sprinter"),
+        ({"mode": "sprinter", "head": str(hub_cards() / "arithmetic-verifier")}, "sprinter"),
         ({"mode": "typical", "config": {"tree": {"depth": 2}}}, "`tree`"),
         ({"mode": "typical", "config": {"stop_drafting": {"by": "entropy"}}}, "`stop_drafting`"),
         ({"mode": "dropmatch", "config": {"criterion": "naive"}}, "`dropout`"),

@@ -7,11 +7,10 @@ import re
 import pytest
 
 from hf_lossy_assist import pairs
-from hf_lossy_assist.pairs.pair import bundled_folder
 from tests.parity import assert_same_text
 
 TREE = {"tree": {"depth": 5, "top_k": 4, "nodes": 16}}
-FOLDER = bundled_folder("arithmetic") / "eagle3"
+FOLDER = pairs.hub_cards() / "arithmetic-eagle3"
 
 
 def run(pair: pairs.Pair, mode: str, n: int = 6, **kwargs):

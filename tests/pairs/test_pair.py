@@ -11,7 +11,7 @@ from benchmarks.bundled_pair import cards
 from benchmarks.bundled_pair.recipe import RECIPES, ModelRecipe
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.evaluation.evaluate import evaluate
-from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs.pair import BUNDLED
 
 
 def test_a_pair_is_ready_to_use(tiny_pair_folder):
@@ -50,19 +50,26 @@ def test_a_folder_without_weights_is_an_error_that_says_how_to_make_them(tmp_pat
 
 
 def test_the_bundled_pair_keeps_its_promises():
-    folder = bundled_folder("arithmetic")
-    target, draft = (json.loads((folder / role / "figures.json").read_text()) for role in pairs.ROLES)
+    target, draft = (json.loads((BUNDLED / role / "figures.json").read_text()) for role in pairs.ROLES)
     assert target["problems"] == draft["problems"] == 1000
     assert target["accuracy"] >= 0.95
     assert 0.4 <= draft["accuracy"] <= 0.75
     assert target["parameters"] >= 8 * draft["parameters"]
-    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= 10 * 2**20
+    assert (
+        sum(
+            file.stat().st_size
+            for folder in (BUNDLED, *pairs.hub_cards().glob("arithmetic-*"))
+            for file in folder.rglob("*")
+            if file.is_file()
+        )
+        <= 10 * 2**20
+    )
 
 
 @pytest.mark.parametrize("role", pairs.ROLES)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_bundled_figures_and_cards_belong_to_the_weights(name, role):
-    folder = bundled_folder(name) / role
+    folder = BUNDLED / role
     figures = json.loads((folder / "figures.json").read_text())
     assert ModelRecipe.from_dict(figures["recipe"]) == RECIPES[name].models[role]
     assert (folder / "README.md").read_text() == cards.render_card(figures)

@@ -21,7 +21,6 @@ from hf_lossy_assist.cli import app
 from hf_lossy_assist.heads import Head
 from hf_lossy_assist.pairs import get_qwen_coder, qwen_coder
 from hf_lossy_assist.pairs.get_qwen_coder import Source, join
-from hf_lossy_assist.pairs.pair import bundled_folder
 from hf_lossy_assist.pairs.qwen_coder import cache_folder
 from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.server import LoopbackHub
@@ -296,7 +295,7 @@ def test_the_real_pair_answers_in_its_chat_template(qwen_coder_pair):
     [("judge", "gsm8k", 0.6), ("judge-code", "code", 0.6), ("verifier", "prompts", 0.57)],
 )
 def test_the_bundled_heads_are_of_this_pair(name: str, task: str, least: float):
-    head = Head.from_pretrained(bundled_folder("qwen-coder") / name)
+    head = Head.from_pretrained(pairs.hub_cards() / f"qwen-coder-{name}")
     assert {"target": head.config.target.name, "draft": head.config.draft.name} == qwen_coder.HUB_IDS
     assert head.config.task == task
     assert head.config.metrics["auc"] > least

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from hf_lossy_assist.pairs.pair import bundled_folder
+from hf_lossy_assist.pairs import hub_cards
+from hf_lossy_assist.pairs.pair import BUNDLED
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 
 GAMMA = 5
-ROOT = bundled_folder("arithmetic")
 BY_MODEL = {
     "method": "draft_model",
-    "model": str(ROOT / "draft"),
+    "model": str(BUNDLED / "draft"),
     "num_speculative_tokens": GAMMA,
     "draft_sample_method": "probabilistic",
 }
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {
     "block_size": 32,
     "speculative_config": BY_MODEL,
 }
-HEADS = {"lossy": {"head": {"judge": str(ROOT / "judge")}}}
+HEADS = {"lossy": {"head": {"judge": str(hub_cards() / "arithmetic-judge")}}}
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",  # compiling small functions takes longer than the tests
@@ -53,7 +53,7 @@ def start(lossy: dict[str, Any] | None = HEADS, **changes: Any) -> Any:
         warnings.simplefilter("ignore")  # of what vLLM itself is to replace
         from vllm import LLM
 
-        options = {"model": str(ROOT / "target"), **OPTIONS, **changes}
+        options = {"model": str(BUNDLED / "target"), **OPTIONS, **changes}
         engine = LLM(**options, additional_config=lossy or {})
     KEPT.append(engine)
     return engine

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from vllm.exceptions import VLLMValidationError
 
-from hf_lossy_assist import save_int8_draft
+from hf_lossy_assist import pairs, save_int8_draft
 from hf_lossy_assist.integrations.vllm.inside import rules
 from tests.vllm.asking import answers, asking, prompts_of, texts
-from tests.vllm.conftest import BY_MODEL, GAMMA, ROOT, start
+from tests.vllm.conftest import BY_MODEL, GAMMA, start
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": GAMMA, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-EAGLE3 = {"method": "eagle3", "model": str(ROOT / "eagle3"), "num_speculative_tokens": GAMMA}
+EAGLE3 = {"method": "eagle3", "model": str(pairs.hub_cards() / "arithmetic-eagle3"), "num_speculative_tokens": GAMMA}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": GAMMA}
 needs_arctic = pytest.mark.skipif(not find_spec("arctic_inference"), reason="suffix drafts need arctic-inference")
 

@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from openai import BadRequestError, OpenAI
 
+from hf_lossy_assist.pairs.pair import BUNDLED
 from tests.vllm.asking import LENGTH, RULES, prompts_of
-from tests.vllm.conftest import BY_MODEL, ENVIRONMENT, HEADS, ROOT
+from tests.vllm.conftest import BY_MODEL, ENVIRONMENT, HEADS
 
 CLIENTS = 50
 FLAGS = {
-    "--model": str(ROOT / "target"),
+    "--model": str(BUNDLED / "target"),
     "--dtype": "float32",
     "--max-model-len": "256",
     "--max-num-seqs": "16",
