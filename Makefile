@@ -16,7 +16,7 @@ ONCE := acceptors advice benchmarks calibration core evaluation heads inspection
 	$(filter-out %/test_chat.py %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
 	$(foreach part,engines randomness rounds settings,integrations/test_vllm_$(part).py) \
 	compat/test_versions.py \
-	$(foreach part,distributions docstrings doctests errors examples extras gone layout notebooks theory,test_$(part).py)
+	$(foreach part,distributions docstrings doctests errors examples extras layout notebooks theory,test_$(part).py)
 
 # The first Python on the PATH that is new enough and can make virtual environments.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \

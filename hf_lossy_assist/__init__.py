@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .gone import absent_from
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)
         globals()[name] = value
         return value
-    return absent_from(__name__)(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

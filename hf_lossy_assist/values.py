@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from .errors import LossyValueError, brief, warn
+from .errors import LossyValueError, brief, nearest, warn
 
 MOST = 1 << 24
 """The largest accepted width or vocabulary, far above any model's."""
@@ -80,6 +80,24 @@ class Checked:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             for rule in getattr(hint, "__metadata__", ()):
                 rule.check(name, getattr(self, name))
+
+
+def check_name(argument: str, name: Any, known: Iterable[str]) -> None:
+    """Raise :class:`LossyValueError` unless a name is known; the message says which one it resembles.
+
+    Examples
+    --------
+    >>> check_name("lossy_mode", "topk", ["topk", "typical"])
+    """
+    if name not in (known := list(known)):
+        raise LossyValueError(f"`{argument}` has to be one of {known}, but is {name!r}{nearest(name, known)}")
+
+
+def check_keys(argument: str, keys: Sequence[str], given: Iterable[str]) -> None:
+    """Raise :class:`LossyValueError` for a key that is none of ``keys``."""
+    for key in given:
+        if key not in keys:
+            raise LossyValueError(f"{argument} has the keys {list(keys)}, but not {key!r}{nearest(key, keys)}")
 
 
 def known_fields(cls: type[_T], values: Any, where: str) -> dict[str, Any]:

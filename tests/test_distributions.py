@@ -165,7 +165,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def environment(folder: Path, *what: str) -> Path:
-    """Return the site-packages of an environment with ``what``, which sees what is installed here, but not this checkout."""
+    """Return the site-packages of an environment with ``what``; it sees what is installed here, not this checkout."""
     venv.create(folder, symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     # Of a folder that a .pth file names, other .pth files are not read: this checkout's is not.

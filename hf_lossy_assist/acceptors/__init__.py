@@ -3,8 +3,6 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ..gone import absent_from
-from ..version import LAW as LAW
 from .base import Acceptor as Acceptor
 from .base import DroppedHeads as DroppedHeads
 from .base import GreedyRule as GreedyRule
@@ -48,5 +46,3 @@ from .sprinter import Sprinter as Sprinter
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 globals().update({_rule.__name__: _rule for _rule in REGISTRY.values()})
-
-__getattr__ = absent_from(__name__)

@@ -4,12 +4,9 @@
 """
 
 from ..call.certificate import Certificate as Certificate
-from ..gone import absent_from
 from .betting import LossTest as LossTest
 from .betting import bound as bound
 from .betting import certify as certify
 from .betting import select as select
 from .calibrating import calibrate as calibrate
 from .calibrating import calibrate_from as calibrate_from
-
-__getattr__ = absent_from(__name__)

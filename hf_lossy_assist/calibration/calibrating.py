@@ -196,7 +196,7 @@ def certificate_of(
         chosen=None if best is None else best.mode, tested=tested, rule=rule,
         temperature=plan["modes"][plan["reference"]]["temperature"],
         target=plan["target"], draft=plan["draft"], heads=sums, usual=usual, versions=plan["runs"][-1],
-        max_longer=max_longer, law=1 if best is None else described.get("law", 1),
+        max_longer=max_longer,
     )  # fmt: skip
 
 

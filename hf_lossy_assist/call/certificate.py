@@ -14,8 +14,7 @@ from huggingface_hub.dataclasses import type_validator
 from torch import nn
 from transformers import GenerationConfig
 
-from ..acceptors import LAW, REGISTRY, Acceptor, place_rule_head
-from ..core.limits import Limits
+from ..acceptors import REGISTRY, Acceptor, place_rule_head
 from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
 from ..heads.identity import differing_models
@@ -93,7 +92,6 @@ class Certificate(_Typed):
     usual: dict[Literal["mean_accepted", "lossy_share"], list[Number]] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     max_longer: Number | None = None  # by how many per cent answers may be longer on average; None for any length
-    law: int = 1  # the version of the rules' laws
     source: str | None = field(default=None, compare=False)  # where it was loaded from, which its file does not say
 
     def __post_init__(self) -> None:
@@ -178,16 +176,8 @@ class Certificate(_Typed):
         for greedy decoding.
         """
         found = differing_models(vars(self), {"target": target, "draft": draft})
-        certified = self.rule
-        if self.rule and isinstance(limits := self.rule.get("limits", {}), dict):  # the file may be older than a limit
-            certified = {**self.rule, "limits": {**asdict(Limits()), **limits}}
-        if in_full != certified:
+        if in_full != self.rule:
             found.append(f"its rule is {self.rule}, not {in_full}")
-        if draws is not None and self.law != LAW and rule.adds_lossless:
-            found.append(
-                f"its texts were drawn by another law of {rule.name!r}, which now also keeps what `lossless` keeps "
-                "(law 1 is `published=True`)"
-            )
         if head_sums(rule) != dict(self.heads):
             found.append("its heads have other weights")
         if gamma != (own := self.setting.config.get("num_assistant_tokens")):

@@ -14,10 +14,9 @@ from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_
 from ..core.limits import Limits
 from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
-from ..errors import LossyError, LossyValueError, nearest, warn_once
-from ..gone import check_gone, check_keys, check_name
+from ..errors import LossyError, LossyValueError, nearest
 from ..heads import VerifierHead, place_head
-from ..values import LARGEST_INT, SETTINGS, bounded
+from ..values import LARGEST_INT, SETTINGS, bounded, check_keys, check_name
 from .certificate import Certificate
 from .spelling import Spelling
 
@@ -191,11 +190,7 @@ class LossyConfig:
         rules = [
             {
                 "rule": rule.name,
-                **{
-                    each.name: _finite(getattr(rule, each.name))
-                    for each in settings_of(type(rule))
-                    if each.name != "published" or rule.published  # certificates of version 1 of the laws have none
-                },
+                **{each.name: _finite(getattr(rule, each.name)) for each in settings_of(type(rule))},
             }
             for rule in self._rules
         ]
@@ -231,7 +226,7 @@ def members_of(mode: Any) -> tuple[list[str | Acceptor], type[AnyOf] | type[AllO
                     f"`lossy_mode` has to name rules only, but is {mode!r}; pass `lossy_mode` {meant.mode!r} and "
                     f"`lossy_config` {dict(meant.config)!r}"
                 )
-            check_name("lossy_mode", member, REGISTRY, "rule")
+            check_name("lossy_mode", member, REGISTRY)
     if len(members) > 1 and len({*map(name_of, members)}) < len(members):
         raise LossyValueError(f"`lossy_mode` has to name every rule once, but is {mode!r}")
     return members, compose
@@ -248,8 +243,6 @@ def head_users(mode: Any) -> list[str]:
 
 def _run_settings(settings: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
     """Take the keys that every rule has out of a ``lossy_config``; return arguments of :class:`LossyConfig`."""
-    if settings.pop("break_even", None) is not None:
-        warn_once("`break_even` in `lossy_config` has no effect any more, because every call drafts; leave it out")
     given = {key: value for key in RUN_KEYS if (value := settings.pop(key, None)) is not None}
     if not given.keys().isdisjoint(_LIMITS):
         given["limits"] = Limits(**{key: given.pop(key) for key in _LIMITS if key in given})
@@ -269,7 +262,7 @@ def _run_settings(settings: dict[str, Any], device: torch.device | str) -> dict[
 
 def _stop(settings: dict[str, Any], device: torch.device | str) -> DraftStop:
     by = settings.pop("by", None)
-    check_name("by` of `stop_drafting` in `lossy_config", by, STOPS, KEY)
+    check_name("by` of `stop_drafting` in `lossy_config", by, STOPS)
     check_keys(f"`stop_drafting` in `lossy_config` by {by!r}", [x.name for x in fields(STOPS[by]) if x.init], settings)
     if settings.get("head") is not None:
         settings["head"] = place_head(
@@ -295,7 +288,6 @@ def _settings_by_rule(
         keys = [x.name for x in settings_of(kind)] if own else []
         for key in own:
             if key not in keys:
-                check_gone(KEY, key)
                 raise LossyValueError(
                     f"`lossy_config` key {key!r} is unknown to the rule {name!r}, which has "
                     f"{keys or 'no keys of its own'}{nearest(key, [*keys, *RUN_KEYS])}"
@@ -303,7 +295,6 @@ def _settings_by_rule(
         if own and isinstance(member, Acceptor):
             raise LossyValueError(f"`lossy_config` has {own!r}, but {member!r} has its settings; leave out either")
     for unknown in left:
-        check_gone(KEY, unknown)
         raise LossyValueError(
             f"`lossy_config` for several rules is keyed by rule, one of {[*found]}, but has the key {unknown!r}"
             + nearest(unknown, [*found, *RUN_KEYS])

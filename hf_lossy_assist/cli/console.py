@@ -23,7 +23,6 @@ from rich.progress import (
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import LossyError
-from ..gone import GONE, check_gone
 
 OTHER_NAMES = {
     "assistant_model": ("--assistant",),
@@ -65,22 +64,9 @@ def _option(name: re.Match[str], there: Collection[str]) -> str:
 class CleanGroup(_CleanErrors, TyperGroup):
     """Commands with one-line errors."""
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if (found := super().get_command(ctx, cmd_name)) is None:
-            check_gone("command", cmd_name if ctx.parent is None else f"{ctx.info_name} {cmd_name}")
-        return found
-
 
 class CleanCommand(_CleanErrors, TyperCommand):
     """A command with one-line errors."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.ignore_unknown_options:
-            there = {option for parameter in self.params for option in parameter.opts}
-            for name in (argument.partition("=")[0] for argument in args):
-                if name in GONE["option"] and name not in there:
-                    check_gone("option", name)
-        return super().parse_args(ctx, args)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -27,7 +27,6 @@ from ..drafting.eagle3 import Eagle3
 from ..drafting.eagle3_config import Eagle3Config
 from ..errors import LossyValueError
 from ..evaluation.modes import Models
-from ..gone import check_name
 from ..heads import Head, ModelIdentity
 from ..heads.head import load_head
 from ..models.prepacked import prepack
@@ -35,6 +34,7 @@ from ..models.quantised import quantize_draft
 from ..store.process import this_process
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts
+from ..values import check_name
 from .console import limit_threads
 from .options import PAIRS, Gamma, MaxNewTokens, Prepack, TaskData, TaskName, TaskOptions, Threads, parse_task_options
 
@@ -347,7 +347,7 @@ def read_heads(items: Sequence[str] | None) -> dict[str, Head]:
     for item in items or ():
         name, equals, source = item.partition("=")
         if equals and name.isidentifier():
-            check_name("RULE` of `--head", name, [x for x in REGISTRY if head_type(REGISTRY[x]) is not None], "rule")
+            check_name("RULE` of `--head", name, [x for x in REGISTRY if head_type(REGISTRY[x]) is not None])
             heads[name] = place_rule_head(REGISTRY[name], source, "cpu")
         else:
             head = load_head(Head, item)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ..acceptors import REGISTRY, Acceptor, Setting, head_type, settings_of, summary_of
 from ..call.spelling import Spelling
-from ..gone import check_name
+from ..values import check_name
 
 READS = {
     "draft_probs": "q",
@@ -28,7 +28,7 @@ READS = {
 def rules(name: Annotated[str | None, typer.Argument(help="A rule; all by default.")] = None) -> None:
     """List the rules with their settings, sources and what they read besides the target's logits."""
     if name is not None:
-        check_name("NAME", name, REGISTRY, "rule")
+        check_name("NAME", name, REGISTRY)
     Console().print(rules_tables() if name is None else rule_page(REGISTRY[name]))
 
 

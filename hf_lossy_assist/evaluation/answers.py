@@ -123,12 +123,6 @@ def differences(before: Mapping[str, Any], plan: Mapping[str, Any], free: Collec
     found = changes(before, plan, sorted((before.keys() | plan.keys()) - {*free, "modes", "problems"}))
     both = sorted(before["modes"].keys() & plan["modes"].keys())
     found += changes(before["modes"], plan["modes"], both)
-    found += [
-        f"{label!r} was drawn by an earlier law of its rule, which now also keeps what `lossless` keeps (the earlier "
-        "one is `published=true`)"
-        for label in both
-        if plan["modes"][label].get("law", 1) != before["modes"][label].get("law", 1)
-    ]
     other = any(a != b for a, b in zip(before["problems"], plan["problems"], strict=False))
     return [*found, *(["the problems are other ones"] if other else [])]
 

@@ -246,8 +246,7 @@ def described(modes: Sequence[DecodingMode], heads: Mapping[str, Head]) -> dict[
 def _described(mode: DecodingMode, heads: Mapping[str, Head]) -> dict[str, Any]:
     sums = {rule: heads[rule].checksum for rule in mode.rules if rule in heads}
     nucleus = {} if mode.top_p == 1 else {"top_p": mode.top_p}
-    law = {"law": mode.law} if mode.law > 1 else {}
-    return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums, **law}
+    return {**mode.config, "temperature": mode.temperature, **nucleus, "heads": sums}
 
 
 def named_modes(text: str, gamma: int | str = 5, temperature: float | None = None) -> list[DecodingMode]:

@@ -13,17 +13,16 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..acceptors import LAW, REGISTRY, GreedyRule, head_type
+from ..acceptors import REGISTRY, head_type
 from ..call.certificate import CERTIFICATE, GENERATION_CONFIG
 from ..call.config import LossyConfig
 from ..call.spelling import Spelling, split
 from ..drafting.draft_ends import DEFAULT_NUM_TOKENS, SCHEDULES
 from ..enabling import enabled
 from ..errors import LossyUnsupportedError, LossyValueError
-from ..gone import check_name
 from ..heads import Head
 from ..models.prepacked import is_prepacked
-from ..values import Rule, is_number
+from ..values import Rule, check_name, is_number
 
 TARGET_ALONE, STOCK, DRAFT_ALONE = "target alone", "stock assisted", "draft alone"
 """The labels of plain generation, of transformers' assisted generation, and of plain generation by the draft."""
@@ -125,12 +124,6 @@ class DecodingMode:
         """Whether its greedy texts are the target's own, but for rounding."""
         own = self.rule in (None, "lossless") and self.answers == "target"
         return own and self.engine is None and self.temperature is None
-
-    @property
-    def law(self) -> int:
-        """The version of the rules' laws that the mode's texts depend on."""
-        drawn = self.temperature is not None and any(issubclass(REGISTRY[name], GreedyRule) for name in self.rules)
-        return LAW if drawn else 1
 
     @property
     def config(self) -> dict[str, Any]:
@@ -315,5 +308,5 @@ def _mode(text: str, gamma: int | str | None, temperature: float | None) -> Deco
     if name == EVERYTHING:
         return DecodingMode(text, "thresholds", {**spelt.config, "threshold_single": 0}, gamma, temperature)
     for rule in spelt.names:
-        check_name("modes", rule, ["plain", "draft", "stock", EVERYTHING, *REGISTRY], "rule")
+        check_name("modes", rule, ["plain", "draft", "stock", EVERYTHING, *REGISTRY])
     return DecodingMode(text, name, spelt.config, gamma, temperature)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..acceptors import LAW
 from ..compat import versions_of
 from ..store.folder import append_lines, read_lines, without_folders, write_whole
 from ..version import __version__
@@ -27,7 +26,6 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
     """
     record = {
         "hf_lossy_assist": __version__,
-        "law": LAW,
         **versions_of("transformers"),
         "torch": torch.__version__,
         "python": platform.python_version(),

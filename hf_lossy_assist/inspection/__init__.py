@@ -1,5 +1,1 @@
 """Pages that show an output token by token."""
-
-from ..gone import absent_from
-
-__getattr__ = absent_from(__name__)

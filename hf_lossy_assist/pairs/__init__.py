@@ -1,8 +1,5 @@
 """Draft/target pairs: small bundled models with a task, and a real target from the package index."""
 
-from ..gone import absent_from
 from .pair import NAMES, ROLES, Pair, at_hand, hub_cards, load, task_of
 
 __all__ = ["NAMES", "ROLES", "Pair", "at_hand", "hub_cards", "load", "task_of"]
-
-__getattr__ = absent_from(__name__)

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ..drafting.eagle3 import Eagle3
 from ..errors import LossyValueError
-from ..gone import check_name
 from ..heads import Head
 from ..tasks import Arithmetic, Task
+from ..values import check_name
 from . import qwen_coder
 
 NAMES: Mapping[str, type[Task] | None] = {"arithmetic": Arithmetic, "qwen-coder": None}
@@ -124,7 +124,7 @@ def load_model(
 
 def task_of(name: str) -> Task | None:
     """Return a pair's task, or None if it has none."""
-    check_name("name", name, NAMES, "pair")
+    check_name("name", name, NAMES)
     task = NAMES[name]
     return None if task is None else task()
 

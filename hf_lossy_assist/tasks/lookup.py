@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import LossyValueError, nearest
-from ..gone import check_gone
 from .task import Task
 
 # Imported on request: most callers need one.
@@ -68,7 +67,6 @@ def load(task: str, data: str | None = None, **options: Any) -> Task:
 def _find(path: str, task: str) -> Callable[..., Any]:
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
-        check_gone("task", task)
         raise LossyValueError(
             f"`task` has to be one of {sorted(SHIPPED)} or a dotted path 'package.module:Name', but is {task!r}"
             f"{nearest(task, SHIPPED)}"

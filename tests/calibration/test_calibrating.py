@@ -218,31 +218,6 @@ def test_another_run_is_refused_before_any_forward(saved: Path, changes: dict, m
     assert not forwards
 
 
-def test_draws_by_an_earlier_law_are_refused(answered: Path):
-    """A certificate of greedy texts, or of a rule whose law is as it was, stays valid."""
-    certified = calibrate_from(answered, max_loss=3)
-    for mode, law, draws, refused in [
-        ("topk", 1, None, False), ("topk", 1, 0.5, True), ("topk", 2, 0.5, False), ("ears", 1, 0.5, False),
-        (["ears", "typical"], 1, 0.5, True), ({"all_of": ["ears", "typical"]}, 1, 0.5, True),
-    ]:  # fmt: skip
-        config = parse(mode)
-        known = json.loads(json.dumps(config.in_full()))
-        assert "published" not in json.dumps(known), "older files don't have it"
-        old = replace(certified, law=law, temperature=draws, rule=known)
-        wrong = pytest.raises(LossyValueError, match=r"`certificate`.*by another law of .*(topk|typical)")
-        with wrong if refused else contextlib.nullcontext():
-            old.check(config.rule, config.in_full(), TARGET, DRAFT, 5, draws)
-
-
-def test_a_certificate_has_the_law_of_its_evaluation(tmp_path: Path):
-    plan = replace(evaluation(), modes=named_modes("plain,topk:k=2", temperature=0.7)).plan()
-    for law in (2, 1):
-        described = {label: {**mode, "law": law} if mode.get("law") else mode for label, mode in plan["modes"].items()}
-        store = AnswerStore(tmp_path / f"{law}", {**plan, "modes": described})
-        store.add([Answer(mode, i, 1.0, 8, 4, 6, 1.0, "", 2) for mode in described for i in range(400)])
-        assert calibrate_from(store.folder, 3).law == law
-
-
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The certificate of a rule with a head."""

@@ -27,7 +27,6 @@ ERRORS = {
         (f"{PAIR} --mode ears:beta", "`--mode` has to have settings KEY=VALUE"),
         (f"{PAIR} --mode topk,ears", r"`--mode` has to be one mode.* write `topk\+ears`"),
         (f"{PAIR} --mode stock", "`--mode` has to name rules"),
-        (f"{PAIR} --config k=3", "'--config' was removed"),
         (f"{PAIR} --mode judge --head judge=x", "neither a folder"),
         (f"{PAIR} --mode topk --head JUDGE", "`--head` is for the rule 'judge', which is not in `--mode`"),
         (f"{PAIR} --gamma none", "`--gamma` has to have"),
@@ -50,7 +49,6 @@ ERRORS = {
     ],
     "inspect": [
         (f"{PAIR} --modes topkk --out OUT", "did you mean 'topk'"),
-        (f"{PAIR} --mode topk --out OUT", "name all modes in one option"),
         (f"{PAIR} --gamma none --out OUT", "`--gamma` has to have"),
         (f"{PAIR} --out /no/such/folder/x.html", "`--out` has to be a file in an existing folder"),
         ("M --head JUDGE --modes judge --out OUT P", "judge head was trained for"),
@@ -82,7 +80,6 @@ ERRORS = {
         (f"{PAIR} --prompt-lookup 0", "'--prompt-lookup'"),
         (f"{PAIR} --prompt-lookup 3 --assistant A", "`--prompt-lookup` 3 drafts without a model"),
         (f"{PAIR} --prompt-lookup 3 --modes plain,topk@auto", "`--modes` has 'topk@auto'"),
-        (f"{PAIR} --share-rows", "'--share-rows' was removed"),
         ("--model no/such --task arithmetic --modes plain,draft", "`--assistant` has to be .* mode 'draft'"),
         ("--model no/such --task arithmetic --modes plain,lossless", "`--assistant` has to be .* mode 'lossless'"),
     ],

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from hf_lossy_assist import LossyVerification
-from hf_lossy_assist.call.config import LossyConfig
 from hf_lossy_assist.decoding import pace
 from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
@@ -185,16 +183,3 @@ def test_a_gpu_s_times_are_read_after_the_call_without_a_wait(monkeypatch: pytes
     Event.reached = Event.made - 1  # nobody has waited for the last draft
     with pytest.warns(UserWarning, match=r"took 2000 ms.* at most 1000 ms.* 1\.00 tokens.* 50% of its time"):
         times.warn_of_loss(target, 5)
-
-
-def test_the_old_switch_is_taken_without_effect(tmp_path: Any):
-    GenerationConfig(lossy_mode="topk", lossy_config={"k": 4, "break_even": False}).save_pretrained(tmp_path)
-    saved = GenerationConfig.from_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="`break_even` in `lossy_config` has no effect any more"):
-        assert LossyConfig.from_fields(saved.lossy_mode, saved.lossy_config) == LossyConfig.from_fields(
-            "topk", {"k": 4}
-        )
-    both = {"topk": {"k": 4}, "break_even": True}
-    assert LossyConfig.from_fields(["topk", "lossless"], both) == LossyConfig.from_fields(
-        ["topk", "lossless"], {"topk": {"k": 4}}
-    )

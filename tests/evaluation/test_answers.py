@@ -51,7 +51,6 @@ def test_a_line_that_was_cut_off_is_dropped_and_written_anew(tmp_path, torn):
         ({"seed": 1}, "`seed` was 0 and is 1"),
         ({"extra": 1}, "`extra` was None and is 1"),
         ({"modes": {"a": {"k": 2}}}, "`a` was {'k': 1} and is {'k': 2}"),
-        ({"modes": {"a": {"k": 1, "law": 2}}}, "'a' was drawn by an earlier law of its rule"),
         ({"problems": [7, 9]}, "the problems are other ones"),
     ],
 )

@@ -96,9 +96,8 @@ class Case:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """``lossy_config``; with ``break_even``, an earlier tree of the package looked at the clock."""
         seed = {"seed": 3} if self.sampling == "seeded" else {}
-        return {"break_even": False} | RULES[self.rule][1] | seed | dict(self.config)
+        return RULES[self.rule][1] | seed | dict(self.config)
 
     @property
     def lossy(self) -> dict[str, Any]:
@@ -329,7 +328,7 @@ def _generation() -> Iterator[Case]:
     yield Case("generation/custom_generate", rule="topk", call="by_repository")
     yield Case("generation/recall", "arithmetic", rule="judge", config={"threshold": None, "recall": 0.9})
     few = {"max_new_tokens": 9, "num_assistant_tokens": 2}
-    fields = few | {"lossy_mode": "topk", "lossy_config": {"k": 9, "break_even": False}}
+    fields = few | {"lossy_mode": "topk", "lossy_config": {"k": 9}}
     for name, rule, options in (("configuration", "topk", few), ("fields", "", fields)):
         yield Case(f"generation/{name}", rule=rule,
                    options=lambda w, o=options: {"generation_config": GenerationConfig(**o)})  # fmt: skip

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from hf_lossy_assist import LossyError, LossyUnsupportedError, LossyValueError, pairs, quantize_draft
-from hf_lossy_assist.acceptors import LAW
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.evaluation.comparison import first_answers, run_comparison, summarise
 from hf_lossy_assist.evaluation.modes import Models, parse_modes
@@ -80,23 +79,6 @@ def test_a_comparison_of_both_engines(models):
     assert rows["vLLM: target alone"].mean_accepted is None
     assert rows["target alone"].per_round is not None
     assert len(records) == 2 * 3 + 2, "the metered repeat is this process's"
-
-
-@pytest.mark.usefixtures("_stand_in")
-def test_draws_by_an_earlier_law_are_refused(models, monkeypatch):
-    """Greedy texts, and rules whose law is as it was, are the same in the other environment."""
-    batch = batches_of([[5, 6, 7]])[0]
-    with VllmEngines(PYTHON) as engines:
-        for old in (False, True):
-            for mode in engines.modes([*parse_modes("topk@4", 5), *parse_modes("topk@4,ears@4", 5, temperature=0.5)]):
-                engine = engines.of(models, mode)
-                assert engine.law == LAW or old
-                engine.law = 1 if old else engine.law
-                if old and mode.rule == "topk" and mode.temperature:
-                    with pytest.raises(LossyError, match="`--vllm-python` has an earlier law of 'topk'"):
-                        mode.engine.respond(models, mode, batch, 5)
-                else:
-                    mode.engine.respond(models, mode, batch, 5)
 
 
 @pytest.mark.usefixtures("_stand_in")

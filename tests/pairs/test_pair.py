@@ -39,11 +39,6 @@ def test_an_unknown_pair_is_an_error_with_the_nearest_name():
         pairs.load("aritmetic")
 
 
-def test_a_pair_that_went_names_its_replacement():
-    with pytest.raises(LossyValueError, match=r"the pair 'smollm2' was removed: use \"qwen-coder\""):
-        pairs.load("smollm2")
-
-
 def test_a_folder_without_weights_is_an_error_that_says_how_to_make_them(tmp_path):
     with pytest.raises(LossyValueError, match=r"`folder` .* has none; .*train-pair"):
         pairs.load("arithmetic", folder=tmp_path)

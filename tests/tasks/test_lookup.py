@@ -88,7 +88,6 @@ def test_options_are_typed_as_json_unless_a_text_is_asked_for(own_module):
             "gsm9k",
             r"`task` has to be one of \['arithmetic', .*'speed-bench'\] or a dotted path .*; did you mean 'gsm8k'",
         ),
-        ("ifeval", "the task 'ifeval' was removed: .* `lossy-assist lm-eval --tasks ifeval`"),
         ("no_such_module:Task", "importing 'no_such_module' failed: No module named 'no_such_module'"),
         ("broken_task_of_a_user:Task", "failed: No module named 'nothing_of_this_name'"),
         ("misspelt_task_of_a_user:Task", "importing 'misspelt_task_of_a_user' failed: .*never closed"),

@@ -47,10 +47,8 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     from vllm import LLM, SamplingParams, __version__
 
-    from ...version import LAW
-
     engine = LLM(**settings, disable_log_stats=False)
-    out.write(json.dumps({"version": __version__, "law": LAW}) + "\n")
+    out.write(json.dumps({"version": __version__}) + "\n")
     for line in sys.stdin:
         try:
             reply = answer(engine, SamplingParams, json.loads(line))

@@ -58,7 +58,7 @@ class Engine:
             env={**defaults, **os.environ, **own},
         )  # fmt: skip
         ready = self.ask(settings)
-        self.version, self.law = str(ready["version"]), ready.get("law", 1)
+        self.version = str(ready["version"])
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Send a line, and return the answer's."""
@@ -216,11 +216,6 @@ class VllmEngines:
     def respond(self, models: Models, mode: DecodingMode, batch: PromptBatch, max_new_tokens: int) -> Response:
         """Answer a batch in a mode of :meth:`modes`."""
         engine = self.of(models, mode)
-        if engine.law < mode.law:
-            raise LossyUnsupportedError(
-                f"`--vllm-python` has an earlier law of {mode.rule!r}, which now also keeps what `lossless` keeps when "
-                "sampling; install there the version of this package that is installed here"
-            )
         reply = engine.ask(request_of(models, mode, batch, max_new_tokens))
         rows = [torch.tensor(row, dtype=torch.long) for row in reply["tokens"]]
         calls, accepted, _, drafted = map(sum, zip(*reply["work"], strict=True))

@@ -16,7 +16,7 @@ from ...call.checks import check_mode
 from ...call.config import FIELDS, LossyConfig, head_users
 from ...call.spelling import spelt
 from ...errors import LossyUnsupportedError, LossyValueError, brief, nearest
-from ...gone import check_keys
+from ...values import check_keys
 
 KEYS = (*(name.removeprefix("lossy_") for name in FIELDS), "certificate")
 """The keys of ``{"lossy": …}`` in ``--additional-config``, with the meaning of ``generate()``'s fields.
