@@ -12,10 +12,10 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from ..errors import LossyValueError
 
 HUB_IDS = {"target": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "draft": "Qwen/Qwen2.5-Coder-0.5B-Instruct"}
-REMEDY = "`make qwen-coder`, or `python -m hf_lossy_assist.pairs.get_qwen_coder` outside a checkout"
+REMEDY = "`make qwen-coder` in a checkout"
 
 _FILES = ("*.json", "*.jinja", "*.safetensors")
-_SIZES = "sizes.json"
+SIZES = "sizes.json"
 
 
 def folders(folder: Path | None) -> tuple[Path, Path]:
@@ -47,17 +47,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_lossy_assist" / "qwen-coder"
 
 
-def note_sizes(folder: Path) -> None:
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    (folder / _SIZES).write_text(json.dumps(sizes, indent=2))
-
-
 def fault(folder: Path) -> str | None:
-    """Return what a folder lacks, or None if its files are as long as :func:`note_sizes` found them."""
+    """Return what a folder lacks, or None if its files are as long as its ``sizes.json`` says."""
     try:
-        sizes = json.loads((folder / _SIZES).read_text())
+        sizes = json.loads((folder / SIZES).read_text())
     except (FileNotFoundError, ValueError):
-        return f"{folder / _SIZES} is missing or damaged"
+        return f"{folder / SIZES} is missing or damaged"
     found = {name: (folder / name).stat().st_size if (folder / name).is_file() else 0 for name in sizes}
     wrong = [f"{name!r} has {found[name]:,} of {size:,} bytes" for name, size in sizes.items() if found[name] != size]
     return ", ".join(wrong) or None

@@ -16,11 +16,12 @@ from huggingface_hub import constants
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from benchmarks import get_qwen_coder
+from benchmarks.get_qwen_coder import Source, join
 from hf_lossy_assist import LossyValueError, pairs
 from hf_lossy_assist.cli import app
 from hf_lossy_assist.heads import Head
-from hf_lossy_assist.pairs import get_qwen_coder, qwen_coder
-from hf_lossy_assist.pairs.get_qwen_coder import Source, join
+from hf_lossy_assist.pairs import qwen_coder
 from hf_lossy_assist.pairs.qwen_coder import cache_folder
 from tests.hub.fixtures import loopback_hub  # noqa: F401
 from tests.hub.server import LoopbackHub
@@ -249,7 +250,6 @@ def test_the_cache_is_the_user_s(monkeypatch):
         "bench --prompts 1 --repeats 1 --max-new-tokens 3 --modes plain,lossless",
         "evaluate --task arithmetic --modes plain,dropmatch --limit 2 --max-new-tokens 4",
         "mine --task arithmetic --num-prompts 2 --max-new-tokens 4 --out {folder}/mined",
-        "chat --max-new-tokens 3",
     ],
 )
 def test_commands_take_the_pair(copied, command):

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import hf_lossy_assist
-from hf_lossy_assist.pairs.get_qwen_coder import convert, whole_folder
+from benchmarks.get_qwen_coder import convert, whole_folder
 from tests.parity import assert_same_text
 
 

