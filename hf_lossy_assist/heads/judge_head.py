@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from numpy.typing import ArrayLike
 from torch import nn
-from typing_extensions import Self
 
 from ..errors import LossyValueError, brief
 from ..values import PROBABILITY, Checked, Probability

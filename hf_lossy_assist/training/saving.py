@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Origin:
             "command": shlex.join(["lossy-assist", *map(without_folder, sys.argv[1:])]),  # for cards
             "argv": ["lossy-assist", *sys.argv[1:]],
             "versions": versions | versions_of(*_PACKAGES),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "data": self.data,
             "training": {**settings, **notes},
         }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from scipy.special import expit
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from ..errors import LossyValueError
 from ..heads import VerifierConfig, VerifierHead, VerifierRow, fold

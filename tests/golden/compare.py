@@ -18,14 +18,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 HERE = Path(__file__).parent
 SOURCES = ("__init__.py", "worlds.py", "cases.py", "worker.py")
