@@ -18,7 +18,7 @@ data, head = folder / "mined", folder / "judge"
 # Few problems, to be quick; a useful head needs thousands.
 command("mine", "--pair", "arithmetic", "--num-prompts", 14, "--out", data)
 command("train", "judge", "--data", data, "--pair", "arithmetic", "--out", head)
-command("publish", head, "your-org/your-judge", "--dry-run")  # without --dry-run once you are logged in
+print((head / "README.md").read_text())  # the card; `hf upload your-org/your-judge FOLDER` puts all on the Hub
 
 pair = pairs.load("arithmetic")
 problems = pair.task.examples("test", 4)

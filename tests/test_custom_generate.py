@@ -11,6 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from huggingface_hub import HfApi
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -21,11 +22,9 @@ from transformers import (
     TextStreamer,
 )
 from transformers import dynamic_module_utils as dynamic
-from typer.testing import CliRunner
 
 import hf_lossy_assist
 from hf_lossy_assist import LossyValueError, pairs
-from hf_lossy_assist.cli import app
 from tests.forking import ended, fork
 from tests.hub.fixtures import loopback_hub, signed_in  # noqa: F401
 from tests.hub.server import TOKEN, LoopbackHub
@@ -226,13 +225,12 @@ def test_published_and_used_from_the_hub(
     call: dict,
     signed_in: LoopbackHub,  # noqa: F811
 ):
-    result = CliRunner().invoke(app, ["publish", "custom-generate", ID, "--private"])
-    assert result.exit_code == 0, result.output
+    HfApi().create_repo(ID, private=True)
+    HfApi().upload_folder(repo_id=ID, folder_path=FOLDER)  # as `hf upload` does
     repository = signed_in.repositories[ID]
     assert repository.private
     files = repository.commits[commit := repository.branches["main"]]
     assert sorted(files) == ["README.md", "custom_generate/generate.py", "custom_generate/requirements.txt"]
-    assert f'custom_generate="{ID}"' in files["README.md"].content.decode()
 
     custom = {"custom_generate": ID, "trust_remote_code": True, "token": TOKEN}
     expected = pair.target.generate(**call, **CUSTOM, **TOPK)
@@ -240,13 +238,6 @@ def test_published_and_used_from_the_hub(
         got = pair.target.generate(**call, **custom, **more, **TOPK)
         assert torch.equal(got.sequences, expected.sequences)
         assert got.lossy_stats.rounds == expected.lossy_stats.rounds
-
-
-def test_dry_run_of_publishing(loopback_hub: LoopbackHub):  # noqa: F811
-    result = CliRunner().invoke(app, ["publish", "custom-generate", ID, "--dry-run"])
-    assert result.exit_code == 0, result.output
-    assert "custom_generate/generate.py" in result.output
-    assert not loopback_hub.requests
 
 
 def test_card_and_requirements():

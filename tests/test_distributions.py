@@ -147,7 +147,7 @@ try:
     hf_lossy_assist.evaluate(pair.target, pair.draft, tokenizer=pair.tokenizer, task=pair.task)
 except hf_lossy_assist.LossyUnsupportedError as error:
     print(error)
-import hf_lossy_assist.calibration, hf_lossy_assist.cli.chat, hf_lossy_assist.cli.publish
+import hf_lossy_assist.calibration
 from hf_lossy_assist.cli import app
 
 short = ["--pair", "arithmetic", "--max-new-tokens", "3"]

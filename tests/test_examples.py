@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import runpy
 import tempfile
@@ -33,6 +34,7 @@ SAYS = {
 def test_example(example: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(pairs, "at_hand", lambda name: name == "arithmetic")
+    monkeypatch.setattr("sys.stdin", io.StringIO("Ada has 5 pens and buys 4 more. How many pens does Ada have?\n"))
     known = dict(REGISTRY)
     disable()  # examples enable for themselves
     try:

@@ -18,20 +18,11 @@ from ..acceptors import REGISTRY, Acceptor, place_rule_head
 from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
 from ..heads.identity import differing_models
-from ..heads.repository import (
-    CARD,
-    CONFIG,
-    HUB_REFERENCE,
-    WEIGHTS,
-    Publication,
-    existing_folder,
-    local_files,
-    publication,
-)
+from ..heads.repository import CONFIG, HUB_REFERENCE, WEIGHTS, existing_folder, local_files
 from ..store.folder import write_json
 from ..values import is_number
 
-GENERATION_CONFIG, CERTIFICATE, PLOT = "generation_config.json", "certificate.json", "plot.png"
+GENERATION_CONFIG, CERTIFICATE = "generation_config.json", "certificate.json"
 
 Number = int | float
 
@@ -211,12 +202,3 @@ def head_sums(acceptor: Acceptor) -> dict[str, int]:
     """Return the checksum of each rule's head, by rule."""
     rules = getattr(acceptor, "rules", (acceptor,))
     return {rule.name: rule.head.checksum for rule in rules if getattr(rule, "head", None) is not None}
-
-
-def certificate_publication(folder: Path) -> Publication:
-    """Return the files of a certificate's folder that belong on the Hub."""
-    certificate = Certificate.load(folder)
-    files = {name: folder / name for name in (CERTIFICATE, GENERATION_CONFIG, CARD, PLOT) if (folder / name).is_file()}
-    for rule in certificate.heads:
-        files |= {f"{rule}/{name}": path for name, path in publication(folder / rule, rule).files.items()}
-    return Publication("certificate", files)

@@ -16,7 +16,6 @@ from .console import CleanCommand, CleanGroup, flattened
 COMMANDS = {
     "demo": ("demo:demo", "Compare modes on questions, with the bundled pair", None),
     "generate": ("generate:generate", "Continue a prompt with a draft and an acceptance rule", None),
-    "chat": ("chat:chat", "Chat with a model, and see which tokens only a lossy rule kept", None),
     "rules": ("rules:rules", "List the rules with their settings, sources and what they read", None),
     "inspect": ("inspect:inspect", "Write a page that shows what became of every token", None),
     "advise": ("advise:advise", "Predict what each rule brings on your models", "lab"),
@@ -25,7 +24,6 @@ COMMANDS = {
     "bench": ("bench:bench", "Compare modes: speed, time by stage, accuracy, memory", "lab"),
     "mine": ("mine:mine", "Make training data for heads", "lab"),
     "train": ("train:app", "Train heads from labelled data", "lab"),
-    "publish": ("publish:publish", "Upload a head, a draft, a certificate or the Space", None),
     "lm-eval": ("lm_eval:lm_eval", "Run lm-evaluation-harness with assisted models", "lm-eval"),
 }
 """Each subcommand's place, summary for ``--help``, and extra. typer gets the module's ``COMMAND_OPTIONS``, if there."""

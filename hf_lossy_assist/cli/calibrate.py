@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from ..calibration.calibrating import calibrate as certify_fastest
-from ..calibration.calibrating import calibrate_from, write_card
+from ..calibration.calibrating import calibrate_from
 from ..call.certificate import Certificate, TestedSetting
 from ..call.spelling import FORM, split
 from ..errors import LossyValueError
@@ -64,7 +64,6 @@ def calibrate(
             certificate = _answered(evaluation, (max_loss, confidence, max_longer), out, screen)
         heads = evaluation.models.heads
     certificate.save(out, heads)
-    write_card(certificate, out)
     screen.print(outcome_table(certificate))
     if certificate.chosen is None:
         screen.print(f"no setting is certified; written: {out}", soft_wrap=True)

@@ -8,14 +8,13 @@ import zlib
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
 from huggingface_hub import ModelHubMixin
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from ..errors import LossyValueError, brief
 from . import repository
@@ -150,13 +149,12 @@ class Head(nn.Module, ModelHubMixin, library_name=LIBRARY):
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Commit configuration, weights and card to the repository ``repo_id``, created if missing; return the address.
 
-        Options are ``private``, ``token``, ``branch`` and ``create_pr``, as in ``huggingface_hub``. To publish the
-        figures of a head's folder too, use ``lossy-assist publish FOLDER``.
+        Options are ``private``, ``token``, ``branch`` and ``create_pr``, as in ``huggingface_hub``. ``hf upload`` sends
+        a head's folder with its pictures.
         """
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            files = repository.publication(Path(folder), f"{self.config.kind} head")
-            return repository.upload(files, repo_id, **options)
+            return repository.upload(Path(folder), repo_id, f"{self.config.kind} head", **options)
 
     def save_pretrained(
         self, save_directory: str | Path, *, repo_id: str | None = None, push_to_hub: bool = False, **options: Any

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -131,58 +130,30 @@ def finite(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     return converted
 
 
-@dataclass(frozen=True)
-class Publication:
-    """The files of a repository on the Hub, by their paths there, with a title and the SDK of a Space."""
-
-    title: str
-    files: Mapping[str, Path]
-    sdk: str | None = None
-
-    def content(self, name: str, repo_id: str) -> bytes:
-        """Return a file's content, with ``repo_id`` in the card."""
-        content = self.files[name].read_bytes()
-        return content.replace(PLACEHOLDER_ID.encode(), repo_id.encode()) if name == CARD else content
-
-
-def publication(folder: Path, title: str, more: Sequence[str] = ()) -> Publication:
-    """Return the files of a folder for the Hub: configuration, weights, card, figures, and ``more`` if present."""
-    besides = [name for name in more if (folder / name).is_file()]
-    names = [CONFIG, WEIGHTS, CARD, *besides, *sorted(path.name for path in folder.glob("*.png"))]
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise LossyValueError(f"{str(folder)!r} lacks {missing}; save the head again with `save_pretrained`")
-    return Publication(title, {name: folder / name for name in names})
-
-
-def export(publication: Publication, folder: Path, repo_id: str) -> None:
-    """Write the files of the repository ``repo_id`` to a folder."""
-    for name in publication.files:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(publication.content(name, repo_id))
-
-
 def upload(
-    publication: Publication,
+    folder: Path,
     repo_id: str,
+    title: str,
     *,
     private: bool | None = None,
     branch: str | None = None,
     token: str | bool | None = None,
     create_pr: bool = False,
 ) -> str:
-    """Commit the files to a repository, or open a pull request, and return the address.
+    """Commit a head's files to a repository, with ``repo_id`` in the card, or open a pull request; return the address.
 
     A missing repository is created, ``private`` or by the Hub's default, and a missing ``branch`` from ``main``.
     """
-    api, kind = HfApi(token=token), "model" if publication.sdk is None else "space"
-    files = [CommitOperationAdd(name, publication.content(name, repo_id)) for name in publication.files]
+    card = (folder / CARD).read_bytes().replace(PLACEHOLDER_ID.encode(), repo_id.encode())
+    files = [*(CommitOperationAdd(name, folder / name) for name in (CONFIG, WEIGHTS)), CommitOperationAdd(CARD, card)]
+    api = HfApi(token=token)
     with hub_errors(repo_id, branch):
-        api.create_repo(repo_id, private=private, repo_type=kind, space_sdk=publication.sdk, exist_ok=True)
+        api.create_repo(repo_id, private=private, exist_ok=True)
         if branch is not None:
-            api.create_branch(repo_id, branch=branch, repo_type=kind, exist_ok=True)
-        message, where = f"Upload {publication.title}", {"repo_type": kind, "revision": branch}
-        commit = api.create_commit(repo_id, files, commit_message=message, create_pr=create_pr, **where)
+            api.create_branch(repo_id, branch=branch, exist_ok=True)
+        commit = api.create_commit(
+            repo_id, files, commit_message=f"Upload {title}", create_pr=create_pr, revision=branch
+        )
     return commit.pr_url or commit.commit_url
 
 

@@ -40,13 +40,6 @@ ERRORS = {
         ("--model x --assistant y --mode judge P", "`--head` has to be given for the rule 'judge'"),
         ("M --chat P", "has no chat template"),
     ],
-    "chat": [
-        ("--model x --prompt-lookup 3 --assistant x", "`--prompt-lookup` 3 drafts without a model"),
-        ("--model x --assistant-tokenizer x", "needs an `--assistant`"),
-        ("--model x --temperature 1", "`--temperature` 1.0 needs `--sample`"),
-        ("--model x --mode tpok", "did you mean 'topk'"),
-        ("M", "has no chat template"),
-    ],
     "inspect": [
         (f"{PAIR} --modes topkk --out OUT", "did you mean 'topk'"),
         (f"{PAIR} --gamma none --out OUT", "`--gamma` has to have"),

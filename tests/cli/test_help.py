@@ -56,7 +56,7 @@ def test_help_fits_two_screens_and_has_every_option(name: str):
         assert joined(getattr(option, "help", None) or "") in joined(shown)
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "inspect", "evaluate", "calibrate", "bench"])
+@pytest.mark.parametrize("name", ["generate", "inspect", "evaluate", "calibrate", "bench"])
 def test_commands_with_modes_say_where_rules_are_listed_and_spell_shared_options_alike(name: str):
     shown = joined(CliRunner().invoke(app, [name, "--help"]).output)
     for text in (

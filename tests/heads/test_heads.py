@@ -29,7 +29,7 @@ from tests.tiny_models import tiny
 SMALL = ModelIdentity("org/small", None, "LlamaForCausalLM", 8, 100)
 LARGE = ModelIdentity("org/large", None, "LlamaForCausalLM", 24, 100)
 
-HEADS = sorted(path.parent for path in Path(pairs.__file__).parent.glob("*/*/roc.png"))
+HEADS = sorted(path.parent for path in pairs.hub_cards().glob("*/roc.png"))
 
 
 LINEAR = {"target": LARGE, "draft": SMALL, "task": "gsm8k", "threshold": 0.3}
@@ -237,7 +237,7 @@ def test_saving_again_is_reproducible(saved: Path, judge: JudgeHead, tmp_path: P
 
 
 @pytest.mark.parametrize("folder", HEADS, ids=lambda folder: folder.name)
-def test_heads_of_earlier_versions_load_and_are_saved_as_they_were(folder: Path, tmp_path: Path):
+def test_the_heads_of_hub_cards_load_and_are_saved_as_they_stand_there(folder: Path, tmp_path: Path):
     shutil.copy(folder / "roc.png", tmp_path)
     Head.from_pretrained(folder).save_pretrained(tmp_path)
     for path in folder.iterdir():
