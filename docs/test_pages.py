@@ -39,6 +39,9 @@ def check(words: list[str]) -> None:
         parse(app, words[1:])
     elif words[:2] == ["python", "-m"]:
         parse(importlib.import_module(words[2]).app, words[3:])
+    elif words[:2] == ["hf", "upload"] or words[0] == "python":
+        path = words[3] if words[0] == "hf" else words[1]
+        assert "/" not in path or (pages.ROOT / path).exists(), f"no such file: {path}"
     elif words[0] == "make":
         assert f"\n{words[1]}:" in (pages.ROOT / "Makefile").read_text(encoding="utf-8")
     else:

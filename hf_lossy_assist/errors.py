@@ -55,7 +55,7 @@ def nearest(value: Any, names: Iterable[str]) -> str:
     return f"; did you mean {by_spelling[close[0]]!r}?" if close else ""
 
 
-EXTRAS = {"lab": ("datasets", "matplotlib", "sklearn"), "api": ("openai",), "lm-eval": ("lm_eval",)}
+EXTRAS = {"lab": ("datasets", "matplotlib", "pyarrow", "sklearn"), "api": ("openai",), "lm-eval": ("lm_eval",)}
 """By extra of the package, what it brings that only some parts import."""
 
 

@@ -15,7 +15,7 @@ for name in {missing!r}:
     sys.modules[name] = None  # as if it were not installed
 from hf_lossy_assist.cli import app
 """
-MISSING = [name for names in EXTRAS.values() for name in names] + ["pyarrow", "scipy", "pandas"]
+MISSING = [name for names in EXTRAS.values() for name in names] + ["scipy", "pandas"]
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
