@@ -66,9 +66,9 @@ class Sandbox:
     def run(self, program: str, entry_point: str, tests: str, helpers: str = "") -> ProgramReport:
         """Run ``program``, untrusted Python source, and ``tests`` against its function ``entry_point``.
 
-        Each `assert` outside of `try` and `with` is a test of its own. The tests pass if none fails and nothing else is
-        raised. ``helpers`` are trusted source that runs before the tests. A bad program only fails; an error means that
-        the processes could not be set up.
+        Each `assert` outside of `try` and `with` is a test of its own. The tests pass if they assert something, none
+        fails, and nothing else is raised. ``helpers`` are trusted source that runs before the tests. A bad program only
+        fails; an error means that the processes could not be set up.
 
         Examples
         --------

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 _LONGEST_MESSAGE = 1 << 24
 # How plain data are written in JSON and read again. Subclasses stand before their bases. Any other iterable arrives as
@@ -41,6 +41,9 @@ _PLAIN: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 _MARK = "_mark_of_a_test"
 _MARKED = f"try: pass\nexcept Exception as {_MARK}_error: {_MARK}({_MARK}_error)\nelse: {_MARK}(None)"
+_REACHED = f"{_MARK}_reached()"
+# Whoever reads results takes these for their end. As in a generator (PEP 479), they arrive as a RuntimeError.
+_ENDS = (StopIteration, StopAsyncIteration)
 
 
 class _TestsEnded(BaseException): ...
@@ -106,51 +109,66 @@ def _run_tests(job: dict[str, str], inbox: BinaryIO, outbox: BinaryIO, report: C
         return
     report(b"ready\n")
     failures: list[str] = []
+    asserted = False
+
+    def reached() -> None:
+        nonlocal asserted
+        asserted = True
 
     def mark(error: BaseException | None) -> None:
+        reached()
         if error is not None:
             failures.append(f"raised {type(error).__name__}")
         report(b"+" if error is None else b"-")
+
+    def end(reason: str) -> NoReturn:
+        failures.insert(0, reason)  # the tests may catch what is raised here
+        raise _TestsEnded
 
     def ask(message: Any) -> Any:
         with suppress(OSError):
             _send(outbox, message)
             if reply := inbox.readline(_LONGEST_MESSAGE):
                 return json.loads(reply)
-        raise _TestsEnded("ended")  # the program's process is gone
+        end("ended")  # the program's process is gone
 
     def candidate(*arguments: Any, **named: Any) -> Any:
         try:
             call = encode([arguments, named])
         except TypeError as error:
-            raise _TestsEnded(f"unsupported an argument can't be sent: {error}") from error
+            end(f"unsupported an argument can't be sent: {error}")
         reply = ask(call)
         if "raised" not in reply:
             return decode(reply["returned"])
         name, text = reply["raised"]
         kind = getattr(builtins, name, None)
-        raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(text)
+        usual = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS)
+        raise (kind if usual else RuntimeError)(text)
 
     tests: dict[str, Any] = {"__name__": "tests"}
     try:
         reply = ask({name: job[name] for name in ("program", "entry_point")})
         if "raised" in reply:
-            raise _TestsEnded(f"raised {str(reply['raised'][0])[:100]}")
+            end(f"raised {str(reply['raised'][0])[:100]}")
         exec(compile(job["helpers"], "helpers", "exec", dont_inherit=True), tests)
-        tests |= {job["entry_point"]: candidate, _MARK: mark}
+        tests |= {job["entry_point"]: candidate, _MARK: mark, f"{_MARK}_reached": reached}
         marked = ast.fix_missing_locations(_Marking().visit(ast.parse(job["tests"])))
         exec(compile(marked, "tests", "exec", dont_inherit=True), tests)
-    except _TestsEnded as error:
-        failures.insert(0, str(error))
+        if not asserted:
+            failures.append("its tests asserted nothing")
     except BaseException as error:
         failures.append(f"raised {type(error).__name__}")
     report(b"\n" + (failures[0] if failures else "passed").encode(errors="replace"))
 
 
 class _Marking(ast.NodeTransformer):
-    """Make every `assert` a test of its own; in `try` or `with` it may have to fail."""
+    """Make every `assert` a test of its own; one in `try` or `with` may have to fail, so it only counts as reached."""
 
-    visit_Try = visit_TryStar = visit_With = visit_AsyncWith = lambda self, node: node
+    def visit_Try(self, node: ast.stmt) -> list[ast.stmt]:
+        asserts = any(isinstance(part, ast.Assert) for part in ast.walk(node))
+        return [*(ast.parse(_REACHED).body if asserts else []), node]
+
+    visit_TryStar = visit_With = visit_AsyncWith = visit_Try
 
     def visit_Assert(self, node: ast.Assert) -> ast.Try:
         [attempt] = ast.parse(_MARKED).body

@@ -63,6 +63,7 @@ def f(x):
     for thing in filter(None, found): thing.clear()
     return 0
 """,
+    "ends its results": "def f(x): raise StopIteration",
     "floods": "def f(x): return 'x' * (1 << 25)",
     "nests": WRITE_TO_ALL + "def f(x): write(b'[' * 60_000 + b'\\n')",
     "sends nonsense": WRITE_TO_ALL

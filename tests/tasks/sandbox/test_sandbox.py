@@ -123,9 +123,58 @@ for x, kind in enumerate((ValueError, RuntimeError, RuntimeError)):
         assert False
     except kind as error:
         assert str(error) == ('bad' if x == 0 else '')
-assert True
 """
-    assert sandbox.run(program, "f", tests) == PASSED  # what stands within `try` is no test of its own
+    assert sandbox.run(program, "f", tests) == ProgramReport(True, "", "passed")  # what stands in `try` has no mark
+
+
+# Each reads a function's results, and is true where there is none.
+READERS = {
+    "all": "all(map(f, [name]))",
+    "for": "not [y for y in map(f, [name])]",
+    "next": "next(map(f, [name]), 0) == 0",
+    "iter": "list(iter(lambda: f(name), 0)) == []",
+    "zip": "list(zip(map(f, [name]), [1])) == []",
+    "in": "0 not in map(f, [name])",
+    "async for": "asyncio.run(results(name)) == []",
+}
+ENDING = f"""
+import asyncio, builtins
+class Results:
+    def __init__(self, name): self.name = name
+    def __aiter__(self): return self
+    async def __anext__(self): return f(self.name)
+async def results(name): return [y async for y in Results(name)]
+for name, kind in vars(builtins).items():
+    if isinstance(kind, type) and issubclass(kind, BaseException) and not name.endswith('Group'):
+        {"; ".join(f"assert {reader}" for reader in READERS.values())}
+"""
+
+
+def test_no_exception_of_a_program_ends_its_results_early(sandbox):
+    program = "import builtins\ndef f(name): raise getattr(builtins, name)(*[b'', b'', 0, 1, ''][: 5 * ('Uni' in name)])"
+    report = sandbox.run(program, "f", ENDING)
+    assert len(report.marks) > 60 * len(READERS)
+    assert {*report.marks} == {"-"}
+
+
+UNTESTED = {
+    "nothing": "",
+    "no assertion": "f(1)",
+    "results that are not there": "for y in f(0):\n assert y",
+    "a check that is not called": "def check():\n assert f(1)",
+    "a `try` that asserts nothing": "try: f(1)\nexcept Exception: pass",
+}
+
+
+@pytest.mark.parametrize("tests", UNTESTED.values(), ids=UNTESTED.keys())
+def test_tests_that_assert_nothing_are_not_passed(sandbox, tests):
+    assert sandbox.run("def f(x): return []", "f", tests) == ProgramReport(False, "", "its tests asserted nothing")
+
+
+def test_a_program_that_leaves_does_not_pass_whatever_its_tests_catch(sandbox):
+    tests = "try:\n f(1)\n assert False\nexcept BaseException:\n pass\nassert True"
+    report = sandbox.run("import os\ndef f(x): os._exit(0)", "f", tests)
+    assert (report.passed, report.reason) == (False, "left before its tests ended")
 
 
 @pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS.keys())
