@@ -53,7 +53,7 @@ def main(
     if not out.exists():
         found = json.loads((costs or folder / "advice.json").read_text(encoding="utf-8"))["costs"]
         append_lines(out, replayed(folder, found, rules))
-    first, *rows = map(json.loads, read_lines(out))
+    first, *rows = (row for _, row in read_lines(out))
     Console(soft_wrap=True).print(table(summary(rows, first["tokens"]), COLUMNS, f"{len(first['tokens'])} answers"))
 
 

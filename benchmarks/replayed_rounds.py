@@ -6,7 +6,6 @@ the difference between both means of kept tokens per round, by a bootstrap over 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
@@ -46,7 +45,7 @@ def main(
     """Compare predicted with seen tokens, greedily and drawn at temperature 1; print every cell, and the summary."""
     limit_threads(threads)
     screen, loaded = Console(soft_wrap=True), ModelOptions(pair).load()
-    done = {(cell["drawn"], cell["mode"], cell["gamma"]): cell for cell in map(json.loads, read_lines(out))}
+    done = {(cell["drawn"], cell["mode"], cell["gamma"]): cell for _, cell in read_lines(out)}
     with progress(screen) as bar:
         for temperature in (None, 1.0):
             lengths = numbers("--gammas", gammas, int)

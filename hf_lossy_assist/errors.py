@@ -11,10 +11,29 @@ from typing import Any
 _PASSED_THROUGH = ("hf_lossy_assist", "transformers", "torch", "contextlib")
 
 
+# Control characters but tab and newline, to their pictures: a terminal obeys some, such as those that set its title.
+_PICTURES = {code: code + 0x2400 for code in range(32) if chr(code) not in "\t\n"}
+_PICTURES |= dict.fromkeys(range(0x7F, 0xA0), 0x2421)
+
+
+def printable(text: str) -> str:
+    """Return a text with pictures in the place of control characters, so that a terminal shows it and does no more.
+
+    Examples
+    --------
+    >>> printable("\\x1b]0;title\\x07 is\\tkept")
+    '␛]0;title␇ is\\tkept'
+    """
+    return text.translate(_PICTURES)
+
+
 class LossyError(ValueError):
     """The base of all errors that this package raises; ``field`` is the lossy field of ``generate()`` at fault."""
 
     field = "lossy_config"
+
+    def __str__(self) -> str:
+        return printable(super().__str__())  # it may quote a file or the Hub
 
 
 class LossyValueError(LossyError):
@@ -30,7 +49,7 @@ def warn(message: str) -> None:
     frame, level = inspect.currentframe().f_back, 2
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_THROUGH:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level)
+    warnings.warn(printable(message), UserWarning, stacklevel=level)
 
 
 @functools.cache
@@ -44,7 +63,10 @@ class LossyServiceError(LossyError):
 
 def brief(value: Any) -> str:
     """Return the ``repr`` of a value for a message, shortened if it is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deep, or an int of too many digits
+        text = f"<{type(value).__name__} that is too long to show>"
     return text if len(text) <= 200 else f"{text[:100]}…{text[-99:]}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +18,9 @@ MOST = 1 << 24
 
 LARGEST_INT = 2**63 - 1
 """The largest int that a tensor can hold."""
+
+MOST_LEVELS = 32
+"""How deep JSON of others may be nested."""
 
 SETTINGS = " in `lossy_config`"
 """Where the settings of a run are."""
@@ -67,19 +72,52 @@ def bounded(low: float, high: float = math.inf, *, integer: bool = False, word: 
 
 PROBABILITY = Rule("a number between 0 and 1", lambda x: is_number(x) and 0 <= x <= 1)
 SIZE = Rule(f"a positive integer of at most {MOST:,}", lambda x: type(x) is int and 0 < x <= MOST)
+COUNT = Rule("an int >= 0", lambda x: type(x) is int and x >= 0)
 
 Text = Annotated[str, Rule("a string", lambda x: isinstance(x, str))]
 Probability = Annotated[float, PROBABILITY]
 Size = Annotated[int, SIZE]
+Count = Annotated[int, COUNT]
+
+
+@functools.cache
+def _rules(cls: type) -> list[tuple[str, Rule]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return [(name, rule) for name, hint in hints.items() for rule in getattr(hint, "__metadata__", ())]
 
 
 class Checked:
     """A dataclass that checks its fields by the rules in their annotations."""
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            for rule in getattr(hint, "__metadata__", ()):
-                rule.check(name, getattr(self, name))
+        for name, rule in _rules(type(self)):
+            rule.check(name, getattr(self, name))
+
+
+def from_json(text: str | bytes, what: str, remedy: str = "") -> Any:
+    """Return the value of a JSON text of others; ``what`` names the text in an error, which ends with the ``remedy``.
+
+    Refused are texts that are damaged or nested too deep, and values that nothing could show or write again: half
+    characters, and integers of thousands of digits.
+
+    Examples
+    --------
+    >>> from_json('{"k": 3}', "`lossy_config`")
+    {'k': 3}
+    """
+    try:
+        value = json.loads(text.decode() if isinstance(text, bytes) else text)
+        if _is_deeper(value, MOST_LEVELS):
+            raise ValueError(f"it is nested in more than {MOST_LEVELS} levels")
+        json.dumps(value, ensure_ascii=False).encode()
+    except (RecursionError, ValueError) as error:
+        raise LossyValueError(f"{what} can't be read as JSON: {error}{remedy}") from error
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(part, levels - 1) for part in parts)
 
 
 def check_name(argument: str, name: Any, known: Iterable[str]) -> None:

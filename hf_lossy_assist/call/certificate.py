@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -20,7 +19,7 @@ from ..heads import ModelIdentity
 from ..heads.identity import differing_models
 from ..heads.repository import CONFIG, HUB_REFERENCE, WEIGHTS, existing_folder, local_files
 from ..store.folder import write_json
-from ..values import is_number
+from ..values import from_json, is_number
 
 GENERATION_CONFIG, CERTIFICATE = "generation_config.json", "certificate.json"
 
@@ -117,11 +116,11 @@ class Certificate(_Typed):
                 f"`certificate` has to name a folder with a {CERTIFICATE}, but {str(folder)!r} has none"
             )
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = from_json(path.read_bytes(), "it")
             type_validator("tested", values["tested"], list[dict])
             tested = [TestedSetting(**each) for each in values["tested"]]
             return cls(**{**values, "tested": tested, "source": str(source)})
-        except (KeyError, RecursionError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise LossyValueError(
                 f"`certificate` has to hold what `calibrate` writes, but {str(path)!r} does not: {error}; calibrate or "
                 "download it again"

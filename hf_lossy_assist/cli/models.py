@@ -32,6 +32,7 @@ from ..heads.head import load_head
 from ..models.prepacked import prepack
 from ..models.quantised import quantize_draft
 from ..store.process import this_process
+from ..store.reading import read_text
 from ..tasks import Example, Task
 from ..tasks.plain_prompts import Prompts
 from ..values import check_name
@@ -98,7 +99,7 @@ class LoadedModels:
         """Take the lines of ``file`` as prompts, if it is given."""
         if file is None:
             return self
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in read_text(file, option.removeprefix("--")).splitlines() if line.strip()]
         if not lines:
             raise LossyValueError(f"`{option}` has to hold one prompt a line, but {str(file)!r} has none")
         return replace(self, task=None, prompts=Openings(lines))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..errors import LossyValueError
 from ..store.folder import (
@@ -21,32 +21,35 @@ from ..store.folder import (
     refuse,
     write_json,
 )
+from ..values import COUNT, Checked, Count, Probability, Rule, Text, from_json, is_number
 from .modes import TARGET_ALONE
 
 RESULTS, COSTS = "results.jsonl", "costs.json"
 _KINDS = {"modes": dict, "problems": list, "runs": list}
+_SECONDS = Annotated[float | None, Rule("a number >= 0 or None", lambda x: x is None or (is_number(x) and x >= 0))]
+_KNOWN = Annotated[int | None, Rule("an int >= 0 or None", lambda x: x is None or COUNT.holds(x))]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Checked):
     """One mode's answer to one problem: a line of ``results.jsonl``."""
 
-    mode: str  # its label
-    id: int  # the problem's number in its split
-    score: float  # from 0 to 1
-    tokens: int
+    mode: Text  # its label
+    id: Count  # the problem's number in its split
+    score: Probability
+    tokens: Count
     # Rounds of the text, and drafted tokens kept in all of them; for the target alone a token is a round.
-    rounds: int
-    accepted: int
+    rounds: Count
+    accepted: Count
     # Of the call of ``generate()``, shared equally by its rows; None in older files of modes that answered together.
-    seconds: float | None
-    text: str
-    lossy: int = 0  # drafted tokens that only the rule kept, not the lossless one
-    cut: bool = False  # whether it ended at the limit of its length
+    seconds: _SECONDS
+    text: Text
+    lossy: Count = 0  # drafted tokens that only the rule kept, not the lossless one
+    cut: Annotated[bool, Rule("a bool", lambda x: isinstance(x, bool))] = False  # whether its length's limit ended it
     # None in older files.
-    prompt: int | None = None  # tokens
-    drafted: int | None = None  # tokens
-    memory: int | None = None  # peak of its call in bytes, weights included
+    prompt: _KNOWN = None  # tokens
+    drafted: _KNOWN = None  # tokens
+    memory: _KNOWN = None  # peak of its call in bytes, weights included
 
 
 def by_mode(answers: Iterable[Answer]) -> dict[str, dict[int, Answer]]:
@@ -90,7 +93,7 @@ class AnswerStore:
             with self._lock:
                 self.known |= {(answer.mode, answer.id): answer for answer in _answers(self.folder)}
             if (self.folder / COSTS).exists():
-                self.costs = json.loads((self.folder / COSTS).read_text(encoding="utf-8"))
+                self.costs = from_json((self.folder / COSTS).read_bytes(), f"`out`: {COSTS}")
 
     def keep_costs(self, costs: dict[str, Any]) -> None:
         self.costs = costs
@@ -172,13 +175,18 @@ def answers_of(folder: Path, plan: Mapping[str, Any]) -> dict[int, Answer]:
 
 
 def _answers(folder: Path) -> list[Answer]:
-    answers = []
-    for number, line in enumerate(read_lines(folder / RESULTS), 1):
+    answers: dict[tuple[str, int], Answer] = {}
+    for number, row in read_lines(folder / RESULTS):
+        where = f"line {number} of {str(folder / RESULTS)!r}"
         try:
-            answers.append(Answer(**json.loads(line)))
-        except (TypeError, ValueError) as error:
+            answer = Answer(**row)
+        except (LossyValueError, TypeError) as error:
+            expected = [x.name for x in fields(Answer)]
+            raise LossyValueError(f"`out` has to hold answers with {expected}, but in {where}: {error}") from error
+        before = answers.setdefault((answer.mode, answer.id), answer)
+        if (before.score, before.text) != (answer.score, answer.text):
             raise LossyValueError(
-                f"`out` has to hold answers with the fields {[x.name for x in fields(Answer)]}, but line {number} of "
-                f"{str(folder / RESULTS)!r} has not"
-            ) from error
-    return answers
+                f"`out` has to hold one answer of a mode to a problem, but {where} has another one of {answer.mode!r} "
+                f"to problem {answer.id}, scored {answer.score:g} and not {before.score:g}; delete the wrong line"
+            )
+    return [*answers.values()]

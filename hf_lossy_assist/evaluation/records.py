@@ -48,7 +48,7 @@ def _command_line(started: list[str], arguments: list[str]) -> list[str]:
 
 def read(path: Path | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the origin and the rows of a file that :func:`written` has written, finished or not; {} without one."""
-    origin, *rows = map(json.loads, read_lines(path)) if path is not None and path.is_file() else [{}]
+    origin, *rows = [row for _, row in read_lines(path)] if path is not None and path.is_file() else [{}]
     return origin, rows
 
 

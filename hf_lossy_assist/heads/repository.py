@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import LossyValueError, brief
+from ..values import from_json
 
 CONFIG, WEIGHTS, CARD, ROC = "config.json", "model.safetensors", "README.md", "roc.png"
 
@@ -28,7 +28,7 @@ PLACEHOLDER_ID = "your-org/your-repository"
 HUB_ID = r"\w[\w.-]*/\w[\w.-]*"
 HUB_REFERENCE = re.compile(rf"(?P<id>{HUB_ID})(@(?P<revision>.+))?")
 
-_MOST_CONFIG, _MOST_HEADER, _MOST_LEVELS = 1 << 22, 1 << 16, 32
+_MOST_CONFIG, _MOST_HEADER = 1 << 22, 1 << 16
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LOG_IN = "pass `token` or run `hf auth login`"
 # Subclasses first: a gated repository is also one that was not found.
@@ -82,15 +82,7 @@ def local_files(source: str | Path, files: Sequence[str], *, revision: str | Non
 
 def read_config(folder: Path) -> Any:
     content = _content(folder, CONFIG, _MOST_CONFIG)
-    try:
-        values = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise LossyValueError(f"{str(folder / CONFIG)!r} is not JSON: {error}; download the head again") from error
-    if _is_deep(values, _MOST_LEVELS):
-        raise LossyValueError(
-            f"{str(folder / CONFIG)!r} is nested in more than {_MOST_LEVELS} levels; a head needs fewer"
-        )
-    return values
+    return from_json(content, repr(str(folder / CONFIG)), "; download the head again")
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -164,8 +156,3 @@ def _content(folder: Path, name: str, most: int) -> bytes:
     if (size := path.stat().st_size) > most:
         raise LossyValueError(f"{str(path)!r} has {size:,} bytes, but no more than {most:,} in a head like this")
     return path.read_bytes()
-
-
-def _is_deep(value: Any, levels: int) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_is_deep(part, levels - 1) for part in parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import Any
 
@@ -11,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from ..call.spelling import Spelling, read_gamma, read_settings, split
 from ..enabling import enable, last_stats
 from ..errors import LossyValueError, need
+from ..values import from_json
 
 NAME = "hf-lossy"
 
@@ -95,7 +95,8 @@ def _fields(mode: Any, config: Any, gamma: int | str | None = None) -> dict[str,
     spelling = Spelling.read(mode) if isinstance(mode, str) else Spelling(mode)
     if isinstance(config, str):
         items = split(config, ":")
-        config = json.loads(config) if config.startswith("{") else read_settings(items, "lossy_config")
+        as_json = config.startswith("{")
+        config = from_json(config, "`lossy_config`") if as_json else read_settings(items, "lossy_config")
     fields = {"lossy_mode": spelling.mode, "lossy_config": {**spelling.config, **(config or {})}}
     gamma = spelling.gamma if gamma is None else read_gamma(str(gamma), "num_assistant_tokens")
     return {name: value for name, value in {**fields, "num_assistant_tokens": gamma}.items() if value is not None}

@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import LossyValueError
 from ..store.folder import write_whole
 from ..tasks import Example, Task
+from ..values import from_json
 from .prompt_results import Ids, ResponseCost
 
 
@@ -212,7 +213,7 @@ class UnfinishedSearches:
 
 def _read(path: Path) -> list[tuple[int, Search]]:
     try:
-        return [search_of(record) for record in json.loads(path.read_text(encoding="utf-8"))]
+        return [search_of(record) for record in from_json(path.read_bytes(), "it")]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise LossyValueError(
             f"`out` has a file of unfinished searches that can't be read, {str(path)!r}: {error!r}; delete it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from ..errors import LossyValueError
+from ..values import from_json
 
 HUB_IDS = {"target": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "draft": "Qwen/Qwen2.5-Coder-0.5B-Instruct"}
 REMEDY = "`make qwen-coder` in a checkout"
@@ -50,7 +50,7 @@ def cache_folder() -> Path:
 def fault(folder: Path) -> str | None:
     """Return what a folder lacks, or None if its files are as long as its ``sizes.json`` says."""
     try:
-        sizes = json.loads((folder / SIZES).read_text())
+        sizes = from_json((folder / SIZES).read_bytes(), SIZES)
     except (FileNotFoundError, ValueError):
         return f"{folder / SIZES} is missing or damaged"
     found = {name: (folder / name).stat().st_size if (folder / name).is_file() else 0 for name in sizes}

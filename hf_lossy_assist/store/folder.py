@@ -4,35 +4,80 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from ..errors import LossyValueError
+from ..values import from_json
+from .process import Process
+from .reading import json_lines, read_text
 
-MANIFEST, PARTIAL = "manifest.json", ".partial"
+LOCK, MANIFEST, PARTIAL = ".lock", "manifest.json", ".partial"
 
 
-def folder_lock(folder: Path, name: str) -> FileLock:
-    """Make a folder if it is missing, and return its lock. The holder may take it again."""
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in what the system says where one can't be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / name) as lock:
-            return lock
+        yield
     except OSError as error:
-        raise LossyValueError(f"`out` has to be a folder to write to, but is {str(folder)!r}: {error}") from error
+        raise LossyValueError(
+            f"`out` has to be a place to write to, but {str(path)!r} can't be written: {error}; what was there before "
+            "is kept, so choose another place or make room, and repeat the command"
+        ) from error
+
+
+def folder_lock(folder: Path, name: str = LOCK) -> FileLock:
+    """Make a folder if it is missing, and return its lock. The holder, a thread, may take it again."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder / name) as lock:
+            return lock
+
+
+@contextmanager
+def claimed(folder: Path, process: Process) -> Iterator[None]:
+    """Keep other runs from writing to a folder inside a block. The processes that share a run's work have it together.
+
+    Refused while a process of the same number, or a run of another number of processes, is at work in the folder.
+    """
+    with ExitStack() as stack:
+        with folder_lock(folder):
+            stack.enter_context(process_lock(folder, process.number, process.count))
+            for lock in folder.glob(".process-*-of-*.lock"):
+                number, count = map(int, re.findall(r"\d+", lock.name))
+                if count != process.count:
+                    process_lock(folder, number, count).lock.release()
+        yield
+
+
+def process_lock(folder: Path, number: int, count: int) -> Any:
+    """Take the lock of a process of a run, until the returned block ends; raise if another process has it."""
+    try:
+        return _lock(folder / f".process-{number}-of-{count}.lock").acquire(timeout=0)
+    except Timeout:
+        raise LossyValueError(
+            f"`out` has to be a folder that no other run writes to, but in {str(folder)!r} process {number} of {count} "
+            "is at work; wait for it, or choose another folder"
+        ) from None
+
+
+def _lock(path: Path) -> FileLock:
+    return FileLock(path, is_singleton=True)
 
 
 def read_manifest(folder: Path, command: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """Read the manifest that ``lossy-assist COMMAND`` wrote; raise if a field is missing or has another type."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = from_json((folder / MANIFEST).read_bytes(), "it")
         if wrong := [name for name, kind in kinds.items() if not isinstance(manifest[name], kind)]:
             raise TypeError(f"`{wrong[0]}` is of another type")
-    except (LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+    except (LookupError, OSError, TypeError, ValueError) as error:
         raise LossyValueError(
             f"`folder` has to be one that `lossy-assist {command}` wrote, but {str(folder / MANIFEST)!r} is none of "
             f"its manifests: {error!r}"
@@ -68,18 +113,16 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     partial = path.with_name(path.name + PARTIAL)
     try:
-        partial.write_bytes(content)
-        _flush(partial, os.O_RDWR)
-        os.replace(partial, path)
-        if os.name != "nt":  # Windows can't open folders
-            _flush(path.parent, os.O_RDONLY)
-    except OSError as error:
+        with writing(path):
+            partial.write_bytes(content)
+            _flush(partial, os.O_RDWR)
+            os.replace(partial, path)
+            if os.name != "nt":  # Windows can't open folders
+                _flush(path.parent, os.O_RDONLY)
+    except LossyValueError:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise LossyValueError(
-            f"`out` has to be a folder that can be written to, but {str(path)!r} can't be: {error}; what was there "
-            "before is kept, and the same command goes on from there"
-        ) from error
+        raise
 
 
 def _flush(path: Path, flags: int) -> None:
@@ -93,16 +136,19 @@ def _flush(path: Path, flags: int) -> None:
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append JSON lines to a file. If a killed process has left half a line, that is removed first."""
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    with path.open("a+b") as file:
+    with writing(path), path.open("a+b") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
         file.write(lines.encode())
 
 
-def read_lines(path: Path) -> list[bytes]:
-    """Return the whole lines of a file; none if it is missing."""
-    content = path.read_bytes() if path.is_file() else b""
-    return content[: content.rfind(b"\n") + 1].splitlines()
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Give the rows that :func:`append_lines` wrote to a file, each after its line's number; none if it is missing.
+
+    Half a line at the end, which a killed process has left, is no row.
+    """
+    text = read_text(path, "out") if path.is_file() else ""
+    yield from json_lines(text[: text.rfind("\n") + 1], repr(str(path)))
 
 
 def without_folder(word: str) -> str:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-from filelock import FileLock, Timeout
 from pyarrow import compute, parquet
 
 from ..errors import LossyValueError, warn
-from .folder import PARTIAL, folder_lock, write_whole
+from .folder import PARTIAL, claimed, folder_lock, process_lock, write_whole
+from .process import Process
 
 FAILED = "failed"
 LOCK, DAMAGED = ".manifest.lock", ".damaged"
@@ -45,11 +45,7 @@ class ShardStore:
 
     def __enter__(self) -> ShardStore:
         with folder_lock(self.folder, LOCK), ExitStack() as stack:
-            stack.enter_context(self._lock_of(self.process, self.processes))
-            for lock in self.folder.glob(".process-*-of-*.lock"):
-                process, processes = map(int, re.findall(r"\d+", lock.name))
-                if processes != self.processes:
-                    self._lock_of(process, processes).lock.release()
+            stack.enter_context(claimed(self.folder, Process(self.process, self.processes)))
             for partial in self.folder.glob(f"*-{self.process:03d}-*{PARTIAL}"):
                 partial.unlink()
             for shard in _shards(self.folder):
@@ -57,7 +53,7 @@ class ShardStore:
                 # A process that is at work checks its own files.
                 with (
                     suppress(LossyValueError),
-                    nullcontext() if own else self._lock_of(shard.process, self.processes),
+                    nullcontext() if own else process_lock(self.folder, shard.process, self.processes),
                 ):
                     shard.set_aside_if_damaged()
             self._join()
@@ -82,15 +78,6 @@ class ShardStore:
         _Shard(self.folder, self.process, number, number).write(tables)
         if sum(shard.first == shard.last for shard in own) + 1 >= _PER_SHARD:
             self._join()
-
-    def _lock_of(self, process: int, processes: int) -> Any:
-        try:
-            return FileLock(self.folder / f".process-{process}-of-{processes}.lock").acquire(timeout=0)
-        except Timeout:
-            raise LossyValueError(
-                f"`out` has to be a folder that no other process mines into, but in {str(self.folder)!r} process "
-                f"{process} of {processes} is at work, and this is {self.process} of {self.processes}; wait for it"
-            ) from None
 
     def _join(self) -> None:
         """Make one shard of the single prompts, and remove the single ones that a larger shard has."""

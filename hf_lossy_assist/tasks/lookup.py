@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import LossyValueError, nearest
+from ..values import from_json
 from .task import Task
 
 # Imported on request: most callers need one.
@@ -103,6 +103,6 @@ def _from_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError:
+        return from_json(value, "the text")
+    except LossyValueError:
         return value

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from ..errors import LossyValueError
+from ..store.reading import kind_of, read_text
+from ..values import from_json
 from .task import Example, Task
 from .task_data import prompt_of, read_jsonl, share
 
@@ -22,7 +22,7 @@ class Prompts(Task):
     ----------
     data
         A text file with one prompt per line, a JSONL file whose rows have a ``prompt``, ``question`` or ``turns``, or a
-        JSON file with a list of such rows or of texts.
+        JSON file with a list of such rows or of texts; each also gzipped.
     split
         Puts all prompts into one split.
     category
@@ -82,26 +82,17 @@ def rouge_l(text: str, reference: str) -> float:
 
 
 def _texts(data: str, category: str | None) -> list[str]:
-    path = Path(data)
-    if not path.is_file():
-        raise LossyValueError(f"`data` has to be a text file with one prompt per line, but is {data!r}")
-    if path.suffix == ".jsonl":
+    kind = kind_of(Path(data))
+    if kind == ".jsonl":
         rows = read_jsonl(data, ())
         texts = [prompt_of(row) for row in rows if category in (None, row.get("category"), row.get("subject"))]
         if not texts:
             raise LossyValueError(f"`data` ({data}) has no rows of the category {category!r}")
-    elif path.suffix == ".json":
-        texts = [prompt_of(row) if isinstance(row, dict) else row for row in _json(path)]
+    elif kind == ".json":
+        rows = from_json(read_text(data, "data"), f"`data` ({data})")
+        texts = [prompt_of(row) if isinstance(row, dict) else row for row in rows] if isinstance(rows, list) else []
     else:
-        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        texts = [line for line in read_text(data, "data").splitlines() if line.strip()]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise LossyValueError(f"`data` has to hold one prompt per line, but {data!r} has a line without, or none")
     return texts
-
-
-def _json(path: Path) -> list[Any]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LossyValueError(f"`data` {str(path)!r} is no JSON: {error}") from error
-    return rows if isinstance(rows, list) else []

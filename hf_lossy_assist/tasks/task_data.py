@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import LossyValueError, need
+from ..errors import LossyValueError, brief, need
+from ..store.reading import json_lines, read_text
 
 Row = Mapping[str, Any]
 
 
 def read_jsonl(path: str | Path, fields: tuple[str, ...]) -> list[Row]:
     """Return the objects of a JSONL file (``.gz`` too), without empty lines; ``fields`` must be non-empty strings."""
-    path = Path(path)
-    if not path.is_file():
-        raise LossyValueError(f"`data` has to be an existing file, but there is none at {str(path)!r}")
-    opener = gzip.open if path.suffix == ".gz" else open
     rows = []
-    try:
-        with opener(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    rows.append(_row(line, fields, f"line {number} of `data` ({path.name})"))
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise LossyValueError(f"`data` ({path}) can't be read as {path.suffix} text: {error}") from error
+    source = f"`data` ({Path(path).name})"
+    for number, row in json_lines(read_text(path, "data"), source):
+        where = f"line {number} of {source}"
+        for field in fields:
+            if not isinstance(row.get(field), str) or not row[field]:
+                found = f"holds {brief(row[field])}" if field in row else f"is missing; there are {sorted(row)}"
+                raise LossyValueError(f"the field {field!r} has to be a text, but in {where} it {found}")
+        rows.append(row)
     if not rows:
         raise LossyValueError(f"`data` ({path}) holds no rows")
     return rows
-
-
-def _row(line: str, fields: tuple[str, ...], where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise LossyValueError(f"{where} is no JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise LossyValueError(
-            f"{where} has to be an object with the fields {list(fields)}, but is {line.strip()[:80]!r}"
-        )
-    for field in fields:
-        if not isinstance(row.get(field), str) or not row[field]:
-            found = f"holds {row[field]!r}" if field in row else f"is missing; there are {sorted(row)}"
-            raise LossyValueError(f"the field {field!r} has to be a text, but in {where} it {found}")
-    return row
 
 
 def prompt_of(row: Row) -> Any:

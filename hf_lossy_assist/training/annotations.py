@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,9 +13,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
 from ..mining.reading import read_text
+from ..store.reading import json_lines
+from ..store.reading import read_text as text_of
 from .examples import Examples
 from .saving import Origin
 
@@ -42,38 +43,28 @@ def read_annotations(path: str | Path) -> list[Annotation]:
     An error names the line with a missing or mistyped field, or with a span that is empty, backwards, outside the
     response or overlapping.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise LossyValueError(f"`annotations` has to be a JSONL file, but there is no {str(path)!r}")
-    lines = path.read_text(encoding="utf-8").split("\n")
-    annotations = [_annotation(line, number) for number, line in enumerate(lines, 1) if line.strip()]
+    lines = json_lines(text_of(path, "annotations"), "`annotations`")
+    annotations = [_annotation(record, number) for number, record in lines]
     if not annotations:
         raise LossyValueError(f"`annotations` has to hold one object a line, but {str(path)!r} is empty")
     return annotations
 
 
-def _annotation(text: str, line: int) -> Annotation:
+def _annotation(record: Mapping[str, Any], line: int) -> Annotation:
     where = f"line {line} of `annotations`"
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise LossyValueError(f"{where} is not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise LossyValueError(f"{where} has to be an object, but is {text.strip()[:60]!r}")
     for name, kind in _FIELDS.items():
         if name not in record:
             raise LossyValueError(f"{where} lacks {name!r}; it has to have {list(_FIELDS)}, and has {list(record)}")
         if not isinstance(record[name], kind):
-            raise LossyValueError(f"{name!r} in {where} has to be a {kind.__name__}, but is {record[name]!r}")
-    return Annotation(
-        line, record["prompt"], record["response"], _spans(record["spans"], len(record["response"]), where)
-    )
+            raise LossyValueError(f"{name!r} in {where} has to be a {kind.__name__}, but is {brief(record[name])}")
+    spans = _spans(record["spans"], len(record["response"]), where)
+    return Annotation(line, record["prompt"], record["response"], spans)
 
 
 def _spans(spans: Sequence[Any], length: int, where: str) -> tuple[tuple[int, int], ...]:
     for span in spans:
         if not isinstance(span, list) or [type(bound) for bound in span] != [int, int]:
-            raise LossyValueError(f"a span in {where} has to be [start, end], two integers, but is {span!r}")
+            raise LossyValueError(f"a span in {where} has to be [start, end], two integers, but is {brief(span)}")
         start, end = span
         if end <= start:
             raise LossyValueError(f"a span in {where} has to end after its start, but is {span}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from dataclasses import asdict
 
 import pytest
 
@@ -79,14 +80,56 @@ def test_what_is_no_folder_of_answers_is_refused(tmp_path):
     with pytest.raises(LossyValueError, match=r"new folder, but .* has a results\.jsonl"):
         AnswerStore(tmp_path, PLAN)
     (tmp_path / MANIFEST).write_text(json.dumps(PLAN))
-    with pytest.raises(LossyValueError, match=r"line 1 of .* has not"):
+    with pytest.raises(LossyValueError, match=r"line 1 of .* missing"):
         AnswerStore(tmp_path, PLAN)
     (tmp_path / MANIFEST).write_text("[]")
     with pytest.raises(LossyValueError, match="that `lossy-assist evaluate` wrote"):
         AnswerStore(tmp_path, PLAN)
     (tmp_path / "file").touch()
-    with pytest.raises(LossyValueError, match="`out` has to be a folder to write to"):
+    with pytest.raises(LossyValueError, match="`out` has to be a place to write to"):
         AnswerStore(tmp_path / "file", PLAN)
+
+
+LINE = asdict(Answer("a", 0, 1.0, 4, 2, 2, 0.5, "yes"))
+STRANGE = (None, "x", -1, 1.5, True, float("nan"), 2**70, [], {})
+FINE = {
+    "score": (), "seconds": (None, 1.5, 2**70), "cut": (True,),
+    **dict.fromkeys(("id", "tokens", "rounds", "accepted", "lossy"), (2**70,)),
+    **dict.fromkeys(("mode", "text"), ("x",)),
+    **dict.fromkeys(("prompt", "drafted", "memory"), (None, 2**70)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINE)
+def test_a_line_with_a_value_of_another_type_is_named(tmp_path, name):
+    AnswerStore(tmp_path, PLAN)
+    for value in STRANGE:
+        (tmp_path / RESULTS).write_text(f"{json.dumps(LINE)}\n{json.dumps({**LINE, 'id': 1, name: value})}\n")
+        if any(value is fine or (value == fine and type(value) is type(fine)) for fine in FINE[name]):
+            load_answers(tmp_path)
+            continue
+        with pytest.raises(LossyValueError, match=f"line 2 of .*`{name}`"):
+            AnswerStore(tmp_path, PLAN)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({**LINE, "score": 0.5}, "scored 0.5 and not 1"),
+        ({**LINE, "text": "no"}, "another one of 'a' to problem 0"),
+        ({**LINE, "more": 1}, "unexpected keyword argument 'more'"),
+        ([LINE], "has to be an object"),
+        ("\ud800", "as JSON"),
+        (10**50, "has to be an object"),
+    ],
+)  # fmt: skip
+def test_a_line_that_does_not_belong_there_is_named(tmp_path, line, said):
+    AnswerStore(tmp_path, PLAN)
+    (tmp_path / RESULTS).write_text(f"{json.dumps(LINE)}\n\n{json.dumps(line)}\n")
+    with pytest.raises(LossyValueError, match=f"line 3 of .*{said}"):
+        load_answers(tmp_path)
+    (tmp_path / RESULTS).write_text(f"{json.dumps(LINE)}\n{json.dumps({**LINE, 'seconds': 9.0})}\n")
+    assert load_answers(tmp_path)[1] == [Answer(**LINE)]
 
 
 def _write(folder, number: int) -> None:

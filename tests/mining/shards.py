@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,12 @@ def write_manifest(folder: Path) -> None:
     """Make a folder one of mined data."""
     manifest = {"kind": "judge", "task": "t", "target": None, "draft": {}, "settings": {}, "runs": []}
     (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """Call in another thread, for which locks are held as for another process."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 def row(prompt: int, status: str = "mined", **more) -> dict:

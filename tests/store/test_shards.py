@@ -14,7 +14,7 @@ from hf_lossy_assist.mining.ratio_labels import ratio_schemas
 from hf_lossy_assist.store import folder as files
 from hf_lossy_assist.store import shards as storage
 from hf_lossy_assist.store.shards import ShardStore, prompt_rows
-from tests.mining.shards import SCHEMAS, assert_holds, put, row, write_manifest
+from tests.mining.shards import SCHEMAS, assert_holds, elsewhere, put, row, write_manifest
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ def test_every_process_has_its_own_shards(folder):
         for prompt in range(6):
             put(second if prompt % 2 else first, prompt)
         assert first.finished() == second.finished() == set(range(6))
-        with pytest.raises(LossyValueError, match="no other process"), ShardStore(folder, 1, SCHEMAS, 2):
-            pass
+        with pytest.raises(LossyValueError, match="no other run"):
+            elsewhere(ShardStore(folder, 1, SCHEMAS, 2).__enter__)
     with ShardStore(folder, 2, SCHEMAS, 3) as third, ShardStore(folder, 1, SCHEMAS, 3):
         assert third.finished() == set(range(6))
         put(third, 6)

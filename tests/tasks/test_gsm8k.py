@@ -112,8 +112,11 @@ def test_a_question_that_the_model_asks_itself_does_not_count(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"question": "a", "answer": "#### 1"}\n\n{"question": ', r"line 3 of `data` \(train.jsonl\) is no JSON"),
-        ('["a"]', r"line 1 .* has to be an object with the fields \['question', 'answer'\]"),
+        (
+            '{"question": "a", "answer": "#### 1"}\n\n{"question": ',
+            r"line 3 of `data` \(train.jsonl\) .* as JSON",
+        ),
+        ('["a"]', "line 1 .* has to be an object"),
         (
             '{"question": "a"}',
             r"'answer' has to be a text, but in line 1 .* it is missing; there are \['question'\]",
@@ -132,7 +135,7 @@ def test_a_malformed_file_is_refused_with_the_place(tmp_path, content, message):
 
 
 def test_a_missing_file_or_an_empty_folder_is_named(tmp_path):
-    with pytest.raises(LossyValueError, match=r"`data` has to be an existing file, but there is none at '.*none'"):
+    with pytest.raises(LossyValueError, match=r"`data` .*none' .*No such file"):
         GSM8K(str(tmp_path / "none")).examples("train", 1)
     with pytest.raises(LossyValueError, match=r"has to hold train.jsonl or test.jsonl, but has neither"):
         GSM8K(str(tmp_path))
@@ -141,9 +144,9 @@ def test_a_missing_file_or_an_empty_folder_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train.jsonl.gz", b"\x1f\x8b\x08 cut off", "can't be read as .gz text"),
-        ("train.jsonl.gz", b"no gzip at all", "can't be read as .gz text"),
-        ("train.jsonl", b'{"question": "\xff"}', "can't be read as .jsonl text"),
+        ("train.jsonl.gz", b"\x1f\x8b\x08 cut off", "`data` .*train.jsonl.gz'"),
+        ("train.jsonl.gz", b"no gzip at all", "`data` .*gzip"),
+        ("train.jsonl", b'{"question": "\xff"}', "`data` .*utf-8"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path, name, content, message):

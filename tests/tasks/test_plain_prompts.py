@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 
 from hf_lossy_assist import LossyValueError, tasks
@@ -62,7 +64,9 @@ def test_a_json_list_has_rows_or_texts(tmp_path):
         "Hi",
         "Bye",
     ]
-    for content, said in (("[1]", "a line without"), ('{"prompt": "Hi"}', "or none"), ('{"text": 1', "no JSON")):
+    (tmp_path / "prompts.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "Hi"}'))
+    assert len(tasks.load("prompts", str(tmp_path / "prompts.jsonl.gz"), split="test").examples("test", 9)) == 1
+    for content, said in (("[1]", "a line without"), ('{"prompt": "Hi"}', "or none"), ('{"text": 1', "as JSON")):
         path.write_text(content)
         with pytest.raises(LossyValueError, match=said):
             tasks.load("prompts", str(path))

@@ -16,7 +16,7 @@ from ...call.checks import check_mode
 from ...call.config import FIELDS, LossyConfig, head_users
 from ...call.spelling import spelt
 from ...errors import LossyUnsupportedError, LossyValueError, brief, nearest
-from ...values import check_keys
+from ...values import check_keys, from_json
 
 KEYS = (*(name.removeprefix("lossy_") for name in FIELDS), "certificate")
 """The keys of ``{"lossy": …}`` in ``--additional-config``, with the meaning of ``generate()``'s fields.
@@ -239,8 +239,5 @@ def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
 def _plain(name: str, value: Any) -> Any:
     """Decode a string of JSON; return other values as they are."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise LossyValueError(f"`{name}` of a request has to be JSON, but is {brief(value)}: {error}") from error
+        return from_json(value, f"`{name}` of a request")
     return value

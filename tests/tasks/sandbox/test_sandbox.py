@@ -151,7 +151,9 @@ for name, kind in vars(builtins).items():
 
 
 def test_no_exception_of_a_program_ends_its_results_early(sandbox):
-    program = "import builtins\ndef f(name): raise getattr(builtins, name)(*[b'', b'', 0, 1, ''][: 5 * ('Uni' in name)])"
+    program = (
+        "import builtins\ndef f(name): raise getattr(builtins, name)(*[b'', b'', 0, 1, ''][: 5 * ('Uni' in name)])"
+    )
     report = sandbox.run(program, "f", ENDING)
     assert len(report.marks) > 60 * len(READERS)
     assert {*report.marks} == {"-"}
