@@ -8,11 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, brief
+from ..values import from_json
 
 FORM = "RULE[+RULE…][@GAMMA][:KEY=VALUE…]"
 
-_PIECES = re.compile(r'"(?:\\.|[^"\\])*"|.', re.DOTALL)
+LONGEST = 1 << 14
+"""Characters of a text that is read as modes, far above any that makes sense."""
+
+_SIGNS = re.compile(r'"(?:\\.|[^"\\])*"?|[][{},:]', re.DOTALL)
 _BARE = re.compile(r"[\w./@%+*-]+")
 
 
@@ -47,7 +51,7 @@ class Spelling:
         if len(parts := split(text, ",")) > 1:
             rules = [part.strip() for part in parts]
             instead = f"; write `{'+'.join(rules)}`" if all(map(str.isidentifier, rules)) else ""
-            raise LossyValueError(f"`{argument}` has to be one mode, {FORM}, but is {text!r}{instead}")
+            raise LossyValueError(f"`{argument}` has to be one mode, {FORM}, but is {brief(text)}{instead}")
         head, *settings = split(text, ":")
         names, at, gamma = head.strip().partition("@")
         mode: Any = names
@@ -87,30 +91,31 @@ def spelt(mode: Any, config: Any, argument: str) -> tuple[Any, Any]:
         return mode, config
     spelling = Spelling.read(mode, argument)
     if spelling.gamma is not None:
-        raise LossyValueError(f"`{argument}` can't have a draft length here, but is {mode!r}; leave out the @")
+        raise LossyValueError(f"`{argument}` can't have a draft length here, but is {brief(mode)}; leave out the @")
     if not spelling.config or not isinstance(config, Mapping):
         return spelling.mode, config if config is not None else spelling.config or None
     if twice := spelling.config.keys() & config.keys():
-        raise LossyValueError(f"`{argument}` {mode!r} and its settings both have {min(twice)!r}; leave out either")
+        both = f"`{argument}` {brief(mode)} and its settings both have {brief(min(twice))}"
+        raise LossyValueError(f"{both}; leave out either")
     return spelling.mode, {**spelling.config, **config}
 
 
 def split(text: str, separator: str) -> list[str]:
-    """Split a text at separators outside JSON's strings, lists and dicts.
+    """Split a text at commas or colons outside JSON's strings, lists and dicts.
 
     Examples
     --------
     >>> split('topk:k=3,topk:tree={"depth": 3, "top_k": 2}', ",")
     ['topk:k=3', 'topk:tree={"depth": 3, "top_k": 2}']
     """
-    parts, depth = [""], 0
-    for piece in _PIECES.findall(text):
-        depth += (piece in ("[", "{")) - (piece in ("]", "}"))
-        if piece == separator and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += piece
-    return parts
+    if len(text) > LONGEST:
+        raise LossyValueError(f"a mode has to have at most {LONGEST:,} characters, but {brief(text)} has {len(text):,}")
+    ends, depth = [-1], 0
+    for sign in _SIGNS.finditer(text):
+        depth += (sign[0] in "[{") - (sign[0] in "]}")
+        if sign[0] == separator and depth == 0:
+            ends.append(sign.start())
+    return [text[start + 1 : end] for start, end in zip(ends, [*ends[1:], len(text)], strict=True)]
 
 
 def read_settings(items: Iterable[str], argument: str) -> dict[str, Any]:
@@ -127,7 +132,8 @@ def read_settings(items: Iterable[str], argument: str) -> dict[str, Any]:
         *rule, key = path.split(".")
         settings = found.setdefault(rule[0], {}) if len(rule) == 1 else found
         if not equals or not key or len(rule) > 1 or not isinstance(settings, dict):
-            raise LossyValueError(f"`{argument}` has to have settings KEY=VALUE or RULE.KEY=VALUE, but has {item!r}")
+            form = "settings KEY=VALUE or RULE.KEY=VALUE"
+            raise LossyValueError(f"`{argument}` has to have {form}, but has {brief(item)}")
         settings[key] = _value(value)
     return found
 
@@ -136,15 +142,15 @@ def read_gamma(text: str, argument: str) -> int | str:
     """Read a draft length: a number of tokens, or ``auto``."""
     if text == "auto":
         return text
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise LossyValueError(f"`{argument}` has to have a γ >= 1 or 'auto', but has {text!r}")
+    if re.fullmatch("[0-9]{1,18}", text) is None or int(text) == 0:
+        raise LossyValueError(f"`{argument}` has to have a γ >= 1 and < 10**18 or 'auto', but has {brief(text)}")
     return int(text)
 
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return from_json(text, "the value")
+    except LossyValueError:
         return text
 
 

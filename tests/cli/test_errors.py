@@ -48,7 +48,7 @@ ERRORS = {
     ],
     "bench": [
         (f"{PAIR} --modes plain,topl", "`--modes` has to be one of .* did you mean 'topk'"),
-        (f"{PAIR} --modes plain,topk@0", "`--modes` has to have a γ >= 1 or 'auto', but has '0'"),
+        (f"{PAIR} --modes plain,topk@0", "`--modes` has to have a γ >= 1 .*'auto', but has '0'"),
         (f"{PAIR} --modes plain,topk:k=-1", "topk:k=-1: `k` of the rule 'topk'"),
         (f"{PAIR} --modes plain,lossless,lossless", "every mode once"),
         (f"{PAIR} --folder TINY --modes plain,judge", "give one for 'judge' by `--head`"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -99,8 +100,22 @@ def test_what_a_request_may_set(mode: Any, config: dict):
         ("topk@9", {}, "leave out the @"),
         ("topk", "k=3", "`lossy_config` has to be a dict"),
         ("tpok", {}, "did you mean 'topk'"),
+        ("a," * 150_000, None, "at most 16,384 characters, but have 300,"),
+        ("topk:k=" + "[" * 16_000, None, "`k` of the rule 'topk'"),
+        ("topk:k=" + "9" * 5000, None, "`k` of the rule 'topk'"),
+        ("topk@" + "9" * 5000, None, "a γ >= 1"),
+        ("[" * 8000 + "]" * 8000, None, "`lossy_mode` of a request can't be read as JSON"),
+        ("[" * 100_000 + "]" * 100_000, None, "at most 16,384 characters"),
+        ("topk", '{"k": ' + "[" * 8000, "`lossy_config` of a request can't be read as JSON"),
+        ("topk", '{"k": ' + "9" * 5000 + "}", "`lossy_config` of a request can't be read as JSON"),
+        ("topk", '{"scope": {"start": "\\ud800", "end": 1}}', "`lossy_config` of a request can't be read as JSON"),
+        ("topk", {"k": functools.reduce(lambda inner, _: [inner], range(5000), 1)}, "have to be plain data"),
+        ("topk", {"k": 10**5000}, "have to be plain data"),
+        ("topk", {"k": 1, 3: 2}, "have to be plain data"),
+        ("topk", {f"k{i}": 1 for i in range(5000)}, "at most 16,384 characters"),
+        ('topk:k="' + '\\"' * 4000, None, "`k` of the rule 'topk'"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60] if not isinstance(value, dict) else str([*value][:1]),
 )
 def test_what_a_request_may_not_set(mode: Any, config: Any, message: str):
     settings = EngineSettings.read({}, MODEL)

@@ -14,7 +14,7 @@ from ...acceptors.base import AUTO
 from ...call.certificate import Certificate
 from ...call.checks import check_mode
 from ...call.config import FIELDS, LossyConfig, head_users
-from ...call.spelling import spelt
+from ...call.spelling import LONGEST, spelt
 from ...errors import LossyUnsupportedError, LossyValueError, brief, nearest
 from ...values import check_keys, from_json
 
@@ -108,7 +108,7 @@ class EngineSettings:
         Dicts may be written as JSON, because ``vllm_xargs`` of a request over HTTP has none.
         """
         asked = {name: _plain(name, value) for name, value in (extra or {}).items() if name.startswith("lossy")}
-        key = json.dumps(asked, sort_keys=True, default=repr)
+        key = _key(asked)
         if key not in self._parsed:
             if len(self._parsed) > 1000:  # requests may differ in a number
                 self._parsed.clear()
@@ -209,7 +209,7 @@ def _check_asked(place: str, values: Any, allowed: Collection[str]) -> None:
         size, most = _length(value) if isinstance(value, str | list) else value, _MOST.get(key)
         a_token = place.endswith(".scope") and size is value
         if most is not None and not a_token and isinstance(size, int | float) and size > most:
-            raise LossyValueError(f"{where} has to be at most {most}, but is {size}")
+            raise LossyValueError(f"{where} has to be at most {most}, but is {brief(size)}")
 
 
 def _length(value: Any) -> int:
@@ -236,8 +236,21 @@ def _obstacle(acceptor: Acceptor, drafting: Drafting) -> str | None:
     return None
 
 
+def _key(asked: Mapping[str, Any]) -> str:
+    """Return a request's fields as one text; refuse those that are no data, or too much of them."""
+    try:
+        key = json.dumps(asked, sort_keys=True, default=repr)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise LossyValueError(f"{brief([*asked])} of a request have to be plain data: {error}") from error
+    if len(key) > LONGEST:
+        raise LossyValueError(
+            f"{brief([*asked])} of a request have to have at most {LONGEST:,} characters, but have {len(key):,}"
+        )
+    return key
+
+
 def _plain(name: str, value: Any) -> Any:
     """Decode a string of JSON; return other values as they are."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+    if isinstance(value, str) and len(value) <= LONGEST and value.lstrip()[:1] in ("{", "["):
         return from_json(value, f"`{name}` of a request")
     return value
