@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, is_zipfile
 
 import torch
 from huggingface_hub import ModelCardData
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
@@ -20,12 +22,16 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 from ..compat import CACHE
 from ..errors import LossyValueError
 from ..heads.repository import CARD, CONFIG, WEIGHTS, local_files, read_config
+from ..store.folder import writing
 from .eagle3_config import Eagle3Config
 from .vocabulary import vocabulary_sizes
 
 _FILES = (CONFIG, "*.safetensors", "pytorch_model*.bin")
 # `t2d` follows from `d2t`, and the others from the target or the configuration.
 _SUPERFLUOUS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*\.inv_freq")
+
+
+_T = TypeVar("_T")
 
 
 class Eagle3(nn.Module):
@@ -101,10 +107,10 @@ class Eagle3(nn.Module):
         """Raise unless it can draft for ``target``; the error says what differs."""
         self.config.check(target)
         (size,) = vocabulary_sizes(target)
-        if (last := int(self.target_ids.max())) >= size:
+        if wrong := [int(x) for x in self.target_ids.aminmax() if not 0 <= x < size]:
             raise LossyValueError(
-                f"`assistant_model` is an EAGLE-3 head that drafts the token {last}, but the target has {size}; pass a "
-                "head that was trained for this target"
+                f"`assistant_model` is an EAGLE-3 head that drafts the token {wrong[0]}, but the target has {size}; "
+                "pass a head that was trained for this target"
             )
         self.embeddings(target)
 
@@ -202,17 +208,31 @@ class Eagle3(nn.Module):
         download = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = local_files(pretrained_model_name_or_path, _FILES, revision=revision, **download)
         config = Eagle3Config.from_dict(read_config(folder))
-        weights = _weights(folder)
-        own = weights.get("embed_tokens.weight")
-        head = cls(config, own_embeddings=own is not None)
+
+        def check(shapes: Mapping[str, tuple[int, ...]]) -> None:
+            try:
+                with torch.device("meta"):  # a configuration may ask for any size
+                    blank = cls(config, own_embeddings="embed_tokens.weight" in shapes)
+            except Exception as error:  # of whatever kind: transformers makes the layer
+                raise LossyValueError(
+                    f"the layer of the EAGLE-3 head in {str(folder)!r} can't be made, perhaps because of its "
+                    f"`rope_parameters`, `rope_scaling` or `rope_theta`: {error!r}"
+                ) from error
+            blank.check_weights(shapes, str(folder))
+
+        weights = _weights(folder, check)
+        head = cls(config, own_embeddings="embed_tokens.weight" in weights)
         head.load(weights, str(folder))
-        stored = dtype or weights["fc.weight"].dtype
-        return head.to(stored).eval()
+        return head.to(dtype or weights["fc.weight"].dtype).eval()
 
     def load(self, weights: Mapping[str, Tensor], source: str) -> None:
         """Load the weights of a checkpoint; every tensor has to have a place."""
+        self.check_weights({name: tuple(value.shape) for name, value in weights.items()}, source)
+        self.load_state_dict(dict(weights), strict=False)
+
+    def check_weights(self, given: Mapping[str, tuple[int, ...]], source: str) -> None:
+        """Raise unless these are the shapes of its weights."""
         shapes = {name: tuple(value.shape) for name, value in self.state_dict().items()}
-        given = {name: tuple(value.shape) for name, value in weights.items()}
         missing = sorted(shapes.keys() - given.keys() - {"d2t"})
         unknown = sorted(given.keys() - shapes.keys())
         wrong = sorted(name for name in shapes.keys() & given.keys() if shapes[name] != given[name])
@@ -223,24 +243,24 @@ class Eagle3(nn.Module):
             raise LossyValueError(
                 f"the EAGLE-3 head in {source!r} has other weights than its {CONFIG} says: it {'; it '.join(found)}"
             )
-        if "d2t" not in weights and self.config.draft_vocab_size != self.config.layer.vocab_size:
+        if "d2t" not in given and self.config.draft_vocab_size != self.config.layer.vocab_size:
             raise LossyValueError(
                 f"the EAGLE-3 head in {source!r} drafts {self.config.draft_vocab_size} of "
                 f"{self.config.layer.vocab_size} tokens, but has no 'd2t' that says which"
             )
-        self.load_state_dict(dict(weights), strict=False)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write configuration, weights and a model card into a folder, in the format of speculators and vLLM."""
         folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         can_be_drafted = torch.zeros(self.config.layer.vocab_size, dtype=torch.bool)
         can_be_drafted[self.target_ids.cpu()] = True
-        save_file(weights | {"t2d": can_be_drafted}, folder / WEIGHTS, metadata={"format": "pt"})
         values = self.config.to_dict() | {"dtype": str(self.dtype).removeprefix("torch.")}
-        (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        (folder / CARD).write_text(self._card(), encoding="utf-8")
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(weights | {"t2d": can_be_drafted}, folder / WEIGHTS, metadata={"format": "pt"})
+            (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            (folder / CARD).write_text(self._card(), encoding="utf-8")
 
     def _card(self) -> str:
         config = self.config
@@ -313,22 +333,65 @@ def _with_attention(config: PretrainedConfig) -> PretrainedConfig:
     return kind(**{k: v for k, v in config.to_dict().items() if k != "model_type"}, attn_implementation="sdpa")
 
 
-def _weights(folder: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's tensors under the names of speculators."""
+def _weights(folder: Path, check: Callable[[dict[str, tuple[int, ...]]], None]) -> dict[str, Tensor]:
+    """Return a checkpoint's tensors under the names of speculators, once ``check`` has seen their shapes."""
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise LossyValueError(f"{str(folder)!r} has no weights of an EAGLE-3 head, neither safetensors nor a .bin file")
+    shapes: dict[str, tuple[int, ...]] = {}
     tensors: dict[str, Tensor] = {}
     for file in files:
-        try:
+        with _tensors_only(file):
             if file.suffix == ".safetensors":
-                tensors |= load_file(file)
+                with safe_open(file, "pt") as header:
+                    shapes |= {name: tuple(header.get_slice(name).get_shape()) for name in header.keys()}  # noqa: SIM118
             else:
-                tensors |= torch.load(file, map_location="cpu", weights_only=True)
-        except (SafetensorError, UnpicklingError, RuntimeError, EOFError, OSError) as error:
-            raise LossyValueError(
-                f"{str(file)!r} is cut short, or holds more than tensors and is not executed; save or download the "
-                "head again, best as safetensors"
-            ) from error
-    renamed = {name.replace("midlayer.", "layers.0.", 1): value for name, value in tensors.items()}
+                tensors |= _unpacked(file)
+    check(_renamed(shapes or {name: tuple(value.shape) for name, value in tensors.items()}))
+    for file in files if shapes else ():
+        with _tensors_only(file):
+            tensors |= load_file(file)
+    renamed = _renamed(tensors)
+    for name, value in renamed.items():
+        if value.is_floating_point() != (name != "d2t"):
+            raise LossyValueError(f"{name!r} in {str(folder)!r} is of the type {value.dtype}; save the head again")
+    return renamed
+
+
+def _unpacked(file: Path) -> dict[str, Tensor]:
+    """Read a ``.bin`` file; refuse tensors that would take more memory than they have on disk."""
+    if is_zipfile(file):
+        with ZipFile(file) as packed:
+            if any(part.compress_type != ZIP_STORED for part in packed.infolist()):
+                raise ValueError("it is compressed")
+    tensors = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
+        raise TypeError("it holds other things than tensors by name")
+    if wrong := [name for name, x in tensors.items() if x.layout != torch.strided or not x.is_contiguous()]:
+        raise ValueError(f"{wrong} are not stored whole")
+    return tensors
+
+
+@contextmanager
+def _tensors_only(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (
+        SafetensorError,
+        UnpicklingError,
+        BadZipFile,
+        RuntimeError,
+        EOFError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise LossyValueError(
+            f"{str(file)!r} is cut short, or holds more than tensors and is not executed ({error!r}); save or download "
+            "the head again, best as safetensors"
+        ) from error
+
+
+def _renamed(by_name: Mapping[str, _T]) -> dict[str, _T]:
+    renamed = {str(name).replace("midlayer.", "layers.0.", 1): value for name, value in by_name.items()}
     return {name: value for name, value in renamed.items() if not _SUPERFLUOUS.fullmatch(name)}

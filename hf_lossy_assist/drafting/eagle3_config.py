@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
 
 from ..compat import versions_of
-from ..errors import LossyUnsupportedError, LossyValueError
+from ..errors import LossyUnsupportedError, LossyValueError, brief
+from ..values import SIZE, Rule, bounded, is_number
 from .vocabulary import MOST_PADDING
 
 LAYER_TYPES = ("llama", "qwen3")
@@ -17,6 +19,47 @@ LAYER_TYPES = ("llama", "qwen3")
 
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _LAYERS_READ = 3
+
+
+def _or_null(expected: str, holds: Callable[[Any], bool]) -> Rule:
+    return Rule(f"{expected} or null", lambda x: x is None or holds(x))
+
+
+def _is_list_of(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, list) and all(map(holds, x))
+
+
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+_COUNT = bounded(1, 64, integer=True)
+_BOOL = _or_null("a bool", lambda x: isinstance(x, bool))
+_TEXT = _or_null("a string", _is_text)
+_OBJECT = Rule("an object", lambda x: isinstance(x, Mapping))
+_OBJECT_OR_NULL = _or_null("an object", _OBJECT.holds)
+_POSITIVE = _or_null("a number > 0", lambda x: is_number(x) and x > 0)
+_SIZE_OR_NULL = _or_null(SIZE.expected, SIZE.holds)
+_STATE = bounded(-1, 1000, integer=True)
+_SHARED = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"), SIZE),
+    **dict.fromkeys(("num_key_value_heads", "head_dim", "draft_vocab_size", "target_hidden_size"), _SIZE_OR_NULL),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta", "max_position_embeddings"), _POSITIVE),
+    **dict.fromkeys((*_FLAGS, "attention_bias", "mlp_bias", "use_sliding_window"), _BOOL),
+    **dict.fromkeys(
+        ("eagle_config", "speculators_config", "rope_parameters", "rope_scaling", "verifier"), _OBJECT_OR_NULL
+    ),
+    **dict.fromkeys(("name_or_path", "model_type"), _TEXT),
+    "transformer_layer_config": _OBJECT,
+    "num_hidden_layers": _COUNT,
+    "hidden_act": _or_null("an activation of transformers", lambda x: _is_text(x) and x in ACT2FN),
+    "architectures": _or_null("strings", _is_list_of(_is_text)),
+    "eagle_aux_hidden_state_layer_ids": _or_null(
+        "numbers of layers", lambda x: x != [] and _is_list_of(_STATE.holds)(x)
+    ),
+}
+"""What values of a ``config.json`` have to be, wherever they stand in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,22 +131,24 @@ class Eagle3Config:
         """Tell whether a ``config.json`` is that of an EAGLE-3 head, of any of the three kinds."""
         if "speculators_model_type" in values:
             return values["speculators_model_type"] == "eagle3"
-        kind = (values.get("architectures") or ["none"])[0]
+        kind = _architecture(values)
         return kind == "LlamaForCausalLMEagle3" or (kind == "LlamaForCausalLM" and "draft_vocab_size" in values)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Eagle3Config:
         """Read the ``config.json`` of any of the three kinds of checkpoints."""
+        values = values if isinstance(values, Mapping) else {}
         if not cls.describes(values):
-            kind = values.get("speculators_model_type") or (values.get("architectures") or ["none"])[0]
+            kind = values.get("speculators_model_type") or _architecture(values)
             raise LossyValueError(
-                f"{kind!r} is no EAGLE-3 head as SafeAILab's EAGLE, SpecForge or speculators write it; pass the folder "
-                "or repository of such a head, or use the model as an ordinary `assistant_model`"
+                f"{brief(kind)} is no EAGLE-3 head as SafeAILab's EAGLE, SpecForge or speculators write it; pass the "
+                "folder or repository of such a head, or use the model as an ordinary `assistant_model`"
             )
         speculators = "speculators_model_type" in values
         needed = ("transformer_layer_config", "draft_vocab_size") if speculators else ("hidden_size", "vocab_size")
         if missing := [name for name in needed if name not in values]:
             raise LossyValueError(f"the configuration of an EAGLE-3 head lacks {missing}; save or download it again")
+        _check_values(values)
         return cls._of_speculators(values) if speculators else cls._of_eagle(values)
 
     @classmethod
@@ -132,7 +177,7 @@ class Eagle3Config:
         verifier = (values.get("speculators_config") or {}).get("verifier") or {}
         return cls(
             layer=config,
-            draft_vocab_size=values["draft_vocab_size"],
+            draft_vocab_size=values["draft_vocab_size"] or config.vocab_size,
             target_hidden_size=values.get("target_hidden_size") or config.hidden_size,
             target_layers=None if inputs is None else tuple(inputs),
             **{name: bool(values.get(name, False)) for name in _FLAGS},
@@ -165,6 +210,38 @@ class Eagle3Config:
         }
 
 
+def _architecture(values: Mapping[str, Any]) -> Any:
+    named = values.get("architectures")
+    return named[0] if isinstance(named, list) and named else "none"
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    """Refuse values of another type or size, before anything is made of them."""
+    for name, value in values.items():
+        if name in _RULES:
+            _RULES[name].check(name, value, " of an EAGLE-3 head's configuration")
+        if name in _RULES and isinstance(value, Mapping):
+            _check_values(value)
+
+
 def _layer_config(kind: type[PretrainedConfig], values: Mapping[str, Any]) -> PretrainedConfig:
-    drop = {"architectures", "draft_vocab_size", "target_hidden_size", "eagle_config", "auto_map", *_FLAGS}
-    return kind.from_dict({name: value for name, value in values.items() if name not in drop})
+    drop = {
+        "architectures",
+        "draft_vocab_size",
+        "target_hidden_size",
+        "eagle_config",
+        "auto_map",
+        "dtype",
+        "torch_dtype",
+    }
+    shown = ", ".join(f"`{name}` {brief(values.get(name))}" for name in _SHARED)
+    try:
+        config = kind.from_dict({name: value for name, value in values.items() if name not in {*drop, *_FLAGS}})
+        heads = config.num_attention_heads
+        if heads % (config.num_key_value_heads or heads) or (config.head_dim or 2) % 2:
+            raise ValueError("heads of keys have to divide the others, and their width has to be even")
+    except Exception as error:  # of whatever kind: transformers checks by means of its own
+        raise LossyValueError(
+            f"the layer of an EAGLE-3 head's configuration is refused, with {shown}: {error}"
+        ) from error
+    return config
