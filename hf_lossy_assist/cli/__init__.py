@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from ..errors import need
+from ..errors import need, printable
 from ..version import __version__
 from .console import CleanCommand, CleanGroup, flattened
 
@@ -96,7 +96,7 @@ def main_options(
 def main() -> None:
     """Run the command line."""
     # Hide file and line: they point into the library.
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: printable(f"warning: {message}\n")
     app()
 
 

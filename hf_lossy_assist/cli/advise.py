@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..advice.advice import DRAFT_COST
 from ..advice.advising import Advising
 from ..evaluation.answers import answers_of, problem_sum
 from ..heads import ModelIdentity
-from .console import progress
+from .console import Console, progress
 from .models import TaskDecodingOptions
 from .options import (
     PromptFile,

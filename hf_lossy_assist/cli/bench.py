@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedModel
 
@@ -30,7 +29,7 @@ from ..heads import ModelIdentity
 from ..integrations.vllm.engines import vllm_engines, vllm_has
 from ..store.folder import refuse
 from . import bench_report
-from .console import progress
+from .console import Console, progress
 from .models import TaskDecodingOptions, default_device
 from .options import Gamma, Modes, PromptFile, VllmPython
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from ..evaluation.comparison import ACCEPTANCE_QUANTILES, LATENCY_QUANTILES, ModeSummary
 from ..evaluation.modes import TARGET_ALONE, DecodingMode
 from ..evaluation.quality import ModeScore
@@ -23,6 +21,7 @@ from ..evaluation.tables import (
     score_point,
     table,
 )
+from .console import Console
 
 
 def reference(modes: Sequence[DecodingMode | ModeSummary]) -> str | None:

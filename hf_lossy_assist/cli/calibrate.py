@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from ..calibration.calibrating import calibrate as certify_fastest
@@ -19,7 +18,7 @@ from ..errors import LossyValueError
 from ..evaluation.answers import AnswerStore
 from ..evaluation.evaluate import Evaluation, reference_of
 from ..evaluation.tables import Column, NumberTable, number, table
-from .console import progress
+from .console import Console, progress
 from .evaluate import EvaluationOptions
 from .models import read_heads
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import is_dataclass
 from datetime import timedelta
+from errno import EPIPE
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
-from rich.console import Console
+from rich.console import Console as AnyConsole
+from rich.console import ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,9 +23,12 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import LossyError
+from ..errors import LossyError, LossyValueError, brief, printable
+from ..store.folder import claimed
+from ..store.process import this_process
 
 OTHER_NAMES = {
     "assistant_model": ("--assistant",),
@@ -41,17 +47,38 @@ OTHER_NAMES = {
 _NO_OPTIONS = ("seed", "dtype")  # keys of a `lossy_config` or a head
 
 
+class Console(AnyConsole):
+    """A terminal that shows texts of models, files and the Hub, and obeys no control characters or markup there."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 class _CleanErrors:
-    """Prints this package's errors as one line that names options, and exits with status 2."""
+    """Prints errors of this package and of the system as one line that names options, and exits with status 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except LossyError as error:
+            with self._claimed(ctx):
+                return super().invoke(ctx)
+        except (LossyError, OSError) as error:
+            if getattr(error, "errno", None) == EPIPE:  # a reader that has had enough
+                raise
             there = {option for parameter in self.params for option in parameter.opts}
             message = re.sub(r"`(\w+)`", lambda name: _option(name, there), str(error))
             Console(stderr=True, soft_wrap=True).print(f"error: {message}", style="red", markup=False, highlight=False)
             raise typer.Exit(2) from None
+
+    def _claimed(self, ctx: Any) -> AbstractContextManager[Any]:
+        """Keep other runs from the folder that the command writes to, and begin with whether it can be written to."""
+        out, option = ctx.params.get("out"), next((each for each in self.params if each.name == "out"), None)
+        if out is None or option.metavar == "FILE":
+            return nullcontext()
+        return claimed(out, this_process())
 
 
 def _option(name: re.Match[str], there: Collection[str]) -> str:
@@ -67,6 +94,11 @@ class CleanGroup(_CleanErrors, TyperGroup):
 
 class CleanCommand(_CleanErrors, TyperCommand):
     """A command with one-line errors."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if wrong := [argument for argument in args if argument != argument.encode(errors="replace").decode()]:
+            raise LossyValueError(f"options have to be text in UTF-8, but {brief(wrong[0])} is not")
+        return super().parse_args(ctx, args)
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
@@ -19,7 +19,7 @@ from ..evaluation.evaluate import Evaluation, EvaluationResult, named_modes
 from ..evaluation.modes import Models
 from ..evaluation.requests import batches_of, run_request
 from ..evaluation.tables import points
-from .console import limit_threads
+from .console import Console, limit_threads
 from .evaluate import answer_all, score_table
 from .rendering import marked, traced_text
 
@@ -58,7 +58,7 @@ def demo(
         f"plain: the target alone. RULE@N: the rule, with N drafted tokens a round. {_BATCH_SIZE} texts at a time.",
         style="dim",
     )
-    screen.print(f"[bold]Verdict:[/] {verdict.words}", highlight=False)
+    screen.print(f"[bold]Verdict:[/] {verdict.words}", highlight=False, markup=True)
     screen.print(
         "These models are tiny, and made for this task. Real ones gain less, and some rules cost them right answers: "
         "measure yours by `lossy-assist evaluate` and `bench`.",
@@ -141,7 +141,8 @@ def _side_by_side(evaluation: Evaluation, shown: Sequence[str], problem: int, *,
         trace = response.stats.trace if response.stats else ()
         texts.append(traced_text(tokenizer, row.tolist(), trace, colour=colour))
         right = evaluation.task.correct(example, tokenizer.decode(row, skip_special_tokens=True))
-        verdicts.append(f"{'[green]right[/]' if right else '[red]wrong[/]'}, {calls} calls of the target")
+        verdict = ("right", "green") if right else ("wrong", "red")
+        verdicts.append(Text.assemble(verdict, f", {calls} calls of the target"))
     table.add_row(*texts, end_section=True)
     table.add_row(*verdicts)
     legend = Text.assemble("Tokens kept only by the lossy rule are ", marked("marked", colour=colour), ".")

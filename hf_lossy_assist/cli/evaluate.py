@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 
 from ..errors import LossyValueError
@@ -20,7 +20,7 @@ from ..evaluation.modes import DecodingMode, with_noise
 from ..evaluation.tables import score_table
 from ..integrations.vllm.engines import VllmEngines, vllm_engines
 from ..store.process import this_process
-from .console import progress
+from .console import Console, progress
 from .models import TaskDecodingOptions
 from .options import (
     Gamma,

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.text import Text
 from transformers import set_seed
 
@@ -18,6 +17,7 @@ from ..call.spelling import Spelling
 from ..drafting.vocabulary import same_tokenizer
 from ..errors import LossyValueError
 from ..evaluation.modes import DecodingMode, parse_modes
+from .console import Console
 from .models import DecodingOptions, LoadedModels, ModelOptions, encode_conversation, read_heads
 from .options import MaxNewTokens, Mode, PromptLookup
 from .rendering import ConsoleStreamer, stats_table

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ..errors import LossyValueError
 from ..evaluation.modes import parse_modes
 from ..evaluation.requests import batches_of
 from ..evaluation.side_by_side import compare
+from .console import Console
 from .models import DecodingOptions
 from .options import Gamma, MaxNewTokens, Modes
 
@@ -22,7 +22,7 @@ from .options import Gamma, MaxNewTokens, Modes
 class InspectOptions(DecodingOptions):
     """The options of ``inspect``."""
 
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")]
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The HTML file to write.")]
     modes: Modes = "lossless"
     gamma: Gamma = "8"
     max_new_tokens: MaxNewTokens = 160

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Column, Table
 
 from .. import tasks
@@ -33,7 +32,7 @@ from ..models.quantised import quantize_draft
 from ..store.process import this_process
 from ..store.shards import ShardStore, prompt_rows
 from ..tasks.api_model import ApiModel
-from .console import progress
+from .console import Console, progress
 from .models import LoadedModels, ModelOptions
 from .options import Prepack, TaskData, TaskName, TaskOptions, parse_task_options
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -12,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.statistics import LossyStats
 from ..decoding.progress import TokenStatusStreamer
+from .console import Console
 
 LOSSY_STYLE = "underline black on yellow"
 

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from ..acceptors import REGISTRY, Acceptor, Setting, head_type, settings_of, summary_of
 from ..call.spelling import Spelling
 from ..values import check_name
+from .console import Console
 
 READS = {
     "draft_probs": "q",

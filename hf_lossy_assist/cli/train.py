@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from .. import pairs
@@ -17,7 +16,7 @@ from ..evaluation.tables import Column, NumberTable, percent, table
 from ..heads.identity import differing_models
 from ..heads.judge_head import MODELS
 from ..store.folder import write_json
-from .console import CleanCommand, CleanGroup, flattened, limit_threads, progress
+from .console import CleanCommand, CleanGroup, Console, flattened, limit_threads, progress
 from .models import ModelOptions, identity_of
 from .options import TrainOptions
 

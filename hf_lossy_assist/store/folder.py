@@ -47,6 +47,8 @@ def claimed(folder: Path, process: Process) -> Iterator[None]:
     Refused while a process of the same number, or a run of another number of processes, is at work in the folder.
     """
     with ExitStack() as stack:
+        if not folder.exists():
+            stack.callback(_remove_empty, folder)
         with folder_lock(folder):
             stack.enter_context(process_lock(folder, process.number, process.count))
             for lock in folder.glob(".process-*-of-*.lock"):
@@ -54,6 +56,16 @@ def claimed(folder: Path, process: Process) -> Iterator[None]:
                 if count != process.count:
                     process_lock(folder, number, count).lock.release()
         yield
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing but locks: the run that has made it was refused."""
+    with suppress(OSError):
+        found = [*folder.iterdir()]
+        if all(LOCK in (path.suffix, path.name) for path in found):
+            for path in found:
+                path.unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def process_lock(folder: Path, number: int, count: int) -> Any:
