@@ -122,8 +122,8 @@ class Certificate(_Typed):
             return cls(**{**values, "tested": tested, "source": str(source)})
         except (KeyError, TypeError, ValueError) as error:
             raise LossyValueError(
-                f"`certificate` has to hold what `calibrate` writes, but {str(path)!r} does not: {error}; calibrate or "
-                "download it again"
+                f"`certificate` has to hold what `calibrate` writes, but {str(path)!r} does not: {error!s:.500}; "
+                "calibrate or download it again"
             ) from error
 
     def save(self, folder: Path, heads: Mapping[str, Any] = MappingProxyType({})) -> None:

@@ -14,7 +14,7 @@ from ..acceptors import REGISTRY, Acceptor, AllOf, AnyOf, head_type, place_rule_
 from ..core.limits import Limits
 from ..drafting.draft_ends import STOPS, AcceptanceStop, DraftStop
 from ..drafting.tree_config import DrawnTreeConfig, TreeConfig
-from ..errors import LossyError, LossyValueError, nearest
+from ..errors import LossyError, LossyValueError, brief, nearest
 from ..heads import VerifierHead, place_head
 from ..values import LARGEST_INT, SETTINGS, bounded, check_keys, check_name
 from .certificate import Certificate
@@ -211,14 +211,14 @@ def members_of(mode: Any) -> tuple[list[str | Acceptor], type[AnyOf] | type[AllO
     members = list(mode) if compose else [mode]
     if isinstance(mode, dict):
         if list(mode) != ["all_of"] or not isinstance(mode["all_of"], list | tuple):
-            raise LossyValueError(f"`lossy_mode` as a dict has to be {{'all_of': [modes]}}, but is {mode!r}")
+            raise LossyValueError(f"`lossy_mode` as a dict has to be {{'all_of': [modes]}}, but is {brief(mode)}")
         members, compose = list(mode["all_of"]), AllOf
     if not members:
-        raise LossyValueError(f"`lossy_mode` has to name at least one rule, but is {mode!r}")
+        raise LossyValueError(f"`lossy_mode` has to name at least one rule, but is {brief(mode)}")
     for member in members:
         if not isinstance(member, str | Acceptor):
             raise LossyValueError(
-                f"`lossy_mode` has to be a str, a list of str, or {{'all_of': [str]}}, but is {mode!r}"
+                f"`lossy_mode` has to be a str, a list of str, or {{'all_of': [str]}}, but is {brief(mode)}"
             )
         if isinstance(member, str) and member not in REGISTRY:
             if (meant := Spelling.read(member)) != Spelling(member):
@@ -228,7 +228,7 @@ def members_of(mode: Any) -> tuple[list[str | Acceptor], type[AnyOf] | type[AllO
                 )
             check_name("lossy_mode", member, REGISTRY)
     if len(members) > 1 and len({*map(name_of, members)}) < len(members):
-        raise LossyValueError(f"`lossy_mode` has to name every rule once, but is {mode!r}")
+        raise LossyValueError(f"`lossy_mode` has to name every rule once, but is {brief(mode)}")
     return members, compose
 
 

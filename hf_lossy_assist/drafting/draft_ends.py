@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import LossyValueError
+from ..errors import LossyValueError, brief
 from ..heads import VerifierHead
 from ..values import SETTINGS, bounded
 
@@ -56,7 +56,7 @@ def constant_length(num_tokens: int, schedule: str = "constant") -> int | None:
 def check_schedule(value: Any, origin: str = "") -> None:
     if not isinstance(value, str) or value not in SCHEDULES:
         raise LossyValueError(
-            f"`num_assistant_tokens_schedule` has to be one of {list(SCHEDULES)}, but is {value!r}{origin}"
+            f"`num_assistant_tokens_schedule` has to be one of {list(SCHEDULES)}, but is {brief(value)}{origin}"
         )
 
 

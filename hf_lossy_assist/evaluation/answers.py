@@ -181,8 +181,9 @@ def _answers(folder: Path) -> list[Answer]:
         try:
             answer = Answer(**row)
         except (LossyValueError, TypeError) as error:
-            expected = [x.name for x in fields(Answer)]
-            raise LossyValueError(f"`out` has to hold answers with {expected}, but in {where}: {error}") from error
+            found = f"in {where}: {error!s:.300}"
+            names = [x.name for x in fields(Answer)]
+            raise LossyValueError(f"`out` has to hold answers with {names}, but {found}") from error
         before = answers.setdefault((answer.mode, answer.id), answer)
         if (before.score, before.text) != (answer.score, answer.text):
             raise LossyValueError(

@@ -21,8 +21,9 @@ MOST = 70
 """How far above its lower bound an integer goes: enough here, and few enough to compute."""
 
 JUNK = (
-    -1, 0, 3, 2**63, 10**400, -1e300, 0.5, float("nan"), float("inf"), True, "", "x", b"topk", "js", None, (), [],
-    [None], [[]], {}, {"a": 1}, {"start": []}, {1, 2}, object(), torch.tensor([1, 2]), torch.nan, int, 1j,
+    -1, 0, 3, 2**63, 10**400, 10**5000, -1e300, 0.5, float("nan"), float("inf"), True, "", "x", b"topk", "js", None, (),
+    [], [None], [[]], "\ud800", "A" * 100_000, {}, {"a": 1}, {"start": []}, {1, 2}, object(), torch.tensor([1, 2]),
+    torch.nan, int, 1j,
 )  # fmt: skip
 """Values of every kind: wrong types, out of range, empty, unhashable, with comparisons of their own."""
 

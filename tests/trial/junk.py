@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_lossy_assist import LossyError, enabled
 from hf_lossy_assist.acceptors import REGISTRY, settings_of
 from hf_lossy_assist.compat import CACHE
+from hf_lossy_assist.errors import brief
 from tests.tiny_models import noisy_copy, prompt, tiny
 
 from .drawing import GENERATION, JUNK, RUN_SETTINGS, Attempt, attempt, fields_of
@@ -41,7 +42,7 @@ class Junk:
     rule: Any
     in_config: bool
     do_sample: bool
-    value: Any
+    value: Any = field(repr=False)
     models: tuple[PreTrainedModel, PreTrainedModel] = field(repr=False)
 
     @classmethod
@@ -99,4 +100,4 @@ def junk(seed: int, count: int) -> Iterator[tuple[str, Callable[[], str]]]:
     with enabled():
         for _ in range(count):
             one = Junk.draw(r, models)
-            yield repr(one)[:500], one.check
+            yield f"{one!r}: {brief(one.value)}", one.check

@@ -28,6 +28,7 @@ from tests.tiny_models import noisy_copy, tiny
 
 from .breaking import interruptions
 from .calls import Call
+from .files import files
 from .junk import junk
 from .laws import laws
 
@@ -200,6 +201,7 @@ PARTS: Mapping[str, tuple[Callable[[int, int], Iterator[Case]], int]] = {
     "laws": (laws, 3000),
     "interruptions": (interruptions, 1000),
     "heads": (heads, 800),
+    "files": (files, 2000),
     "kills": (kills, 100),
     "sandbox": (sandbox, 200),
 }

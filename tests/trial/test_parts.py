@@ -21,6 +21,7 @@ from tests.trial.parts import PARTS
         ("laws", 7, 600, {}),
         ("interruptions", 7, 60, {"nothing left": 55}),
         ("heads", 7, 80, {"refused by name": 60}),
+        ("files", 7, 150, {"refused by name": 80, "read": 10}),
         ("sandbox", 7, 4, {}),
         ("kills", 7, 1, {}),
     ],

@@ -1,0 +1,117 @@
+"""Files of others, and texts of requests, with something wrong in them: what reads them works, or names the cause."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+
+from hf_lossy_assist import LossyError, tasks
+from hf_lossy_assist.call.certificate import Certificate
+from hf_lossy_assist.drafting.eagle3 import Eagle3
+from hf_lossy_assist.evaluation.answers import Answer, AnswerStore, load_answers
+from hf_lossy_assist.integrations.vllm.settings import Drafting, EngineSettings
+from hf_lossy_assist.training.annotations import read_annotations
+from tests.eagle3_heads import random_head, write_legacy
+
+STRANGE = (
+    "null", "true", "-1", "0.5", "1e400", "NaN", '"x"', '"\\ud800"', '"\\u001b]0;x\\u0007"', "[]", "[[]]", "{}",
+    '{"a": 1}', "9" * 5000, "[" * 100_000 + "]" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, '"' + "A" * 100_000 + '"',
+    str(2**70), "16777216",
+)  # fmt: skip
+ROW = {"question": "Q", "answer": "#### 1", "prompt": "P", "response": "R", "spans": [[0, 1]], "turns": ["T"], "k": 3}
+ANSWERS = [asdict(Answer("a", i, 1.0, 4, 2, 2, 0.5, "yes")) for i in range(2)]
+PLAN = {"task": "t", "seed": 0, "modes": {"a": {}}, "problems": [7, 8], "runs": [{}]}
+
+
+def files(seed: int, count: int) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Damaged and hostile files of every kind but heads, and fields of requests."""
+    r = Random(seed)
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        write_legacy(random_head(), base / "eagle3", specforge=True)
+        AnswerStore(base / "answers", PLAN)
+        settings = EngineSettings.read({}, Drafting("ngram", 5, keeps_probs=False))
+        plan = (base / "answers" / "manifest.json").read_bytes()
+        rows = "\n".join(map(json.dumps, ANSWERS)).encode() + b"\n"
+        eagle3 = (base / "eagle3" / "config.json").read_bytes()
+        row = json.dumps(ROW).encode()
+
+        def folder(place: str, file: str, others: dict[str, bytes], read: Callable[[Path], object]):
+            (base / place).mkdir(exist_ok=True)
+
+            def with_file(content: bytes) -> None:
+                for other, own in others.items():
+                    (base / place / other).write_bytes(own)
+
+                (base / place / file).write_bytes(content)
+                read(base / place)
+
+            return with_file
+
+        def file(ending: str, read: Callable[[str], object]) -> Callable[[bytes], None]:
+            path = base / f"x{ending}"
+            return lambda content: (path.write_bytes(content), read(str(path)))
+
+        def prompts(path: str) -> object:
+            return tasks.load("prompts", path)
+
+        readers: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
+            "prompts.txt": (b"One\nTwo\n", file(".txt", prompts)),
+            "prompts.jsonl": (row, file(".jsonl", prompts)),
+            "prompts.json": (b"[" + row + b"]", file(".json", prompts)),
+            "prompts.jsonl.gz": (row, lambda content: file(".jsonl.gz", prompts)(gzip.compress(content))),
+            "prompts.gz": (gzip.compress(row, mtime=0), file(".gz", prompts)),
+            "gsm8k": (row, file(".jsonl", lambda path: tasks.load("gsm8k", path).examples("test", 9))),
+            "annotations": (row, file(".jsonl", read_annotations)),
+            "answers": (rows, folder("answers", "results.jsonl", {"manifest.json": plan}, load_answers)),
+            "manifest": (plan, folder("answers", "manifest.json", {}, lambda x: AnswerStore(x, PLAN))),
+            "certificate": (b'{"tested": [], "task": "t"}', folder("c", "certificate.json", {}, Certificate.load)),
+            "eagle3": (eagle3, folder("eagle3", "config.json", {}, Eagle3.from_pretrained)),
+            "a request": (
+                b'{"lossy_mode": "topk", "lossy_config": {"k": 3, "scope": {"start": 1, "end": 2}}}',
+                lambda content: settings.check_request(
+                    {"lossy_mode": "topk", "lossy_config": content.decode(errors="replace")}, 0.0
+                ),
+            ),
+            "a mode": (
+                b"topk+typical@3:topk.k=3:seed=0",
+                lambda content: settings.check_request({"lossy_mode": content.decode(errors="replace")}, 0.0),
+            ),
+        }
+
+        def check(read: Callable[[bytes], object], content: bytes) -> str:
+            said = ""
+            try:
+                read(content)
+            except LossyError as error:
+                said = str(error)
+            assert len(said) < 5000
+            assert not {*said} & {*"\x1b\x07\x9b"}
+            return "refused by name" if said else "read"
+
+        for number in range(count):
+            kind = r.choice(sorted(readers))
+            good, read = readers[kind]
+            content = hostile(good, r)
+            yield f"{seed}.{number} {kind} {content[:80]!r}", lambda read=read, content=content: check(read, content)
+
+
+def hostile(good: bytes, r: Random) -> bytes:
+    """Return a file of which a value, some bytes or the end is another."""
+    kind = r.choice(["value", "value", "value", "bytes", "cut", "twice"])
+    if kind == "value":
+        starts = [i for i, byte in enumerate(good) if byte in b':,["'] or [0]
+        start = r.choice(starts) + 1
+        ends = [i for i in range(start, len(good)) if good[i] in b',}]"\n'] or [len(good)]
+        return good[:start] + r.choice(STRANGE).encode() + good[ends[0] :]
+    if kind == "bytes":
+        content = bytearray(good)
+        for _ in range(r.randint(1, 4)):
+            content[r.randrange(len(content))] = r.randrange(256)
+        return bytes(content)
+    return good[: r.randrange(len(good))] if kind == "cut" else good + good
