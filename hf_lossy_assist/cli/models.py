@@ -99,7 +99,8 @@ class LoadedModels:
         """Take the lines of ``file`` as prompts, if it is given."""
         if file is None:
             return self
-        lines = [line for line in read_text(file, option.removeprefix("--").replace("-", "_")).splitlines() if line.strip()]
+        text = read_text(file, option.removeprefix("--").replace("-", "_"))
+        lines = [line for line in text.splitlines() if line.strip()]
         if not lines:
             raise LossyValueError(f"`{option}` has to hold one prompt a line, but {str(file)!r} has none")
         return replace(self, task=None, prompts=Openings(lines))
