@@ -65,6 +65,11 @@ def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared, g
                 f"{mode!r}, which commits unverified tokens; {given.remedy(f'output_{name}', False)}"
             )
     check_processors(f"`lossy_mode` {mode!r}", call.processors, given)
+    if (refusal := compat.obstacle_in_cross_attention(model, call.inputs)) is not None:
+        raise LossyUnsupportedError(
+            f"`cross_attention_mask` is not given, so `lossy_mode` {mode!r} can't be used with {type(model).__name__}: "
+            f"{refusal}; pass `cross_attention_mask`, or use eager attention"
+        )
     cache = compat.cache_of(call.inputs)
     if acceptor.unverified_drafting is not None and compat.quantises(cache):
         raise LossyUnsupportedError(
@@ -156,7 +161,12 @@ def _rows(call: Prepared) -> str:
 
 
 def check_row_by_row(mode: str, call: Prepared) -> None:
-    """Refuse to decode rows one by one where processes have to keep in step."""
+    """Refuse to decode rows one by one where processes have to keep in step, or an input can't be split."""
+    if (name := compat.obstacle_to_rows(call.model, call.inputs, call.ids)) is not None:
+        raise LossyUnsupportedError(
+            f"`lossy_mode` {mode!r} decodes the {call.batch} rows of the batch one by one with these models, but can't "
+            f"tell which part of `{name}` belongs to which row; call generate() for one prompt at a time"
+        )
     if call.synced_gpus:
         raise LossyUnsupportedError(
             f"`synced_gpus` is set, but `lossy_mode` {mode!r} decodes the {call.batch} rows of the batch one by one "

@@ -103,6 +103,12 @@ class DrafterChoice:
         special = bool(options.get("speculation_type") or options.get("use_mtp"))
         special = special or compat.drafts_from_target_states(assistant)
         ours = assistant is not None and generator is None and not special
+        inner = compat.innermost(assistant)
+        if ours and isinstance(inner, PreTrainedModel) and not inner.can_generate():
+            raise LossyValueError(
+                f"`assistant_model` has to be a model that can generate, but is a {type(inner).__name__}, which has no "
+                "LM head; load it with AutoModelForCausalLM"
+            )
         automatic = gamma is None or gamma == "auto"
         if automatic:
             gamma = DEFAULT_NUM_TOKENS

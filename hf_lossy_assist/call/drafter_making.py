@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import LogitsProcessorList
@@ -58,6 +58,7 @@ def make_drafter(
     length = draft_length_of(choice.num_assistant_tokens, choice.schedule)
     if choice.drafts_with_model:
         settings["vocabulary"] = vocabulary_of(choice.target, model)
+        settings["inputs"] = call.draft_inputs
         if acceptor.unverified_drafting is not None:
             head = acceptor.unverified_drafting.head
             return UNVERIFIED_DRAFTERS[head.config.position](model, head, **settings)
@@ -67,7 +68,7 @@ def make_drafter(
         return Eagle3Drafter(model, choice.target, length, **settings)
 
     def for_row(row: Prepared) -> GeneratorDrafter:
-        return _for_one(choice, acceptor, row, randomness, compat.cache_of(call.inputs))
+        return _for_one(choice, acceptor, row, randomness, call.inputs)
 
     if call.batch == 1:
         return for_row(call)
@@ -82,6 +83,7 @@ def make_drafter(
 
 def _settings(call: Prepared, processors: LogitsProcessorList, randomness: Randomness) -> dict[str, Any]:
     return {
+        "never": compat.placeholders(call.model, call.inputs),
         "processors": processors,
         "do_sample": call.config.do_sample,
         "max_length": call.config.max_length,
@@ -101,19 +103,20 @@ def _kept(choice: DrafterChoice, acceptor: Acceptor, call: Prepared) -> dict[str
 
 
 def _for_one(
-    choice: DrafterChoice, acceptor: Acceptor, row: Prepared, randomness: Randomness, cache: Any
+    choice: DrafterChoice, acceptor: Acceptor, row: Prepared, randomness: Randomness, inputs: Mapping[str, Any]
 ) -> GeneratorDrafter:
-    """Return the drafter for one sequence of a call, which decodes on ``cache``."""
+    """Return the drafter for one sequence of a call whose target has ``inputs``."""
     generator = _generator(choice, acceptor, row, randomness)
     if "draft_probs" in acceptor.needs and isinstance(generator, compat.DRAFTERS_WITHOUT_LOGITS):
         raise missing("draft_probs", acceptor, generator)
-    if generator.requires_model_outputs and compat.quantises(cache):
+    if generator.requires_model_outputs and compat.quantises(cache := compat.cache_of(inputs)):
         raise LossyUnsupportedError(
             f"{type(generator).__name__} drafts from the target's states in every round, but a {type(cache).__name__} "
             "can't forget drafted tokens in some rounds; use a dynamic cache"
         )
     wants_states = bool(row.config.return_dict_in_generate and row.config.output_hidden_states)
-    return drafter_of(generator, acceptor, row.inputs, wants_states)
+    never = compat.placeholders(choice.target, inputs)
+    return drafter_of(generator, acceptor, row.inputs, wants_states, never)
 
 
 def _generator(choice: DrafterChoice, acceptor: Acceptor, row: Prepared, randomness: Randomness) -> CandidateGenerator:

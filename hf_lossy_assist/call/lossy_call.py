@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from ..decoding.loop import Decoding
 from ..decoding.outputs import GenerateLossyOutput, OutputRecorder
 from ..decoding.progress import Progress
 from ..decoding.unverified import UnverifiedDecoding
+from ..drafting.model import mask_of
 from ..errors import LossyError, LossyUnsupportedError, LossyValueError, warn_once
 from ..models.own_states import with_own_states
 from ..models.processing import row_aligned
@@ -49,14 +50,15 @@ from .runner_choice import choose_runners
 class LossyCall:
     """One ``generate()`` call with a lossy mode, as the user wrote it.
 
-    ``given`` says where a field's value came from. ``encoder_input`` is the input of an encoder-decoder target's
-    encoder.
+    ``given`` says where a field's value came from. ``keywords`` are those that transformers knows, and
+    ``encoder_input`` is the input of an encoder-decoder target's encoder.
     """
 
     model: PreTrainedModel
     config: LossyConfig
     choice: DrafterChoice
     given: GivenFields
+    keywords: Mapping[str, Any]
     encoder_input: Any = None
 
     @classmethod
@@ -115,7 +117,7 @@ class LossyCall:
         if config.tree is not None:
             choice.check_tree(config.rule, config.tree)
         main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)
-        return cls(model, config, choice, said, main if model.config.is_encoder_decoder else None)
+        return cls(model, config, choice, said, dict(kwargs), main if model.config.is_encoder_decoder else None)
 
     def decode(
         self,
@@ -131,8 +133,11 @@ class LossyCall:
         tokenizer = model_kwargs.pop("tokenizer", None)
         for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer"):
             model_kwargs.pop(name, None)
+        if not model_kwargs.get(compat.ENCODED):  # transformers hands it on where there was nothing to encode, too
+            model_kwargs.pop(compat.ENCODED, None)
         compat.ready_for_rollback(self.model, compat.cache_of(model_kwargs))
         call = Prepared(
+            model=self.model,
             ids=input_ids,
             processors=with_own_states(f"`lossy_mode` {self.config.rule.name!r}", logits_processor, input_ids.shape[1]),
             stopping_criteria=stopping_criteria,
@@ -163,6 +168,8 @@ class LossyCall:
             apart = self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
+        call = replace(call, draft_inputs=self._draft_inputs(call))
+        if apart:
             return decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, call)
         return decoding(call).decode()
 
@@ -195,6 +202,14 @@ class LossyCall:
             inspected=self.config.inspect,
             synced=call.synced_gpus,
         )
+
+    def _draft_inputs(self, call: Prepared) -> compat.PreparedInputs | None:
+        """Return the inputs of a draft model that reads more than text, as stock assisted generation hands them on."""
+        draft = self.choice.assistant_model
+        if not self.choice.drafts_with_model or not (others := compat.other_inputs(draft, self.keywords)):
+            return None
+        copies = call.config.num_return_sequences or 1
+        return compat.prepared_inputs(draft, call.ids, mask_of(call.ids, call.inputs), others, copies)
 
     def _switch(self, call: Prepared) -> compat.FrequencySwitch | None:
         """Return where a call's frequencies change with the width of a forward; warn where that ends drafting."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.utils import ModelOutput
 
-from ..compat import CACHE_NAMES, empty_copy, padding_token
+from ..compat import CACHE_NAMES, ENCODED, PreparedInputs, empty_copy, padding_token, row_of_encoded
 from ..models.processing import of_row
 
 
@@ -18,11 +19,13 @@ from ..models.processing import of_row
 class Prepared:
     """One call, ready to decode: processors, criteria and configuration are as ``generate()`` merged them."""
 
+    model: PreTrainedModel  # the target
     ids: Tensor  # (B, L) prompts
     processors: LogitsProcessorList
     stopping_criteria: StoppingCriteriaList
     config: GenerationConfig
     inputs: dict[str, Any]  # the model's inputs besides `ids`: cache, mask, positions
+    draft_inputs: PreparedInputs | None = None  # those of a draft model that reads more than text
     streamer: Any = None
     tokenizer: Any = None
     encoder_input: Any = None  # the input of the target's encoder, if the caller gave it
@@ -54,7 +57,9 @@ class Prepared:
             for name, value in self.inputs.items()
             if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == ids.shape[1]
         }
-        return replace(self, ids=ids, inputs=inputs, processors=of_row(self.processors, row, self.batch))
+        return replace(
+            self, ids=ids, inputs=inputs, draft_inputs=None, processors=of_row(self.processors, row, self.batch)
+        )
 
     def alone(self, row: int) -> Prepared:
         """Return one row with all of its inputs and an empty cache of its own."""
@@ -62,12 +67,20 @@ class Prepared:
         # Several sequences of one prompt share the encoder's input.
         own = row // (self.batch // len(encoder)) if isinstance(encoder, Tensor) else row
         call = self.row(row)
+        drafts = self.draft_inputs
         return replace(
             call,
-            inputs={name: self._of_row(name, value, row) for name, value in self.inputs.items()},
+            inputs=self._inputs_of_row(self.model, self.inputs, row),
+            draft_inputs=drafts and replace(drafts, carried=self._inputs_of_row(drafts.model, drafts.carried, row)),
             encoder_input=encoder[own : own + 1] if isinstance(encoder, Tensor) else encoder,
             of_batch=True,
         )
+
+    def _inputs_of_row(self, model: PreTrainedModel, inputs: Mapping[str, Any], row: int) -> dict[str, Any]:
+        own = {name: self._of_row(name, value, row) for name, value in inputs.items() if name != ENCODED}
+        if encoded := inputs.get(ENCODED):
+            own[ENCODED] = row_of_encoded(model, encoded, self.ids, row)
+        return own
 
     def _of_row(self, name: str, value: Any, row: int) -> Any:
         if name in CACHE_NAMES:

@@ -73,6 +73,16 @@ from .models import (
     unwrap,
     versions_of,
 )
+from .multimodal import (
+    ENCODED,
+    PreparedInputs,
+    obstacle_in_cross_attention,
+    obstacle_to_rows,
+    other_inputs,
+    placeholders,
+    prepared_inputs,
+    row_of_encoded,
+)
 from .positions import FrequencySwitch, changes_frequencies, frequency_switch, learned_positions
 from .processors import (
     PREFIX_FREE_PROCESSORS,

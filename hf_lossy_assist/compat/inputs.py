@@ -95,6 +95,10 @@ class ForwardInputs:
 
     def move(self, carried: dict[str, Any], shift: RowShift, ids: torch.Tensor) -> None:
         """Move the inputs that are aligned with ``ids`` ``(B, S)`` along with the rows of a batch."""
+        aligned = {*_IN_LINE_WITH_IDS, *_CROSS_MASKS}
+        for name, values in carried.items():  # what else has one entry a row
+            if isinstance(values, torch.Tensor) and name not in aligned and values.shape[:1] == ids.shape[:1]:
+                carried[name] = values.index_select(0, shift.index.to(values.device))
         for name in _IN_LINE_WITH_IDS:
             if (values := carried.get(name)) is not None:
                 carried[name] = shift.moved(values, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
@@ -159,12 +159,12 @@ def idle_forward(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[s
         model(input_ids=ids[:, -1:], use_cache=False)
 
 
-def encode(model: PreTrainedModel, inputs: Any, mask: Any) -> Any:
-    """Return the output of a model's encoder."""
-    given = {} if mask is None else {"attention_mask": mask.to(device_of(model))}
+def encode(model: PreTrainedModel, inputs: torch.Tensor, others: Mapping[str, Any]) -> Any:
+    """Return the output of a model's encoder for its main input and ``others``."""
     name = model.get_encoder().main_input_name
+    inputs = inputs.to(device_of(model), model.dtype if inputs.is_floating_point() else None)
     prepare = getattr(model, _PREPARE_ENCODER)
-    return prepare(inputs.to(device_of(model)), given, name, model.generation_config)["encoder_outputs"]
+    return prepare(inputs, dict(others), name, model.generation_config)["encoder_outputs"]
 
 
 def is_sharded(model: PreTrainedModel) -> bool:

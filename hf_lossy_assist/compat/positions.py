@@ -63,6 +63,7 @@ def _switches(model: PreTrainedModel) -> list[FrequencySwitch]:
 
 
 _TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
+_OF_IMAGES = "vision"  # some decoders hold the model that looks at images, with positions of its own
 
 
 def learned_positions(model: PreTrainedModel) -> int | None:
@@ -71,6 +72,6 @@ def learned_positions(model: PreTrainedModel) -> int | None:
     tables = [
         module.num_embeddings - getattr(module, "offset", 0)
         for name, module in decoder.named_modules()
-        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _TABLES
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2] in _TABLES and _OF_IMAGES not in name
     ]
     return min(tables, default=None)

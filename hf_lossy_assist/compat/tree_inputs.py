@@ -117,6 +117,8 @@ def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str 
         return f"{attention!r} attention takes no mask of ancestors; load {name} with 'sdpa'"
     if not forward_accepts(model, "position_ids") or getattr(config, "alibi", False):
         return f"{name} takes no positions, which in a tree are depths"
+    if any(hasattr(part, "_prepare_decoder_attention_mask") for part in model.modules()):
+        return f"{name} makes masks in a way of its own"
     kinds = set(layer_kinds(model))
     if (other := sorted(kinds - {FULL, SLIDING})) or getattr(config, "attention_layers", None) is not None:
         return f"{name} has layers whose attention is {', '.join(other) or 'local'}"

@@ -18,6 +18,7 @@ from ..compat import (
     encode,
     forward_accepts,
     generation_accepts,
+    other_inputs,
 )
 from ..errors import LossyUnsupportedError, LossyValueError
 from ..models.runner import DynamicCacheRunner, ModelRunner
@@ -66,9 +67,10 @@ class EncoderDecoderDrafter(ModelDrafter):
                 "encoder's input instead"
             )
         else:
-            self._encoded = {"encoder_outputs": encode(model, encoder_input, mask)}
+            self._encoded = other_inputs(model, inputs)  # with whatever its encoder reads beside the main input
             if mask is not None:
                 self._encoded["attention_mask"] = mask.to(device)
+            self._encoded["encoder_outputs"] = encode(model, encoder_input, self._encoded)
         super().__init__(model, draft_length, **settings)
 
     def _default_runner(self) -> ModelRunner:

@@ -15,6 +15,7 @@ from ..compat import (
     CandidateGenerator,
     DraftForwardInputs,
     ForwardInputs,
+    PreparedInputs,
     cache_name,
     continuation_of,
     device_of,
@@ -36,7 +37,7 @@ from ..models.recurrent import RecurrentRunner, padding_before
 from ..models.runner import DynamicCacheRunner, ModelRunner
 from . import Drafter
 from .draft_ends import DraftLength, DraftStop
-from .vocabulary import Vocabulary, check_vocabularies
+from .vocabulary import NEVER, Vocabulary, check_vocabularies
 
 
 def check_draft_model(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -75,7 +76,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
     ``draft_length`` is γ, or chooses it from round to round; ``max_length`` leaves room for the target's own token.
     ``attention_mask`` ``(B, L)`` is that of padded prompts. ``keep_logits`` and ``keep_hidden`` return the logits of q
     and the inputs of the LM head with the tokens. ``runner`` makes a runner for every text, by default on a dynamic
-    cache.
+    cache. Tokens in ``never`` are not drafted. ``inputs`` are those of a model that reads
+    more than text.
     """
 
     def __init__(
@@ -93,8 +95,12 @@ class ModelDrafter(Drafter, CandidateGenerator):
         stop: DraftStop | None = None,
         vocabulary: Vocabulary | None = None,
         runner: Callable[[], ModelRunner] | None = None,
+        never: Sequence[int] = (),
+        inputs: PreparedInputs | None = None,
     ) -> None:
-        self.model = model
+        self.model = model = model if inputs is None else inputs.model
+        self._never = torch.tensor(never) if never else None
+        self._inputs = inputs
         self.draft_length = DraftLength(draft_length) if isinstance(draft_length, int) else draft_length
         self.processors = LogitsProcessorList() if processors is None else processors
         self._reads_text = reads_text(self.processors)
@@ -121,8 +127,11 @@ class ModelDrafter(Drafter, CandidateGenerator):
         carried: dict[str, Any] = {cache_name(self.model): new_cache(self.model), "use_cache": True}
         if forward_accepts(self.model, "logits_to_keep"):
             carried["logits_to_keep"] = 1
-        length = 0
-        if self._mask is not None and not bool(self._mask.all()):  # else models would ask in every forward
+        length, inputs = 0, DraftForwardInputs(self.model)
+        if self._inputs is not None:
+            carried |= self._inputs.carried
+            length, inputs = self._inputs.length, ForwardInputs(self.model)
+        elif self._mask is not None and not bool(self._mask.all()):  # else models would ask in every forward
             mask = self._mask.to(self.device)
             length = mask.shape[1]
             carried["attention_mask"] = mask
@@ -134,7 +143,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 several=continuation_of(self.model).several,
             )  # fmt: skip
         # In a batch, padding may count beyond the highest position.
-        return DynamicCacheRunner(DraftForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
+        return DynamicCacheRunner(inputs, carried, length, last_position=self.max_length - 1)
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens
@@ -184,6 +193,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         self._learn(round(sum(commit.accepted) / len(commit.accepted)))
         if commit.shift is not None:
             self.runner.move(commit.shift, commit.ids)
+        elif self._inputs is not None and self.runner.seen:
+            self.runner.extend(commit.width)  # what it has encoded of an image is carried on
 
     def in_use(self) -> AbstractContextManager[None]:
         return self.runner.in_use()
@@ -228,6 +239,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         logits.
         """
         logits = self.read(self.unread)
+        if self._never is not None:
+            logits = logits.index_fill(-1, self._never.to(logits.device), NEVER)
         if self.processors:
             logits = process(self.processors, self.ids if self._reads_text else self.text, logits)
         chosen_by = logits.softmax(-1) if self.do_sample or self.stop is not None else logits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ class GeneratorDrafter(Drafter):
     """Drafts for one sequence with anything that follows transformers' ``CandidateGenerator`` contract.
 
     ``carried`` are the inputs that the target's forwards hand on, for generators that read them. With
-    ``keep_hidden_states`` the caller wants all of the target's states, not only those that the generator reads.
+    ``keep_hidden_states`` the caller wants all of the target's states, not only those that the generator reads. Drafts
+    end before a token in ``never``.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class GeneratorDrafter(Drafter):
         acceptor: Acceptor,
         carried: dict[str, Any],
         keep_hidden_states: bool = False,
+        never: Sequence[int] = (),
     ) -> None:
         self.generator = generator
+        self._never = torch.tensor(never)
         self.acceptor = acceptor
         self.drafts_every_round = generator.requires_model_outputs
         self._carried = carried
@@ -49,11 +53,21 @@ class GeneratorDrafter(Drafter):
         """Return the generator's proposal after ``ids`` ``(1, L)``, of up to ``room`` tokens."""
         if room <= 0:
             return Draft.empty(ids)
-        draft = self._draft(ids, room, context)
+        draft = self._allowed(self._draft(ids, room, context))
         for need, value in (("draft_probs", draft.logits), ("draft_hidden", draft.hidden)):
             if len(draft) and need in self.acceptor.needs and value is None:
                 raise missing(need, self.acceptor, self.generator)
         return draft
+
+    def _allowed(self, draft: Draft) -> Draft:
+        if (
+            not len(self._never)
+            or not (found := torch.isin(draft.tokens[0], self._never.to(draft.tokens.device))).any()
+        ):
+            return draft
+        end = int(found.int().argmax())
+        values = {name: getattr(draft, name) for name in ("tokens", "logits", "hidden")}
+        return replace(draft, **{name: None if x is None else x[:, :end] for name, x in values.items()})
 
     def _draft(self, ids: Tensor, room: int, context: Mapping[str, Any]) -> Draft:
         candidate, logits = self.generator.get_candidates(ids, **context)

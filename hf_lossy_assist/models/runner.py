@@ -162,7 +162,7 @@ class DynamicCacheRunner(ModelRunner):
         if rows > 1 and self.last_position is not None and inputs.get("position_ids") is not None:
             inputs["position_ids"] = inputs["position_ids"].clamp(max=self.last_position)
         mask = inputs.get("attention_mask") if length - self.seen == 1 else None
-        if mask is not None and mask.shape == (rows, length) and self._shows_masks:
+        if getattr(mask, "shape", None) == (rows, length) and self._shows_masks:
             inputs["attention_mask"] = self._tree_inputs.of_token(mask, self.cache)
         self._outputs = self.model(**inputs, return_dict=True)
         returned = getattr(self._outputs, CACHE, None)
