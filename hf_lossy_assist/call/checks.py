@@ -174,6 +174,15 @@ def check_row_by_row(mode: str, call: Prepared) -> None:
         )
 
 
+def check_states(call: Prepared) -> None:
+    """Refuse an EAGLE-3 head on a target whose layers don't all have one state for every token."""
+    if (obstacle := compat.obstacle_to_states(call.model, call.inputs)) is not None:
+        raise LossyUnsupportedError(
+            "`assistant_model` is an EAGLE-3 head, which reads one state of every layer for every token, but "
+            f"{obstacle}; pass a draft model"
+        )
+
+
 def check_mode(config: LossyConfig, do_sample: bool, longest: int | None) -> None:
     """Refuse a lossy setting under ``require_lossless``, and warn once of a setting without effect.
 

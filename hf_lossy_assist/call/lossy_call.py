@@ -34,6 +34,7 @@ from .checks import (
     check_own_cache,
     check_prepared,
     check_row_by_row,
+    check_states,
     check_together,
     check_tree,
 )
@@ -152,6 +153,8 @@ class LossyCall:
         if self.config.tree is not None:
             check_tree(self.model, self.choice.assistant_model, self.config, call, self.given)
         check_prepared(self.model, self.config.rule, call, self.given)
+        if self.choice.drafts_with_eagle3:
+            check_states(call)
         check_mode(self.config, generation_config.do_sample, self.choice.longest)
         check_certificate(self.config, self.model, self.choice, generation_config, self.given)
         structured = check_grammar(self.config, call.processors, generation_config.do_sample)
@@ -160,7 +163,8 @@ class LossyCall:
             call.config, call.stopping_criteria, call.ids, call.padding, limits, call.streamer, call.quotable
         )
         randomness = Randomness(compat.shared_seed(self.model, self.config.seed))
-        decoding = partial(self._decoding, progress, randomness)
+        adapters = compat.RowAdapters(self.model)
+        decoding = partial(self._decoding, progress, randomness, adapters)
         apart = False
         if call.batch > 1:
             self.choice.check_batch(call.batch)
@@ -169,11 +173,14 @@ class LossyCall:
         if apart:
             check_row_by_row(self.config.rule.name, call)
         call = replace(call, draft_inputs=self._draft_inputs(call))
-        if apart:
-            return decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, call)
-        return decoding(call).decode()
+        with adapters.in_use():
+            if apart:
+                return decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, call)
+            return decoding(call).decode()
 
-    def _decoding(self, progress: Progress, randomness: Randomness, call: Prepared, row: int = 0) -> Decoding:
+    def _decoding(
+        self, progress: Progress, randomness: Randomness, adapters: compat.RowAdapters, call: Prepared, row: int = 0
+    ) -> Decoding:
         """Put a run together; ``row`` is the number of its first row in ``progress``."""
         acceptor, config = self.config.rule, call.config
         texts, processors = Texts(call.ids, call.padding, row), call.processors
@@ -199,6 +206,7 @@ class LossyCall:
             progress=progress,
             stats=StatsRecorder(acceptor.is_lossless(config.do_sample), call.batch, row),
             outputs=outputs,
+            adapters=adapters,
             inspected=self.config.inspect,
             synced=call.synced_gpus,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .adapters import RowAdapters
 from .attention import fold_attention
 from .caches import (
     CACHE,
@@ -78,6 +79,7 @@ from .multimodal import (
     PreparedInputs,
     obstacle_in_cross_attention,
     obstacle_to_rows,
+    obstacle_to_states,
     other_inputs,
     placeholders,
     prepared_inputs,

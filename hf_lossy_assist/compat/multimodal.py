@@ -126,8 +126,27 @@ def obstacle_to_rows(model: PreTrainedModel, inputs: Mapping[str, Any], ids: Ten
 
 def obstacle_in_cross_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
     """Say why a forward over several tokens would hide parts of an image that one over a single token shows."""
-    layers = getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None)
-    seen = any(inputs.get(name) is not None for name in _FEATURES)
-    if not (layers and seen) or inputs.get("cross_attention_mask") is not None or attention_of(model) == "eager":
+    masked = inputs.get("cross_attention_mask") is not None or attention_of(model) == "eager"
+    if masked or not _looking_layers(model) or not _seen(inputs):
         return None
     return f"{attention_of(model)!r} attention masks the image as if it were text in forwards over several tokens"
+
+
+def obstacle_to_states(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
+    """Say why the layers of a model don't all return one state ``(B, L, d)`` of every token; None where they do."""
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    if getattr(config, "num_kv_shared_layers", None):
+        return f"{name} runs its last layers, which share the keys of others, over the last tokens of a prompt alone"
+    if any((getattr(config, several, None) or 1) > 1 for several in ("altup_num_inputs", "hc_mult")):
+        return f"{name} has several states of a token between its layers"
+    if _looking_layers(model) and not _seen(inputs):
+        return f"{name} leaves out the layers that look at images where there is none"
+    return None
+
+
+def _looking_layers(model: PreTrainedModel) -> list[int] | None:
+    return getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None)
+
+
+def _seen(inputs: Mapping[str, Any]) -> bool:
+    return any(inputs.get(name) is not None for name in _FEATURES)

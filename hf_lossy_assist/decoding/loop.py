@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from ..acceptors import Acceptor, decide
-from ..compat import any_unfinished
+from ..compat import RowAdapters, any_unfinished
 from ..core.messages import Commit, Decision, Draft, RowDecision, TargetOutput, Verification
 from ..core.recorders import StatsRecorder
 from ..core.statistics import LossyStats
@@ -38,6 +38,7 @@ class Decoding:
     progress: Progress  # says where texts end
     stats: StatsRecorder
     outputs: OutputRecorder  # collects the outputs that the caller asked for
+    adapters: RowAdapters
     inspected: bool = False  # whether the models' probabilities of every token are recorded
     synced: bool = False  # whether every process runs a forward of the target in every round, until all have finished
     done: bool = field(default=False, init=False)
@@ -57,7 +58,7 @@ class Decoding:
             return self.finish()
 
     def round(self) -> None:
-        pace = self.pace
+        pace, self.adapters.rows = self.pace, self.texts.rows
         self.stats.start()
         pace.began.append(pace.now())
         draft = self.draft()
