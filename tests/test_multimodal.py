@@ -40,7 +40,7 @@ def text_only(target, noise: float = 0.01):
 
 def ends(rows: int):
     """Return tokens that end rows at different times."""
-    return [5, 9, 20, 30] if rows > 1 else -1
+    return [5, 9, 20, 30] if rows > 1 else None
 
 
 def both(target, inputs, rows: int = 1, **drafting):
@@ -70,6 +70,7 @@ def test_lossless_parity(name: str, rows: int, drafter: str):
 def test_a_draft_sees_what_the_target_sees(name: str):
     """So a target keeps all that it has drafted itself."""
     target, inputs = asked(name)
+    target.generation_config.suppress_tokens = [IMAGE]  # which it would not have drafted
     _, ours = both(target, inputs, assistant_model=target, num_assistant_tokens=3)
     assert ours.lossy_stats.accepted == ours.lossy_stats.drafted > 0
 
@@ -79,7 +80,7 @@ def test_a_draft_sees_what_the_target_sees(name: str):
 def test_lossy_rules(name: str, mode: str):
     target, inputs = asked(name)
     drafting = {"assistant_model": noisy_copy(target, 0.01), "lossy_mode": mode, "lossy_config": {"seed": 0}}
-    kwargs = {"do_sample": True, "max_new_tokens": 16, "eos_token_id": -1, "return_dict_in_generate": True}
+    kwargs = {"do_sample": True, "max_new_tokens": 16, "eos_token_id": None, "return_dict_in_generate": True}
     stats = target.generate(**inputs, **kwargs, **drafting).lossy_stats
     assert len(stats.trace) == 16
     assert stats.drafted > 0
@@ -242,6 +243,7 @@ PEFT_DRAFTERS = {
 
 
 @pytest.mark.parametrize("drafter", PEFT_DRAFTERS)
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # asked for by peft
 def test_an_adapter_for_each_row(drafter: str):
     peft = pytest.importorskip("peft")
     target = tiny("llama")

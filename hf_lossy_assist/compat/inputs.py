@@ -60,9 +60,10 @@ class ForwardInputs:
         """
         kwargs = dict(carried)
         mask = kwargs.get(self._mask)
-        for name in _CROSS_MASKS if mask is not None else ():
+        for name in _CROSS_MASKS:
             if (values := kwargs.get(name)) is not None:
-                kwargs[name] = _with_the_last(values, mask.shape[1] + longer)
+                whole = tokens_in(carried) + text.shape[1] - seen if mask is None else mask.shape[1] + longer
+                kwargs[name] = _with_the_last(values, whole)
         kwargs |= self._longer(carried, longer)
         if (types := kwargs.get("token_type_ids")) is not None:
             kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + longer)
