@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertModel
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
-from hf_lossy_assist.compat import unwrap
+from hf_lossy_assist.compat import obstacle_to_rollback, unwrap
 from tests.acceptors.fixtures import HEADS
 from tests.eagle3_heads import random_head
 from tests.multimodal_models import IMAGE, MODELS, ROW_BY_ROW, asked, mllama
@@ -16,6 +16,8 @@ from tests.tiny_models import VOCAB, noisy_copy, padded, prompt, tiny
 from tests.trial.drawing import counted
 from tests.trial.families import ATTENDING, family
 
+# transformers 5.14 calls its own deprecated argument.
+pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")
 GREEDY = {"do_sample": False, "max_new_tokens": 16, "return_dict_in_generate": True, "output_logits": True}
 DRAFTERS = {
     "the target itself": lambda target: {"assistant_model": target},
@@ -61,6 +63,13 @@ def test_lossless_parity(name: str, rows: int, drafter: str):
     target, inputs = asked(name, rows)
     if drafter == "a text model" and name in ("kyutai", "udop"):
         pytest.skip("no text precedes what is drafted")
+    splits = hasattr(target, "_prepare_multimodal_encoder_kwargs_for_generation")
+    if obstacle_to_rollback(target, several=True) or (rows > 1 and name in ROW_BY_ROW and not splits):
+        with pytest.raises(LossyUnsupportedError, match="one prompt at a time|roll the cache back"):
+            both(target, inputs, rows, **DRAFTERS[drafter](target))
+        return
+    if rows > 1 and name == "kosmos2":
+        pytest.skip("it counts positions by column")
     plain, ours = both(target, inputs, rows, **DRAFTERS[drafter](target))
     assert_same_rows(ours.sequences, plain, 1e-6 if target.dtype == torch.float64 else TIE)
     assert ours.lossy_stats.drafted > 0 or drafter == "look-up"
@@ -70,6 +79,8 @@ def test_lossless_parity(name: str, rows: int, drafter: str):
 def test_a_draft_sees_what_the_target_sees(name: str):
     """So a target keeps all that it has drafted itself."""
     target, inputs = asked(name)
+    if obstacle_to_rollback(target, several=True):
+        pytest.skip("this version can't go on from its states")
     target.generation_config.suppress_tokens = [IMAGE]  # which it would not have drafted
     _, ours = both(target, inputs, assistant_model=target, num_assistant_tokens=3)
     assert ours.lossy_stats.accepted == ours.lossy_stats.drafted > 0
@@ -108,7 +119,7 @@ def test_rows_with_different_numbers_of_images(name: str):
     if hasattr(target, "_prepare_multimodal_encoder_kwargs_for_generation"):
         assert_same_rows(target.generate(**inputs, **kwargs).sequences, plain, 1e-6)
     else:
-        with pytest.raises(LossyUnsupportedError, match="one prompt at a time"):
+        with pytest.raises(LossyUnsupportedError, match="one prompt at a time|roll the cache back"):
             target.generate(**inputs, **kwargs)
 
 
@@ -197,7 +208,6 @@ def test_cross_attention_without_a_mask(attention: str):
 @pytest.mark.parametrize("drafter", ["assistant", "look-up"])
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("length", [5, 40])
-@pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")  # transformers 5.14's own call
 def test_keys_of_an_image_stay_when_the_text_is_rolled_back(length: int, rows: int, drafter: str):
     """They are fewer than the text's, or more, and every row of a batch keeps its own."""
     target, inputs = asked("mllama", rows)

@@ -72,7 +72,10 @@ def layer_kinds(model: PreTrainedModel) -> list[str]:
 
 def has_recurrent_state(model: PreTrainedModel) -> bool:
     """Tell whether the model keeps a state that can't be rolled back, possibly in its own kind of cache."""
-    return model._is_stateful or not model._supports_default_dynamic_cache()
+    # Some models that see images don't say what their language model does.
+    inner = model.get_decoder() if hasattr(model, "get_decoder") else model
+    stateful = model._is_stateful or getattr(inner, "_is_stateful", False)
+    return stateful or not model._supports_default_dynamic_cache()
 
 
 def origin_of(model: nn.Module) -> tuple[str, str | None]:
