@@ -65,7 +65,7 @@ def test_lossless_parity(name: str, rows: int, drafter: str):
         pytest.skip("no text precedes what is drafted")
     splits = hasattr(target, "_prepare_multimodal_encoder_kwargs_for_generation")
     if obstacle_to_rollback(target, several=True) or (rows > 1 and name in ROW_BY_ROW and not splits):
-        with pytest.raises(LossyUnsupportedError, match="one prompt at a time|roll the cache back"):
+        with pytest.raises(LossyUnsupportedError, match=r"one prompt at a time|roll the cache back"):
             both(target, inputs, rows, **DRAFTERS[drafter](target))
         return
     if rows > 1 and name == "kosmos2":
@@ -119,7 +119,7 @@ def test_rows_with_different_numbers_of_images(name: str):
     if hasattr(target, "_prepare_multimodal_encoder_kwargs_for_generation"):
         assert_same_rows(target.generate(**inputs, **kwargs).sequences, plain, 1e-6)
     else:
-        with pytest.raises(LossyUnsupportedError, match="one prompt at a time|roll the cache back"):
+        with pytest.raises(LossyUnsupportedError, match=r"one prompt at a time|roll the cache back"):
             target.generate(**inputs, **kwargs)
 
 
