@@ -19,6 +19,7 @@ class GivenFields:
     def __init__(self, model: PreTrainedModel, keywords: Mapping[str, Any]) -> None:
         self._keywords = dict(keywords)
         self._argument, self._own = keywords.get("generation_config"), model.generation_config
+        self._filled = compat.default_fields() if compat.is_merged(self._argument) else {}
 
     def __call__(self, name: str, *more: GenerationConfig | None) -> Any:
         """Return a field's value; look into the configurations ``more`` of an assistant last."""
@@ -26,8 +27,14 @@ class GivenFields:
         for config in (self._argument, self._own, *more):
             if value is not None:
                 break
-            value = getattr(config, name, None)
+            value = self._said_in(config, name)
         return value
+
+    def _said_in(self, config: GenerationConfig | None, name: str) -> Any:
+        """Return a configuration's value, unless transformers has filled it in, as pipelines let it do."""
+        value = getattr(config, name, None)
+        filled = config is self._argument and getattr(self._own, name, None) is None
+        return None if filled and value == self._filled.get(name) else value
 
     def merged(self, name: str) -> Any:
         """Return the value that transformers' merge keeps: a keyword of None overrides a model's files."""
@@ -42,7 +49,7 @@ class GivenFields:
         if self._keywords.get(name) is not None:
             return ""
         for config in (self._argument, self._own, *more):
-            if getattr(config, name, None) is not None:
+            if self._said_in(config, name) is not None:
                 if config is self._argument:
                     return " in the `generation_config` argument"
                 return f" in the {'model' if config is self._own else 'assistant'}'s {compat.file_of(config)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -37,7 +37,7 @@ from .checks import (
     check_tree,
 )
 from .config import FIELDS, LossyConfig
-from .drafter_choice import DrafterChoice
+from .drafter_choice import DRAFTERS, DrafterChoice
 from .drafter_making import make_drafter
 from .given import GivenFields
 from .prepared import Prepared
@@ -114,8 +114,14 @@ class LossyCall:
         choice.check(config.rule)
         if config.tree is not None:
             choice.check_tree(config.rule, config.tree)
-        main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)
-        return cls(model, config, choice, said, main if model.config.is_encoder_decoder else None)
+        return cls(model, config, choice, said).with_inputs(kwargs)
+
+    def with_inputs(self, kwargs: dict[str, Any]) -> LossyCall:
+        """Return this call with the inputs among ``kwargs``, from which our keywords are removed."""
+        for name in (*FIELDS, *DRAFTERS, "assistant_tokenizer"):
+            kwargs.pop(name, None)
+        main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(self.model.main_input_name)
+        return replace(self, encoder_input=main if self.model.config.is_encoder_decoder else None)
 
     def decode(
         self,

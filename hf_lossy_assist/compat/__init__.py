@@ -29,6 +29,17 @@ from .caches import (
     text_cache,
     tokens_in,
 )
+from .callers import (
+    CONTINUOUS_BATCHING,
+    MERGE,
+    decodes_elsewhere,
+    default_fields,
+    generating_parts,
+    is_merged,
+    merged_by_own_generate,
+    owner_of,
+    pipeline_with_default,
+)
 from .drafters import (
     DRAFTERS_WITHOUT_LOGITS,
     CandidateGenerator,

@@ -1,0 +1,85 @@
+"""Speech: whatever Whisper's own `generate()` does before and after decoding, texts are those of plain decoding."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import WhisperConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+
+from hf_lossy_assist import LossyError, collect, disable, enabled, last_stats
+from tests.tiny_models import noisy_copy
+
+SEGMENT = 20  # frames that the encoder reads at once
+BEGIN = [9, 11, 12, 13, 14, 15]  # tokens that may not come first
+LANGUAGE = {"language": "en", "task": "transcribe"}
+
+
+def whisper(seed: int = 0) -> WhisperForConditionalGeneration:
+    """Return a random Whisper with the tokens of speech: a language, tasks, silence and timestamps."""
+    torch.manual_seed(seed)
+    config = WhisperConfig(
+        vocab_size=128, d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=10,
+        max_target_positions=64, init_std=0.3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=3, suppress_tokens=None, begin_suppress_tokens=None,
+    )  # fmt: skip
+    model = WhisperForConditionalGeneration(config).double().eval()
+    vars(model.generation_config).update(
+        no_timestamps_token_id=63, lang_to_id={"<|en|>": 8}, task_to_id={"translate": 4, "transcribe": 5},
+        prev_sot_token_id=6, is_multilingual=True, max_initial_timestamp_index=10, suppress_tokens=[20, 21],
+        alignment_heads=[[0, 0], [1, 2]], max_length=40, _from_model_config=False,
+    )  # fmt: skip
+    return model
+
+
+def audio(rows: int = 1, frames: int = SEGMENT) -> dict:
+    features = torch.randn(rows, 8, frames, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return {"input_features": features, "attention_mask": torch.ones(rows, frames, dtype=torch.long)}
+
+
+def decoder_of(target: WhisperForConditionalGeneration, noise: float = 0.02) -> WhisperForCausalLM:
+    """Return a draft without an encoder, as Distil-Whisper's."""
+    draft = WhisperForCausalLM(copy.deepcopy(target.config)).double().eval()
+    draft.load_state_dict(noisy_copy(target, noise).state_dict(), strict=False)
+    return draft
+
+
+DRAFTERS = {
+    "whole model": lambda target: {"assistant_model": noisy_copy(target, 0.02)},
+    "decoder": lambda target: {"assistant_model": decoder_of(target)},
+    "look-up": lambda target: {"prompt_lookup_num_tokens": 3},
+}
+CALLS = {
+    "a clip": (audio(), {}),
+    "a batch": (audio(3), {}),
+    "timestamps": (audio(2), {"return_timestamps": True}),
+    "long audio": (audio(1, 55), {"return_timestamps": True}),
+    "long audio in a batch": (audio(2, 55), {"return_timestamps": True}),
+    "fallback": (
+        audio(2, 55),
+        {"return_timestamps": True, "temperature": (0.0,), "logprob_threshold": -1.0, "no_speech_threshold": 0.0,
+         "compression_ratio_threshold": 2.4},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["keyword", "default"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("case", CALLS)
+def test_texts_are_those_of_plain_decoding(case: str, drafter: str, place: str):
+    target = whisper()
+    inputs, more = CALLS[case]
+    kwargs = inputs | LANGUAGE | more
+    # What comes first without the rule may not come first.
+    target.generation_config.begin_suppress_tokens = None
+    first = target.generate(**kwargs)[:, 0].unique().tolist()
+    target.generation_config.begin_suppress_tokens = [*first, 9]
+    plain = target.generate(**kwargs)
+    drafting = DRAFTERS[drafter](target)
+    defaults = drafting if place == "default" else {}
+    with enabled(target, **defaults), collect(target) as stats:
+        ours = target.generate(**kwargs, **({} if place == "default" else drafting), lossy_mode="lossless")
+    assert ours.equal(plain)
+    assert stats.rounds > 0
