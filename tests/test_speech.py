@@ -83,3 +83,78 @@ def test_texts_are_those_of_plain_decoding(case: str, drafter: str, place: str):
         ours = target.generate(**kwargs, **({} if place == "default" else drafting), lossy_mode="lossless")
     assert ours.equal(plain)
     assert stats.rounds > 0
+
+
+SILENCE = {"temperature": (0.0,), "logprob_threshold": -1.0, "no_speech_threshold": 0.0}
+
+
+@pytest.mark.parametrize("language", [LANGUAGE, {}], ids=["two first tokens", "one first token"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_silence_is_detected_once_a_batch_and_never_in_drafts(
+    rows: int, drafter: str, language: dict, monkeypatch: pytest.MonkeyPatch
+):
+    target, seen, encoded = whisper(), [], []
+    if not language:
+        for name in ("lang_to_id", "task_to_id", "is_multilingual"):
+            delattr(target.generation_config, name)
+    need_fallback = type(target)._need_fallback
+
+    def looked(self, *args):
+        seen.append((args[2], args[3][0].no_speech_prob.clone()))
+        return need_fallback(self, *args)
+
+    monkeypatch.setattr(type(target), "_need_fallback", looked)
+    drafting = DRAFTERS[drafter](target) | {"lossy_mode": "lossless"}
+    target.get_encoder().register_forward_hook(lambda _, args, out: encoded.append(len(out[0])))
+    kwargs = audio(rows, 55) | language | SILENCE | {"return_timestamps": True, "return_segments": True}
+    results = []
+    for more in ({}, drafting):
+        seen.clear()
+        encoded.clear()
+        texts = target.generate(**kwargs, **more)["sequences"]
+        results.append((texts.tolist(), [row for row, _ in seen], encoded.copy(), [prob for _, prob in seen]))
+    (*plain, probabilities), (*ours, own) = results
+    assert ours == plain
+    for a, b in zip(probabilities, own, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_words_have_plain_timestamps(rows: int, drafter: str, monkeypatch: pytest.MonkeyPatch):
+    target, read = whisper(), []
+    extract = type(target)._extract_token_timestamps
+
+    def extracted(self, outputs, *args, **kwargs):
+        read.append([weights for layers in outputs.cross_attentions for weights in layers])
+        return extract(self, outputs, *args, **kwargs)
+
+    monkeypatch.setattr(type(target), "_extract_token_timestamps", extracted)
+    target.set_attn_implementation("eager")
+    target.generation_config.eos_token_id = 17  # rows end at different times
+    kwargs = audio(rows) | LANGUAGE | {"return_token_timestamps": True}
+    plain = target.generate(**kwargs)
+    ours = target.generate(**kwargs, **DRAFTERS[drafter](target), lossy_mode="lossless")
+    assert ours["sequences"].equal(plain["sequences"])
+    assert ours["token_timestamps"].equal(plain["token_timestamps"])
+    for a, b in zip(*read, strict=True):
+        torch.testing.assert_close(a, b)
+    assert (plain["sequences"] != 0).sum(-1).unique().numel() == rows
+
+
+def test_an_interrupted_call_leaves_no_statistics_of_an_earlier_one():
+    target = whisper()
+    drafting = DRAFTERS["decoder"](target)
+    with enabled(target, **drafting):
+        target.generate(**audio(), **LANGUAGE)
+        assert last_stats(target) is not None
+
+        def interrupt(*args):
+            raise KeyboardInterrupt
+
+        handle = target.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            target.generate(**audio(), **LANGUAGE)
+        handle.remove()
+        assert last_stats(target) is None

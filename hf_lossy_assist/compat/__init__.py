@@ -88,11 +88,13 @@ from .positions import FrequencySwitch, changes_frequencies, frequency_switch, l
 from .processors import (
     PREFIX_FREE_PROCESSORS,
     STATEFUL_PROCESSORS,
+    observe,
     of_rows,
     process_row,
     process_rows_alike,
     process_rows_apart,
     reads_only_text,
+    split_observers,
 )
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
 from .tree_inputs import TreeInputs, obstacle_to_trees, takes_whole_masks

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from ..acceptors import Acceptor, decide
@@ -172,7 +173,8 @@ class Decoding:
         if self.synced:
             self.target.idle(self.texts.ids)
 
-    def finish(self) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
+    def finish(self, longest: int = 0) -> tuple[Tensor | GenerateLossyOutput, LossyStats]:
+        """Return the output and the statistics; ``longest`` is the most tokens of a batch of which this is one row."""
         progress, stats, outputs = self.progress, self.stats, self.outputs
         if progress.streamer is not None:
             progress.streamer.end()
@@ -182,6 +184,8 @@ class Decoding:
             outputs.cut(row, count)
         texts = self.texts.finish([self.texts.prompt + count for count in generated.values()])
         one = len(generated) == 1
+        if outputs.wanted and (missing := longest - max(generated.values())) > 0:
+            self._record_padding(texts, missing)
         if one:
             self.target.runner.settle(texts)
         stats.flops = self.drafter.flops(self.target.model, texts.shape[1], stats)
@@ -190,3 +194,10 @@ class Decoding:
         if not outputs.as_dict:
             return texts, result
         return outputs.finish(texts, result, self.target.carried if one else {}), result
+
+    def _record_padding(self, text: Tensor, count: int) -> None:
+        """Record ``count`` more tokens of a row that has ended as ``text`` ``(1, L)``: plain generation reads padding."""
+        self.target.runner.rewind(text.shape[1] - 1)
+        draft = Draft(text.new_full((1, count - 1), self.texts.pad))
+        verification = self.target.verify(torch.cat([text, draft.tokens], dim=1), draft, [0.0])
+        self.outputs.record([*self.outputs.rows], verification.logits, self.target.output, [count], len(draft))

@@ -109,12 +109,14 @@ def test_lossy_rules(row):
     assert len(out.lossy_stats.trace) == 24
 
 
+@pytest.mark.parametrize("eos", [None, 26], ids=["together", "apart"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_recorded_outputs_are_those_of_plain_generation(batch: int):
+def test_recorded_outputs_are_those_of_plain_generation(batch: int, eos: int | None):
+    """After a row's end too, where plain generation goes on over padding."""
     target = made("bart")
     target.set_attn_implementation("eager")
     asked = {f"output_{name}": True for name in ("scores", "logits", "hidden_states", "attentions")}
-    kwargs = GREEDY | seen("bart", batch) | asked
+    kwargs = GREEDY | seen("bart", batch) | asked | {"eos_token_id": eos}
     plain = target.generate(**kwargs)
     ours = target.generate(**kwargs, assistant_model=drafts(target), lossy_mode="lossless")
     assert ours.sequences.equal(plain.sequences)
