@@ -6,9 +6,17 @@ import copy
 
 import pytest
 import torch
-from transformers import WhisperConfig, WhisperForCausalLM, WhisperForConditionalGeneration
+from transformers import (
+    GenerationConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForCausalLM,
+    WhisperForConditionalGeneration,
+    pipelines,
+)
 
-from hf_lossy_assist import LossyError, collect, disable, enabled, last_stats
+from benchmarks.bundled_pair.recipe import build_tokenizer
+from hf_lossy_assist import LossyError, collect, enabled, last_stats
 from tests.tiny_models import noisy_copy
 
 SEGMENT = 20  # frames that the encoder reads at once
@@ -132,7 +140,7 @@ def test_words_have_plain_timestamps(rows: int, drafter: str, monkeypatch: pytes
 
     monkeypatch.setattr(type(target), "_extract_token_timestamps", extracted)
     target.set_attn_implementation("eager")
-    target.generation_config.eos_token_id = 17  # rows end at different times
+    target.generation_config.eos_token_id = 93  # rows end at different times
     kwargs = audio(rows) | LANGUAGE | {"return_token_timestamps": True}
     plain = target.generate(**kwargs)
     ours = target.generate(**kwargs, **DRAFTERS[drafter](target), lossy_mode="lossless")
@@ -158,3 +166,53 @@ def test_an_interrupted_call_leaves_no_statistics_of_an_earlier_one():
             target.generate(**audio(), **LANGUAGE)
         handle.remove()
         assert last_stats(target) is None
+
+
+def test_defaults_that_whisper_merges_in_are_not_taken_for_the_user_s():
+    target = whisper()
+    target.generation_config.eos_token_id = None
+    draft = copy.deepcopy(target)
+    before = draft.generation_config.to_dict()
+    kwargs = audio() | LANGUAGE | {"assistant_model": draft, "lossy_mode": "lossless"}
+    for more in (
+        {"num_assistant_tokens": 5},
+        {"generation_config": GenerationConfig(num_assistant_tokens=5)},
+        {"num_assistant_tokens": 5, "lossy_config": {"stop_drafting": {"by": "acceptance", "threshold": 1.0}}},
+    ):
+        target.generate(**kwargs, **more)
+        stats = last_stats(target)
+        assert stats.rounds == -(-stats.tokens // 6)
+    target.generate(**kwargs, assistant_confidence_threshold=1.0)
+    assert last_stats(target).drafted < stats.drafted
+    assert draft.generation_config.to_dict() == before
+
+
+def test_a_refusal_comes_before_the_language_is_detected():
+    target = whisper()
+    target.register_forward_pre_hook(lambda *_: pytest.fail("a forward pass"))
+    with pytest.raises(LossyError, match="`lossy_config` key 'kk'"):
+        target.generate(**audio(), **DRAFTERS["look-up"](target), lossy_mode="topk", lossy_config={"kk": 1})
+
+
+def recogniser(target: WhisperForConditionalGeneration) -> pipelines.Pipeline:
+    """Return a pipeline that returns what `generate()` does."""
+    extractor = WhisperFeatureExtractor(feature_size=8, sampling_rate=16000, chunk_length=1, hop_length=800)
+    pipe = pipelines.AutomaticSpeechRecognitionPipeline(
+        model=target.float(), feature_extractor=extractor, tokenizer=build_tokenizer(), device="cpu"
+    )
+    pipe.postprocess = lambda outputs, **_: outputs
+    return pipe
+
+
+def test_a_refusal_of_beams_says_that_they_are_the_pipeline_s_default():
+    target = whisper()
+    pipe, sound = recogniser(target), torch.randn(16000).numpy()
+    kwargs = DRAFTERS["look-up"](target) | LANGUAGE | {"lossy_mode": "lossless"}
+    with pytest.raises(LossyError) as error:
+        pipe(sound, generate_kwargs=kwargs)
+    assert "is 5, AutomaticSpeechRecognitionPipeline's default:" in str(error.value)
+    assert str(error.value).endswith("pass `generate_kwargs={'num_beams': 1}` to the pipeline")
+    pipe(sound, generate_kwargs=kwargs | {"num_beams": 1})
+    assert last_stats(target).rounds > 0
+    with pytest.raises(LossyError, match=r"is 3: .*leave it out"):
+        target.generate(**audio(), **kwargs, num_beams=3)

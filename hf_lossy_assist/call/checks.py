@@ -56,7 +56,8 @@ _OTHER_DECODING = {
 
 def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared, given: GivenFields) -> None:
     mode = acceptor.name
-    if call.ids.shape[1] == 0 or call.inputs.get("inputs_embeds") is not None:
+    embedded = call.inputs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder
+    if call.ids.shape[1] == 0 or embedded:
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} needs the prompt as `input_ids`, but got `inputs_embeds` or no tokens; pass tokens"
         )

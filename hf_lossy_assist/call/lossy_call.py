@@ -92,8 +92,9 @@ class LossyCall:
             name = error.field
             if name in {**given, **defaults} or name not in _WORKING or not (origin := said.origin(name)):
                 raise
-            instead = said.remedy(name, _WORKING[name])
-            raise type(error)(f"{error}; `{name}` is set{origin}: {instead}") from error
+            suggests = str(error).endswith("?")  # a second remedy would confuse
+            instead = "" if suggests else f": {said.remedy(name, _WORKING[name])}"
+            raise type(error)(f"{str(error).rstrip('?')}; `{name}` is set{origin}{instead}") from error
         check_decoding(mode, said)
         if compat.replaces_decoding(model):
             raise LossyUnsupportedError(

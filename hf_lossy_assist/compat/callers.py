@@ -49,7 +49,7 @@ def decodes_elsewhere(model: GenerationMixin) -> bool:
     """Tell whether the model's own ``generate()`` never calls transformers' one for this model."""
     kinds = type(model).__mro__[: type(model).__mro__.index(GenerationMixin)]
     functions = [f for kind in kinds for f in vars(kind).values() if inspect.isfunction(f)]
-    return any(f.__name__ == "generate" for f in functions) and not any(map(_calls_inherited_generate, functions))
+    return any("generate" in vars(kind) for kind in kinds) and not any(map(_calls_inherited_generate, functions))
 
 
 def generating_parts(model: GenerationMixin) -> list[str]:

@@ -190,13 +190,13 @@ class Decoding:
             self.target.runner.settle(texts)
         stats.flops = self.drafter.flops(self.target.model, texts.shape[1], stats)
         result = stats.finish()
-        self.pace.warn_of_loss(self.target.model, max(generated.values()))
+        self.pace.warn_of_loss(self.target.model, max(generated.values()), result.accepted)
         if not outputs.as_dict:
             return texts, result
         return outputs.finish(texts, result, self.target.carried if one else {}), result
 
     def _record_padding(self, text: Tensor, count: int) -> None:
-        """Record ``count`` more tokens of a row that has ended as ``text`` ``(1, L)``: plain generation reads padding."""
+        """Record ``count`` more tokens after a row ``text`` ``(1, L)``, where plain generation reads padding."""
         self.target.runner.rewind(text.shape[1] - 1)
         draft = Draft(text.new_full((1, count - 1), self.texts.pad))
         verification = self.target.verify(torch.cat([text, draft.tokens], dim=1), draft, [0.0])
