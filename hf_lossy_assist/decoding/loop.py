@@ -199,5 +199,5 @@ class Decoding:
         """Record ``count`` more tokens after a row ``text`` ``(1, L)``, where plain generation reads padding."""
         self.target.runner.rewind(text.shape[1] - 1)
         draft = Draft(text.new_full((1, count - 1), self.texts.pad))
-        verification = self.target.verify(torch.cat([text, draft.tokens], dim=1), draft, [0.0])
-        self.outputs.record([*self.outputs.rows], verification.logits, self.target.output, [count], len(draft))
+        verification, output = self.target.verify(torch.cat([text, draft.tokens], dim=1), draft)
+        self.outputs.record([*self.outputs.rows], verification.logits, output, [count], len(draft))
