@@ -139,7 +139,7 @@ class LossyCall:
         for name in ("inputs_tensor", "assistant_model", "assistant_tokenizer"):
             model_kwargs.pop(name, None)
         compat.ready_for_rollback(self.model, compat.cache_of(model_kwargs))
-        observers, processors = compat.split_observers(logits_processor)
+        processors = compat.without_observers(logits_processor)
         call = Prepared(
             ids=input_ids,
             processors=with_own_states(f"`lossy_mode` {self.config.rule.name!r}", processors, input_ids.shape[1]),
@@ -171,7 +171,8 @@ class LossyCall:
             apart = self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
-        compat.observe(observers, self.model, call.ids, call.inputs)
+        if len(processors) < len(logits_processor):
+            compat.observe(logits_processor, self.model, call.ids, call.inputs)
         if apart:
             return decode_row_by_row(lambda i: decoding(call.alone(i), row=i), progress, call)
         return decoding(call).decode()

@@ -33,12 +33,11 @@ from .callers import (
     CONTINUOUS_BATCHING,
     MERGE,
     decodes_elsewhere,
-    default_fields,
     generating_parts,
-    is_merged,
     merged_by_own_generate,
     owner_of,
     pipeline_with_default,
+    without_defaults,
 )
 from .drafters import (
     DRAFTERS_WITHOUT_LOGITS,
@@ -94,7 +93,7 @@ from .processors import (
     process_rows_alike,
     process_rows_apart,
     reads_only_text,
-    split_observers,
+    without_observers,
 )
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
 from .tree_inputs import TreeInputs, obstacle_to_trees, takes_whole_masks

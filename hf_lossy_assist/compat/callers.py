@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import GenerationConfig, GenerationMixin
@@ -34,14 +35,20 @@ def merged_by_own_generate(model: GenerationMixin) -> bool:
     return frame.f_code.co_name == "generate" and frame.f_code is not code and frame.f_locals.get("self") is model
 
 
-def is_merged(config: GenerationConfig | None) -> bool:
-    """Tell whether transformers has filled in all of its defaults."""
-    return config is not None and all(getattr(config, name, None) is not None for name in default_fields())
+def without_defaults(config: GenerationConfig, own: GenerationConfig) -> Any:
+    """Return a call's configuration without the values that transformers has filled in; some pipelines let it do so.
+
+    ``own`` is the model's.
+    """
+    defaults = _default_fields()
+    if any(getattr(config, name, None) is None for name in defaults):
+        return config
+    said = {k: v for k, v in vars(config).items() if v != defaults.get(k) or getattr(own, k, None) is not None}
+    return SimpleNamespace(**said)
 
 
 @functools.cache
-def default_fields() -> dict[str, Any]:
-    """Return transformers' own values of the fields that nobody has set."""
+def _default_fields() -> dict[str, Any]:
     return {k: v for k, v in GenerationConfig()._get_default_generation_params().items() if v is not None}
 
 

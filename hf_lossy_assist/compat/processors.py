@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -43,19 +43,21 @@ STATEFUL_PROCESSORS = {
 _OBSERVERS = (_processors.WhisperNoSpeechDetection,)
 
 
-def split_observers(processors: Iterable[Any]) -> tuple[list[Any], LogitsProcessorList]:
-    """Return the processors that only look at a call's first scores, and the others."""
-    observers = [processor for processor in processors if isinstance(processor, _OBSERVERS)]
-    return observers, LogitsProcessorList([x for x in processors if not isinstance(x, _OBSERVERS)])
+def without_observers(processors: Iterable[Any]) -> LogitsProcessorList:
+    """Return the processors that may change scores."""
+    return LogitsProcessorList([x for x in processors if not isinstance(x, _OBSERVERS)])
 
 
-def observe(observers: Iterable[Any], model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any]) -> None:
+def observe(processors: Sequence[Any], model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any]) -> None:
     """Show observers the first scores after prompts ``ids`` ``(B, L)``, with the encoder's outputs among ``inputs``."""
-    for observer in observers:
+    for i, observer in enumerate(processors):
+        if not isinstance(observer, _OBSERVERS):
+            continue
         scores = ids.new_zeros(len(ids), 0)  # it runs the model itself
         if observer.start_of_trans_offset == 1:
             given = {name: inputs.get(name) for name in ("encoder_outputs", "attention_mask", "decoder_attention_mask")}
             scores = model(decoder_input_ids=ids, **given, use_cache=False).logits[:, -1].float()
+            scores = without_observers(processors[:i])(ids, scores)
         observer(ids, scores)
 
 
