@@ -141,7 +141,8 @@ def donut():
     """Return a model whose encoder's attentions are those of windows, and images."""
     encoder = DonutSwinConfig(image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4)
     decoder = MBartConfig(
-        vocab_size=VOCAB, d_model=32, decoder_layers=1, decoder_attention_heads=4, decoder_ffn_dim=48, is_decoder=True,
+        vocab_size=VOCAB, d_model=32, encoder_layers=1, decoder_layers=1, decoder_attention_heads=4,
+        decoder_ffn_dim=48, is_decoder=True,
         add_cross_attention=True, scale_embedding=False, init_std=0.3,
     )  # fmt: skip
     model = VisionEncoderDecoderModel(encoder=DonutSwinModel(encoder), decoder=MBartForCausalLM(decoder))
