@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from typing import Any
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
+from . import compat
 from .call.config import FIELDS, LossyConfig
 from .call.drafter_choice import DRAFTERS, DRAFTING
 from .call.lossy_call import LossyCall
-from .compat import DECODING_METHODS, cache_of, device_of, mark_user_cache, slides_badly, unwrap, versions_of
 from .core.statistics import CollectedStats, LossyStats
-from .errors import LossyValueError, nearest, warn_once
+from .errors import LossyUnsupportedError, LossyValueError, nearest, warn_once
 
 _lock = threading.RLock()
 
@@ -45,6 +45,8 @@ _last: weakref.WeakKeyDictionary[nn.Module, LossyStats] = weakref.WeakKeyDiction
 _collecting: list[tuple[nn.Module | None, CollectedStats]] = []
 # The call that generate() is preparing in this thread.
 _pending: ContextVar[LossyCall | None] = ContextVar("pending lossy call", default=None)
+# By id, the configurations that models' own generate() have merged, and the calls that they belong to.
+_merged_calls: dict[int, LossyCall] = {}
 
 
 def enable(model: Any = None, **defaults: Any) -> None:
@@ -123,9 +125,9 @@ def enabled(model: Any = None, **defaults: Any) -> Iterator[None]:
 def last_stats(model: Any) -> LossyStats | None:
     """Return the statistics of the last completed call on ``model``, from any thread; None after an ordinary call.
 
-    Calls while the model is not enabled don't count.
+    After an interrupted call, it is None too. Calls while the model is not enabled don't count.
     """
-    return _last.get(unwrap(model))
+    return _last.get(compat.unwrap(model))
 
 
 @contextmanager
@@ -145,7 +147,7 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
     >>> len(stats), stats.tokens
     (0, 0)
     """
-    entry = None if model is None else unwrap(model), CollectedStats()
+    entry = None if model is None else compat.unwrap(model), CollectedStats()
     with _lock:
         _collecting.append(entry)
     try:
@@ -157,7 +159,7 @@ def collect(model: Any = None) -> Iterator[CollectedStats]:
 
 def _enabling_of(model: Any) -> _Enabling:
     with _lock:  # another thread may be going through all of them
-        return _everywhere if model is None else _enabled.setdefault(unwrap(model), _Enabling())
+        return _everywhere if model is None else _enabled.setdefault(compat.unwrap(model), _Enabling())
 
 
 def _layers(enabling: _Enabling) -> list[dict[str, Any]]:
@@ -173,16 +175,30 @@ def _checked(model: Any, defaults: dict[str, Any]) -> _Enabling:
             raise LossyValueError(f"`{name}` can't be a default of a model; use one of {known}{nearest(name, known)}")
     enabling = _enabling_of(model)
     merged = _merged([*_layers(enabling), defaults])
+    inner = None if model is None else compat.unwrap(model)
+    if inner is not None and compat.decodes_elsewhere(inner):
+        raise _decodes_elsewhere("`model`", inner)
     if defaults and "lossy_mode" in merged:
-        device = "cpu" if model is None else device_of(unwrap(model))
+        device = "cpu" if inner is None else compat.device_of(inner)
         LossyConfig.from_fields(*(merged.get(name) for name in FIELDS), device=device)
-    if model is not None and slides_badly(inner := unwrap(model)):
+    if inner is not None and compat.slides_badly(inner):
+        version = compat.versions_of("transformers")["transformers"]
         warn_once(
-            f"transformers {versions_of('transformers')['transformers']} fails in assisted generation once a text of "
-            f"{type(inner).__name__} fills its sliding window; calls with a `lossy_mode` are right, others need "
-            "transformers 5.18 or newer"
+            f"transformers {version} fails in assisted generation once a text of {type(inner).__name__} fills its "
+            "sliding window; calls with a `lossy_mode` are right, others need transformers 5.18 or newer"
         )
     return enabling
+
+
+def _decodes_elsewhere(subject: str, model: PreTrainedModel) -> LossyUnsupportedError:
+    name, parts = type(model).__name__, compat.generating_parts(model)
+    if not parts:
+        return LossyUnsupportedError(f"{subject} can't be used with {name}, which has a decoding loop of its own")
+    return LossyUnsupportedError(
+        f"{subject} can't be used with {name}, whose `generate()` lets other models decode, so nothing would be "
+        f"drafted; enable the one that writes the text, {' or '.join(f'`model.{part}`' for part in parts)}, in place "
+        "of it"
+    )
 
 
 def _merged(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -221,12 +237,12 @@ def _install() -> None:
     # generate() prepares inputs, cache, processors and criteria; lossy calls replace the decoding method at its end.
     # Class attributes serve copies and subclasses of a model too. Each wrapper knows its original, so an interruption
     # between them leaves the model usable.
-    for name in ("generate", *DECODING_METHODS):
+    for name, wrap in _WRAPPERS.items():
         current = getattr(GenerationMixin, name)
         if not hasattr(current, _ORIGINAL):
-            wrapper = (_wrap_generate if name == "generate" else _wrap_decoding)(current)
+            wrapper = wrap(current)
             setattr(wrapper, _ORIGINAL, current)
-            setattr(GenerationMixin, name, wrapper)
+            setattr(compat.owner_of(name), name, wrapper)
 
 
 class _Use:
@@ -251,10 +267,10 @@ def _in_use() -> Iterator[None]:
 def _uninstall_unless_used() -> None:
     if _running or any((_everywhere, *_enabled.values())):
         return
-    for name in ("generate", *DECODING_METHODS):
+    for name in _WRAPPERS:
         original = getattr(getattr(GenerationMixin, name), _ORIGINAL, None)
         if original is not None:
-            setattr(GenerationMixin, name, original)
+            setattr(compat.owner_of(name), name, original)
 
 
 def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -275,8 +291,12 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = signature.bind(self, *args, **kwargs).arguments
         arguments.pop("self")
         arguments |= arguments.pop("kwargs", {})
-        call = LossyCall.from_keywords(self, arguments, _add_defaults(self, arguments))
-        mark_user_cache(cache_of(arguments))
+        call = _merged_calls.get(id(arguments.get("generation_config")))
+        if call is None:
+            call = LossyCall.from_keywords(self, arguments, _add_defaults(self, arguments))
+        else:
+            call = call.with_inputs(arguments)
+        compat.mark_user_cache(compat.cache_of(arguments))
         outer = _pending.get()
         try:
             # None for an ordinary call, which a streamer may make while a lossy call is being prepared.
@@ -286,10 +306,58 @@ def _wrap_generate(original: Callable[..., Any]) -> Callable[..., Any]:
             if call is None:
                 _last.pop(self, None)
             return output
+        except BaseException:
+            _last.pop(self, None)
+            raise
         finally:
             _pending.set(outer)
 
     return generate
+
+
+def _wrap_merge(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def merge(self: Any, generation_config: Any = None, **kwargs: Any) -> Any:
+        enabled = (_everywhere or _enabled.get(self)) and not getattr(generation_config, "is_assistant", False)
+        if not enabled or not compat.merged_by_own_generate(self):
+            return original(self, generation_config, **kwargs)
+        # Afterwards, transformers' defaults would look like the user's choice, and Whisper would drop a rule because of
+        # the assistant, and write into the assistant's files.
+        arguments = {"generation_config": generation_config, **kwargs}
+        call = LossyCall.from_keywords(self, arguments, _add_defaults(self, arguments))
+        if call is None:
+            return original(self, generation_config, **kwargs)
+        mode = call.config.rule.name
+        if compat.decodes_elsewhere(self):
+            raise _decodes_elsewhere(f"`lossy_mode` {mode!r}", self)
+        _last.pop(self, None)
+        call.with_inputs(arguments)
+        merged, others = original(self, arguments.pop("generation_config"), **arguments)
+        _merged_calls[id(merged)] = call
+        weakref.finalize(merged, _merged_calls.pop, id(merged), None).atexit = False
+        return merged, {**others, "lossy_mode": mode}
+
+    return merge
+
+
+def _wrap_continuous_batching(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = kwargs.pop("lossy_mode", ...)
+        if mode is ... and (_everywhere or _enabled.get(self)):
+            argument = signature.bind(self, *args, **kwargs).arguments.get("generation_config")
+            defaults = _add_defaults(self, {}).get("lossy_mode")
+            mode = defaults or getattr(argument or self.generation_config, "lossy_mode", None)
+        if mode not in (None, ...):
+            raise LossyUnsupportedError(
+                f"`lossy_mode` {mode!r} can't be used with `{original.__name__}()`, because continuous batching has a "
+                "loop of its own; call `generate()`, or pass `lossy_mode=None`"
+            )
+        return original(self, *args, **kwargs)
+
+    return batch
 
 
 def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -308,3 +376,12 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return decoding
+
+
+_WRAPPERS: Mapping[str, Callable[..., Any]] = {
+    "generate": _wrap_generate,
+    compat.MERGE: _wrap_merge,
+    **dict.fromkeys(compat.DECODING_METHODS, _wrap_decoding),
+    **dict.fromkeys(compat.CONTINUOUS_BATCHING, _wrap_continuous_batching),
+}
+"""By name of a method of `GenerationMixin`, what wraps it while any model is enabled."""

@@ -73,7 +73,7 @@ def brief(value: Any) -> str:
 def nearest(value: Any, names: Iterable[str]) -> str:
     """Return ``"; did you mean 'name'?"`` for the most similar name, or an empty string."""
     by_spelling = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(str(value).lower(), by_spelling, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(value).lower(), by_spelling, n=1, cutoff=0.7)
     return f"; did you mean {by_spelling[close[0]]!r}?" if close else ""
 
 

@@ -26,7 +26,7 @@ from tests.interrupting import InterruptAt
 from tests.tiny_models import noisy_copy, prompt, tiny
 
 KWARGS = {"max_new_tokens": 12, "eos_token_id": None, "do_sample": False}
-PATCHED = ("generate", "_sample", "_assisted_decoding")
+PATCHED = tuple(enabling._WRAPPERS)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_an_interruption_while_enabling_leaves_nothing_that_can_not_be_enabled()
         while enabling._lock._is_owned():
             enabling._lock.release()
         enable(target)
-        assert len(patched()) == 3, operation
+        assert len(patched()) == len(PATCHED), operation
         disable(target)
         assert GenerationMixin.generate is original, operation
         if interruptions < operation:
@@ -110,7 +110,7 @@ def test_enabling_again_is_undone_by_disabling_once():
         enable(target)
         enable()
     disable()
-    assert len(patched()) == 3
+    assert len(patched()) == len(PATCHED)
     disable(target)
     assert not patched()
     disable(target)
@@ -160,7 +160,7 @@ def test_a_block_keeps_a_model_enabled_and_ends_by_itself():
             assert stats_of(target).accepted_by.keys() == {"typical"}, "with the outer block's draft"
         assert stats_of(target).accepted_by.keys() == {"topk"}
         enable(target, num_assistant_tokens=1)
-    assert len(patched()) == 3
+    assert len(patched()) == len(PATCHED)
     assert stats_of(target) is None, "the draft was the block's"
     disable(target)
     assert not patched()

@@ -24,10 +24,17 @@ def check_decoding(mode: Any, given: GivenFields) -> None:
     """Refuse decoding that is neither greedy nor sampling."""
     beams = given.merged("num_beams")
     if beams is not None and not (isinstance(beams, int) and beams <= 1):
+        origin, remedy = given.origin("num_beams"), given.remedy("num_beams", 1)
+        if (pipeline := compat.pipeline_with_default("num_beams", beams)) is not None:
+            origin, remedy = f", {pipeline}'s default", "pass `generate_kwargs={'num_beams': 1}` to the pipeline"
         raise LossyValueError(
-            f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}{given.origin('num_beams')}: beam "
-            "search ranks whole texts against each other, and a rule judges single tokens; "
-            f"{given.remedy('num_beams', 1)}"
+            f"`num_beams` has to be 1 with `lossy_mode` {mode!r}, but is {beams!r}{origin}: beam search ranks whole "
+            f"texts against each other, and a rule judges single tokens; {remedy}"
+        )
+    if given.merged("cache_implementation") == "paged":
+        raise LossyUnsupportedError(
+            f"`cache_implementation` 'paged'{given.origin('cache_implementation')} asks for continuous batching, which "
+            f"has a loop of its own; {given.remedy('cache_implementation', 'dynamic')} with `lossy_mode` {mode!r}"
         )
     for name, kind in _OTHER_DECODING.items():
         value, harmless = given.merged(name), 1 if name == "num_beam_groups" else None
@@ -49,7 +56,8 @@ _OTHER_DECODING = {
 
 def check_prepared(model: PreTrainedModel, acceptor: Acceptor, call: Prepared, given: GivenFields) -> None:
     mode = acceptor.name
-    if call.ids.shape[1] == 0 or call.inputs.get("inputs_embeds") is not None:
+    embedded = call.inputs.get("inputs_embeds") is not None and not model.config.is_encoder_decoder
+    if call.ids.shape[1] == 0 or embedded:
         raise LossyUnsupportedError(
             f"`lossy_mode` {mode!r} needs the prompt as `input_ids`, but got `inputs_embeds` or no tokens; pass tokens"
         )

@@ -222,9 +222,10 @@ def members_of(mode: Any) -> tuple[list[str | Acceptor], type[AnyOf] | type[AllO
             )
         if isinstance(member, str) and member not in REGISTRY:
             if (meant := Spelling.read(member)) != Spelling(member):
+                said = {"lossy_mode": meant.mode, "lossy_config": meant.config, "num_assistant_tokens": meant.gamma}
+                instead = [f"`{name}={value!r}`" for name, value in said.items() if value]
                 raise LossyValueError(
-                    f"`lossy_mode` has to name rules only, but is {mode!r}; pass `lossy_mode` {meant.mode!r} and "
-                    f"`lossy_config` {dict(meant.config)!r}"
+                    f"`lossy_mode` has to name rules only, but is {brief(mode)}; pass {' and '.join(instead)}"
                 )
             check_name("lossy_mode", member, REGISTRY)
     if len(members) > 1 and len({*map(name_of, members)}) < len(members):
@@ -288,9 +289,11 @@ def _settings_by_rule(
         keys = [x.name for x in settings_of(kind)] if own else []
         for key in own:
             if key not in keys:
+                others = sorted(x for x in REGISTRY if key in [each.name for each in settings_of(REGISTRY[x])])
+                hint = f"; it belongs to {_listed(others)}" if others else nearest(key, [*keys, *RUN_KEYS])
                 raise LossyValueError(
                     f"`lossy_config` key {key!r} is unknown to the rule {name!r}, which has "
-                    f"{keys or 'no keys of its own'}{nearest(key, [*keys, *RUN_KEYS])}"
+                    f"{keys or 'no keys of its own'}{hint}"
                 )
         if own and isinstance(member, Acceptor):
             raise LossyValueError(f"`lossy_config` has {own!r}, but {member!r} has its settings; leave out either")
@@ -300,6 +303,10 @@ def _settings_by_rule(
             + nearest(unknown, [*found, *RUN_KEYS])
         )
     return found
+
+
+def _listed(rules: Sequence[str]) -> str:
+    return f"the rule{'s' if len(rules) > 1 else ''} {', '.join(map(repr, rules))}"
 
 
 def _heads(members: Sequence[str | Acceptor], head: Any) -> dict[str, Any]:

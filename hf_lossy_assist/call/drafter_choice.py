@@ -80,24 +80,22 @@ class DrafterChoice:
     def from_keywords(
         cls,
         target: PreTrainedModel,
-        kwargs: dict[str, Any],
+        kwargs: Mapping[str, Any],
         given: GivenFields,
         generator: Any,
         stop: DraftStop | None,
         default_stop: DraftStop | None,
     ) -> DrafterChoice:
-        """Remove the keywords about drafting from ``kwargs``, the keywords of ``generate()``.
+        """Read the keywords about drafting among ``kwargs``, the keywords of ``generate()``.
 
         ``default_stop`` ends drafts where the user says nothing about their length.
         """
-        assistant = kwargs.pop("assistant_model", None)
+        assistant = kwargs.get("assistant_model")
         if assistant is not None and not (isinstance(assistant, nn.Module) and hasattr(assistant, "config")):
             raise LossyValueError(f"`assistant_model` has to be a transformers model, but is {assistant!r}")
         options = {name: value for name in TRANSFORMERS_OPTIONS if (value := given.merged(name))}
         if (layers := given.merged("assistant_early_exit")) is not None:
             assistant = first_layers(target, layers, given.origin("assistant_early_exit"))
-        for name in ("assistant_early_exit", *TRANSFORMERS_OPTIONS):
-            kwargs.pop(name, None)
         theirs = getattr(assistant, "generation_config", None)
         gamma, schedule, confidence = (given(name, theirs) for name in _WORKING)
         special = bool(options.get("speculation_type") or options.get("use_mtp"))
@@ -115,7 +113,7 @@ class DrafterChoice:
             unsaid = schedule in (None, "constant") and confidence is None and stop is None
             if ours and unsaid and default_stop is not None:
                 gamma, stop = LONGEST, default_stop
-        tokenizers = kwargs.get("tokenizer"), kwargs.pop("assistant_tokenizer", None)
+        tokenizers = kwargs.get("tokenizer"), kwargs.get("assistant_tokenizer")
         return cls(
             target=target,
             assistant_model=assistant,

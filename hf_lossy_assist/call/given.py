@@ -19,11 +19,12 @@ class GivenFields:
     def __init__(self, model: PreTrainedModel, keywords: Mapping[str, Any]) -> None:
         self._keywords = dict(keywords)
         self._argument, self._own = keywords.get("generation_config"), model.generation_config
+        self._said = self._argument and compat.without_defaults(self._argument, self._own)
 
     def __call__(self, name: str, *more: GenerationConfig | None) -> Any:
         """Return a field's value; look into the configurations ``more`` of an assistant last."""
         value = self._keywords.get(name)
-        for config in (self._argument, self._own, *more):
+        for config in (self._said, self._own, *more):
             if value is not None:
                 break
             value = getattr(config, name, None)
@@ -41,9 +42,9 @@ class GivenFields:
         """Return a field's place, to be read after "but is 4"; nothing for a keyword."""
         if self._keywords.get(name) is not None:
             return ""
-        for config in (self._argument, self._own, *more):
+        for config in (self._said, self._own, *more):
             if getattr(config, name, None) is not None:
-                if config is self._argument:
+                if config is self._said:
                     return " in the `generation_config` argument"
                 return f" in the {'model' if config is self._own else 'assistant'}'s {compat.file_of(config)}"
         return ""

@@ -39,7 +39,7 @@ from .checks import (
     check_tree,
 )
 from .config import FIELDS, LossyConfig
-from .drafter_choice import DrafterChoice
+from .drafter_choice import DRAFTERS, DrafterChoice
 from .drafter_making import make_drafter
 from .given import GivenFields
 from .prepared import Prepared
@@ -59,7 +59,7 @@ class LossyCall:
     config: LossyConfig
     choice: DrafterChoice
     given: GivenFields
-    keywords: Mapping[str, Any]
+    keywords: Mapping[str, Any] = MappingProxyType({})
     encoder_input: Any = None
 
     @classmethod
@@ -95,8 +95,9 @@ class LossyCall:
             name = error.field
             if name in {**given, **defaults} or name not in _WORKING or not (origin := said.origin(name)):
                 raise
-            instead = said.remedy(name, _WORKING[name])
-            raise type(error)(f"{error}; `{name}` is set{origin}: {instead}") from error
+            suggests = str(error).endswith("?")  # a second remedy would confuse
+            instead = "" if suggests else f": {said.remedy(name, _WORKING[name])}"
+            raise type(error)(f"{str(error).rstrip('?')}; `{name}` is set{origin}{instead}") from error
         check_decoding(mode, said)
         if compat.replaces_decoding(model):
             raise LossyUnsupportedError(
@@ -117,8 +118,15 @@ class LossyCall:
         choice.check(config.rule)
         if config.tree is not None:
             choice.check_tree(config.rule, config.tree)
-        main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(model.main_input_name)
-        return cls(model, config, choice, said, dict(kwargs), main if model.config.is_encoder_decoder else None)
+        return cls(model, config, choice, said).with_inputs(kwargs)
+
+    def with_inputs(self, kwargs: dict[str, Any]) -> LossyCall:
+        """Return this call with the inputs among ``kwargs``, from which our keywords are removed."""
+        for name in (*FIELDS, *DRAFTERS, "assistant_tokenizer"):
+            kwargs.pop(name, None)
+        main = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get(self.model.main_input_name)
+        encoder_input = main if self.model.config.is_encoder_decoder else None
+        return replace(self, keywords=dict(kwargs), encoder_input=encoder_input)
 
     def decode(
         self,
@@ -137,10 +145,11 @@ class LossyCall:
         if not model_kwargs.get(compat.ENCODED):  # transformers hands it on where there was nothing to encode, too
             model_kwargs.pop(compat.ENCODED, None)
         compat.ready_for_rollback(self.model, compat.cache_of(model_kwargs))
+        processors = compat.without_observers(logits_processor)
         call = Prepared(
             model=self.model,
             ids=input_ids,
-            processors=with_own_states(f"`lossy_mode` {self.config.rule.name!r}", logits_processor, input_ids.shape[1]),
+            processors=with_own_states(f"`lossy_mode` {self.config.rule.name!r}", processors, input_ids.shape[1]),
             stopping_criteria=stopping_criteria,
             config=generation_config,
             inputs=model_kwargs,
@@ -172,6 +181,8 @@ class LossyCall:
             apart = self.choice.row_by_row or compat.quantises(compat.cache_of(call.inputs))
         if apart:
             check_row_by_row(self.config.rule.name, call)
+        if len(processors) < len(logits_processor):
+            compat.observe(logits_processor, self.model, call.ids, call.inputs)
         call = replace(call, draft_inputs=self._draft_inputs(call))
         with adapters.in_use():
             if apart:

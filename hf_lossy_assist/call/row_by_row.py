@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -20,7 +19,7 @@ _PER_TOKEN = (
     "scores", "logits", "hidden_states", "attentions", "decoder_hidden_states", "decoder_attentions",
     "cross_attentions",
 )  # fmt: skip
-_PER_LAYER = ("encoder_hidden_states", "encoder_attentions")
+_OF_ENCODER = ("encoder_hidden_states", "encoder_attentions")
 
 
 def decode_row_by_row(
@@ -39,7 +38,8 @@ def decode_row_by_row(
                 runs[i] = make(i)
                 stack.enter_context(runs[i].in_use())
             runs[i].round()
-        results, stats = zip(*(runs[i].finish() for i in range(call.batch)), strict=True)
+        longest = max(progress.generated)
+        results, stats = zip(*(runs[i].finish(longest) for i in range(call.batch)), strict=True)
     total = joined(stats)
     if not call.config.return_dict_in_generate:
         return _padded(results, call.padding), total
@@ -48,9 +48,9 @@ def decode_row_by_row(
     for name in _PER_TOKEN:
         if first.get(name) is not None:
             given[name] = side_by_side([x[name] for x in results], name)
-    for name in _PER_LAYER:
+    for name in _OF_ENCODER:  # which read the whole batch
         if first.get(name) is not None:
-            given[name] = tuple(torch.cat(layers) for layers in zip(*(x[name] for x in results), strict=True))
+            given[name] = call.inputs["encoder_outputs"][name.removeprefix("encoder_")]
     return type(first)(**given).with_stats(total), total
 
 

@@ -30,6 +30,16 @@ from .caches import (
     text_cache,
     tokens_in,
 )
+from .callers import (
+    CONTINUOUS_BATCHING,
+    MERGE,
+    decodes_elsewhere,
+    generating_parts,
+    merged_by_own_generate,
+    owner_of,
+    pipeline_with_default,
+    without_defaults,
+)
 from .drafters import (
     DRAFTERS_WITHOUT_LOGITS,
     CandidateGenerator,
@@ -89,11 +99,13 @@ from .positions import FrequencySwitch, changes_frequencies, frequency_switch, l
 from .processors import (
     PREFIX_FREE_PROCESSORS,
     STATEFUL_PROCESSORS,
+    observe,
     of_rows,
     process_row,
     process_rows_alike,
     process_rows_apart,
     reads_only_text,
+    without_observers,
 )
 from .recurrent_states import CacheSnapshot, continuation_of, obstacle_to_rollback
 from .tree_inputs import TreeInputs, obstacle_to_trees, takes_whole_masks

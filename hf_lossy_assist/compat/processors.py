@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process as _processors
 
 # They look at one position's logits alone, so all positions of a round go through them at once.
@@ -38,6 +38,27 @@ STATEFUL_PROCESSORS = {
     _processors.UnbatchedClassifierFreeGuidanceLogitsProcessor: "guidance_scale",
 }
 """Processors that keep a state from token to token, each with the field that asks for it."""
+
+# They change no scores. They look at a call's first ones, of all rows, and are read after the call.
+_OBSERVERS = (_processors.WhisperNoSpeechDetection,)
+
+
+def without_observers(processors: Iterable[Any]) -> LogitsProcessorList:
+    """Return the processors that may change scores."""
+    return LogitsProcessorList([x for x in processors if not isinstance(x, _OBSERVERS)])
+
+
+def observe(processors: Sequence[Any], model: PreTrainedModel, ids: Tensor, inputs: Mapping[str, Any]) -> None:
+    """Show observers the first scores after prompts ``ids`` ``(B, L)``, with the encoder's outputs among ``inputs``."""
+    for i, observer in enumerate(processors):
+        if not isinstance(observer, _OBSERVERS):
+            continue
+        scores = ids.new_zeros(len(ids), 0)  # it runs the model itself
+        if observer.start_of_trans_offset == 1:
+            given = {name: inputs.get(name) for name in ("encoder_outputs", "attention_mask", "decoder_attention_mask")}
+            scores = model(decoder_input_ids=ids, **given, use_cache=False).logits[:, -1].float()
+            scores = without_observers(processors[:i])(ids, scores)
+        observer(ids, scores)
 
 
 def process_rows_alike(processors: Iterable[Any]) -> bool:

@@ -24,7 +24,8 @@ OUTPUTS = ("scores", "logits", "hidden_states", "attentions")
 class GenerateLossyOutput(GenerateDecoderOnlyOutput):
     """``GenerateDecoderOnlyOutput`` with the run's statistics.
 
-    For a batch the cache is None, and scores, logits, states and attentions are zero after a row's end.
+    For a batch the cache is None. Where its rows are decoded together, scores, logits, states and attentions are zero
+    after a row's end.
 
     Attributes
     ----------

@@ -51,9 +51,10 @@ class Pace:
         times = zip(self.began, self.drafted, self.began[1:])  # noqa: B905
         return [(self._between(began, drafted), self._between(drafted, end)) for began, drafted, end in times]
 
-    def warn_of_loss(self, target: nn.Module, tokens: int) -> None:
+    def warn_of_loss(self, target: nn.Module, tokens: int, accepted: int = 1) -> None:
         """Warn, once for each target, if the target alone would have written the longest row's ``tokens`` faster.
 
+        ``accepted`` is how many drafted tokens all rows kept.
         A plain token takes one forward over one token, so at most a round without its draft. Medians keep out rounds in
         which something was compiled, and a text's first round, which reads the prompt.
         """
@@ -71,7 +72,12 @@ class Pace:
                 f"speculative decoding was slower here than the target alone: a token took {1000 * own:.4g} ms, but "
                 f"the target alone needs at most {1000 * plain:.4g} ms. A round wrote {tokens / (rounds + 1):.2f} "
                 f"tokens, and its draft took {1 - plain / whole:.0%} of its time. `lossy-assist advise` predicts "
-                "which settings pay; a smaller draft or another `num_assistant_tokens` may help"
+                "which settings pay; "
+                + (
+                    "a smaller draft or another `num_assistant_tokens` may help"
+                    if accepted
+                    else "no drafted token was kept, so look first whether the draft has the target's tokenizer"
+                )
             )
 
     def _recorded_event(self) -> torch.cuda.Event:

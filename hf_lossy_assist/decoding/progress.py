@@ -89,9 +89,12 @@ class Progress:
         self._by_row, self._in_order = StoppingCriteriaList(), StoppingCriteriaList()
         # Without a criterion on EOS, plain generation pads nothing: an ended row goes on until all end.
         self._pads = batch == 1 or any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        self._contexts: list[MaxLengthCriteria] = []  # they remind of the model's context
         for criterion in criteria:
             if type(criterion) is MaxLengthCriteria:
                 self.max_length = min(self.max_length, criterion.max_length)
+                if criterion.max_position_embeddings is not None:
+                    self._contexts.append(criterion)
             elif type(criterion) is EosTokenCriteria:
                 self.eos.update(criterion.eos_token_id.flatten().tolist())
             elif type(criterion) in _STATELESS and self._pads:
@@ -120,6 +123,9 @@ class Progress:
             while self._ask_about_next(scores):
                 pass
         counts = [max(0, self.generated[row] - start) for row, start in zip(rows, before, strict=True)]
+        for criterion in self._contexts:
+            if (length := self.prompt + max(self.generated)) > criterion.max_position_embeddings:
+                criterion(self._texts.new_empty(1, min(length, self.max_length - 1)), None)
         if self.streamer is not None and counts[0]:
             self.streamer.put(torch.tensor(tokens[0][: counts[0]]))
         return counts

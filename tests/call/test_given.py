@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, MptConfig, MptForCausalLM
 
+from hf_lossy_assist.call.lossy_call import LossyCall
 from hf_lossy_assist.errors import LossyError
 from tests.acceptors.fixtures import verifier_head
 from tests.tiny_models import LlamaForCausalLM, noisy_copy, prompt, tiny
@@ -103,8 +104,8 @@ def test_a_refused_lossy_field_says_which_file_has_it(case: str, place: str):
     with pytest.raises(LossyError) as error:
         target.generate(**inputs)
     name = remedy.partition("=")[0]
-    said = f"`{name}` is set in {place}: pass `{remedy}`"
-    assert (said in str(error.value)) == (place != "a keyword")
+    one = "" if "did you mean" in str(error.value) else f": pass `{remedy}`"
+    assert str(error.value).endswith(f"`{name}` is set in {place}{one}") == (place != "a keyword")
     assert target.generate(**inputs | eval(f"dict({remedy})")) is not None
 
 
@@ -115,6 +116,22 @@ def test_what_a_refusal_tells_to_pass_works(case: str):
     draft = noisy_copy(target)
     setattr(target.generation_config, name, value)
     assert call(target, draft, **more, **eval(f"dict({remedy})")) is not None
+
+
+@pytest.mark.parametrize(
+    ("own", "said", "gamma", "automatic"),
+    [({}, {}, 5, True), ({}, {"num_assistant_tokens": 7}, 7, False), ({"num_assistant_tokens": 20}, {}, 20, False)],
+    ids=["nothing", "another value", "the model's files"],
+)
+def test_what_transformers_has_filled_in_is_nobody_s_choice(own: dict, said: dict, gamma: int, automatic: bool):
+    """Some pipelines pass a configuration with all of transformers' defaults."""
+    target = tiny()
+    vars(target.generation_config).update(own)
+    filled, _ = target._prepare_generation_config(GenerationConfig(**said))
+    kwargs = {"generation_config": filled, "assistant_model": noisy_copy(target), "lossy_mode": "lossless"}
+    made = LossyCall.from_keywords(target, kwargs)
+    assert (made.choice.num_assistant_tokens, made.choice.automatic) == (gamma, automatic)
+    assert made.choice.confidence is None
 
 
 def test_a_model_whose_config_turns_its_cache_off_is_refused_with_the_remedy():

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
 from transformers import (
     BartForCausalLM,
+    DonutSwinConfig,
+    DonutSwinModel,
     DynamicCache,
     EncoderDecoderCache,
+    MBartConfig,
+    MBartForCausalLM,
+    PegasusXConfig,
+    PegasusXForConditionalGeneration,
     StaticCache,
+    VisionEncoderDecoderModel,
     WhisperForCausalLM,
 )
 
@@ -20,7 +28,7 @@ from hf_lossy_assist.compat import CACHE
 from tests.acceptors.table import ROWS, row_id
 from tests.encoder_decoders import ARCHITECTURES, bart, made, t5
 from tests.parity import assert_same_rows
-from tests.tiny_models import LENGTHS, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import LENGTHS, VOCAB, noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
 SOME_RULES = ("topk", "ears", "dropmatch", "fly")
@@ -109,12 +117,14 @@ def test_lossy_rules(row):
     assert len(out.lossy_stats.trace) == 24
 
 
+@pytest.mark.parametrize("eos", [None, 26], ids=["together", "apart"])
 @pytest.mark.parametrize("batch", [1, 4])
-def test_recorded_outputs_are_those_of_plain_generation(batch: int):
+def test_recorded_outputs_are_those_of_plain_generation(batch: int, eos: int | None):
+    """After a row's end too, where plain generation goes on over padding."""
     target = made("bart")
     target.set_attn_implementation("eager")
     asked = {f"output_{name}": True for name in ("scores", "logits", "hidden_states", "attentions")}
-    kwargs = GREEDY | seen("bart", batch) | asked
+    kwargs = GREEDY | seen("bart", batch) | asked | {"eos_token_id": eos}
     plain = target.generate(**kwargs)
     ours = target.generate(**kwargs, assistant_model=drafts(target), lossy_mode="lossless")
     assert ours.sequences.equal(plain.sequences)
@@ -125,6 +135,47 @@ def test_recorded_outputs_are_those_of_plain_generation(batch: int):
         for step, (a, b) in enumerate(zip(plain[name], ours[name], strict=True)):
             for layer_a, layer_b in zip(a, b, strict=True):
                 torch.testing.assert_close(layer_a, layer_b, atol=1e-4, rtol=1e-4, msg=f"{name} of step {step}")
+
+
+def donut():
+    """Return a model whose encoder's attentions are those of windows, and images."""
+    encoder = DonutSwinConfig(image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4)
+    decoder = MBartConfig(
+        vocab_size=VOCAB, d_model=32, encoder_layers=1, decoder_layers=1, decoder_attention_heads=4,
+        decoder_ffn_dim=48, is_decoder=True,
+        add_cross_attention=True, scale_embedding=False, init_std=0.3,
+    )  # fmt: skip
+    model = VisionEncoderDecoderModel(encoder=DonutSwinModel(encoder), decoder=MBartForCausalLM(decoder))
+    ends = {"pad_token_id": 0, "eos_token_id": None, "decoder_start_token_id": 1}
+    vars(model.generation_config).update(ends)
+    return model, {"pixel_values": torch.randn(3, 3, 16, 16)}
+
+
+def pegasus_x():
+    """Return a model whose encoder's attentions are pairs, and texts."""
+    model = PegasusXForConditionalGeneration(
+        PegasusXConfig(
+            vocab_size=VOCAB, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4,
+            decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, num_global_tokens=2, block_size=4,
+            init_std=0.3, eos_token_id=None, forced_eos_token_id=None,
+        )
+    )  # fmt: skip
+    return model, padded([8, 8, 8])
+
+
+@pytest.mark.parametrize("make", [donut, pegasus_x])
+def test_the_encoder_s_outputs_are_those_of_the_batch(make: Callable):
+    torch.manual_seed(0)
+    target, inputs = make()
+    target.eval().set_attn_implementation("eager")
+    kwargs = GREEDY | inputs | {"output_attentions": True, "output_hidden_states": True}
+    plain = target.generate(**kwargs)
+    ours = target.generate(**kwargs, prompt_lookup_num_tokens=3, lossy_mode="lossless")
+    assert ours.sequences.equal(plain.sequences)
+    assert last_stats(target).accepted > 0
+    for name in ("encoder_attentions", "encoder_hidden_states"):
+        assert len(ours[name]) == len(plain[name])
+        torch.testing.assert_close(ours[name], plain[name])
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.mode in ("lossless", *SOME_RULES)], ids=row_id)
