@@ -84,8 +84,15 @@ class _RunnerChoice:
         return 0 if unseen is None else self.call.ids.shape[1] - unseen
 
     @cached_property
-    def _last_position(self) -> int | None:
-        return self.call.config.max_length - 1 if self.call.batch > 1 else None
+    def _last_position(self) -> torch.Tensor | None:
+        """``(…, B, 1)`` the highest position that a batch's texts can reach; None for one text, or where none is given.
+
+        A caller's own positions may be higher than the text is long, as those of videos may be.
+        """
+        positions = self.call.inputs.get("position_ids")
+        if self.call.batch == 1 or positions is None:
+            return None
+        return positions[..., -1:] + (self.call.config.max_length - self.call.ids.shape[1])
 
     def dynamic(self) -> ModelRunner:
         """Return the target's runner on a dynamic cache, or with saved states."""
@@ -169,7 +176,8 @@ class _RunnerChoice:
         if self.choice.drafts_with_eagle3:
             runner = StaticEagle3Forwards(draft, self.model, mask, slot)
         else:
-            runner = StaticCacheRunner(draft, slot, {"attention_mask": mask}, last_position=self._last_position)
+            last = None if call.batch == 1 else torch.tensor([[call.config.max_length - 1]])
+            runner = StaticCacheRunner(draft, slot, {"attention_mask": mask}, last_position=last)
         return None if self._failed(runner, path, shapes, asked) else lambda: runner
 
     @cached_property

@@ -133,8 +133,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 ForwardInputs(self.model), carried, length, padding=padding_before(self._mask),
                 several=continuation_of(self.model).several,
             )  # fmt: skip
-        # In a batch, padding may count beyond the highest position.
-        return DynamicCacheRunner(DraftForwardInputs(self.model), carried, length, last_position=self.max_length - 1)
+        last = torch.tensor([[self.max_length - 1]])
+        return DynamicCacheRunner(DraftForwardInputs(self.model), carried, length, last_position=last)
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens

@@ -19,6 +19,7 @@ from ..compat import (
     TreeInputs,
     cache_name,
     cache_of,
+    device_of,
     forgettable,
     new_cache,
     quantises,
@@ -117,8 +118,8 @@ class DynamicCacheRunner(ModelRunner):
     """Runs a model on transformers' dynamic cache; each forward's inputs follow from the last one's.
 
     ``carried`` holds the first inputs: cache, mask, positions, and all else that the model reads. Mask and positions
-    cover the first ``length`` tokens; the cache holds the first ``seen``. Padding of a batch's shorter rows may count
-    beyond ``last_position``.
+    cover the first ``length`` tokens; the cache holds the first ``seen``. ``last_position`` ``(…, B, 1)`` is the highest
+    position that a batch's texts can reach: what fills shorter drafts up would count beyond it.
     """
 
     def __init__(
@@ -127,10 +128,10 @@ class DynamicCacheRunner(ModelRunner):
         carried: dict[str, Any],
         length: int,
         seen: int = 0,
-        last_position: int | None = None,
+        last_position: Tensor | None = None,
     ) -> None:
         self.model: PreTrainedModel = inputs.model
-        self.last_position = last_position
+        self.last_position = None if last_position is None else last_position.to(device_of(self.model))
         self.inputs = inputs
         self.carried = carried
         self.seen = seen
@@ -216,6 +217,8 @@ class DynamicCacheRunner(ModelRunner):
         move_cache(self.cache, shift, slots)
         self.extend(ids.shape[1])
         self.inputs.move(self.carried, shift, ids)
+        if self.last_position is not None:
+            self.last_position = shift.of_rows(self.last_position)
         self.seen, self._covered = slots, shift.width
 
     @contextmanager
