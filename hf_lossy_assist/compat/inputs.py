@@ -208,12 +208,9 @@ def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
     return getattr(getattr(model, method), "__func__", None) is getattr(GenerationMixin, method)
 
 
-def uncached_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
-    """Return how many of ``input_ids`` a user's cache lacks; None if all are to be sent."""
-    past = tokens_in(model_kwargs)
-    if not past:
-        return None
+def tokens_before(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int:
+    """Return how many tokens a user's cache holds that ``input_ids`` lack: all or none of them."""
     mask = model_kwargs.get("attention_mask")
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
     # If the mask is longer than the ids, all ids are new.
-    return input_ids.shape[1] - past if covered == input_ids.shape[1] else None
+    return 0 if covered == input_ids.shape[1] else tokens_in(model_kwargs)

@@ -119,7 +119,8 @@ class DynamicCacheRunner(ModelRunner):
 
     ``carried`` holds the first inputs: cache, mask, positions, and all else that the model reads. Mask and positions
     cover the first ``length`` tokens; the cache holds the first ``seen``. ``last_position`` ``(…, B, 1)`` is the highest
-    position that a batch's texts can reach: what fills shorter drafts up would count beyond it.
+    position that a batch's texts can reach: what fills shorter drafts up would count beyond it. The cache of one text
+    may hold ``before`` tokens in front of it.
     """
 
     def __init__(
@@ -129,11 +130,13 @@ class DynamicCacheRunner(ModelRunner):
         length: int,
         seen: int = 0,
         last_position: Tensor | None = None,
+        before: int = 0,
     ) -> None:
         self.model: PreTrainedModel = inputs.model
         self.last_position = None if last_position is None else last_position.to(device_of(self.model))
         self.inputs = inputs
         self.carried = carried
+        self.before = before
         self.seen = seen
         self.sent = 0
         self._covered = length
@@ -185,7 +188,8 @@ class DynamicCacheRunner(ModelRunner):
         return self._forward(inputs | self._tree_overrides(width, ancestors, depths), rows, self.seen + count)
 
     def _tree_overrides(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
-        return self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths)
+        width, seen = width + self.before, self.seen + self.before
+        return self._tree_inputs.of_tree(self.carried, width, seen, ancestors, depths)
 
     @cached_property
     def _shows_masks(self) -> bool:
@@ -204,7 +208,7 @@ class DynamicCacheRunner(ModelRunner):
         self.seen = min(self.seen, length)
 
     def keep_path(self, start: int, columns: Tensor) -> None:
-        keep_path(self.cache, start, columns)
+        keep_path(self.cache, start + self.before, columns)
         self.seen = start + columns.shape[1]
 
     def extend(self, length: int) -> None:
