@@ -78,6 +78,7 @@ from .positions import (
     changes_frequencies,
     counts_by_column,
     frequency_switch,
+    keeps_positions,
     learned_positions,
 )
 from .processors import (

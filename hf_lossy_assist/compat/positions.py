@@ -78,6 +78,14 @@ def counts_by_column(model: PreTrainedModel) -> bool:
     return "alibi" not in inspect.unwrap(type(decoder).forward).__code__.co_varnames
 
 
+def keeps_positions(model: PreTrainedModel) -> bool:
+    """Tell whether a model that is given no positions goes on from those of its last call, as its images shifted them.
+
+    Whoever shares such a model, as a target may with its draft, has to say where the text is.
+    """
+    return forward_accepts(model, "position_ids") and any(hasattr(part, "rope_deltas") for part in model.modules())
+
+
 _TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
 
 

@@ -20,6 +20,7 @@ from ..compat import (
     device_of,
     forward_accepts,
     has_recurrent_state,
+    keeps_positions,
     learned_positions,
     new_cache,
     obstacle_in_adapter,
@@ -122,6 +123,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if forward_accepts(self.model, "logits_to_keep"):
             carried["logits_to_keep"] = 1
         length = 0
+        if keeps_positions(self.model):
+            length, carried["position_ids"] = 1, torch.zeros(1, 1, dtype=torch.long, device=self.device)
         if self._mask is not None and not bool(self._mask.all()):  # else models would ask in every forward
             mask = self._mask.to(self.device)
             length = mask.shape[1]
@@ -133,7 +136,7 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 ForwardInputs(self.model), carried, length, padding=padding_before(self._mask),
                 several=continuation_of(self.model).several,
             )  # fmt: skip
-        last = torch.tensor([[self.max_length - 1]])
+        last = torch.tensor([[self.max_length - 1]])  # reached only by what fills shorter drafts up
         return DynamicCacheRunner(DraftForwardInputs(self.model), carried, length, last_position=last)
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
