@@ -57,8 +57,8 @@ class ForwardInputs:
     ) -> dict[str, Any]:
         """Return the inputs of one forward over ``text`` ``(B, L)`` from token ``seen`` on.
 
-        The text is ``longer`` than mask, positions and types in ``carried``, in tokens. Logits are computed for the last
-        ``keep`` positions. ``first`` marks a run's first forward.
+        The text is ``longer`` than mask, positions and types in ``carried``, in tokens. Logits are computed for the
+        last ``keep`` positions. ``first`` marks a run's first forward.
         """
         kwargs = dict(carried)
         mask = kwargs.get(self._mask)

@@ -118,9 +118,9 @@ class DynamicCacheRunner(ModelRunner):
     """Runs a model on transformers' dynamic cache; each forward's inputs follow from the last one's.
 
     ``carried`` holds the first inputs: cache, mask, positions, and all else that the model reads. Mask and positions
-    cover the first ``length`` tokens; the cache holds the first ``seen``. ``last_position`` ``(…, B, 1)`` is the highest
-    position that a batch's texts can reach: what fills shorter drafts up would count beyond it. The cache of one text
-    may hold ``before`` tokens in front of it.
+    cover the first ``length`` tokens; the cache holds the first ``seen``. ``last_position`` ``(…, B, 1)`` is the
+    highest position that a batch's texts can reach: what fills shorter drafts up would count beyond it. The cache of
+    one text may hold ``before`` tokens in front of it.
     """
 
     def __init__(
