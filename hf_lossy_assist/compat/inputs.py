@@ -11,7 +11,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..core.texts import GrowingTensor, RowShift, counting, ones
-from .caches import CACHE, tokens_in
+from .caches import CACHE, new_cache, tokens_in
 from .models import device_of, forward_accepts
 
 TEXT_INPUTS = frozenset({"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"})
@@ -104,6 +104,20 @@ class ForwardInputs:
                 carried[name] = moved.reshape(*moved.shape[:2], *values.shape[2:])
         if carried.get("attention_mask") is None and len(set(shift.ends)) > 1:
             carried["attention_mask"] = shift.moved(torch.ones_like(ids), 0)
+
+    def prompt_sees_on(self, carried: dict[str, Any]) -> bool:
+        """Tell whether a prompt would see tokens that were read together with it: some attend in both directions."""
+        types, masks_of = carried.get("token_type_ids"), getattr(self.model, "create_masks_for_generate", None)
+        if types is None or masks_of is None:
+            return False
+        types = self._line("token_type_ids", types).between(0, types.shape[1] + 1)
+        states = torch.empty(*types.shape, 0, dtype=self.model.dtype, device=types.device)
+        masks = masks_of(
+            config=self.model.config, inputs_embeds=states, attention_mask=None, position_ids=None,
+            token_type_ids=types, is_first_iteration=True, **{CACHE: new_cache(self.model)},
+        )  # fmt: skip
+        masks = [mask for mask in (masks.values() if isinstance(masks, dict) else [masks]) if mask is not None]
+        return any(bool((mask if mask.dtype == torch.bool else mask == 0)[..., :-1, -1].any()) for mask in masks)
 
     def _next_types(self, name: str, values: torch.Tensor, count: int) -> torch.Tensor:
         """Return the types of the next ``count`` tokens: all get the one that plain decoding gives to the next."""

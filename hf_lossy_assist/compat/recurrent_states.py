@@ -89,7 +89,10 @@ def continuation_of(model: PreTrainedModel) -> Resumability:
     time.
     """
     if model not in _continuations:
-        _continuations[model] = _ask(model)
+        try:
+            _continuations[model] = _ask(model)
+        except Exception:  # a model that goes on in no way may fail in any way
+            _continuations[model] = Resumability(one=False, several=False)
     return _continuations[model]
 
 

@@ -200,6 +200,8 @@ class DynamicCacheRunner(ModelRunner):
         return TreeInputs(self.model)
 
     def forgettable(self, length: int) -> int:
+        if self._outputs is None and self.inputs.prompt_sees_on(self.carried):
+            return 0
         return sys.maxsize if self._forgets_any else max(0, forgettable(self.cache) - (length - self.seen))
 
     def rewind(self, length: int) -> None:

@@ -52,6 +52,9 @@ def generated(target: PreTrainedModel, inputs: Mapping[str, Any], **kwargs: Any)
 def assert_right(
     target: PreTrainedModel, inputs: Mapping[str, Any], drafting: Mapping[str, Any], **kwargs: Any
 ) -> None:
+    if obstacle_to_rollback(target, several=True) is not None:  # in transformers 5.14
+        assert_refused(target, inputs, drafting, "can read only one token")
+        return
     plain = generated(target, inputs, output_logits=True, return_dict_in_generate=True, **kwargs)
     assert_same_rows(generated(target, inputs, **drafting, **kwargs, lossy_mode="lossless"), plain, TIE)
 
@@ -229,7 +232,7 @@ def test_a_model_without_a_cache_is_a_target_and_no_draft():
         assert_refused(family("llama")[0], padded(), DRAFTERS[drafter](target), "`assistant_model`", "keeps no cache")
 
 
-@pytest.mark.parametrize("name", ["gpt_neo", "mpt", "trocr", "big_bird", "rembert", "mvp"])
+@pytest.mark.parametrize("name", ["gpt_neo", "mpt", "trocr", "mvp"])
 def test_models_with_attention_of_their_own_are_asked_once_and_stay_as_they_were(name: str):
     model = copy.deepcopy(family(name)[0])
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
