@@ -283,7 +283,7 @@ class DrafterChoice:
         return (
             self.target.config.is_encoder_decoder
             or self.special
-            or not all(movable(compat.new_cache(model)) for model in models)
+            or any(compat.counts_by_column(model) or not movable(compat.new_cache(model)) for model in models)
         )
 
 

@@ -232,8 +232,8 @@ class LossyCall:
 
     def _switch(self, call: Prepared) -> compat.FrequencySwitch | None:
         """Return where a call's frequencies change with the width of a forward; warn where that ends drafting."""
-        mask, longest = call.inputs.get("attention_mask"), call.config.max_length
-        switch = compat.frequency_switch(self.model, mask, call.batch, longest)
+        positions, prompt = call.inputs.get("position_ids"), call.ids.shape[1]
+        switch = compat.frequency_switch(self.model, positions, prompt, call.batch, call.config.max_length)
         if switch is not None and switch.with_every_token:
             warn_once(
                 f"{type(self.model).__name__} chooses its rotary frequencies by the longest text of a forward, so a "

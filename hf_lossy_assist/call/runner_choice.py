@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 from transformers.cache_utils import StaticCache
 
@@ -78,25 +79,39 @@ class _RunnerChoice:
         return compat.cache_of(self.call.inputs)
 
     @cached_property
+    def _before(self) -> int:
+        """How many tokens the caller's cache holds before the prompt."""
+        return compat.tokens_before(self.call.ids, self.call.inputs, self.call.config)
+
+    @property
     def _seen(self) -> int:
         """How many of the prompt's tokens the caller's cache holds."""
-        unseen = compat.uncached_tokens(self.call.ids, self.call.inputs, self.call.config)
-        return 0 if unseen is None else self.call.ids.shape[1] - unseen
+        return 0 if self._before else compat.tokens_in(self.call.inputs)
 
     @cached_property
-    def _last_position(self) -> int | None:
-        return self.call.config.max_length - 1 if self.call.batch > 1 else None
+    def _last_position(self) -> torch.Tensor | None:
+        """``(…, B, 1)`` the highest position that a batch's texts can reach; None for one text, or where none is given.
+
+        A caller's own positions may be higher than the text is long, as those of videos may be.
+        """
+        positions = self.call.inputs.get("position_ids")
+        if self.call.batch == 1 or positions is None:
+            return None
+        return positions[..., -1:] + (self.call.config.max_length - self.call.ids.shape[1])
 
     def dynamic(self) -> ModelRunner:
         """Return the target's runner on a dynamic cache, or with saved states."""
         model, call = self.model, self.call
         inputs, length = compat.forward_inputs(model, call.ids, call.inputs), call.ids.shape[1]
+        positions = call.inputs.get("position_ids")
+        if positions is not None and (missing := self._before + length - positions.shape[-1]) > 0:
+            call.inputs["position_ids"] = pad(positions, (missing, 0))  # of the tokens before, which nobody reads
         if compat.has_recurrent_state(model):
             keeps_cache = belongs_to_user(self._cache) or bool(call.config.return_dict_in_generate)
             # Padding of a prompt alone may be part of the text, so only rows of a batch skip it.
             padding = padding_before(call.inputs.get("attention_mask")) if call.of_batch else 0
             return RecurrentRunner(inputs, call.inputs, length, self._seen, padding=padding, keeps_cache=keeps_cache)
-        return DynamicCacheRunner(inputs, call.inputs, length, self._seen, self._last_position)
+        return DynamicCacheRunner(inputs, call.inputs, length, self._seen, self._last_position, self._before)
 
     def static(self, switch: compat.FrequencySwitch | None) -> Runners | None:
         """Return runners on static caches; None where these are impossible or not wanted."""
@@ -169,7 +184,8 @@ class _RunnerChoice:
         if self.choice.drafts_with_eagle3:
             runner = StaticEagle3Forwards(draft, self.model, mask, slot)
         else:
-            runner = StaticCacheRunner(draft, slot, {"attention_mask": mask}, last_position=self._last_position)
+            last = None if call.batch == 1 else torch.tensor([[call.config.max_length - 1]])
+            runner = StaticCacheRunner(draft, slot, {"attention_mask": mask}, last_position=last)
         return None if self._failed(runner, path, shapes, asked) else lambda: runner
 
     @cached_property
@@ -227,6 +243,8 @@ class _RunnerChoice:
             return "its drafter may want to see the target's inputs and outputs"
         if belongs_to_user(cache) and not isinstance(cache, StaticCache):
             return f"`{compat.CACHE}` is a {type(cache).__name__}"
+        if self._before:
+            return "`input_ids` lacks the tokens that it holds (the whole text works)"
         if belongs_to_user(cache) and not rewinds(cache):
             return "its sliding windows can't be rolled back by position"
         room = call.config.max_length + self._of_target.room

@@ -57,7 +57,7 @@ from .inputs import (
     ending_tokens,
     forward_inputs,
     padding_token,
-    uncached_tokens,
+    tokens_before,
 )
 from .kernels import has_hooks, has_int8_kernel, int8_product
 from .models import (
@@ -95,7 +95,14 @@ from .multimodal import (
     prepared_inputs,
     row_of_encoded,
 )
-from .positions import FrequencySwitch, changes_frequencies, frequency_switch, learned_positions
+from .positions import (
+    FrequencySwitch,
+    changes_frequencies,
+    counts_by_column,
+    frequency_switch,
+    keeps_positions,
+    learned_positions,
+)
 from .processors import (
     PREFIX_FREE_PROCESSORS,
     STATEFUL_PROCESSORS,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.generation import candidate_generator as _candidates
+from transformers.utils import ModelOutput
 
 from ..core.texts import GrowingTensor, RowShift, counting, ones
-from .caches import CACHE, tokens_in
+from .caches import CACHE, new_cache, tokens_in
 from .models import device_of, forward_accepts
 
 TEXT_INPUTS = frozenset({"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"})
@@ -21,7 +21,8 @@ WHOLE_OUTPUTS = ("output_hidden_states", "output_attentions")
 """Options that ask a forward for more than logits."""
 
 _CROSS_MASKS = ("cross_attention_mask", "image_attention_mask")
-_IN_LINE_WITH_IDS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+_TYPES = ("token_type_ids", "mm_token_type_ids")
+_IN_LINE_WITH_IDS = ("attention_mask", "position_ids", *_TYPES)
 
 
 def padding_token(config: GenerationConfig) -> int:
@@ -38,7 +39,7 @@ def ending_tokens(config: GenerationConfig) -> frozenset[int]:
 class ForwardInputs:
     """Makes the inputs of a target's forwards from what ``generate()`` carries between them.
 
-    Masks and positions are written ahead of the text, and read up to its length.
+    Masks, positions and token types are written ahead of the text, and read up to its length.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -48,6 +49,7 @@ class ForwardInputs:
         self._ids = f"{prefix}input_ids"
         self._mask, self._positions = f"{prefix}attention_mask", f"{prefix}position_ids"
         self._going_on = {self._mask: ones, self._positions: counting}
+        self._going_on |= {name: functools.partial(self._next_types, name) for name in _TYPES}
         self._lines: dict[str, tuple[torch.Tensor, GrowingTensor]] = {}
 
     def of_text(
@@ -55,8 +57,8 @@ class ForwardInputs:
     ) -> dict[str, Any]:
         """Return the inputs of one forward over ``text`` ``(B, L)`` from token ``seen`` on.
 
-        The text is ``longer`` than the mask and positions in ``carried``, in tokens. Logits are computed for the last
-        ``keep`` positions. ``first`` marks a run's first forward.
+        The text is ``longer`` than mask, positions and types in ``carried``, in tokens. Logits are computed for the
+        last ``keep`` positions. ``first`` marks a run's first forward.
         """
         kwargs = dict(carried)
         mask = kwargs.get(self._mask)
@@ -65,10 +67,6 @@ class ForwardInputs:
                 whole = tokens_in(carried) + text.shape[1] - seen if mask is None else mask.shape[1] + longer
                 kwargs[name] = _with_the_last(values, whole)
         kwargs |= self._longer(carried, longer)
-        if (types := kwargs.get("token_type_ids")) is not None:
-            kwargs = _candidates._prepare_token_type_ids(kwargs, types.shape[1] + longer)
-        if (types := kwargs.get("mm_token_type_ids")) is not None:
-            kwargs["mm_token_type_ids"] = nn.functional.pad(types, (0, longer))  # all text
         inputs = self.model.prepare_inputs_for_generation(
             text, next_sequence_length=text.shape[1] - seen if seen else None, is_first_iteration=first, **kwargs
         )
@@ -81,12 +79,13 @@ class ForwardInputs:
         return self.of_text(tokens, carried, 0, longer, keep, first=not tokens_in(carried))
 
     def after(self, outputs: Any, model_kwargs: dict[str, Any], committed: int) -> None:
-        """Extend what is carried by ``committed`` tokens: mask, positions, newest cache.
+        """Extend what is carried by ``committed`` tokens: mask, positions, token types, newest cache.
 
         Updates the same dictionary, as transformers does, since a drafter may have kept it.
         """
-        usual = _as_the_mixin(self.model, "_update_model_kwargs_for_generation")
-        longer = self._longer(model_kwargs, committed) if usual else {}
+        longer = self._longer(model_kwargs, committed)
+        if not _as_the_mixin(self.model, "_update_model_kwargs_for_generation"):
+            longer = {name: values for name, values in longer.items() if name in _TYPES}
         rest = {name: value for name, value in model_kwargs.items() if name not in longer}
         rest = self.model._update_model_kwargs_for_generation(
             outputs, rest, is_encoder_decoder=self.with_encoder, num_new_tokens=committed
@@ -111,8 +110,30 @@ class ForwardInputs:
         if carried.get("attention_mask") is None and len(set(shift.ends)) > 1:
             carried["attention_mask"] = shift.moved(torch.ones_like(ids), 0)
 
+    def prompt_sees_on(self, carried: dict[str, Any]) -> bool:
+        """Tell whether a prompt would see tokens that were read together with it: some attend in both directions."""
+        types, masks_of = carried.get("token_type_ids"), getattr(self.model, "create_masks_for_generate", None)
+        if types is None or masks_of is None:
+            return False
+        types = self._line("token_type_ids", types).between(0, types.shape[1] + 1)
+        states = torch.empty(*types.shape, 0, dtype=self.model.dtype, device=types.device)
+        masks = masks_of(
+            config=self.model.config, inputs_embeds=states, attention_mask=None, position_ids=None,
+            token_type_ids=types, is_first_iteration=True, **{CACHE: new_cache(self.model)},
+        )  # fmt: skip
+        masks = [mask for mask in (masks.values() if isinstance(masks, dict) else [masks]) if mask is not None]
+        return any(bool((mask if mask.dtype == torch.bool else mask == 0)[..., :-1, -1].any()) for mask in masks)
+
+    def _next_types(self, name: str, values: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the types of the next ``count`` tokens: all get the one that plain decoding gives to the next."""
+        # Asks about one token, because transformers repeats as many of the last types as there are new tokens.
+        asked = self.model._update_model_kwargs_for_generation(
+            ModelOutput(), {name: values[:, -1:]}, is_encoder_decoder=self.with_encoder, num_new_tokens=1
+        )
+        return asked[name][:, -1:].expand(-1, count)
+
     def _longer(self, model_kwargs: dict[str, Any], count: int) -> dict[str, torch.Tensor]:
-        """Return mask and positions, if there are any, for ``count`` more tokens."""
+        """Return mask, positions and token types, if there are any, for ``count`` more tokens."""
         return {
             name: self._line(name, values).between(0, values.shape[-1] + count)
             for name in self._going_on
@@ -206,12 +227,9 @@ def _as_the_mixin(model: PreTrainedModel, method: str) -> bool:
     return getattr(getattr(model, method), "__func__", None) is getattr(GenerationMixin, method)
 
 
-def uncached_tokens(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int | None:
-    """Return how many of ``input_ids`` a user's cache lacks; None if all are to be sent."""
-    past = tokens_in(model_kwargs)
-    if not past:
-        return None
+def tokens_before(input_ids: torch.LongTensor, model_kwargs: dict[str, Any], config: GenerationConfig) -> int:
+    """Return how many tokens a user's cache holds that ``input_ids`` lack: all or none of them."""
     mask = model_kwargs.get("attention_mask")
     covered = mask.shape[1] if mask is not None else getattr(config, "_mask_length", input_ids.shape[1])
     # If the mask is longer than the ids, all ids are new.
-    return input_ids.shape[1] - past if covered == input_ids.shape[1] else None
+    return 0 if covered == input_ids.shape[1] else tokens_in(model_kwargs)

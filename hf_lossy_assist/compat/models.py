@@ -78,6 +78,17 @@ def has_recurrent_state(model: PreTrainedModel) -> bool:
     return stateful or not model._supports_default_dynamic_cache()
 
 
+def has_own_attention(model: PreTrainedModel) -> bool:
+    """Tell whether a model attends and masks by code of its own, which may want one token at a time behind a cache."""
+    return not (model._supports_sdpa or model._supports_attention_backend or model._can_compile_fullgraph)
+
+
+def is_bidirectional(model: PreTrainedModel) -> bool:
+    """Tell whether a model was loaded as an encoder, like BERT without ``is_decoder``, whose tokens see later ones."""
+    layers = () if model.config.is_encoder_decoder else (model.get_decoder() or model).modules()
+    return any(getattr(layer, "is_decoder", True) is False for layer in layers)
+
+
 def origin_of(model: nn.Module) -> tuple[str, str | None]:
     """Return the Hub id or folder that the model was loaded from, or "", and the commit if known."""
     return getattr(model.config, "_name_or_path", ""), getattr(model.config, "_commit_hash", None)
@@ -164,7 +175,7 @@ def idle_forward(model: PreTrainedModel, ids: torch.Tensor, model_kwargs: dict[s
 
 def encode(model: PreTrainedModel, inputs: torch.Tensor, others: Mapping[str, Any]) -> Any:
     """Return the output of a model's encoder for its main input and ``others``."""
-    name = model.get_encoder().main_input_name
+    name = getattr(model.get_encoder(), "main_input_name", model.main_input_name)
     inputs = inputs.to(device_of(model), model.dtype if inputs.is_floating_point() else None)
     prepare = getattr(model, _PREPARE_ENCODER)
     return prepare(inputs, dict(others), name, model.generation_config)["encoder_outputs"]

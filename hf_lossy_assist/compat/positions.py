@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from .models import forward_accepts
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,22 @@ class FrequencySwitch:
         return 0 if self.with_every_token else sys.maxsize
 
 
-def frequency_switch(model: PreTrainedModel, mask: Tensor | None, rows: int, longest: int) -> FrequencySwitch | None:
+def frequency_switch(
+    model: PreTrainedModel, positions: Tensor | None, prompt: int, rows: int, longest: int
+) -> FrequencySwitch | None:
     """Return where frequencies change in texts of up to ``longest`` columns; None if they don't.
 
-    ``mask`` ``(B, L)`` is the prompts'. A batch that gets that far drafts nothing: its longest row chooses the
-    frequencies of all rows, so they have to grow together.
+    ``positions`` ``(…, L)`` are those of prompts of ``prompt`` columns; they need not begin with 0. A batch that gets
+    that far drafts nothing: its longest row chooses the frequencies of all rows, so they have to grow together.
     """
     found = _switches(model)
     if not found:
         return None
-    padded = 0 if mask is None else int((mask == 0).sum(-1).min())
+    ahead = 0 if positions is None else int(positions[..., -1].max()) + 1 - prompt
     first = min(found, key=lambda x: (x.at, not x.with_every_token))
-    if longest - padded <= first.at:
+    if longest + ahead <= first.at:
         return None
-    return FrequencySwitch(first.at + padded, first.with_every_token) if rows == 1 else FrequencySwitch(-1, True)
+    return FrequencySwitch(first.at - ahead, first.with_every_token) if rows == 1 else FrequencySwitch(-1, True)
 
 
 def changes_frequencies(model: PreTrainedModel) -> bool:
@@ -60,6 +65,25 @@ def _switches(model: PreTrainedModel) -> list[FrequencySwitch]:
             at = own.get("original_max_position_embeddings") or config.original_max_position_embeddings
             found.append(FrequencySwitch(at, False))
     return found
+
+
+def counts_by_column(model: PreTrainedModel) -> bool:
+    """Tell whether a model's positions are the columns of its cache, so that rows that move would get others.
+
+    Such a model takes no positions. ALiBi needs none: it adds distances to the attention weights of each forward.
+    """
+    if forward_accepts(model, "position_ids"):
+        return False
+    decoder = model.get_decoder() or model
+    return "alibi" not in inspect.unwrap(type(decoder).forward).__code__.co_varnames
+
+
+def keeps_positions(model: PreTrainedModel) -> bool:
+    """Tell whether a model that is given no positions goes on from those of its last call, as its images shifted them.
+
+    Whoever shares such a model, as a target may with its draft, has to say where the text is.
+    """
+    return forward_accepts(model, "position_ids") and any(hasattr(part, "rope_deltas") for part in model.modules())
 
 
 _TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")

@@ -1,4 +1,4 @@
-"""Recurrent states: snapshots of caches, and whether a model resumes from one."""
+"""Whether a model goes on from a cache that was rolled back, and snapshots of caches that have to be restored."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.modeling_outputs import BaseModelOutput
 
-from .caches import cache_name, new_cache
+from .caches import CACHE, cache_name, new_cache, text_cache, tokens_in
 from .inputs import ForwardInputs
-from .models import device_of, forward_accepts, has_recurrent_state
+from .models import device_of, forward_accepts, has_own_attention, has_recurrent_state, is_bidirectional
 
 _KEYS = ("keys", "values")
 _STATES = ("conv_states", "recurrent_states")
@@ -64,23 +65,34 @@ def _copied(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Resumability:
-    """Whether a model resumes correctly from a copy of its state."""
+    """Whether a model goes on correctly from a cache that holds its text."""
 
     one: bool  # with one token per forward
     several: bool  # with several tokens in one forward
+
+
+@dataclass
+class _Encoded(BaseModelOutput):
+    """An encoder's states, with the other field that decoders with experts look at."""
+
+    router_logits: Any = None
 
 
 _continuations: weakref.WeakKeyDictionary[PreTrainedModel, Resumability] = weakref.WeakKeyDictionary()
 
 
 def continuation_of(model: PreTrainedModel) -> Resumability:
-    """Find out once how a model resumes from a copy of its state, by ten forwards over a few tokens.
+    """Find out once how a model goes on from a copy of its cache, by ten forwards over a few tokens.
 
     Some models ignore their state in a forward over several tokens: their results do not depend on it. Others keep a
-    part of it outside the cache: their results differ when repeated.
+    part of it outside the cache: their results differ when repeated. Some have no cache at all, or read one token at a
+    time.
     """
     if model not in _continuations:
-        _continuations[model] = _ask(model)
+        try:
+            _continuations[model] = _ask(model)
+        except Exception:  # a model that goes on in no way may fail in any way
+            _continuations[model] = Resumability(one=False, several=False)
     return _continuations[model]
 
 
@@ -88,10 +100,16 @@ def continuation_of(model: PreTrainedModel) -> Resumability:
 def _ask(model: PreTrainedModel) -> Resumability:
     size, end = model.config.get_text_config(decoder=True).vocab_size, _READ + _MORE
     ids = (torch.arange(1, end + 1, device=device_of(model)) * 37 % size)[None]
-    inputs, cache = ForwardInputs(model), new_cache(model)
+    inputs, whole, encoder = ForwardInputs(model), new_cache(model), {}
+    cache = text_cache(whole)
+    if model.config.is_encoder_decoder:
+        width = getattr(model.get_encoder(), "config", model.config).hidden_size
+        encoder["encoder_outputs"] = _Encoded(torch.ones(1, 1, width, dtype=model.dtype, device=ids.device))
 
     def logits(start: int, end: int) -> Tensor:
-        carried = {cache_name(model): cache, "use_cache": True, "attention_mask": torch.ones_like(ids[:, :end])}
+        carried = {cache_name(model): whole, "use_cache": True, **encoder}
+        if not encoder:
+            carried["attention_mask"] = torch.ones_like(ids[:, :end])
         if forward_accepts(model, "position_ids"):
             carried["position_ids"] = torch.arange(end, device=ids.device)[None]
         given = inputs.of_text(ids[:, :end], carried, start, 0, end - start, first=not start)
@@ -109,6 +127,7 @@ def _ask(model: PreTrainedModel) -> Resumability:
         return logits(_READ, end)
 
     logits(0, _READ)
+    kept = has_recurrent_state(model) or tokens_in({CACHE: cache}) == _READ
     snapshot = CacheSnapshot(cache)
     kinds = [kind for kind in _STATES if any(_filled(layer, kind) for layer in cache.layers)]
     reference = one_by_one()  # as in plain decoding
@@ -118,7 +137,7 @@ def _ask(model: PreTrainedModel) -> Resumability:
     except Exception:  # models without support fail in any way
         several, reads_all = None, False
     snapshot.restore(cache)
-    return Resumability(_same(one_by_one(), reference), reads_all and _same(several, reference))
+    return Resumability(kept and _same(one_by_one(), reference), reads_all and _same(several, reference))
 
 
 def _filled(layer: Any, kind: str) -> bool:
@@ -132,12 +151,23 @@ def _same(logits: Tensor, reference: Tensor) -> bool:
 
 
 def obstacle_to_rollback(model: PreTrainedModel, several: bool) -> str | None:
-    """Say why a recurrent model's state can't be restored; None if it can.
+    """Say why a model can't go on from a cache that was rolled back, or a state that was restored; None if it can.
 
-    ``several`` requires that it then read several tokens in one forward, as a target does.
+    ``several`` requires that it then read several tokens in one forward, as a target does. Models whose attention is
+    transformers' own are not asked.
     """
+    if is_bidirectional(model):
+        return (
+            f"{type(model).__name__} lets tokens attend to later ones, as `is_decoder` of its configuration is False; "
+            "load it with `is_decoder=True`"
+        )
     if not has_recurrent_state(model):
-        return None
+        if not has_own_attention(model):
+            return None
+        goes_on = continuation_of(model)
+        if not (goes_on.one or several):
+            return f"{type(model).__name__} keeps no cache that holds just its text"
+        return None if goes_on.several else f"{type(model).__name__} can read only one token behind its cache"
     if not model._supports_default_dynamic_cache():
         return f"{type(model).__name__} keeps its state outside transformers' caches, where it can't be restored"
     kept = f"{type(model).__name__} keeps a recurrent state"

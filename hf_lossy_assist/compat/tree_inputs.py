@@ -106,6 +106,12 @@ def takes_whole_masks(model: PreTrainedModel) -> bool:
     return attention_of(model) == "sdpa" and obstacle_to_trees(model, {}) is None
 
 
+def _takes_masks(part: type[PreTrainedModel]) -> bool:
+    """Tell whether a part of a model that makes masks for several kinds of layers takes them ready-made, too."""
+    source = inspect.getsource(part.forward)
+    return "dict)" in source or "mask(" not in source
+
+
 def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str | None:
     """Say why a model with these ``inputs`` besides tokens can't run over trees; None if it can."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
@@ -122,7 +128,7 @@ def obstacle_to_trees(model: PreTrainedModel, inputs: Mapping[str, Any]) -> str 
     kinds = set(layer_kinds(model))
     if (other := sorted(kinds - {FULL, SLIDING})) or getattr(config, "attention_layers", None) is not None:
         return f"{name} has layers whose attention is {', '.join(other) or 'local'}"
-    if len(kinds) > 1 and "dict)" not in inspect.getsource(type(model.get_decoder()).forward):
+    if len(kinds) > 1 and not all(map(_takes_masks, {type(model.base_model), type(model.get_decoder())})):
         return f"the decoder of {name} does not take one mask for each kind of its layers"
     others = [key for key, value in inputs.items() if value is not None and value is not False]
     if unknown := sorted(set(others) - TEXT_INPUTS.union(WHOLE_OUTPUTS)):

@@ -216,12 +216,15 @@ class RowShift:
         """Return the new slot up to which all rows are known, if they were up to ``slots`` or their newest token."""
         return min(min(slots, end - 1) + self.width - end for end in self.ends)
 
+    def of_rows(self, values: Tensor) -> Tensor:
+        """Return of ``(…, B, S)`` values those of the rows that stay; what all rows share is nobody's own."""
+        return values if values.shape[-2] == 1 else values.index_select(-2, self.index.to(values.device))
+
     def moved(self, values: Tensor, fill: int) -> Tensor:
         """Move ``(…, B, S)`` values, with ``fill`` in new padding."""
-        if values.shape[-2] == 1:  # shared by all rows
-            values = values.expand(*values.shape[:-2], self.rows[-1] + 1, -1)
         sources = self.sources(self.width).to(values.device)
-        kept = values.index_select(-2, self.index.to(values.device))
+        kept = self.of_rows(values)
+        kept = kept.expand(*kept.shape[:-2], len(self.rows), -1)
         return kept.gather(-1, sources.clamp(min=0).expand(kept.shape[:-1] + sources.shape[-1:])).masked_fill(
             sources < 0, fill
         )

@@ -18,6 +18,7 @@ from ..compat import (
     encode,
     forward_accepts,
     generation_accepts,
+    obstacle_to_rollback,
     other_inputs,
 )
 from ..errors import LossyUnsupportedError, LossyValueError
@@ -33,6 +34,8 @@ def check_encoder_decoder_draft(target: PreTrainedModel, draft: PreTrainedModel)
             f"`assistant_model` {type(draft).__name__} can't read the input of {type(target).__name__}'s encoder; use "
             "an encoder-decoder model, or a decoder that takes `encoder_outputs`, such as WhisperForCausalLM"
         )
+    if (refusal := obstacle_to_rollback(draft, several=False)) is not None:
+        raise LossyUnsupportedError(f"`assistant_model` has to roll its cache back, but {refusal}")
 
 
 class EncoderDecoderDrafter(ModelDrafter):

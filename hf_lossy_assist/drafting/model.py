@@ -21,6 +21,7 @@ from ..compat import (
     device_of,
     forward_accepts,
     has_recurrent_state,
+    keeps_positions,
     learned_positions,
     new_cache,
     obstacle_in_adapter,
@@ -128,6 +129,8 @@ class ModelDrafter(Drafter, CandidateGenerator):
         if forward_accepts(self.model, "logits_to_keep"):
             carried["logits_to_keep"] = 1
         length, inputs = 0, DraftForwardInputs(self.model)
+        if self._inputs is None and keeps_positions(self.model):
+            length, carried["position_ids"] = 1, torch.zeros(1, 1, dtype=torch.long, device=self.device)
         if self._inputs is not None:
             carried |= self._inputs.carried
             length, inputs = self._inputs.length, ForwardInputs(self.model)
@@ -142,8 +145,10 @@ class ModelDrafter(Drafter, CandidateGenerator):
                 ForwardInputs(self.model), carried, length, padding=padding_before(self._mask),
                 several=continuation_of(self.model).several,
             )  # fmt: skip
-        # In a batch, padding may count beyond the highest position.
-        return DynamicCacheRunner(inputs, carried, length, last_position=self.max_length - 1)
+        # Only what fills shorter drafts up counts further.
+        positions = carried.get("position_ids", torch.tensor([[length - 1]]))
+        last = positions[..., -1:] + (self.max_length - length)
+        return DynamicCacheRunner(inputs, carried, length, last_position=last)
 
     def propose(self, ids: Tensor, layout: Texts | None, remaining: Sequence[int]) -> Draft:
         before = self.calls, self.tokens

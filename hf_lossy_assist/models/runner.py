@@ -19,6 +19,7 @@ from ..compat import (
     TreeInputs,
     cache_name,
     cache_of,
+    device_of,
     forgettable,
     new_cache,
     quantises,
@@ -117,8 +118,9 @@ class DynamicCacheRunner(ModelRunner):
     """Runs a model on transformers' dynamic cache; each forward's inputs follow from the last one's.
 
     ``carried`` holds the first inputs: cache, mask, positions, and all else that the model reads. Mask and positions
-    cover the first ``length`` tokens; the cache holds the first ``seen``. Padding of a batch's shorter rows may count
-    beyond ``last_position``.
+    cover the first ``length`` tokens; the cache holds the first ``seen``. ``last_position`` ``(…, B, 1)`` is the
+    highest position that a batch's texts can reach: what fills shorter drafts up would count beyond it. The cache of
+    one text may hold ``before`` tokens in front of it.
     """
 
     def __init__(
@@ -127,12 +129,14 @@ class DynamicCacheRunner(ModelRunner):
         carried: dict[str, Any],
         length: int,
         seen: int = 0,
-        last_position: int | None = None,
+        last_position: Tensor | None = None,
+        before: int = 0,
     ) -> None:
         self.model: PreTrainedModel = inputs.model
-        self.last_position = last_position
+        self.last_position = None if last_position is None else last_position.to(device_of(self.model))
         self.inputs = inputs
         self.carried = carried
+        self.before = before
         self.seen = seen
         self.sent = 0
         self._covered = length
@@ -184,7 +188,8 @@ class DynamicCacheRunner(ModelRunner):
         return self._forward(inputs | self._tree_overrides(width, ancestors, depths), rows, self.seen + count)
 
     def _tree_overrides(self, width: int, ancestors: Tensor, depths: Tensor) -> dict[str, Any]:
-        return self._tree_inputs.of_tree(self.carried, width, self.seen, ancestors, depths)
+        width, seen = width + self.before, self.seen + self.before
+        return self._tree_inputs.of_tree(self.carried, width, seen, ancestors, depths)
 
     @cached_property
     def _shows_masks(self) -> bool:
@@ -195,6 +200,8 @@ class DynamicCacheRunner(ModelRunner):
         return TreeInputs(self.model)
 
     def forgettable(self, length: int) -> int:
+        if self._outputs is None and self.inputs.prompt_sees_on(self.carried):
+            return 0
         return sys.maxsize if self._forgets_any else max(0, forgettable(self.cache) - (length - self.seen))
 
     def rewind(self, length: int) -> None:
@@ -203,7 +210,7 @@ class DynamicCacheRunner(ModelRunner):
         self.seen = min(self.seen, length)
 
     def keep_path(self, start: int, columns: Tensor) -> None:
-        keep_path(self.cache, start, columns)
+        keep_path(self.cache, start + self.before, columns)
         self.seen = start + columns.shape[1]
 
     def extend(self, length: int) -> None:
@@ -216,6 +223,8 @@ class DynamicCacheRunner(ModelRunner):
         move_cache(self.cache, shift, slots)
         self.extend(ids.shape[1])
         self.inputs.move(self.carried, shift, ids)
+        if self.last_position is not None:
+            self.last_position = shift.of_rows(self.last_position)
         self.seen, self._covered = slots, shift.width
 
     @contextmanager

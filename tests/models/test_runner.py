@@ -87,7 +87,7 @@ def test_a_batch_without_a_mask_gets_one_when_its_rows_part():
 def test_positions_that_only_fill_up_stay_inside_the_model():
     model, text = tiny("gpt2"), random_tokens(5, torch.Generator().manual_seed(0))
     carried = {**inputs_of([text] * 2), CACHE: DynamicCache(), "use_cache": True, "logits_to_keep": 1}
-    forwards = DynamicCacheRunner(PlainForwardInputs(model), carried, 5, last_position=5)
+    forwards = DynamicCacheRunner(PlainForwardInputs(model), carried, 5, last_position=torch.tensor([[5]]))
     seen = []
     model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["position_ids"]), with_kwargs=True)
     with forwards.in_use():

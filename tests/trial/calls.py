@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from hf_lossy_assist import LossyError, enabled
-from hf_lossy_assist.compat import CACHE, obstacle_to_rollback
+from hf_lossy_assist.compat import CACHE, forward_accepts, obstacle_to_rollback, supports_static_cache
 from tests.golden.cases import RULES
 from tests.parity import assert_same_rows
 from tests.tiny_models import LENGTHS, VOCAB, padded, prompt
@@ -21,7 +21,7 @@ from .drawing import GENERATION, RUN_SETTINGS, attempt, fields_of, random_rules,
 from .families import ATTENDING, RECURRENT, family
 
 ENDS = (None, None, 2, [5, 17, 23, 40], list(range(3, 24)))
-CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "quantized")
+CACHES = ("", "", "", "", "dynamic", "dynamic", "static", "static", "own", "own", "continued", "quantized", "ahead")
 OUTPUTS = ("output_scores", "output_logits", "output_hidden_states", "output_attentions")
 # Sums of many experts, and of states of one token after another, come out in another order.
 TIE = 2e-3
@@ -123,20 +123,32 @@ class Call:
         settings = {**own, "seed": r.randrange(99), **some(r, RUN_SETTINGS, r.choice([0, 0, 0, 2]))}
         drafter = ", ".join(f"{key}={getattr(value, 'name_or_path', value)}" for key, value in drafting.items())
         cache = r.choice(CACHES[: None if rows == 1 else 9])
+        if cache == "static" and not supports_static_cache(target):
+            cache = ""  # plain generate() itself reads the empty slots
+        prompts |= _aligned(r, target, prompts["input_ids"], prompts.get("attention_mask"))
+        if "assistant_model" in drafting and r.random() < 0.1:
+            settings["tree"] = {"depth": r.randint(1, 4), "top_k": r.randint(2, 3), "nodes": r.choice(["auto", 6])}
         return cls(
             f"{seed}.{number} {name}", target, drafts, drafting, drafter, rule, settings, cache, kwargs,
             prompts,
         )  # fmt: skip
 
     def run(self, **more: Any) -> Any:
-        """Call ``generate()``, twice in a row with one cache where that is the case."""
+        """Call ``generate()``, twice in a row with one cache where that is the case.
+
+        A cache may be ahead, too: then it holds tokens that the ids lack, and only the mask covers them.
+        """
         kwargs = {"pad_token_id": 0, "return_dict_in_generate": True} | dict(self.kwargs) | more
+        prompts = dict(self.prompts)
         if self.cache in ("own", "continued"):
             kwargs[CACHE] = DynamicCache(config=self.target.config)
+        elif self.cache == "ahead":
+            kwargs[CACHE] = filled(self.target, before := prompt(9, seed=5))
+            prompts["attention_mask"] = torch.ones(1, before.shape[1] + prompts["input_ids"].shape[1]).long()
         elif self.cache:
             kwargs["cache_implementation"] = self.cache
             kwargs["cache_config"] = {"backend": "fp8"} if self.cache == "quantized" else None
-        out = self.target.generate(**self.prompts, **kwargs)
+        out = self.target.generate(**prompts, **kwargs)
         if self.cache != "continued":
             return out
         kwargs[CACHE] = getattr(out, CACHE)
@@ -160,8 +172,10 @@ class Call:
             one.check()
         assert not any(map(hooks_left_on, models)), "a hook was left"
         if isinstance(ours.error, LossyError):
-            # What a first call has returned can be refused by a second one.
-            assert not ours.forwards or self.cache == "continued", f"refused after {ours.forwards} forwards"
+            # What a first call has returned can be refused by a second one, and so can a cache that was filled for it.
+            # A target that drafts for itself counts twice.
+            own = {"continued": ours.forwards, "ahead": models.count(self.target)}.get(self.cache, 0)
+            assert ours.forwards <= own, f"refused after {ours.forwards} forwards"
             return "refused by name"
         if plain.error is not None:
             assert ours.error is None or type(ours.error) is type(plain.error), repr(ours.error)
@@ -191,6 +205,28 @@ class Call:
                     _assert_same_output(getattr(ours, name), getattr(plain, name), len(ours.sequences) == 1)
             return "equal to plain"
         return "keeps its promises"
+
+
+@torch.no_grad()
+def filled(target: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor | None = None) -> DynamicCache:
+    """Return a cache that holds ``ids`` ``(1, L)``."""
+    cache = DynamicCache(config=target.config)
+    positions = {} if mask is None else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    target(ids, attention_mask=mask, **positions, **{CACHE: cache}, use_cache=True)
+    return cache
+
+
+def _aligned(
+    r: Random, target: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """Draw what a caller may say about each token: positions that begin anywhere in each row, and token types."""
+    drawn = {}
+    if forward_accepts(target, "position_ids") and r.random() < 0.15:
+        positions = ((torch.ones_like(ids) if mask is None else mask).cumsum(-1) - 1).clamp(min=0)
+        drawn["position_ids"] = positions + torch.tensor([[r.randint(0, 30)] for _ in ids])
+    if forward_accepts(target, "token_type_ids") and r.random() < 0.5:
+        drawn["token_type_ids"] = torch.tensor([[r.randrange(2) for _ in row] for row in ids])
+    return drawn
 
 
 def _assert_same_output(ours: Any, plain: Any, values: bool) -> None:

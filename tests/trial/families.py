@@ -32,11 +32,36 @@ _DELTA = {"layer_types": ["linear_attention", "full_attention"], "linear_num_val
           "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}  # fmt: skip
 _CONVOLUTIONS = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}
 
+_DECODER = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 48, "max_target_positions": 256, "init_std": 0.3, "scale_embedding": False,
+            "forced_eos_token_id": None}  # fmt: skip
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+_BERT = {"is_decoder": True, "type_vocab_size": 2}
+
+_COUNTING: Mapping[str, Mapping[str, Any]] = {
+    "bart": _DECODER, "mbart": _DECODER, "marian": _DECODER, "pegasus": _DECODER, "blenderbot": _DECODER,
+    "blenderbot-small": _DECODER, "mvp": _DECODER, "plbart": _DECODER, "bigbird_pegasus": _DECODER, "trocr": _DECODER,
+    "whisper": _DECODER | {"num_mel_bins": 8, "max_source_positions": 10},
+    "roformer": _BERT,
+}  # fmt: skip
+_TYPED: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": _GPT, "gpt_bigcode": _GPT, "gptj": _GPT | {"rotary_dim": 4}, "codegen": _GPT | {"rotary_dim": 4},
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "bert": _BERT, "roberta": _BERT, "camembert": _BERT, "data2vec-text": _BERT, "ernie": _BERT, "megatron-bert": _BERT,
+    "xlm-roberta": _BERT, "xlm-roberta-xl": _BERT, "roberta-prelayernorm": _BERT,
+    "big_bird": _BERT | {"attention_type": "original_full"},
+    "electra": _BERT | {"embedding_size": 32},
+    "rembert": _BERT | {"input_embedding_size": 32, "output_embedding_size": 32},
+    "roc_bert": _BERT | {"enable_pronunciation": False, "enable_shape": False, "pronunciation_vocab_size": 8,
+                         "shape_vocab_size": 8},
+    "xmod": _BERT | {"languages": ["en"], "default_language": "en", "adapter_reduction_factor": 2},
+}  # fmt: skip
 _ATTENDING: Mapping[str, Mapping[str, Any]] = {
     "llama": {}, "qwen2": {}, "qwen3": {}, "gemma": {}, "gpt_neox": {}, "phi": {}, "phi3": {}, "olmo2": {},
     "cohere": {}, "granite": {}, "stablelm": {}, "starcoder2": {}, "smollm3": {}, "glm4": {},
-    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
     "bloom": {"n_layer": 2, "n_head": 4},
+    "biogpt": {}, "ctrl": _GPT | {"dff": 48},
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 256, "use_cache": True},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "mistral": {"sliding_window": 8},
     "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 8},
@@ -68,10 +93,13 @@ _RECURRENT: Mapping[str, Mapping[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8},
     "rwkv": {"context_length": 256, "attention_hidden_size": 32},
 }  # fmt: skip
-FAMILIES = {**_ATTENDING, **_RECURRENT}
+FAMILIES = {**_ATTENDING, **_COUNTING, **_TYPED, **_RECURRENT}
 """From a model type to what its configuration has besides the usual small sizes."""
+COUNTING = tuple(name for name in _COUNTING if name in CONFIG_MAPPING)
+TYPED = tuple(name for name in (*_TYPED, "roformer") if name in CONFIG_MAPPING)
+"""Those whose positions are their cache's columns, and those that read token types."""
 RECURRENT = tuple(name for name in _RECURRENT if name in CONFIG_MAPPING)
-ATTENDING = tuple(name for name in _ATTENDING if name in CONFIG_MAPPING)
+ATTENDING = tuple(name for name in {**_ATTENDING, **_COUNTING, **_TYPED} if name in CONFIG_MAPPING)
 """Those that this version of transformers has: with a state that may be of no use after a rejection, and without."""
 
 

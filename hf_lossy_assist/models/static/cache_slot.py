@@ -45,6 +45,11 @@ class StaticCacheSlot:
         self.filled = position
 
     @property
+    def _used(self) -> list[StaticLayer]:
+        """The layers that have keys: those that attend to images have none without an image."""
+        return [layer for layer in self._layers if layer.is_initialized]
+
+    @property
     def _lengths(self) -> list[Tensor]:
         return [layer.cumulative_length for layer in self._layers]
 
@@ -73,7 +78,7 @@ class StaticCacheSlot:
         def slots_at(heads: int, length: int, device: torch.device) -> torch.Tensor:
             return places(heads, length, index.to(device), sources.to(device))
 
-        for layer in self._layers:
+        for layer in self._used:
             at = slots_at(*layer.keys.shape[1:3], layer.keys.device)
             for whole in (layer.keys, layer.values):
                 whole[: len(at), :, :slots] = slots_of(whole, at)
@@ -82,7 +87,7 @@ class StaticCacheSlot:
     def keep_path(self, start: int, columns: Tensor) -> None:
         """After the first ``start`` slots, keep only the slots ``columns`` ``(B, k)``, in this order."""
         rows, count = columns.shape
-        for layer in self._layers:
+        for layer in self._used:
             index = (columns + start).to(layer.keys.device)[:, None, :, None]
             for whole in (layer.keys, layer.values):
                 path = whole[:rows].gather(2, index.expand(-1, whole.shape[1], -1, whole.shape[3]))
@@ -92,7 +97,7 @@ class StaticCacheSlot:
     def copied_to(self, cache: Cache) -> Cache:
         """Copy what it holds to an empty dynamic cache, which is returned."""
         for i, layer in enumerate(self.cache.layers):
-            if layer in self._layers:
+            if layer in self._used:
                 cache.update(layer.keys[:, :, : self.filled], layer.values[:, :, : self.filled], i)
         return cache
 

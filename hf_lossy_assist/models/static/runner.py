@@ -24,9 +24,9 @@ class StaticCacheRunner(FixedRunner):
     """Runs a text, or the rows of a batch, on a static cache that is rolled back by position.
 
     A batch keeps its first cache: rows that go on move to the front, and forwards keep their number of rows.
-    ``carried`` holds the prompt's mask and positions, where ``generate()`` has prepared them. Positions beyond
-    ``last_position``, which only padding of shorter rows has, are clamped to it. Outputs return the states ``reads``
-    between layers as ``hidden_states``.
+    ``carried`` holds the prompt's mask and positions, where ``generate()`` has prepared them. ``last_position``
+    ``(B, 1)`` is the highest position that a batch's texts can reach: what fills shorter drafts up is clamped to it.
+    Outputs return the states ``reads`` between layers as ``hidden_states``.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class StaticCacheRunner(FixedRunner):
         slot: StaticCacheSlot,
         carried: Mapping[str, Any],
         seen: int = 0,
-        last_position: int | None = None,
+        last_position: Tensor | None = None,
         reads: tuple[int, ...] = (),
     ) -> None:
         super().__init__(model, slot, seen)
-        self.last_position = last_position
+        self.last_position = None if last_position is None else last_position.to(self.device)
         self.reads, self.returns_states = reads, bool(reads)
         self._cache_name = cache_name(model)
         self.carried = {**carried, self._cache_name: slot.cache}
@@ -183,6 +183,8 @@ class StaticCacheRunner(FixedRunner):
     def move(self, shift: RowShift, ids: Tensor) -> None:
         slots, width = shift.known(self.seen), ids.shape[1]
         self.slot.move(shift, slots)
+        if self.last_position is not None:
+            self.last_position = shift.of_rows(self.last_position)
         self._cover(shift.moved(self._padding[:, :width], 0), shift.moved(self._positions[:, :width], 0))
         self.seen = slots
 

@@ -90,7 +90,7 @@ def test_rows_of_a_batch(architecture: str, compiled: bool):
     model, generator = tiny(architecture), torch.Generator().manual_seed(2)
     texts = prompts((6, 3, 5, 6, 1), generator)
     slot = StaticCacheSlot(new_static_cache(model, CAPACITY), rows=len(texts))
-    forwards = StaticCacheRunner(model, slot, inputs_of(texts), last_position=CAPACITY - 1)
+    forwards = StaticCacheRunner(model, slot, inputs_of(texts), last_position=torch.tensor([[CAPACITY - 1]]))
     if compiled:
         forwards.prepare(Compiling(CompileConfig(backend="eager")), Shapes((2, 7)))
     follow_rows(forwards, texts, (4, 0, 5, 0, 2, 6, 3), generator)

@@ -1,0 +1,246 @@
+"""Whatever a caller says about each token, and however a model counts: lossless text is plain text, or refused."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, StaticCache
+
+from hf_lossy_assist import LossyError
+from hf_lossy_assist.compat import CACHE, counts_by_column, forward_accepts, obstacle_to_rollback
+from tests.parity import assert_same_rows
+from tests.tiny_models import VOCAB, WINDOWS_ROLL_BACK, padded, prompt
+from tests.trial.calls import filled
+from tests.trial.drawing import attempt
+from tests.trial.families import _COMMON, COUNTING, FAMILIES, TYPED, family
+
+# Rows end at different times, and the padding token, by which some models count positions, is no part of a text.
+GREEDY = {"do_sample": False, "max_new_tokens": 14, "eos_token_id": [5, 9, 20, 30], "pad_token_id": 0,
+          "suppress_tokens": [0]}  # fmt: skip
+TIE = 1e-6
+TREE = {"tree": {"depth": 3, "top_k": 2, "nodes": 6}}
+Drafting = Callable[[PreTrainedModel], dict[str, Any]]
+CHAINS: Mapping[str, Drafting] = {
+    "model": lambda draft: {"assistant_model": draft, "num_assistant_tokens": 4},
+    "default length": lambda draft: {"assistant_model": draft},
+    "look-up": lambda draft: {"prompt_lookup_num_tokens": 3},
+}
+DRAFTERS = CHAINS | {"tree": lambda draft: {"assistant_model": draft, "lossy_config": TREE}}
+ROWS = {
+    "one": lambda: {"input_ids": prompt(), "attention_mask": torch.ones(1, 7).long()},
+    "equal": lambda: {"input_ids": torch.cat([prompt(seed=i) for i in range(3)]),
+                      "attention_mask": torch.ones(3, 7).long()},
+    "padded": padded,
+}  # fmt: skip
+
+
+@functools.cache
+def exact(name: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a family's pair in double precision."""
+    return tuple(copy.deepcopy(model).double() for model in family(name))
+
+
+def generated(target: PreTrainedModel, inputs: Mapping[str, Any], **kwargs: Any) -> Any:
+    return target.generate(**copy.deepcopy(dict(inputs)), **GREEDY | kwargs)
+
+
+def assert_right(
+    target: PreTrainedModel, inputs: Mapping[str, Any], drafting: Mapping[str, Any], **kwargs: Any
+) -> None:
+    if obstacle_to_rollback(target, several=True) is not None:  # in transformers 5.14
+        assert_refused(target, inputs, drafting, "can read only one token")
+        return
+    plain = generated(target, inputs, output_logits=True, return_dict_in_generate=True, **kwargs)
+    assert_same_rows(generated(target, inputs, **drafting, **kwargs, lossy_mode="lossless"), plain, TIE)
+
+
+def assert_refused(target: PreTrainedModel, inputs: Mapping[str, Any], drafting: Mapping[str, Any], *said: str) -> None:
+    for model in (target, drafting.get("assistant_model", target)):
+        obstacle_to_rollback(model, several=True)  # which asks a model once, by forwards that are no call's
+    ours = attempt(lambda: generated(target, inputs, **drafting, lossy_mode="lossless"), target)
+    assert isinstance(ours.error, LossyError), ours.error
+    assert all(word in str(ours.error) for word in said), ours.error
+    assert not ours.forwards
+
+
+@pytest.mark.parametrize("drafter", CHAINS)
+@pytest.mark.parametrize("name", COUNTING)
+def test_rows_of_decoders_that_count_by_column(name: str, drafter: str):
+    target, draft = exact(name)
+    assert counts_by_column(target)
+    for rows in ("equal", "padded"):
+        assert_right(target, ROWS[rows](), CHAINS[drafter](draft))
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt", "llama", "gpt2", "bert"])
+def test_rows_of_other_decoders_are_decoded_together(name: str):
+    target, draft = exact(name)
+    assert not counts_by_column(target)
+    assert_right(target, padded(), CHAINS["model"](draft))
+
+
+def test_a_draft_that_counts_by_column():
+    assert_right(exact("gpt2")[0], padded(), CHAINS["model"](exact("bart")[0]))
+
+
+@pytest.mark.parametrize("drafter", ["model", "look-up"])
+@pytest.mark.parametrize("name", TYPED)
+def test_token_types_of_drafted_tokens(name: str, drafter: str):
+    """The last type differs from those before; plain decoding goes on with it."""
+    target, draft = exact(name)
+    for rows, last in (("one", 1), ("equal", 0), ("padded", 1)):
+        inputs = ROWS[rows]()
+        types = torch.randint(2, inputs["input_ids"].shape, generator=torch.Generator().manual_seed(3))
+        types[:, -2], types[:, -1] = 1 - last, last
+        assert_right(target, inputs | {"token_type_ids": types}, CHAINS[drafter](draft))
+
+
+def shifted(inputs: Mapping[str, Any], by: int = 7, apart: int = 3) -> dict[str, Any]:
+    """Return inputs with positions of the caller's own: rows begin ``by`` tokens late, and each later than the last."""
+    positions = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0) + by
+    return dict(inputs) | {"position_ids": positions + apart * torch.arange(len(positions))[:, None]}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "mistral", "biogpt", "ctrl"])
+def test_positions_of_a_caller_s_own(name: str, drafter: str):
+    target, draft = exact(name)
+    for rows in ROWS:
+        assert_right(target, shifted(ROWS[rows]()), DRAFTERS[drafter](draft))
+
+
+@pytest.mark.parametrize("drafter", ["model", "look-up", "tree"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_positions_of_a_caller_s_own_on_a_static_cache(name: str, drafter: str):
+    target, draft = exact(name)
+    assert_right(target, shifted(padded()), DRAFTERS[drafter](draft), cache_implementation="static")
+
+
+def test_the_highest_position_is_the_text_s_own():
+    """A model with just as many positions as the texts reach is asked for no other."""
+    config = CONFIG_MAPPING["gpt2"](**_COMMON | FAMILIES["gpt2"] | {"n_positions": 7 + 14 + 7 + 6})
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(config).eval().double()
+    for drafter in DRAFTERS:
+        assert_right(target, shifted(ROWS["equal"]()), DRAFTERS[drafter](target), eos_token_id=None)
+
+
+_ROTARY = {"rope_theta": 10000.0, "original_max_position_embeddings": 24}
+SWITCHING = {
+    "dynamic": ("llama", {"max_position_embeddings": 24, "rope_parameters": _ROTARY | {
+        "rope_type": "dynamic", "factor": 2.0}}),
+    "longrope": ("phi3", {"original_max_position_embeddings": 24, "rope_parameters": _ROTARY | {
+        "rope_type": "longrope", "short_factor": [1.0, 1.2, 1.3, 1.5], "long_factor": [3.0, 4.0, 5.0, 6.0]}}),
+}  # fmt: skip
+
+
+@functools.cache
+def switching(name: str) -> PreTrainedModel:
+    """Return a model whose rotary frequencies change in the middle of a text."""
+    kind, changes = SWITCHING[name]
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[kind](**{k: v for k, v in _COMMON.items() if k != "head_dim"} | changes)
+    return AutoModelForCausalLM.from_config(config).eval().double()
+
+
+def ahead(target: PreTrainedModel, padding: int = 0) -> dict[str, Any]:
+    """Return a cache of nine tokens, five new ids, and a mask over all of them."""
+    mask = torch.ones(1, 14).long()
+    mask[:, :padding] = 0
+    return {CACHE: filled(target, prompt(9), mask[:, :9]), "input_ids": prompt(5, seed=4), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3_text", *SWITCHING])
+def test_caches_with_only_the_new_ids(name: str, drafter: str):
+    target, draft = (switching(name), exact("llama")[1]) if name in SWITCHING else exact(name)
+    if name in ("mistral", "gemma3_text") and not WINDOWS_ROLL_BACK:
+        assert_refused(target, ahead(target), DRAFTERS[drafter](draft), "sliding window")
+        return
+    for padding in (0, 2):
+        inputs = ahead(target, padding)
+        assert_right(target, inputs, DRAFTERS[drafter](draft), eos_token_id=None)
+        own = inputs | {"position_ids": torch.arange(12, 17)[None]}
+        assert_right(target, own, DRAFTERS[drafter](draft), eos_token_id=None)
+
+
+def test_a_static_cache_with_only_the_new_ids():
+    target, draft = exact("llama")
+    inputs, cache = ahead(target), StaticCache(config=target.config, max_cache_len=64)
+    with torch.no_grad():
+        target(prompt(9), **{CACHE: cache}, use_cache=True)
+    inputs[CACHE] = cache
+    assert_refused(target, inputs, CHAINS["model"](draft), f"`{CACHE}`", "`input_ids` lacks")
+    own = inputs | {"position_ids": torch.arange(12, 17)[None]}
+    assert_refused(target, own, CHAINS["look-up"](draft), f"`{CACHE}`", "`input_ids` lacks")
+    whole = torch.cat([prompt(9), inputs["input_ids"]], dim=1)
+    assert_right(target, inputs | {"input_ids": whole}, CHAINS["model"](draft), eos_token_id=None)
+
+
+ENCODERS = [name for name in TYPED if "is_decoder" in FAMILIES[name]]
+
+
+@pytest.mark.parametrize("drafter", ["model", "look-up", "tree"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_are_no_targets_and_no_drafts(name: str, drafter: str):
+    config = copy.deepcopy(family(name)[0].config)
+    config.is_decoder = False
+    encoder = type(family(name)[0])(config).eval()
+    assert_refused(encoder, padded(), DRAFTERS[drafter](encoder), "is_decoder=True")
+    if drafter != "look-up":
+        assert_refused(family("llama")[0], padded(), DRAFTERS[drafter](encoder), "`assistant_model`", "is_decoder=True")
+
+
+_PROPHET = {"vocab_size": VOCAB, "hidden_size": 32, "encoder_ffn_dim": 48, "num_encoder_layers": 2, "ngram": 2,
+            "num_encoder_attention_heads": 4, "decoder_ffn_dim": 48, "num_decoder_layers": 2, "num_buckets": 8,
+            "num_decoder_attention_heads": 4, "relative_max_distance": 16, "decoder_start_token_id": 3,
+            "init_std": 0.3}  # fmt: skip
+_FSMT = {"langs": ["en", "de"], "src_vocab_size": VOCAB, "tgt_vocab_size": VOCAB, "d_model": 32, "encoder_layers": 2,
+         "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+         "decoder_ffn_dim": 48, "num_beams": 1, "decoder_start_token_id": 3, "init_std": 0.3}  # fmt: skip
+_CPMANT = {"vocab_size": VOCAB, "hidden_size": 32, "num_attention_heads": 4, "dim_head": 8, "dim_ff": 48,
+           "num_hidden_layers": 2, "prompt_length": 4, "prompt_types": 4, "segment_types": 4}  # fmt: skip
+ONE_BY_ONE = {
+    "prophetnet": (AutoModelForSeq2SeqLM, _PROPHET), "prophetnet alone": (AutoModelForCausalLM, _PROPHET),
+    "fsmt": (AutoModelForSeq2SeqLM, _FSMT), "cpmant": (AutoModelForCausalLM, _CPMANT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_BY_ONE)
+def test_targets_that_read_one_token_at_a_time(name: str):
+    kind, sizes = ONE_BY_ONE[name]
+    target = kind.from_config(CONFIG_MAPPING[name.split()[0]](**sizes)).eval()
+    for rows in ("one", "equal"):
+        assert_refused(target, ROWS[rows](), CHAINS["look-up"](target), "can read only one token")
+        assert_refused(target, ROWS[rows](), CHAINS["model"](target), "`assistant_model`")
+
+
+def test_a_model_without_a_cache_is_a_target_and_no_draft():
+    sizes = {"vocab_size": VOCAB, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(CONFIG_MAPPING["openai-gpt"](**sizes)).eval().double()
+    assert not forward_accepts(target, CACHE)
+    for rows in ROWS:
+        assert_right(target, ROWS[rows](), CHAINS["look-up"](target))
+    for drafter in ("model", "tree"):
+        assert_refused(target, padded(), DRAFTERS[drafter](target), "`assistant_model`", "keeps no cache")
+        assert_refused(family("llama")[0], padded(), DRAFTERS[drafter](target), "`assistant_model`", "keeps no cache")
+
+
+@pytest.mark.parametrize("name", ["gpt_neo", "mpt", "trocr", "mvp"])
+def test_models_with_attention_of_their_own_are_asked_once_and_stay_as_they_were(name: str):
+    model = copy.deepcopy(family(name)[0])
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    forwards: list[int] = []
+    model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    assert obstacle_to_rollback(model, several=True) is None
+    asked = len(forwards)
+    assert obstacle_to_rollback(model, several=False) is None
+    assert 0 < asked == len(forwards)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
