@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -59,7 +59,7 @@ class LossyCall:
     config: LossyConfig
     choice: DrafterChoice
     given: GivenFields
-    keywords: Mapping[str, Any] = MappingProxyType({})
+    keywords: Mapping[str, Any] = field(default_factory=dict)
     encoder_input: Any = None
 
     @classmethod
