@@ -23,6 +23,8 @@ from tests.trial.families import ATTENDING, RECURRENT, family
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}
+SMALL = {"depth": 3, "top_k": 2, "nodes": 5}
+SMALL = {"depth": 3, "top_k": 2, "nodes": 5}
 
 
 def trees(target, draft, shape=TREE, mode="lossless", config=None, **kwargs):
@@ -167,13 +169,7 @@ def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkey
 
 
 @pytest.mark.parametrize(
-    ("drafts", "shape"),
-    [
-        ("model", {"depth": 3, "top_k": 2, "nodes": 5}),
-        ("eagle3", {"depth": 3, "top_k": 2, "nodes": 5}),
-        ("eagle3", None),
-    ],
-    ids=["model", "eagle3", "eagle3's chains"],
+    ("drafts", "shape"), [("model", SMALL), ("eagle3", SMALL), ("eagle3", None)], ids=["model", "eagle3", "a chain"]
 )
 def test_the_law_of_sampled_texts_is_the_target_s(drafts: str, shape: dict | None):
     """4,000 texts of 4 tokens: chi-square at p > 1e-4."""
