@@ -223,14 +223,3 @@ def test_stop_strings():
     plain, ours = both(target, draft, ids=ids, eos_token_id=None, stop_strings=[middle], tokenizer=tokenizer)
     assert plain.sequences.shape[1] < free.sequences.shape[1]
     assert_same_text(ours.sequences, plain)
-
-
-def test_stock_assisted_generation_agrees():
-    target = tiny()
-    draft = noisy_copy(target, 0.01)
-    stock = target.generate(input_ids=prompt(), assistant_model=draft, **GREEDY, eos_token_id=None)
-    ours = target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode="lossless", **GREEDY, eos_token_id=None
-    )
-    assert_same_text(ours.sequences, stock)
-    assert hf_lossy_assist.last_stats(target) is ours.lossy_stats

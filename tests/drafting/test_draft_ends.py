@@ -240,23 +240,17 @@ def test_defaults_and_settings():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("named", "value"),
     [
-        ({}, ["`by`", "None"]),
-        ({"by": "entropie"}, ["`by`", "did you mean 'entropy'"]),
-        ({"by": "entropy", "treshold": 0.4}, ["'treshold'", "did you mean 'threshold'"]),
-        ({"by": "entropy", "current": 0.4}, ["'current'"]),
-        ({"by": "entropy", "threshold": 1.5}, ["`threshold`", "<= 1", "1.5"]),
-        ({"by": "entropy", "scale": -1}, ["`scale`", ">= 0", "-1"]),
-        ({"by": "confidence", "threshold": True}, ["`threshold`", "True"]),
-        (0.4, ["stop_drafting", "dict"]),
+        ("`by`", {}), ("'entropy'", {"by": "entropie"}), ("'threshold'", {"by": "entropy", "treshold": 0.4}),
+        ("'current'", {"by": "entropy", "current": 0.4}), ("`threshold`", {"by": "entropy", "threshold": 1.5}),
+        ("`scale`", {"by": "entropy", "scale": -1}), ("`threshold`", {"by": "confidence", "threshold": True}),
+        ("'stop_drafting'", 0.4),
     ],
-)
-def test_what_is_no_setting_is_refused(value, words):
-    with pytest.raises(LossyValueError) as error:
+)  # fmt: skip
+def test_what_is_no_setting_is_refused(named, value):
+    with pytest.raises(LossyValueError, match=named):
         parse("lossless", {"stop_drafting": value})
-    for word in words:
-        assert word in str(error.value)
 
 
 @pytest.mark.parametrize(
