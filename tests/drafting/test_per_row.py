@@ -15,7 +15,7 @@ from hf_lossy_assist import LossyError, LossyVerification
 from hf_lossy_assist.acceptors import Lossless
 from hf_lossy_assist.drafting.per_row import drafter_of
 from tests.acceptors.fixtures import P, Repeating, chi_square_p
-from tests.parity import assert_same_rows, assert_same_text
+from tests.parity import assert_lossless
 from tests.tiny_models import VOCAB, constant, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
@@ -75,9 +75,7 @@ def drafted(request, monkeypatch):
 def test_lossless_parity(drafted, asked: bool):
     target, keywords = drafted
     kwargs = GREEDY | {"input_ids": prompt(), "output_hidden_states": asked}
-    plain = target.generate(**kwargs, output_logits=True)
-    ours = target.generate(**kwargs, **keywords, lossy_mode="lossless")
-    assert_same_text(ours.sequences, plain)
+    plain, ours = assert_lossless(target, keywords, **kwargs)
     assert ours.lossy_stats.drafted > 20
     if asked:
         for a, b in zip(plain.hidden_states, ours.hidden_states, strict=True):
@@ -130,9 +128,7 @@ def test_sampling_has_the_target_s_law(drafted, loop: str):
 def test_rows_of_a_batch_are_decoded_one_by_one(drafted):
     target, keywords = drafted
     inputs = padded()
-    plain = target.generate(**GREEDY, **inputs, output_logits=True)
-    ours = target.generate(**GREEDY, **inputs, **keywords, lossy_mode="lossless", output_scores=True)
-    assert_same_rows(ours.sequences, plain)
+    _, ours = assert_lossless(target, keywords, **GREEDY, **inputs, output_scores=True)
     assert len(ours.lossy_stats.rows) == 4
     assert ours.lossy_stats.target_calls == ours.lossy_stats.rounds
     assert len(ours.scores) == 30
