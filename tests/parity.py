@@ -38,3 +38,12 @@ def assert_same_rows(ours: torch.Tensor, plain, tie: float = TIE) -> None:
             )
             break
     assert ours[:, :start].equal(plain.sequences[:, :start])
+
+
+def assert_lossless(target, drafting: dict, **call):
+    """Return the outputs of a greedy call of plain ``generate()``, and of ours with the same text."""
+    call = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True} | call
+    plain = target.generate(**call)
+    ours = target.generate(**call, **drafting, lossy_mode="lossless")
+    (assert_same_text if len(ours.sequences) == 1 else assert_same_rows)(ours.sequences, plain)
+    return plain, ours

@@ -8,10 +8,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.bundled_pair.recipe import build_tokenizer
 from hf_lossy_assist.evaluation.modes import Models
-from hf_lossy_assist.heads import ModelIdentity, VerifierConfig, VerifierHead
 from hf_lossy_assist.pairs import Pair
 from hf_lossy_assist.tasks import Arithmetic, Example, Task
-from tests.tiny_models import noisy_copy, tiny
+from tests.acceptors.fixtures import verifier_head
+from tests.tiny_models import _COMMON, noisy_copy, tiny
 
 PROBLEMS = 6
 MAX_NEW_TOKENS = 20
@@ -55,28 +55,14 @@ def models() -> Models:
 
 def verifier_for(models: Models, position: str = "previous", bias: float = 0.0, scale: float = 1.0, seed: int = 0):
     """Return a random verifier head."""
-    identities = {"target": ModelIdentity.of(models.target), "draft": ModelIdentity.of(models.draft)}
-    config = VerifierConfig(**identities, task="none", position=position, ratio=1.0)
-    weight = scale * torch.randn(config.width, generator=torch.Generator().manual_seed(seed)) / config.width**0.5
-    return VerifierHead(config, weight, bias)
+    return verifier_head(models.target, models.draft, position, bias, scale, seed=seed)
 
 
 @pytest.fixture(scope="session")
 def pair(tokenizer) -> Pair:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        initializer_range=0.2,
-    )
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    config = LlamaConfig(**_COMMON | ids | {"vocab_size": len(tokenizer), "max_position_embeddings": 512})
     target = LlamaForCausalLM(config).eval()
     prompts = [example.prompt for example in Arithmetic().examples("test", PROBLEMS)]
     answers = []

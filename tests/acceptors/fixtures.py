@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 import numpy as np
 import torch
 from scipy import stats
@@ -9,7 +12,7 @@ from scipy import stats
 from hf_lossy_assist import VerifierHead
 from hf_lossy_assist.compat import CandidateGenerator
 from hf_lossy_assist.heads import ModelIdentity, VerifierConfig
-from tests.acceptors.table import Law, Row, judge_head
+from tests.acceptors.table import Law, Row, judge_head, output_law
 from tests.tiny_models import ConstantLM, constant
 
 P = [0.34, 0.26, 0.17, 0.12, 0.08, 0.03]
@@ -67,6 +70,42 @@ def chi_square_p(counts: np.ndarray, law: np.ndarray) -> float:
     if possible.sum() == 1:
         return 1.0
     return stats.chisquare(counts[possible], counts.sum() * law[possible] / law[possible].sum()).pvalue
+
+
+def pooled(counts: np.ndarray, law: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Put cells that are expected fewer than five times together into one, where chi-square means little."""
+    often = law * counts.sum() >= 5
+    return tuple(np.append(x[often], x[~often].sum()) for x in (counts, law))
+
+
+def assert_leaves(row: Row, law: Law, tokens: np.ndarray) -> None:
+    """Compare one token of many positions with what leaves them by a rule's oracle."""
+    counts, expected = np.bincount(tokens, minlength=len(law.p)), output_law(row, law)
+    if "dropout" in row.config:  # the oracle is itself a simulation: compare within both errors
+        assert np.abs(counts / len(tokens) - expected).max() < 4.5 * math.sqrt(0.25 / len(tokens) + 0.25 / 40_000)
+    else:
+        assert chi_square_p(counts, expected) > 1e-5
+
+
+def law_of_texts(
+    model: torch.nn.Module, prompt: list[int], k: int, tokens: int, temperature: float = 1.0
+) -> tuple[torch.Tensor, np.ndarray]:
+    """Return all texts ``(N, tokens)`` of the ``k`` likeliest tokens after every prefix, and their probabilities."""
+    texts, law = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64)
+    for _ in range(tokens):
+        with torch.no_grad():
+            top = (model(texts).logits[:, -1] / temperature).topk(k)
+        law = (law[:, None] * top.values.double().softmax(-1)).flatten()
+        texts = torch.cat([texts.repeat_interleave(k, 0), top.indices.reshape(-1, 1)], dim=1)
+    return texts[:, len(prompt) :], law.numpy()
+
+
+def count_texts(sequences: torch.Tensor, texts: torch.Tensor) -> np.ndarray:
+    """Return how often each text came out; no other may."""
+    found = Counter(map(tuple, sequences.tolist()))
+    counts = np.array([found[tuple(text)] for text in texts.tolist()])
+    assert counts.sum() == len(sequences)
+    return counts
 
 
 class TellingLM(ConstantLM):

@@ -299,6 +299,13 @@ def judge(law: Law, config: dict[str, Any]) -> Array:
     return np.ones(len(law.p)) if important < config["threshold"] else lossless(law, config)
 
 
+def output_law(row: Row, law: Law) -> Array:
+    """Return the law of the token that leaves a position: ``q·a + (1 - Σ q·a)·correction``."""
+    kept, size = row.acceptance(law, row.config).astype(float), len(law.p)
+    drafted = law.q if law.do_sample else one_hot(law.q.argmax(), size)
+    return drafted * kept + (drafted * (1 - kept)) @ np.broadcast_to(row.correction(law), (size, size))
+
+
 def row_id(row: Row) -> str:
     said = (v for v in row.config.values() if isinstance(v, str))
     marks = (name for name in ("strict_above", "published") if name in row.config)

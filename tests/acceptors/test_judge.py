@@ -75,9 +75,10 @@ def test_the_judge_is_credited_with_what_it_alone_keeps():
 
 
 # Which states a head reads does not depend on the architecture: of others than llama, one head that reads them all, and
-# one whose last drafted token is judged.
+# one whose last drafted token is judged. This gemma3 repeats one token, of which a head can't find half important.
 CASES = [("llama", *reads) for reads in itertools.product(("target", "draft", "both"), ("previous", "draft", "both"))]
-CASES += [(name, *reads) for name in ("mistral", "gpt2") for reads in (("both", "both"), ("target", "both"))]
+CASES += [(name, "both", "both") for name in ARCHITECTURES if name not in ("llama", "gemma3")]
+CASES += [(name, "target", "both") for name in ("mistral", "gpt2")]
 
 
 @pytest.mark.parametrize(("architecture", "models", "positions"), CASES)
@@ -237,13 +238,3 @@ def test_a_live_head_reaches_no_configuration():
     target.generate(input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head, **GREEDY)
     assert target.generation_config.to_dict() == config
     assert torch.equal(head.weight, before)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_shows_its_states(architecture: str):
-    target = tiny(architecture)
-    draft = noisy_copy(target)
-    out = target.generate(
-        input_ids=prompt(), assistant_model=draft, lossy_mode="judge", lossy_head=head_for(target, draft), **GREEDY
-    )
-    assert len(out.lossy_stats.trace) == 50

@@ -84,10 +84,9 @@ def test_a_rule_is_one_file(bold: type[Acceptor]):
         TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"share": 0.01, "most": 2})
         assert last_stats(TARGET).accepted_by.keys() == {"bold"}
         assert 0 < last_stats(TARGET).mean_accepted <= 2
-        with pytest.raises(LossyValueError, match=r"`share` of the rule 'bold' .* >= 0 and <= 0\.5, but is 0\.6"):
-            TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"share": 0.6})
-        with pytest.raises(LossyValueError, match=r"'shares'.*did you mean 'share'"):
-            TARGET.generate(**kwargs, lossy_mode="bold", lossy_config={"shares": 0.1})
+        for config, named in (({"share": 0.6}, "`share`"), ({"shares": 0.1}, "'share'")):
+            with pytest.raises(LossyValueError, match=named):
+                TARGET.generate(**kwargs, lossy_mode="bold", lossy_config=config)
     law, *lines = describe(bold).splitlines()
     assert law.startswith("bold (A paper, section 2): Keep x iff p(x) >= share, and at most")
     assert lines == [
@@ -142,7 +141,7 @@ def boundary(each: Setting) -> tuple[list[Any], list[Any]]:
     at = [each.low, *([] if each.integer and math.isinf(each.high) else [each.high])]
     at += [each.word] if each.word else []
     at += [None] if each.may_be_none and each.default is not None else []
-    return at, [*beyond, True, "1", math.nan, *([1.5] if each.integer else []), *absent]
+    return at, [*beyond, True, "1", math.nan, *([1.5, 2.0] if each.integer else []), *absent]
 
 
 @EVERY_RULE
@@ -165,6 +164,25 @@ def test_the_usual_and_the_lossless_settings_work(name: str):
     assert strict.is_lossless(do_sample=True) == REGISTRY[name].lossless_when_sampling
 
 
+@pytest.mark.parametrize(
+    ("mode", "config", "greedy", "sampling"),
+    [
+        ("thresholds", {}, True, True),
+        ("thresholds", {"threshold_acc": 0.5}, True, False),
+        ("thresholds", {"threshold_single": 0.9}, False, False),
+        ("near_top", {"alpha": 0}, True, False),
+        ("lenience", {"factor": 1}, True, True),
+        ("lenience", {}, False, False),
+        ("fsd", {"threshold": 0}, True, True),
+        ("fly", {"theta": 2}, True, True),
+        ("fly", {}, False, False),
+        ("min_p", {"tau": 1.0}, True, False),
+    ],
+)
+def test_what_is_said_to_be_lossless(mode: str, config: dict, greedy: bool, sampling: bool):
+    assert [rule(mode, **config).is_lossless(do_sample=drawn) for drawn in (False, True)] == [greedy, sampling]
+
+
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("threshold", [0.0, 1e-9, 0.3, 0.75, 1.0])
 def test_a_head_brings_its_threshold(name: str, threshold: float):
@@ -175,34 +193,30 @@ def test_a_head_brings_its_threshold(name: str, threshold: float):
     assert parse(name, {"threshold": 0.25}, head).rule.threshold == 0.25
 
 
-def test_settings_that_exclude_each_other():
-    with pytest.raises(LossyValueError, match=r"`threshold` and `recall` of the rule 'judge' exclude.*0\.5.*0\.9"):
-        rule("judge", threshold=0.5, recall=0.9)
-
-
 @pytest.mark.parametrize(
-    ("each", "right", "expected"),
+    ("each", "right"),
     [
-        (Setting("x", 3, 3, 3, integer=True), 3, "an int >= 3 and <= 3"),
-        (Setting("x", "a", choices=("a", "b")), "b", r"one of \['a', 'b'\]"),
-        (Setting("x", False, switch=True), True, "a bool"),
+        (Setting("x", 3, 3, 3, integer=True), 3),
+        (Setting("x", "a", choices=("a", "b")), "b"),
+        (Setting("x", False, switch=True), True),
     ],
     ids=["number", "choice", "switch"],
 )
-def test_values_that_a_setting_refuses(each: Setting, right: object, expected: str):
+def test_values_that_a_setting_refuses(each: Setting, right: object):
     each.check(SimpleNamespace(name="mine", x=right))
     for value in (2, 4, 3.0, None, "3", torch.tensor(3)):
-        with pytest.raises(LossyValueError, match=f"`x` of the rule 'mine' has to be {expected}, but is"):
+        with pytest.raises(LossyValueError, match="`x` of the rule 'mine'"):
             each.check(SimpleNamespace(name="mine", x=value))
 
 
 def test_checks_for_values_that_a_rule_looks_at_itself():
-    check_number("mine", "x", 3, 3, 3, integer=True)
-    check_choice("mine", "x", "a", ("a", "b"))
-    with pytest.raises(LossyValueError, match="`x` of the rule 'mine' has to be an int >= 3 and <= 3, but is 4"):
-        check_number("mine", "x", 4, 3, 3, integer=True)
-    with pytest.raises(LossyValueError, match=r"`x` of the rule 'mine' has to be one of \['a', 'b'\], but is 'c'"):
-        check_choice("mine", "x", "c", ("a", "b"))
+    for value, wrong, check in (
+        (3, 4, lambda value: check_number("mine", "x", value, 3, 3, integer=True)),
+        ("a", "c", lambda value: check_choice("mine", "x", value, ("a", "b"))),
+    ):
+        check(value)
+        with pytest.raises(LossyValueError, match="`x` of the rule 'mine'"):
+            check(wrong)
 
 
 def test_fields_that_are_not_declared_are_settings_without_bounds():

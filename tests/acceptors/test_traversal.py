@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from hf_lossy_assist import LossyUnsupportedError, LossyValueError
 from hf_lossy_assist.acceptors import Lossless, decide
@@ -15,7 +12,7 @@ from hf_lossy_assist.core.distributions import Randomness
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.core.trees import DrawnTree, Tree
 from hf_lossy_assist.drafting.tree_config import DrawnTreeConfig
-from tests.acceptors.fixtures import chi_square_p, generate
+from tests.acceptors.fixtures import chi_square_p, count_texts, generate, law_of_texts, pooled
 from tests.eagle3_heads import random_head
 from tests.tiny_models import noisy_copy, tiny
 from tests.trees import children_of
@@ -150,17 +147,6 @@ def top_down(v: Verification) -> float:
     return float(kept.mean())
 
 
-def law_of_texts(model: torch.nn.Module, prompt: list[int], k: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return all texts ``(N, tokens)`` of the ``k`` likeliest tokens after every prefix, and their probabilities."""
-    texts, law = torch.tensor([prompt]), torch.ones(1, dtype=torch.float64)
-    for _ in range(tokens):
-        with torch.no_grad():
-            top = model(texts).logits[:, -1].topk(k)
-        law = (law[:, None] * top.values.double().softmax(-1)).flatten()
-        texts = torch.cat([texts.repeat_interleave(k, 0), top.indices.reshape(-1, 1)], dim=1)
-    return texts[:, len(prompt) :], law
-
-
 @pytest.mark.parametrize(
     ("kind", "branches", "k", "tokens"), [("model", "2x2", 4, 3), ("model", [2, 2, 1], 4, 4), ("head", "3x2", 16, 3)]
 )
@@ -174,11 +160,7 @@ def test_texts_through_generate(kind: str, branches, k: int, tokens: int):
         return_dict_in_generate=True, eos_token_id=None,
     )  # fmt: skip
     texts, law = law_of_texts(target, [5, 5, 5], k, tokens)
-    found = Counter(map(tuple, run.sequences[:, 3:].tolist()))
-    counts, law = np.array([found[tuple(text)] for text in texts.tolist()]), law.numpy()
-    assert counts.sum() == len(ids)
-    often = law * len(ids) >= 5
-    counts, law = (np.append(x[often], x[~often].sum()) for x in (counts, law))
+    counts, law = pooled(count_texts(run.sequences[:, 3:], texts), law)
     assert len(law) > 50
     assert chi_square_p(counts, law) > 1e-5
     assert run.lossy_stats.lossless

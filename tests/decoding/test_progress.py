@@ -12,11 +12,10 @@ from transformers import (
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from hf_lossy_assist.decoding.progress import Progress
+from tests.encoder_decoders import made
 from tests.tiny_models import VOCAB, noisy_copy, tiny
 
 TARGET = tiny()
@@ -149,13 +148,7 @@ def test_unverified_tokens_are_cut_back_too(pair):
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_the_same_where_rows_are_decoded_one_by_one(name: str):
-    torch.manual_seed(0)
-    target = T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=4,
-            decoder_start_token_id=0, eos_token_id=1, pad_token_id=0,
-        )
-    ).eval()  # fmt: skip
+    target = made("t5")
     texts = []
     for speculative in ({}, {"assistant_model": noisy_copy(target, 0.01), "lossy_mode": "lossless"}):
         texts.append(

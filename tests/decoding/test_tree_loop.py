@@ -7,13 +7,13 @@ import itertools
 
 import pytest
 import torch
-from scipy import stats
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StoppingCriteria, StoppingCriteriaList
 
 from hf_lossy_assist import LossyUnsupportedError
 from hf_lossy_assist.compat import CACHE
 from hf_lossy_assist.drafting.tree import TreeDrafter
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity
+from tests.acceptors.fixtures import chi_square_p, count_texts, law_of_texts, pooled
 from tests.acceptors.table import ROWS, Row, row_id
 from tests.eagle3_heads import layer, random_head, trained_pair
 from tests.parity import assert_same_rows, assert_same_text
@@ -23,6 +23,8 @@ from tests.trial.families import ATTENDING, RECURRENT, family
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "max_new_tokens": 24}
 TREE = {"depth": 4, "top_k": 3, "nodes": 12}
+SMALL = {"depth": 3, "top_k": 2, "nodes": 5}
+SMALL = {"depth": 3, "top_k": 2, "nodes": 5}
 
 
 def trees(target, draft, shape=TREE, mode="lossless", config=None, **kwargs):
@@ -166,8 +168,10 @@ def test_a_judge_that_reads_both_models_states_judges_nodes(inputs: dict, monkey
     assert len(drafted) == 12
 
 
-@pytest.mark.parametrize("drafts", ["model", "eagle3"])
-def test_the_law_of_sampled_texts_is_the_target_s(drafts: str):
+@pytest.mark.parametrize(
+    ("drafts", "shape"), [("model", SMALL), ("eagle3", SMALL), ("eagle3", None)], ids=["model", "eagle3", "a chain"]
+)
+def test_the_law_of_sampled_texts_is_the_target_s(drafts: str, shape: dict | None):
     """4,000 texts of 4 tokens: chi-square at p > 1e-4."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -177,26 +181,15 @@ def test_the_law_of_sampled_texts_is_the_target_s(drafts: str):
     draft = noisy_copy(target, 0.1)
     if drafts == "eagle3":
         draft = random_head(layer(vocab_size=5), drafted=3, own_embeddings=False)
-    start = torch.tensor([[1, 3, 2]])
     output = trees(
-        target, draft, {"depth": 3, "top_k": 2, "nodes": 5}, config={"seed": 0}, input_ids=start.repeat(4000, 1),
-        do_sample=True, top_k=4, temperature=1.3, max_new_tokens=4, return_dict_in_generate=True,
+        target, draft, shape, config={"seed": 0}, input_ids=torch.tensor([[1, 3, 2]]).repeat(4000, 1), do_sample=True,
+        top_k=4, temperature=1.3, max_new_tokens=4, num_assistant_tokens=3, return_dict_in_generate=True,
     )  # fmt: skip
-    kept = torch.tensor(output.lossy_stats.accepted_histogram)
+    kept = output.lossy_stats.accepted_histogram
     assert kept[1] > 1000
     assert kept[2] > 50
-    texts = torch.tensor(list(itertools.product(range(5), repeat=4)))
-    with torch.no_grad():
-        logits = target(torch.cat([start.expand(len(texts), -1), texts], dim=1)).logits[:, 2:-1] / 1.3
-    possible = logits >= logits.topk(4).values[..., -1:]
-    law = logits.masked_fill(~possible, -torch.inf).softmax(-1).gather(-1, texts[..., None])[..., 0].prod(-1).double()
-    places = (output.sequences[:, 3:] * torch.tensor([125, 25, 5, 1])).sum(-1)
-    counts = torch.bincount(places, minlength=625).double()
-    assert counts[law == 0].sum() == 0
-    often = law * 4000 >= 8
-    observed = torch.cat([counts[often], counts[~often].sum()[None]])
-    wanted = torch.cat([law[often], law[~often].sum()[None]])
-    assert stats.chisquare(observed.numpy(), (wanted * observed.sum() / wanted.sum()).numpy()).pvalue > 1e-4
+    texts, law = law_of_texts(target, [1, 3, 2], 4, 4, temperature=1.3)
+    assert chi_square_p(*pooled(count_texts(output.sequences[:, 3:], texts), law)) > 1e-4
 
 
 class StopAtSum(StoppingCriteria):

@@ -30,7 +30,7 @@ from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.evaluation.modes import Models
 from hf_lossy_assist.heads import VerifierHead
 from tests.acceptors.fixtures import verifier_head
-from tests.parity import assert_same_rows
+from tests.parity import assert_lossless
 from tests.small_pair import verifier_for
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
@@ -107,20 +107,20 @@ def test_a_draft_ends_with_the_first_token_that_is_unsure(settings):
     assert len(lengths) > 1
 
 
+def assert_less_is_drafted(target, drafting: dict, settings: dict) -> None:
+    """... and losslessly in both cases."""
+    whole, ended = (
+        assert_lossless(target, drafting | {"num_assistant_tokens": 8, "lossy_config": c}, **GREEDY, **padded())[1]
+        for c in (None, {"stop_drafting": settings})
+    )
+    assert ended.lossy_stats.drafted < whole.lossy_stats.drafted
+
+
 @pytest.mark.parametrize("settings", STOPS, ids=by_name)
 def test_lossless_text_stays_plain_and_less_is_drafted(settings):
     target = tiny()
     draft = noisy_copy(target, 0.01)
-    plain = target.generate(**GREEDY, **padded(), output_logits=True)
-    runs = [
-        target.generate(
-            **GREEDY, **padded(), assistant_model=draft, lossy_mode="lossless", num_assistant_tokens=8, lossy_config=c
-        )
-        for c in (None, {"stop_drafting": settings})
-    ]
-    for run in runs:
-        assert_same_rows(run.sequences, plain)
-    assert runs[1].lossy_stats.drafted < runs[0].lossy_stats.drafted
+    assert_less_is_drafted(target, {"assistant_model": draft}, settings)
 
 
 def test_a_confidence_is_the_option_of_transformers():
@@ -240,23 +240,17 @@ def test_defaults_and_settings():
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("named", "value"),
     [
-        ({}, ["`by`", "None"]),
-        ({"by": "entropie"}, ["`by`", "did you mean 'entropy'"]),
-        ({"by": "entropy", "treshold": 0.4}, ["'treshold'", "did you mean 'threshold'"]),
-        ({"by": "entropy", "current": 0.4}, ["'current'"]),
-        ({"by": "entropy", "threshold": 1.5}, ["`threshold`", "<= 1", "1.5"]),
-        ({"by": "entropy", "scale": -1}, ["`scale`", ">= 0", "-1"]),
-        ({"by": "confidence", "threshold": True}, ["`threshold`", "True"]),
-        (0.4, ["stop_drafting", "dict"]),
+        ("`by`", {}), ("'entropy'", {"by": "entropie"}), ("'threshold'", {"by": "entropy", "treshold": 0.4}),
+        ("'current'", {"by": "entropy", "current": 0.4}), ("`threshold`", {"by": "entropy", "threshold": 1.5}),
+        ("`scale`", {"by": "entropy", "scale": -1}), ("`threshold`", {"by": "confidence", "threshold": True}),
+        ("'stop_drafting'", 0.4),
     ],
-)
-def test_what_is_no_setting_is_refused(value, words):
-    with pytest.raises(LossyValueError) as error:
+)  # fmt: skip
+def test_what_is_no_setting_is_refused(named, value):
+    with pytest.raises(LossyValueError, match=named):
         parse("lossless", {"stop_drafting": value})
-    for word in words:
-        assert word in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -309,13 +303,8 @@ def test_a_head_s_acceptance_ends_a_draft_by_the_states_that_predicted_its_token
 
 def test_a_head_leaves_lossless_text_as_it_is_and_less_is_drafted(noisy, head, tmp_path):
     head.save_pretrained(tmp_path)
-    options = GREEDY | padded() | {"assistant_model": noisy.draft, "lossy_mode": "lossless", "num_assistant_tokens": 8}
-    runs = [
-        noisy.target.generate(**options, lossy_config=config)
-        for config in (None, {"stop_drafting": {"by": "head", "head": str(tmp_path), "threshold": 0.7}})
-    ]
-    assert runs[1].lossy_stats.drafted < runs[0].lossy_stats.drafted
-    assert_same_rows(runs[1].sequences, noisy.target.generate(**GREEDY, **padded(), output_logits=True))
+    settings = {"by": "head", "head": str(tmp_path), "threshold": 0.7}
+    assert_less_is_drafted(noisy.target, {"assistant_model": noisy.draft}, settings)
 
 
 def test_a_head_that_can_not_stop_drafts_is_refused(noisy, head):

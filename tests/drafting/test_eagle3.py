@@ -130,29 +130,39 @@ def test_flags_are_read_wherever_a_checkpoint_has_them(tmp_path):
     torch.testing.assert_close(unrolled(loaded), unrolled(head), atol=0, rtol=0)
 
 
-def test_without_a_map_every_token_is_its_own(tmp_path):
-    head = random_head(drafted=VOCAB)
-    folder = write_legacy(head, tmp_path, specforge=False)
-    tensors = torch.load(_as_binary(folder), weights_only=True)
-    del tensors["d2t"], tensors["t2d"]
-    torch.save(tensors, folder / "pytorch_model.bin")
-    loaded = Eagle3.from_pretrained(folder)
-    assert loaded.target_ids.tolist() == list(range(VOCAB))
-
-
 def _as_binary(folder):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     return folder / "pytorch_model.bin"
 
 
-def test_a_map_that_is_missing_is_not_guessed(tmp_path):
-    folder = write_legacy(random_head(), tmp_path, specforge=False)
+def edited(folder, lacking, added):
+    """Change the tensors of a checkpoint, and return its folder."""
     path = _as_binary(folder)
-    tensors = torch.load(path, weights_only=True)
-    del tensors["d2t"]
-    torch.save(tensors, path)
-    with pytest.raises(LossyValueError, match="drafts 24 of 64 tokens, but has no 'd2t'"):
+    tensors = {name: x for name, x in torch.load(path, weights_only=True).items() if name not in lacking}
+    torch.save(tensors | added, path)
+    return folder
+
+
+def test_without_a_map_every_token_is_its_own(tmp_path):
+    folder = write_legacy(random_head(drafted=VOCAB), tmp_path, specforge=False)
+    loaded = Eagle3.from_pretrained(edited(folder, {"d2t", "t2d"}, {}))
+    assert loaded.target_ids.tolist() == list(range(VOCAB))
+
+
+@pytest.mark.parametrize(
+    ("lacking", "added", "named"),
+    [
+        ({"d2t"}, {}, "24 of 64 tokens, .*'d2t'"),
+        ({"midlayer.hidden_norm.weight"}, {}, "'layers.0.hidden_norm.weight'"),
+        ({}, {"midlayer.self_attn.q_norm.weight": torch.ones(8)}, "'layers.0.self_attn.q_norm.weight'"),
+        ({}, {"fc.weight": torch.ones(32, 64)}, r"'fc.weight' .*\(32, 64\).*\(32, 96\)"),
+    ],
+    ids=["no map", "missing", "unknown", "shape"],
+)
+def test_other_weights_than_the_configuration_says_are_named(lacking, added, named, tmp_path):
+    folder = edited(write_legacy(random_head(), tmp_path, specforge=named.endswith("weight'")), lacking, added)
+    with pytest.raises(LossyValueError, match=named):
         Eagle3.from_pretrained(folder)
 
 
@@ -179,15 +189,17 @@ def test_weights_that_are_cut_short_are_named(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "missing"),
+    ("values", "named"),
     [
-        ({"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 32}, "vocab_size"),
-        ({"speculators_model_type": "eagle3", "transformer_layer_config": {}}, "draft_vocab_size"),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 32}, "'vocab_size'"),
+        ({"speculators_model_type": "eagle3", "transformer_layer_config": {}}, "'draft_vocab_size'"),
+        *(({"architectures": [name]}, "is no EAGLE-3 head") for name in ("GPT2LMHeadModel", "LlamaForCausalLM")),
+        ({}, "is no EAGLE-3 head"),
     ],
 )
-def test_configurations_that_lack_something_say_what(values, missing, tmp_path):
+def test_configurations_that_are_none_of_a_head_or_lack_something(values, named, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(LossyValueError, match=rf"EAGLE-3 head lacks \['{missing}'\]"):
+    with pytest.raises(LossyValueError, match=named):
         Eagle3.from_pretrained(tmp_path)
 
 
@@ -198,45 +210,15 @@ def test_a_head_without_embeddings_is_saved_without(tmp_path):
     assert loaded.state_dict().keys() == head.state_dict().keys()
 
 
-@pytest.mark.parametrize("change", ["missing", "unknown", "shape"])
-def test_other_weights_than_the_configuration_says_are_named(change, tmp_path):
-    folder = write_legacy(random_head(), tmp_path, specforge=True)
-    path = _as_binary(folder)
-    tensors = torch.load(path, weights_only=True)
-    if change == "missing":
-        del tensors["midlayer.hidden_norm.weight"]
-    elif change == "unknown":
-        tensors["midlayer.self_attn.q_norm.weight"] = torch.ones(8)
-    else:
-        tensors["fc.weight"] = torch.ones(32, 64)
-    torch.save(tensors, path)
-    message = {
-        "missing": r"it lacks \['layers.0.hidden_norm.weight'\]",
-        "unknown": r"it has \['layers.0.self_attn.q_norm.weight'\] besides",
-        "shape": r"it has 'fc.weight' of the shape \(32, 64\), not \(32, 96\)",
-    }
-    with pytest.raises(LossyValueError, match=message[change]):
-        Eagle3.from_pretrained(folder)
-
-
-@pytest.mark.parametrize(
-    "values", [{"architectures": ["GPT2LMHeadModel"]}, {"architectures": ["LlamaForCausalLM"]}, {}]
-)
-def test_other_models_are_refused_by_name(values, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(LossyValueError, match="is no EAGLE-3 head"):
-        Eagle3.from_pretrained(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"target_hidden_size": 48}, "states of width 48, and the target's have 32"),
-        ({"target_layers": (0, 1, 3)}, r"the states \[0, 1, 3\], and the target has 2 layers"),
-        ({"target_layers": None}, r"the states \[2, 1, -1\], and the target has 2 layers"),
-        ({"config": layer(vocab_size=4096)}, "4096 tokens, and the target has 64"),
-        ({"config": layer(vocab_size=72), "drafted": 72}, "drafts the token 71, but the target has 64"),
-        ({"config": layer(hidden_size=16), "own_embeddings": False}, "have the width 32, and it reads width 16"),
+        ({"target_hidden_size": 48}, "48.* 32"),
+        ({"target_layers": (0, 1, 3)}, r"\[0, 1, 3\].* 2 layers"),
+        ({"target_layers": None}, r"\[2, 1, -1\].* 2 layers"),
+        ({"config": layer(vocab_size=4096)}, "4096.* 64"),
+        ({"config": layer(vocab_size=72), "drafted": 72}, "71.* 64"),
+        ({"config": layer(hidden_size=16), "own_embeddings": False}, "32.* 16"),
     ],
 )
 def test_a_head_of_another_target_is_refused_with_what_differs(values, message):

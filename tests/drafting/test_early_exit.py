@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_lossy_assist import LossyError
 from hf_lossy_assist.drafting.early_exit import first_layers
-from tests.parity import assert_same_rows, assert_same_text
+from tests.parity import assert_lossless
 from tests.tiny_models import _COMMON, ARCHITECTURES, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
@@ -29,18 +29,14 @@ def easy(architecture: str = "llama"):
 def test_lossless_parity(architecture: str):
     model = easy(architecture)
     config = model.config.to_dict()
-    plain = model.generate(input_ids=prompt(), **GREEDY, output_logits=True)
-    ours = model.generate(input_ids=prompt(), **GREEDY, assistant_early_exit=1, lossy_mode="lossless")
-    assert_same_text(ours.sequences, plain)
+    _, ours = assert_lossless(model, {"assistant_early_exit": 1}, input_ids=prompt(), **GREEDY)
     assert ours.lossy_stats.accepted > 0
     assert model.config.to_dict() == config
 
 
 def test_batches_and_lossy_rules():
     model = easy()
-    plain = model.generate(**padded(), **GREEDY, output_logits=True)
-    ours = model.generate(**padded(), **GREEDY, assistant_early_exit=1, lossy_mode="lossless")
-    assert_same_rows(ours.sequences, plain)
+    assert_lossless(model, {"assistant_early_exit": 1}, **padded(), **GREEDY)
     drawn = padded() | GREEDY | {"do_sample": True, "num_return_sequences": 2}
     for mode in ("dropmatch", "ears", "topk"):
         found = []

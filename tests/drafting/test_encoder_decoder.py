@@ -27,7 +27,7 @@ from hf_lossy_assist import LossyError, last_stats
 from hf_lossy_assist.compat import CACHE
 from tests.acceptors.table import ROWS, row_id
 from tests.encoder_decoders import ARCHITECTURES, bart, made, t5
-from tests.parity import assert_same_rows
+from tests.parity import assert_lossless
 from tests.tiny_models import LENGTHS, VOCAB, noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 24, "return_dict_in_generate": True}
@@ -72,12 +72,8 @@ def decoder_only(name: str, target, noise: float):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_lossless_parity(name: str, batch: int):
     target = made(name)
-    plain = target.generate(**seen(name, batch), **GREEDY, output_logits=True)
     for noise in (0.0, 0.03):
-        ours = target.generate(
-            **seen(name, batch), **GREEDY, assistant_model=drafts(target, noise), lossy_mode="lossless"
-        )
-        assert_same_rows(ours.sequences, plain)
+        assert_lossless(target, {"assistant_model": drafts(target, noise)}, **seen(name, batch), **GREEDY)
         stats = last_stats(target)
         assert stats.acceptance_rate == 1 if noise == 0 else stats.accepted > 0
         assert len(stats.rows) == batch
@@ -87,11 +83,9 @@ def test_lossless_parity(name: str, batch: int):
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_that_shares_the_target_s_encoder(name: str, batch: int):
     target = made(name)
-    plain = target.generate(**seen(name, batch), **GREEDY, output_logits=True)
     for noise in (0.0, 0.02):
-        draft = decoder_only(name, target, noise)
-        ours = target.generate(**seen(name, batch), **GREEDY, assistant_model=draft, lossy_mode="lossless")
-        assert_same_rows(ours.sequences, plain)
+        drafting = {"assistant_model": decoder_only(name, target, noise)}
+        assert_lossless(target, drafting, **seen(name, batch), **GREEDY)
         stats = last_stats(target)
         # The encoder's padding is hidden from the target alone.
         assert stats.acceptance_rate == 1 if noise == 0 and batch == 1 else stats.accepted > 0
@@ -199,10 +193,8 @@ def test_every_drafter_writes_plain_texts_in_spite_of_a_static_cache(name: str, 
     target = made(name)
     draft = decoder_only(name, target, 0.02) if drafter == "decoder" else drafts(target, 0.02)
     drafting = {"prompt_lookup_num_tokens": 3} if drafter == "lookup" else {"assistant_model": draft}
-    kwargs = GREEDY | drafting | {"lossy_mode": "lossless", "cache_implementation": "static"}
     for batch in (1, 3):
-        plain = target.generate(**seen(name, batch), **GREEDY, output_logits=True)
-        assert_same_rows(target.generate(**seen(name, batch), **kwargs).sequences, plain)
+        assert_lossless(target, drafting | {"cache_implementation": "static"}, **seen(name, batch), **GREEDY)
 
 
 def test_a_static_cache_of_the_user_s_is_refused():
@@ -218,9 +210,7 @@ def test_a_static_cache_of_the_user_s_is_refused():
 def test_prompt_lookup_in_the_decoder():
     target = made("t5")
     kwargs = GREEDY | seen("t5") | {"decoder_input_ids": torch.tensor([[0, 5, 6, 7, 5, 6, 7]])}
-    plain = target.generate(**kwargs, output_logits=True)
-    ours = target.generate(**kwargs, prompt_lookup_num_tokens=3, lossy_mode="lossless")
-    assert_same_rows(ours.sequences, plain)
+    _, ours = assert_lossless(target, {"prompt_lookup_num_tokens": 3}, **kwargs)
     assert ours.lossy_stats.drafted > 0
 
 

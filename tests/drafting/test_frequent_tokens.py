@@ -15,6 +15,7 @@ from hf_lossy_assist import (
     quantize_draft,
     trim_draft_vocabulary,
 )
+from tests.acceptors.fixtures import chi_square_p, pooled
 
 KEPT = (3, 7, 11, 12, 40)
 
@@ -41,9 +42,8 @@ def test_q_is_the_draft_s_own_over_the_kept_tokens(pair: pairs.Pair):
 @pytest.mark.parametrize("mode", ["lossless", "ears", "cactus"])
 def test_first_tokens_keep_their_distribution(pair: pairs.Pair, mode: str):
     """99.9 % chi-square over 4,000 draws; a draft that hid its cut would shift p by its total variation to q."""
-    scipy_stats = pytest.importorskip("scipy.stats")
     ids = pair.tokenizer(pair.task.examples("test", 1)[0].prompt, return_tensors="pt").input_ids
-    ids = ids[:, :4]  # 4,000 whole prompts would take a minute
+    ids = ids[:, :2]  # 4,000 whole prompts would take a minute
     enable(pair.target)
     # The likeliest tokens under p but the very first: corrections have to bring that one back.
     p = _q(pair.target, ids)[0, -1]
@@ -55,11 +55,7 @@ def test_first_tokens_keep_their_distribution(pair: pairs.Pair, mode: str):
         lossy_mode=mode, lossy_config=config,
     )  # fmt: skip
     seen = torch.bincount(out[:, ids.shape[1]], minlength=len(p)).double()
-    likely = p * 4000 >= 5
-    counts = torch.cat([seen[likely], seen[~likely].sum()[None]])
-    expected = torch.cat([p[likely], p[~likely].sum()[None]]).double() * 4000
-    statistic = ((counts - expected) ** 2 / expected.clamp(min=1e-9))[expected > 0].sum()
-    assert statistic < scipy_stats.chi2.ppf(0.999, max(1, int((expected > 0).sum()) - 1))
+    assert chi_square_p(*pooled(seen.numpy(), p.double().numpy())) > 1e-3
 
 
 @pytest.mark.parametrize("change", [lambda draft: draft, quantize_draft], ids=["trimmed", "and quantised"])

@@ -15,7 +15,7 @@ from hf_lossy_assist import LossyError, LossyVerification
 from hf_lossy_assist.acceptors import Lossless
 from hf_lossy_assist.drafting.per_row import drafter_of
 from tests.acceptors.fixtures import P, Repeating, chi_square_p
-from tests.parity import assert_same_rows, assert_same_text
+from tests.parity import assert_lossless
 from tests.tiny_models import VOCAB, constant, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None, "return_dict_in_generate": True}
@@ -75,9 +75,7 @@ def drafted(request, monkeypatch):
 def test_lossless_parity(drafted, asked: bool):
     target, keywords = drafted
     kwargs = GREEDY | {"input_ids": prompt(), "output_hidden_states": asked}
-    plain = target.generate(**kwargs, output_logits=True)
-    ours = target.generate(**kwargs, **keywords, lossy_mode="lossless")
-    assert_same_text(ours.sequences, plain)
+    plain, ours = assert_lossless(target, keywords, **kwargs)
     assert ours.lossy_stats.drafted > 20
     if asked:
         for a, b in zip(plain.hidden_states, ours.hidden_states, strict=True):
@@ -107,8 +105,6 @@ def sample(target, loop: str, seed: int, **kwargs) -> tuple[torch.Tensor, tuple[
 @pytest.mark.parametrize("loop", ["ours", "stock's"])
 def test_sampling_has_the_target_s_law(drafted, loop: str):
     """200 tokens that were drafted, over 4: p > 1e-5 catches a law that is off by 0.2 anywhere."""
-    from scipy import stats
-
     target, keywords = drafted
     with torch.no_grad():
         best = int(target(input_ids=prompt()).logits[0, -1].argmax())
@@ -126,15 +122,13 @@ def test_sampling_has_the_target_s_law(drafted, loop: str):
         accepted += trace[1] == "accepted"
     assert 20 < accepted < 200
     law = kept.values.double().softmax(-1).numpy()
-    assert stats.chisquare(counts[kept.indices], 200 * law / law.sum()).pvalue > 1e-5
+    assert chi_square_p(counts[kept.indices], law) > 1e-5
 
 
 def test_rows_of_a_batch_are_decoded_one_by_one(drafted):
     target, keywords = drafted
     inputs = padded()
-    plain = target.generate(**GREEDY, **inputs, output_logits=True)
-    ours = target.generate(**GREEDY, **inputs, **keywords, lossy_mode="lossless", output_scores=True)
-    assert_same_rows(ours.sequences, plain)
+    _, ours = assert_lossless(target, keywords, **GREEDY, **inputs, output_scores=True)
     assert len(ours.lossy_stats.rows) == 4
     assert ours.lossy_stats.target_calls == ours.lossy_stats.rounds
     assert len(ours.scores) == 30

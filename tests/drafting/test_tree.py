@@ -150,17 +150,10 @@ def test_the_defaults_are_written_out():
 
 
 @pytest.mark.parametrize(
-    ("tree", "words"),
-    [
-        ({"depth": 0}, ["`depth` of `tree`", "int >= 1", "0"]),
-        ({"top_k": 1.5}, ["`top_k` of `tree`", "1.5"]),
-        ({"nodes": "many"}, ["`nodes` of `tree`", "'auto'", "'many'"]),
-        ({"nodes": True}, ["`nodes` of `tree`", "True"]),
-        ({"dept": 3}, ["'dept'", "did you mean 'depth'"]),
-        (32, ["tree", "dict", "32"]),
-    ],
-)
-def test_a_shape_that_can_t_be_is_refused(tree, words):
-    with pytest.raises(LossyValueError) as error:
+    ("named", "tree"),
+    [("`depth`", {"depth": 0}), ("`top_k`", {"top_k": 1.5}), ("`nodes`", {"nodes": "many"}),
+     ("`nodes`", {"nodes": True}), ("'depth'", {"dept": 3}), ("'tree'", 32)],
+)  # fmt: skip
+def test_a_shape_that_can_t_be_is_refused(named, tree):
+    with pytest.raises(LossyValueError, match=named):
         parse("lossless", {"tree": tree})
-    assert all(word in str(error.value) for word in words)

@@ -1,7 +1,4 @@
-"""Drafting runs ahead of the target as algorithm 2 of SPRINTER does; rows of a batch do so apart.
-
-The chi-square test uses p > 1e-5 on 6,000 tokens: it catches an output law that is off by 0.03 in any token.
-"""
+"""Drafting runs ahead of the target as algorithm 2 of SPRINTER does; rows of a batch do so apart."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from transformers.generation.streamers import BaseStreamer
 from hf_lossy_assist.core.messages import Verification
 from hf_lossy_assist.decoding import unverified
 from hf_lossy_assist.decoding.unverified import one_of_each
-from tests.acceptors.fixtures import P, Q, Simulated, chi_square_p, telling
 from tests.acceptors.fixtures import verifier_head as head_for
-from tests.tiny_models import LENGTHS, VOCAB, constant, noisy_copy, padded, prompt, tiny
+from tests.tiny_models import LENGTHS, VOCAB, noisy_copy, padded, prompt, tiny
 
 TOKENS = 40
 GREEDY = {"do_sample": False, "max_new_tokens": TOKENS, "eos_token_id": None, "return_dict_in_generate": True}
@@ -194,19 +190,6 @@ def test_a_row_gets_what_it_gets_alone(architecture, mode, settings, position: s
         assert (row.rounds, row.unverified) == (single.lossy_stats.rounds, single.lossy_stats.unverified)
     assert 0 < out.lossy_stats.unverified < len(out.lossy_stats.trace)
     assert len(ends) > 1, "rows end apart"
-
-
-def test_the_output_law_of_theorem_1_in_every_row():
-    tpr, fpr = 0.8, 0.4
-    draft = telling(Q)
-    head = head_for(constant(P), draft, "token", cls=Simulated).rates(tpr, fpr)
-    out = constant(P).generate(
-        input_ids=torch.ones(12, 1, dtype=torch.long), attention_mask=torch.ones(12, 1, dtype=torch.long),
-        assistant_model=draft, lossy_mode="sprinter", lossy_head=head, lossy_config={"seed": 3},
-        do_sample=True, top_k=0, max_new_tokens=500, return_dict_in_generate=True,
-    )  # fmt: skip
-    law = (1 - fpr) * np.array(P) + fpr * np.array(Q)
-    assert chi_square_p(np.bincount(out.sequences[:, 1:].flatten(), minlength=len(P)), law) > 1e-5
 
 
 def test_heads_that_always_or_never_accept_in_a_batch():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,25 +113,25 @@ ONES = [1.0] * 24
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("argument", "changes"),
     [
-        ({"weight": [ONES, ONES]}, r"`weight` has to have the shape \(d,\) or \(1, d\).*\(2, 24\), \(24,\)"),
-        ({"weight": 1.0}, r"`weight` has to have the shape .* have \(\), \(\), \(\), \(\)"),
-        ({"weight": ONES[:8]}, r"has to have 24 values, for \['target_draft'\].* 24 .* 8 \(draft\), but has 8"),
-        ({"bias": [0.0, 0.0]}, r"`bias` \(\) or \(1,\), but they have .*\(2,\)"),
-        ({"mean": [0.0]}, r"`mean` and `scale` \(d,\).* \(24,\), \(1,\), \(24,\)"),
-        ({"scale": [*ONES[:23], 0.0]}, "`scale` has to be nonzero"),
-        ({"scale": [1e-300] * 24}, "have to be finite in float32 once"),
-        ({"weight": [torch.nan] * 24}, "`weight` has to be finite"),
-        ({"mean": [10**400] * 24}, "`mean` has to be an array of numbers"),
-        ({"weight": [[1.0], [1.0, 2.0]]}, "`weight` has to be an array of numbers"),
-        ({"bias": "much"}, "`bias` has to be an array of numbers, but is 'much'"),
-        ({"models": "draft"}, r"has to have 8 values, for \['draft_draft'\]"),
-        ({"threshold": 2.0}, "`threshold` has to be a number between 0 and 1"),
+        ("weight", {"weight": [ONES, ONES]}),
+        ("weight", {"weight": 1.0}),
+        ("weight", {"weight": ONES[:8]}),
+        ("weight", {"weight": [torch.nan] * 24}),
+        ("weight", {"weight": [[1.0], [1.0, 2.0]]}),
+        ("weight", {"models": "draft"}),
+        ("bias", {"bias": [0.0, 0.0]}),
+        ("bias", {"bias": "much"}),
+        ("mean", {"mean": [0.0]}),
+        ("mean", {"mean": [10**400] * 24}),
+        ("scale", {"scale": [*ONES[:23], 0.0]}),
+        ("scale", {"scale": [1e-300] * 24}),
+        ("threshold", {"threshold": 2.0}),
     ],
 )
-def test_linear_classifiers_that_do_not_fit(changes: dict, message: str):
-    with pytest.raises(LossyValueError, match=message):
+def test_linear_classifiers_that_do_not_fit(argument: str, changes: dict):
+    with pytest.raises(LossyValueError, match=f"`{argument}`"):
         JudgeHead.from_linear(**{"weight": ONES, "bias": 0.0} | LINEAR | changes)
 
 
@@ -139,9 +140,8 @@ def test_linear_classifiers_that_do_not_fit(changes: dict, message: str):
 
 def test_score_is_one_dot_product(judge: JudgeHead):
     features = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(1))
-    expected = torch.tensor(
-        [[sum(a * b for a, b in zip(x, judge.weight, strict=True)) for x in row] for row in features]
-    )
+    weight = judge.weight.tolist()
+    expected = torch.tensor([[sum(map(operator.mul, x, weight)) for x in row] for row in features.tolist()])
     assert torch.allclose(judge.logit(features), expected + judge.bias, atol=1e-5)
     assert torch.allclose(judge.probability(features), torch.sigmoid(expected + judge.bias), atol=1e-6)
     assert torch.equal(judge(features), judge.probability(features))
@@ -161,48 +161,37 @@ def test_new_heads_are_nan_and_frozen():
     assert head.probability(torch.zeros(8)).isnan()
 
 
-def test_wrong_shapes():
-    with pytest.raises(LossyValueError, match=r"`weight` of a judge head.*\(24,\), but has \(8,\)"):
-        JudgeHead(judge_config(), torch.zeros(8), 0.0)
-    with pytest.raises(LossyValueError, match=r"`bias` of a verifier head.*\(\), but has \(1,\)"):
-        VerifierHead(verifier_config(), torch.zeros(8), torch.zeros(1))
-
-
 @pytest.mark.parametrize(("recall", "threshold"), [(0.75, 0.5), (0.8, 0.5), (0.81, 0.125), (0.9, 0.125), (0.95, 0.01)])
 def test_threshold_for(judge: JudgeHead, recall: float, threshold: float):
     assert judge.threshold_for(recall) == threshold
 
 
-def test_threshold_that_the_table_lacks(judge: JudgeHead):
-    with pytest.raises(LossyValueError, match=r"`recall` is 0\.999, but this head's table reaches 0\.99 at most"):
-        judge.threshold_for(0.999)
-    with pytest.raises(LossyValueError, match="between 0 and 1, but is 90"):
-        judge.threshold_for(90)
-    with pytest.raises(LossyValueError, match="give `threshold` instead"):
-        JudgeHead(judge_config()).threshold_for(0.9)
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("argument", "make"),
     [
-        (lambda: judge_config(threshold=1.5), "`threshold` has to be a number between 0 and 1, but is 1.5"),
-        (lambda: judge_config(threshold=float("nan")), "`threshold` has to be"),
-        (lambda: judge_config(threshold=None), "`threshold` has to be"),
-        (lambda: judge_config(metrics={"auc": float("nan")}), "`metrics` has to be numbers by name"),
-        (lambda: judge_config(metrics={"auc": "high"}), "`metrics` has to be numbers by name"),
-        (lambda: judge_config(provenance={"seed": {1, 2}}), "`provenance` has to be a mapping of plain JSON"),
-        (lambda: ThresholdRow(float("inf"), 0.0, 1.0), "`threshold` has to be a number between 0 and 1, but is inf"),
-        (lambda: judge_config(models="all"), r"`models` has to be one of \['target', 'draft', 'both'\], but is 'all'"),
-        (lambda: columns("target", ""), "`positions` has to be one of"),
-        (lambda: judge_config(results=({"a": 1}, {"b": 2})), "`results` has to be rows .* with the same columns"),
-        (lambda: verifier_config(position="draft"), "`position` has to be one of"),
-        (lambda: verifier_config(ratio=0), "`ratio` has to be a number above 0, but is 0"),
-        (lambda: verifier_config(ratio=-1.0), "`ratio` has to be a number above 0, but is -1.0"),
+        ("weight", lambda judge: JudgeHead(judge_config(), torch.zeros(8), 0.0)),
+        ("bias", lambda judge: VerifierHead(verifier_config(), torch.zeros(8), torch.zeros(1))),
+        ("recall", lambda judge: judge.threshold_for(0.999)),
+        ("recall", lambda judge: judge.threshold_for(90)),
+        ("threshold", lambda judge: JudgeHead(judge_config()).threshold_for(0.9)),
+        ("threshold", lambda judge: judge_config(threshold=1.5)),
+        ("threshold", lambda judge: judge_config(threshold=float("nan"))),
+        ("threshold", lambda judge: judge_config(threshold=None)),
+        ("threshold", lambda judge: ThresholdRow(float("inf"), 0.0, 1.0)),
+        ("metrics", lambda judge: judge_config(metrics={"auc": float("nan")})),
+        ("metrics", lambda judge: judge_config(metrics={"auc": "high"})),
+        ("provenance", lambda judge: judge_config(provenance={"seed": {1, 2}})),
+        ("models", lambda judge: judge_config(models="all")),
+        ("positions", lambda judge: columns("target", "")),
+        ("results", lambda judge: judge_config(results=({"a": 1}, {"b": 2}))),
+        ("position", lambda judge: verifier_config(position="draft")),
+        ("ratio", lambda judge: verifier_config(ratio=0)),
+        ("ratio", lambda judge: verifier_config(ratio=-1.0)),
     ],
 )
-def test_configurations_that_cannot_be(make: Callable[[], object], message: str):
-    with pytest.raises(LossyValueError, match=message):
-        make()
+def test_heads_and_configurations_that_cannot_be(judge: JudgeHead, argument: str, make: Callable[[JudgeHead], object]):
+    with pytest.raises(LossyValueError, match=f"`{argument}`"):
+        make(judge)
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -265,19 +254,15 @@ def test_keys_of_the_future_are_a_warning(saved: Path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v.update(format_version=2), "format version 2.*upgrade hf_lossy_assist"),
-        (lambda v: v.update(type="verifier"), "that of a 'verifier' head, but a 'judge' head is wanted"),
-        (lambda v: v.update(type="oracle"), "that of a 'oracle' head"),
-        (lambda v: v.update(library_name="peft"), "not the configuration of a head of hf_lossy_assist, but of 'peft'"),
-        (lambda v: v.pop("threshold"), r"lacks \['threshold'\]"),
-        (lambda v: v["draft"].pop("hidden_size"), r"config\.json: `draft` lacks \['hidden_size'\]"),
-        (lambda v: v.update(draft="org/draft"), r"config\.json: `draft` has to be an object"),
-        (lambda v: v["target"].update(hidden_size=-1), r"`hidden_size`"),
-        (lambda v: v.update(thresholds=[{"threshold": 0.5}]), r"a row of `thresholds` lacks \['recall', 'skipped'\]"),
-        (lambda v: v.update(positions="last"), "`positions` has to be one of"),
-        (lambda v: v.update(positions="both"), r"has to hold .*\(64,\).* but holds .*\(32,\)"),
-        (lambda v: v.update(weights_sha256="0" * 64), "not the file that config.json was saved with"),
-        (lambda v: v.clear(), "not the configuration of a head"),
+        (lambda v: v.update(format_version=2), "format version 2"),
+        (lambda v: v.update(type="verifier"), "'verifier'"),
+        (lambda v: v.update(library_name="peft"), "'peft'"),
+        (lambda v: v.pop("threshold"), "'threshold'"),
+        (lambda v: v["draft"].pop("hidden_size"), "`draft` .*'hidden_size'"),
+        (lambda v: v.update(thresholds=[{"threshold": 0.5}]), "`thresholds` .*'recall', 'skipped'"),
+        (lambda v: v.update(positions="both"), r"\(64,\).*\(32,\)"),
+        (lambda v: v.update(weights_sha256="0" * 64), "config.json"),
+        (lambda v: v.clear(), "config.json"),
     ],
 )
 def test_bad_configurations(saved: Path, change: Callable[[dict], object], message: str):

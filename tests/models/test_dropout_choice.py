@@ -157,45 +157,37 @@ def test_rows_keep_their_dropout_when_others_end(models, monkeypatch):
     assert next(indices, None) is None
 
 
+def assert_same_choice(chosen):
+    (states, dropout), (others, same) = chosen
+    torch.testing.assert_close(others, states, atol=1e-4, rtol=1e-4)
+    assert same == dropout
+
+
 def test_stock_s_loop_chooses_the_same(models, chosen):
     target, draft = models
-    ids = prompt(30)
-    options = {"max_new_tokens": 12, "do_sample": False}
-    target.generate(input_ids=ids, assistant_model=draft, lossy_mode="dropmatch", lossy_config={"seed": 0}, **options)
+    options = {"input_ids": prompt(30), "assistant_model": draft, "max_new_tokens": 12, "do_sample": False}
+    target.generate(lossy_mode="dropmatch", lossy_config={"seed": 0}, **options)
     with hf_lossy_assist.enabled(target), LossyVerification("dropmatch", target, assistant_model=draft, seed=0) as hook:
-        target.generate(input_ids=ids, assistant_model=draft, logits_processor=[hook], **options)
-    ours, stock = chosen
-    torch.testing.assert_close(ours[0], stock[0], atol=1e-4, rtol=1e-4)
-    assert ours[1] == stock[1]
-
-
-def test_a_static_cache_sees_the_same(models, chosen):
-    target, draft = models
-    ids = prompt(30)
-    options = {"assistant_model": draft, "max_new_tokens": 8, "do_sample": False, "lossy_mode": "dropmatch"}
-    for cache in (None, "static"):
-        target.generate(input_ids=ids, lossy_config={"seed": 0}, cache_implementation=cache, **options)
-    grown, static = chosen
-    torch.testing.assert_close(grown[0], static[0], atol=1e-4, rtol=1e-4)
-    assert grown[1] == static[1]
+        target.generate(logits_processor=[hook], **options)
+    assert_same_choice(chosen)
 
 
 @pytest.mark.filterwarnings("error:.*no effect")
-@pytest.mark.parametrize("gamma", [5, 40], ids=["an eager forward over the prompt", "a compiled one"])
-def test_compiled_forwards_see_the_same(models, chosen, gamma):
+@pytest.mark.parametrize(
+    ("gamma", "config", "more"),
+    [(5, {}, {"cache_implementation": "static"}), (5, {"compile": True}, {}), (40, {"compile": True}, {})],
+    ids=["a static cache", "compiled, but an eager forward over the prompt", "compiled"],
+)
+def test_other_forwards_see_the_same(models, chosen, gamma, config, more):
     target, draft = models
     options = {
         "assistant_model": draft, "max_new_tokens": 8, "do_sample": False, "lossy_mode": "dropmatch",
         "num_assistant_tokens": gamma, "compile_config": CompileConfig(backend="eager"),
     }  # fmt: skip
-    eager, compiled = (
-        target.generate(prompt(30), lossy_config={"seed": 0, "compile": compile}, **options).tolist()
-        for compile in (False, True)
-    )
-    assert compiled == eager
-    grown, static = chosen
-    torch.testing.assert_close(grown[0], static[0], atol=1e-4, rtol=1e-4)
-    assert grown[1] == static[1]
+    plain = target.generate(prompt(30), lossy_config={"seed": 0}, **options)
+    other = target.generate(prompt(30), lossy_config={"seed": 0, **config}, **options, **more)
+    assert other.tolist() == plain.tolist()
+    assert_same_choice(chosen)
 
 
 def test_a_given_dropout_asks_for_no_more_than_the_last_position():

@@ -23,24 +23,15 @@ from hf_lossy_assist.models import lm_head_hook
 from hf_lossy_assist.models.lm_head_hook import LMHeadHook
 from hf_lossy_assist.models.target import TargetReader
 from tests.interrupting import InterruptAt
-from tests.tiny_models import ARCHITECTURES, prompt, tiny
+from tests.tiny_models import _COMMON, ARCHITECTURES, prompt, tiny
 
-_SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.3,
-}
 TRANSFORMING = {
     "gemma2 soft-caps": (
-        lambda: Gemma2ForCausalLM(Gemma2Config(**_SMALL, head_dim=8, final_logit_softcapping=2.0)),
+        lambda: Gemma2ForCausalLM(Gemma2Config(**_COMMON, final_logit_softcapping=2.0)),
         lambda z: 2.0 * torch.tanh(z / 2.0),
     ),
-    "cohere scales": (lambda: CohereForCausalLM(CohereConfig(**_SMALL, logit_scale=0.25)), lambda z: 0.25 * z),
-    "granite divides": (lambda: GraniteForCausalLM(GraniteConfig(**_SMALL, logits_scaling=3.0)), lambda z: z / 3.0),
+    "cohere scales": (lambda: CohereForCausalLM(CohereConfig(**_COMMON, logit_scale=0.25)), lambda z: 0.25 * z),
+    "granite divides": (lambda: GraniteForCausalLM(GraniteConfig(**_COMMON, logits_scaling=3.0)), lambda z: z / 3.0),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from hf_lossy_assist.compat import CACHE, obstacle_to_rollback
 from tests.encoder_decoders import made
 from tests.families import family
-from tests.parity import assert_same_rows
+from tests.parity import assert_lossless
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
@@ -51,11 +51,9 @@ def pair(request):
 def test_texts_are_those_of_plain_generation(pair, inputs, kind: str):
     target, draft = pair
     settings = inputs | GREEDY | {"max_new_tokens": 16}
-    plain = target.generate(**settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a static one gives way to one that grows
-        ours = target.generate(**settings, cache_implementation=kind, assistant_model=draft, lossy_mode="lossless")
-    assert_same_rows(ours.sequences, plain)
+        _, ours = assert_lossless(target, {"cache_implementation": kind, "assistant_model": draft}, **settings)
     assert ours.lossy_stats.accepted
     assert len(ours.sequences) > 1 or getattr(ours, CACHE).offloading
 
@@ -74,12 +72,8 @@ def test_a_cache_is_handed_on(pair):
 def test_decoders_with_an_encoder():
     target = made("bart")
     settings = {"input_ids": prompt(), "max_new_tokens": 16} | GREEDY
-    plain = target.generate(**settings)
+    drafting = {"cache_implementation": "offloaded_static", "assistant_model": noisy_copy(target, 0.02)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        ours = target.generate(
-            **settings, cache_implementation="offloaded_static", assistant_model=noisy_copy(target, 0.02),
-            lossy_mode="lossless",
-        )  # fmt: skip
-    assert_same_rows(ours.sequences, plain)
+        _, ours = assert_lossless(target, drafting, **settings)
     assert getattr(ours, CACHE).self_attention_cache.offloading

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_lossy_assist.compat import CACHE, PlainForwardInputs, new_cache
-from hf_lossy_assist.core.messages import Commit
+from hf_lossy_assist.core.messages import Commit, Verification
 from hf_lossy_assist.core.texts import RowShift
 from hf_lossy_assist.models.runner import DynamicCacheRunner
 from hf_lossy_assist.models.target import Target
@@ -47,10 +47,14 @@ def setting(rows: int):
     return model, text, nodes, DynamicCacheRunner(PlainForwardInputs(model), carried, WIDTH)
 
 
+ANSWERED = Verification(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 2, VOCAB))
+"""The target was asked; what it said does not matter to what is kept."""
+
+
 def commit(ids: torch.Tensor, path: torch.Tensor, counts: tuple[int, ...], shift: RowShift | None = None) -> Commit:
     rows = tuple(range(len(counts)))
     return Commit(
-        ids, WIDTH, len(PARENTS), tuple(n - 1 for n in counts), counts, rows, (0,) * len(rows), verification=object(),
+        ids, WIDTH, len(PARENTS), tuple(n - 1 for n in counts), counts, rows, (0,) * len(rows), verification=ANSWERED,
         shift=shift, path=path,
     )  # fmt: skip
 

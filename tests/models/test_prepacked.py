@@ -52,25 +52,22 @@ def test_rules_run_on_a_prepacked_target(pair: pairs.Pair, mode: str):
 
 
 def test_what_cannot_be_prepacked_is_refused(pair: pairs.Pair, tmp_path):
-    with pytest.raises(LossyValueError, match=r"has to be in bfloat16 or float32, but has \['torch.float16'\]"):
-        prepack(pairs.load(dtype=torch.float16).draft)
-    with pytest.raises(LossyUnsupportedError, match="quantised, and its weights are packed already"):
-        prepack(quantize_draft(pair.draft))
-    with pytest.raises(LossyValueError, match="transformers model, but is Linear"):
-        prepack(nn.Linear(2, 2))
-    with pytest.raises(LossyUnsupportedError, match="can't be saved"):
-        prepack(pair.draft).save_pretrained(tmp_path)
-    with pytest.raises(LossyUnsupportedError, match="packed on the CPU stays there; move the model"):
-        prepack(pair.draft).to("meta")
-    with pytest.raises(LossyUnsupportedError, match="prepacked already"):
-        prepack(prepack(pair.draft))
     with torch.device("meta"):
         elsewhere = type(pair.draft)(pair.draft.config).to(pair.draft.dtype)
-    with pytest.raises(LossyUnsupportedError, match=r"weights are on \['meta'\]"):
-        prepack(elsewhere)
+    for error, named, call in (
+        (LossyValueError, "float16", lambda: prepack(pairs.load(dtype=torch.float16).draft)),
+        (LossyValueError, "Linear", lambda: prepack(nn.Linear(2, 2))),
+        (LossyUnsupportedError, "quantised", lambda: prepack(quantize_draft(pair.draft))),
+        (LossyUnsupportedError, "prepacked", lambda: prepack(prepack(pair.draft))),
+        (LossyUnsupportedError, "meta", lambda: prepack(elsewhere)),
+        (LossyUnsupportedError, "CPU", lambda: prepack(pair.draft).to("meta")),
+        (LossyUnsupportedError, "saved", lambda: prepack(pair.draft).save_pretrained(tmp_path)),
+    ):
+        with pytest.raises(error, match=named):
+            call()
 
 
 @pytest.mark.skipif(_KERNELS, reason="this CPU has bfloat16 kernels")
 def test_bfloat16_is_refused_without_kernels():
-    with pytest.raises(LossyUnsupportedError, match="no bfloat16 kernels; load `model` in float32"):
+    with pytest.raises(LossyUnsupportedError, match="bfloat16"):
         prepack(pairs.load(dtype=torch.bfloat16).draft)

@@ -19,7 +19,7 @@ from hf_lossy_assist.drafting.model import ModelDrafter
 from hf_lossy_assist.models import recurrent as replaying
 from tests.acceptors.table import judge_head
 from tests.families import CONFIGS, family, has_family
-from tests.parity import assert_same_rows, assert_same_text
+from tests.parity import assert_lossless, assert_same_rows
 from tests.tiny_models import noisy_copy, padded, prompt, tiny
 
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True, "eos_token_id": None}
@@ -38,12 +38,8 @@ def test_target_and_draft_of_every_family_in_a_padded_batch(model):
     if obstacle_to_rollback(model, several=True) is not None:
         pytest.skip("is refused: see below")
     inputs = padded((3, 9))
-    plain = model.generate(**inputs, max_new_tokens=14, **GREEDY)
-    ours = model.generate(
-        **inputs, max_new_tokens=14, **GREEDY, assistant_model=noisy_copy(model, 0.003), lossy_mode="lossless",
-        num_assistant_tokens=3,
-    )  # fmt: skip
-    assert_same_rows(ours.sequences, plain)
+    drafting = {"assistant_model": noisy_copy(model, 0.003), "num_assistant_tokens": 3}
+    _, ours = assert_lossless(model, drafting, **inputs, max_new_tokens=14, eos_token_id=None)
     assert ours.lossy_stats.accepted
 
 
@@ -90,11 +86,8 @@ def hybrid():
 @pytest.mark.parametrize("longest", [0, 4, 32])
 def test_however_long_a_replay_may_be(monkeypatch, hybrid, longest):
     monkeypatch.setattr(replaying, "LONGEST_REPLAY", longest)
-    plain = hybrid.generate(prompt(), max_new_tokens=20, **GREEDY)
-    ours = hybrid.generate(
-        prompt(), max_new_tokens=20, **GREEDY, assistant_model=noisy_copy(hybrid, 0.01), lossy_mode="lossless"
-    )
-    assert_same_text(ours.sequences, plain)
+    drafting = {"assistant_model": noisy_copy(hybrid, 0.01)}
+    _, ours = assert_lossless(hybrid, drafting, inputs=prompt(), max_new_tokens=20, eos_token_id=None)
     assert 0 < ours.lossy_stats.acceptance_rate < 1
 
 
@@ -118,9 +111,8 @@ def test_rules_that_read_what_enters_the_head(hybrid, mode, config, lengths):
 
 def test_prompt_lookup(hybrid):
     ids = prompt(5).repeat(1, 3)
-    plain = hybrid.generate(ids, max_new_tokens=16, **GREEDY)
-    ours = hybrid.generate(ids, max_new_tokens=16, **GREEDY, prompt_lookup_num_tokens=3, lossy_mode="lossless")
-    assert_same_text(ours.sequences, plain)
+    drafting = {"prompt_lookup_num_tokens": 3}
+    _, ours = assert_lossless(hybrid, drafting, inputs=ids, max_new_tokens=16, eos_token_id=None)
     assert ours.lossy_stats.drafted
 
 
@@ -142,9 +134,7 @@ def test_a_cache_is_handed_on_from_turn_to_turn(hybrid):
 def test_recorded_outputs_are_those_of_plain_generation(monkeypatch, hybrid, lengths):
     monkeypatch.setattr(hybrid.config, "_attn_implementation", "eager")  # which alone returns weights
     asked = padded(lengths) | GREEDY | {"output_hidden_states": True, "output_attentions": True, "max_new_tokens": 6}
-    plain = hybrid.generate(**asked)
-    ours = hybrid.generate(**asked, assistant_model=noisy_copy(hybrid, 0.01), lossy_mode="lossless")
-    assert_same_rows(ours.sequences, plain)
+    plain, ours = assert_lossless(hybrid, {"assistant_model": noisy_copy(hybrid, 0.01)}, **asked)
     for name in ("hidden_states", "attentions"):
         for expected, recorded in zip(plain[name], ours[name], strict=True):
             for a, b in zip(expected, recorded, strict=True):
@@ -156,11 +146,8 @@ def test_recorded_outputs_are_those_of_plain_generation(monkeypatch, hybrid, len
 
 def test_a_padded_row_by_itself_is_read_as_plain_generation_reads_it(hybrid):
     inputs = {name: values[:1] for name, values in padded((3, 9)).items()}
-    plain = hybrid.generate(**inputs, max_new_tokens=12, **GREEDY)
-    ours = hybrid.generate(
-        **inputs, max_new_tokens=12, **GREEDY, assistant_model=noisy_copy(hybrid, 0.01), lossy_mode="lossless"
-    )
-    assert_same_text(ours.sequences, plain)
+    drafting = {"assistant_model": noisy_copy(hybrid, 0.01)}
+    assert_lossless(hybrid, drafting, **inputs, max_new_tokens=12, eos_token_id=None)
 
 
 def test_a_cache_is_brought_back_any_number_of_times(hybrid):

@@ -66,8 +66,7 @@ def test_nobody_there_is_an_error(ask, reply, answer):
 @pytest.mark.parametrize("status", [400, 401, 404])
 def test_a_refusal_is_an_error_at_once(server, ask, reply, answer, status):
     server.replies = [fails(status, "no such model")]
-    message = rf"^'m' at http.*{status}.*no such model.*; check address, name and the key in .* OPENAI_API_KEY"
-    with pytest.raises(LossyServiceError, match=message):
+    with pytest.raises(LossyServiceError, match=rf"'m' .*{status}.*no such model.* OPENAI_API_KEY"):
         ask(ApiModel(server.url, "m"))
     assert len(server.requests) == 1
 
@@ -101,20 +100,19 @@ def test_hugging_face_s_providers_get_its_token_and_need_one(monkeypatch):
 
 def test_without_the_extra_an_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
-    message = r"a model behind an API needs packages that are not installed \(openai\); .*hf-lossy-assist\[api\]"
-    with pytest.raises(LossyUnsupportedError, match=message):
+    with pytest.raises(LossyUnsupportedError, match=r"openai.*hf-lossy-assist\[api\]"):
         ApiModel(model="m")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("named", "options"),
     [
-        ({}, "needs a `base_url`, a `model` or both"),
-        ({"base_url": "localhost:8000"}, "`base_url` has to start with http:// or https://, but is 'localhost:8000'"),
-        ({"model": "m", "timeout": 0}, "`timeout` has to be a number > 0, but is 0"),
-        ({"model": "m", "attempts": 0}, "`attempts` has to be a number > 0"),
+        ("base_url", {}),
+        ("base_url", {"base_url": "localhost:8000"}),
+        ("timeout", {"model": "m", "timeout": 0}),
+        ("attempts", {"model": "m", "attempts": 0}),
     ],
 )
-def test_a_model_that_can_t_be_is_refused_at_once(options, message):
-    with pytest.raises(LossyValueError, match=message):
+def test_a_model_that_can_t_be_is_refused_at_once(named, options):
+    with pytest.raises(LossyValueError, match=f"`{named}`"):
         ApiModel(**options)

@@ -170,10 +170,9 @@ def test_the_sandbox_has_options(tmp_path, sandbox_options):
     task = Code(str(path), cpu_seconds=1, memory_mb=64, **sandbox_options)
     assert task.sandbox == Sandbox(cpu_seconds=1, memory_mb=64, **sandbox_options)
     assert len(task.examples("test", 9)) == 1
-    with pytest.raises(LossyValueError, match=r"`cpu` is no setting of the sandbox; there are \['cpu_seconds'"):
-        Code(str(path), cpu=1)
-    with pytest.raises(LossyValueError, match="`cpu_seconds` has to be a whole number > 0"):
-        Code(str(path), cpu_seconds=0)
+    for wrong in ({"cpu": 1}, {"cpu_seconds": 0}):
+        with pytest.raises(LossyValueError, match=f"`{next(iter(wrong))}`"):
+            Code(str(path), **wrong)
 
 
 def test_without_isolation_the_task_is_refused_at_once_unless_asked_for_by_name(monkeypatch):
@@ -186,12 +185,13 @@ def test_without_isolation_the_task_is_refused_at_once_unless_asked_for_by_name(
 
 def test_bad_rows_are_refused(tmp_path, sandbox_options):
     path = tmp_path / "problems.jsonl"
-    path.write_text(json.dumps({**MEAN, "entry_point": "mean; import os"}))
-    with pytest.raises(LossyValueError, match="`entry_point` of mine/0 has to be a name"):
-        Code(str(path), **sandbox_options).examples("test", 1)
+    for row, named in (
+        ({**MEAN, "entry_point": "mean; import os"}, "`entry_point`"),
+        ({**MEAN, "test": None}, "'test'"),
+    ):
+        path.write_text(json.dumps({name: value for name, value in row.items() if value is not None}))
+        with pytest.raises(LossyValueError, match=named):
+            Code(str(path), **sandbox_options).examples("test", 1)
     path.write_text(json.dumps(MEAN))
-    with pytest.raises(LossyValueError, match="`example` has to be a problem of this task, but its prompt is 'def f'"):
+    with pytest.raises(LossyValueError, match="`example`"):
         Code(str(path), **sandbox_options).answer(Example("def f", "passed"), "    pass")
-    path.write_text(json.dumps({name: value for name, value in MEAN.items() if name != "test"}))
-    with pytest.raises(LossyValueError, match="the field 'test' has to be a text, but in line 1"):
-        Code(str(path), **sandbox_options).examples("test", 1)

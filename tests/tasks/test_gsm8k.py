@@ -70,10 +70,9 @@ def test_a_file_s_name_or_the_argument_tells_what_it_holds(tmp_path):
     assert GSM8K(path).splits == ("test",)
     assert len(GSM8K(path).examples("test", 1000)) == 400
     assert GSM8K(path, split="train").splits == ("train", "validation")
-    with pytest.raises(LossyValueError, match=r"`split` has to be one of \['test'\], but is 'train'"):
-        GSM8K(path).examples("train", 1)
-    with pytest.raises(LossyValueError, match="`split` has to be 'train' or 'test', but is 'dev'"):
-        GSM8K(path, split="dev")
+    for call in (lambda: GSM8K(path).examples("train", 1), lambda: GSM8K(path, split="dev")):
+        with pytest.raises(LossyValueError, match="`split`"):
+            call()
 
 
 def test_worked_problems_come_first_and_belong_to_no_split(folder):
@@ -110,53 +109,34 @@ def test_a_question_that_the_model_asks_itself_does_not_count(folder):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "place"),
     [
-        (
-            '{"question": "a", "answer": "#### 1"}\n\n{"question": ',
-            r"line 3 of `data` \(train.jsonl\) .* as JSON",
-        ),
-        ('["a"]', "line 1 .* has to be an object"),
-        (
-            '{"question": "a"}',
-            r"'answer' has to be a text, but in line 1 .* it is missing; there are \['question'\]",
-        ),
-        ('{"question": "a", "answer": 3}', "field 'answer' has to be a text, but in line 1 .* it holds 3"),
-        ('{"question": "", "answer": "#### 3"}', "field 'question' has to be a text"),
-        ('{"question": "a", "answer": "none"}', "has to end in '#### N', but is 'none'"),
-        ("\n", "holds no rows"),
+        ("train.jsonl", b'{"question": "a", "answer": "#### 1"}\n\n{"question": ', r"line 3 of `data` \(train.jsonl\)"),
+        ("train.jsonl", b'["a"]', "line 1 "),
+        ("train.jsonl", b'{"question": "a"}', "'answer' .* line 1 "),
+        ("train.jsonl", b'{"question": "a", "answer": 3}', "'answer' .* line 1 "),
+        ("train.jsonl", b'{"question": "", "answer": "#### 3"}', "'question' .* line 1 "),
+        ("train.jsonl", b'{"question": "a", "answer": "none"}', "'#### N'"),
+        ("train.jsonl", b"\n", "`data`"),
+        ("train.jsonl", b'{"question": "\xff"}', "`data`"),
+        ("train.jsonl.gz", b"\x1f\x8b\x08 cut off", "`data`"),
+        ("train.jsonl.gz", b"no gzip at all", "`data`"),
     ],
 )
-def test_a_malformed_file_is_refused_with_the_place(tmp_path, content, message):
-    path = tmp_path / "train.jsonl"
-    path.write_text(content)
-    with pytest.raises(LossyValueError, match=message):
-        GSM8K(str(path)).examples("train", 1)
-
-
-def test_a_missing_file_or_an_empty_folder_is_named(tmp_path):
-    with pytest.raises(LossyValueError, match=r"`data` .*none' .*No such file"):
-        GSM8K(str(tmp_path / "none")).examples("train", 1)
-    with pytest.raises(LossyValueError, match=r"has to hold train.jsonl or test.jsonl, but has neither"):
-        GSM8K(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("train.jsonl.gz", b"\x1f\x8b\x08 cut off", "`data` .*train.jsonl.gz'"),
-        ("train.jsonl.gz", b"no gzip at all", "`data` .*gzip"),
-        ("train.jsonl", b'{"question": "\xff"}', "`data` .*utf-8"),
-    ],
-)
-def test_a_broken_file_is_named(tmp_path, name, content, message):
+def test_a_malformed_file_is_refused_with_the_place(tmp_path, name, content, place):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(LossyValueError, match=message):
+    with pytest.raises(LossyValueError, match=place):
         GSM8K(str(tmp_path / name)).examples("train", 1)
 
 
+def test_a_missing_file_or_an_empty_folder_is_named(tmp_path):
+    for path, name in ((tmp_path / "none", "none"), (tmp_path, tmp_path.name)):
+        with pytest.raises(LossyValueError, match=f"`data` .*{name}"):
+            GSM8K(str(path)).examples("train", 1)
+
+
 def test_worked_problems_need_a_training_split(tmp_path):
-    with pytest.raises(LossyValueError, match="`shots` is 3, but `data` has no training split"):
+    with pytest.raises(LossyValueError, match="`shots`"):
         GSM8K(write(tmp_path / "test.jsonl", ROWS[:3]), shots=3)
 
 
@@ -180,7 +160,7 @@ def test_without_data_and_network_the_remedy_is_named(monkeypatch):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(LossyValueError, match=r"can't be loaded from the Hub \(Couldn't reach .* local JSONL"):
+    with pytest.raises(LossyValueError, match=r"Couldn't reach .* local JSONL"):
         GSM8K().examples("test", 1)
 
 

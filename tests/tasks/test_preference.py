@@ -171,16 +171,12 @@ def test_a_row_without_a_prompt_is_refused(tmp_path, row):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": "m", "votes": 0}, "`votes` has to be a whole number > 0, but is 0"),
-        ({"model": "m", "attempts_per_vote": 0}, "`attempts_per_vote` has to be"),
-        ({}, "needs a `base_url`, a `model` or both"),
-        ({"model": "m", "api_key": "sk"}, r"`api_key` is unknown; there are \['base_url'.*'api_key_variable'"),
-    ],
-)
-def test_a_judge_that_can_t_be_is_refused_at_once(options, message):
-    with pytest.raises(LossyValueError, match=message):
+    ("named", "options"),
+    [("votes", {"model": "m", "votes": 0}), ("attempts_per_vote", {"model": "m", "attempts_per_vote": 0}),
+     ("base_url", {}), ("api_key", {"model": "m", "api_key": "sk"})],
+)  # fmt: skip
+def test_a_judge_that_can_t_be_is_refused_at_once(named, options):
+    with pytest.raises(LossyValueError, match=f"`{named}`"):
         Preference("questions.jsonl", **options)
 
 

@@ -67,19 +67,15 @@ def test_speed_bench_leaves_masked_prompts_out_and_says_how_many(tmp_path, suffi
 
 
 @pytest.mark.parametrize(
-    ("task", "rows", "options", "message"),
+    ("task", "rows", "options", "named"),
     [
-        ("spec-bench", SPEC, {"category": "poetry"}, "`category` has to be one of .*mt_bench.* but is 'poetry'"),
-        ("spec-bench", [{"category": "qa"}], {}, "has to have rows with a `category` and `turns`"),
-        ("spec-bench", [{"turns": ["x"]}], {}, "the field 'category' has to be a text"),
-        ("speed-bench", SPEED[:1], {"config": "throughput_3k"}, "`config` has to be one of .*throughput_16k"),
+        ("spec-bench", SPEC, {"category": "poetry"}, "`category`.*'poetry'"),
+        ("spec-bench", [{"category": "qa"}], {}, "`turns`"),
+        ("spec-bench", [{"turns": ["x"]}], {}, "'category'"),
+        ("speed-bench", SPEED[:1], {"config": "throughput_3k"}, "`config`.*throughput_16k"),
+        ("speed-bench", None, {}, r"absent\.parquet"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path, task, rows, options, message):
-    with pytest.raises(LossyValueError, match=message):
-        tasks.load(task, written(tmp_path, rows), **options)
-
-
-def test_a_missing_parquet_file_is_named(tmp_path):
-    with pytest.raises(LossyValueError, match=r"there is none at '.*absent\.parquet'"):
-        tasks.load("speed-bench", str(tmp_path / "absent.parquet"))
+def test_what_is_wrong_is_said(tmp_path, task, rows, options, named):
+    with pytest.raises(LossyValueError, match=named):
+        tasks.load(task, str(tmp_path / "absent.parquet") if rows is None else written(tmp_path, rows), **options)

@@ -12,14 +12,15 @@ from tests.graphs import CASES, EAGER, RECORDINGS, Backend, both, generated, lla
 from tests.tiny_models import padded
 
 
-@pytest.mark.parametrize("inputs", [{}, padded()], ids=["one", "batch"])
+# Each case by itself is recorded, and compiled, with one text and with a batch: see test_graphs and test_equality.
 @pytest.mark.parametrize(
-    ("pair", "case"),
+    ("pair", "case", "inputs"),
     [
-        *((llamas, case) for case in ("greedy", "greedy, default length", "drawn, processed", "tree")),
-        *((trained_pair, case) for case in ("greedy", "drawn, processed")),
+        (llamas, "greedy", {}), (llamas, "greedy, default length", padded()), (llamas, "drawn, processed", padded()),
+        (llamas, "tree", {}), (llamas, "tree", padded()), (trained_pair, "greedy", padded()),
+        (trained_pair, "drawn, processed", {}),
     ],
-)
+)  # fmt: skip
 def test_what_is_compiled_is_recorded(pair, case, inputs, recorder, default_ends):
     backend = Backend()
     kwargs = CASES[case] | inputs | {"compile_config": CompileConfig(backend=backend)}

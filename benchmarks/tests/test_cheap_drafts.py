@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.cheap_drafts import agreement, app
+from benchmarks.tests.running import run
 from hf_lossy_assist import pairs, trim_draft_vocabulary
-from tests.benchmarks.running import run
 
 
 @torch.no_grad()

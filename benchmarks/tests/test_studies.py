@@ -9,7 +9,7 @@ import pkgutil
 import pytest
 
 import benchmarks
-from tests.benchmarks.running import README, run
+from benchmarks.tests.running import README, run
 
 MODULES = [module.name for module in pkgutil.iter_modules(benchmarks.__path__)]
 APPS = [name for name in MODULES if hasattr(importlib.import_module(f"benchmarks.{name}"), "app")]

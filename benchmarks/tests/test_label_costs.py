@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks import label_costs
-from tests.benchmarks.running import run
+from benchmarks.tests.running import run
 
 
 def test_labels_and_costs_are_counted_side_by_side():

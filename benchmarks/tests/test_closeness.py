@@ -10,8 +10,8 @@ from datasets import Dataset
 from torch import nn
 
 from benchmarks import closeness, mined_labels
+from benchmarks.tests.running import run
 from hf_lossy_assist.training.examples import Examples
-from tests.benchmarks.running import run
 
 
 def test_quantities_are_those_of_the_distribution():

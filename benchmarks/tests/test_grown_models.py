@@ -10,11 +10,11 @@ import torch
 
 from benchmarks.growing.geometry import Geometry, parse_geometry
 from benchmarks.grown_models import app, grow_head, grow_models
+from benchmarks.tests.running import commands, run
 from hf_lossy_assist.evaluation.modes import DecodingMode, Models
 from hf_lossy_assist.evaluation.requests import PromptBatch, run_request
 from hf_lossy_assist.heads import JudgeConfig, JudgeHead, ModelIdentity, VerifierConfig, VerifierHead
 from hf_lossy_assist.tasks import Arithmetic
-from tests.benchmarks.running import commands, run
 from tests.tiny_models import noisy_copy, prompt, tiny
 
 

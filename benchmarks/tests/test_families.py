@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.families import COLUMNS, app
-from tests.benchmarks.running import run
+from benchmarks.tests.running import run
 
 
 def test_the_table_is_written(tmp_path):

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from benchmarks.doctest_problems import app
+from benchmarks.tests.running import run
 from hf_lossy_assist.tasks.code import PASSED, Code
 from hf_lossy_assist.tasks.sandbox import isolation
-from tests.benchmarks.running import run
 
 MODULE = '''
 from math import gcd

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchmarks import train_eagle3
+from benchmarks.tests.running import run
 from benchmarks.train_eagle3 import ROWS, Recipe
 from hf_lossy_assist import Eagle3, pairs
-from tests.benchmarks.running import run
 
 SMALL = Recipe(
     layers=(0, 1), intermediate=8, key_value_heads=2, written=8, chunk=4, batch=4, pool=2, warmup=1,

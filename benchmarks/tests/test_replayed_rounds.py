@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import replayed_rounds
 from benchmarks.replayed_rounds import difference
-from tests.benchmarks.running import run
+from benchmarks.tests.running import run
 
 KEPT = Path(replayed_rounds.__file__).parent / "replay" / "arithmetic.jsonl"
 

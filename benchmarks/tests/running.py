@@ -9,7 +9,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-README = Path(__file__).parents[2] / "benchmarks" / "README.md"
+README = Path(__file__).parents[1] / "README.md"
 
 
 def run(app: typer.Typer, *arguments: object, status: int = 0) -> Result:
