@@ -120,7 +120,7 @@ class JudgeOptions(TrainOptions):
             task = bar.add_task("responses", total=len(annotations))
             show = {"on_annotation": lambda done: bar.update(task, completed=done)}
             readers = {role: models[role] for role in roles}
-            return LabelledMismatch(annotated_examples(annotations, loaded.tokenizer, readers, **show), None, origin)
+            return LabelledMismatch(annotated_examples(annotations, loaded.tokenizer, readers, **show), origin)
 
 
 @app.command("judge", cls=CleanCommand)

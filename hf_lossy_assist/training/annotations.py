@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import LossyValueError, brief
 from ..heads import ModelIdentity
-from ..mining.reading import read_text
+from ..models.reading import read_text
 from ..store.reading import json_lines
 from ..store.reading import read_text as text_of
 from .examples import Examples
