@@ -142,23 +142,22 @@ def train_judge(
         **{"folds": len(numbers), **examples.counts()},
     }
     head = JudgeHead.from_linear(
-        *_linear(final), models=settings.models, positions=at, threshold=threshold,
+        **_linear(final), models=settings.models, positions=at, threshold=threshold,
         thresholds=tuple(ThresholdRow(*row) for row in rows), metrics=metrics, **origin.config_fields(asdict(settings)),
     )  # fmt: skip
     return TrainedJudge(head, examples, folds, found, fitted)
 
 
-def _linear(pipeline: Pipeline) -> tuple[Any, ...]:
-    """Return weight, bias, mean and scale of a standardisation and a logistic regression."""
+def _linear(pipeline: Pipeline) -> dict[str, NDArray[np.floating]]:
+    """Return the arrays of a standardisation and a logistic regression."""
     scaler, regression = pipeline[0], pipeline[-1]
-    return regression.coef_, regression.intercept_, scaler.mean_, scaler.scale_
+    return {"weight": regression.coef_, "bias": regression.intercept_, "mean": scaler.mean_, "scale": scaler.scale_}
 
 
 def as_saved(pipeline: Pipeline, features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the probabilities of a head: its weight and bias are folded, in float32."""
-    weight, bias, mean, scale = _linear(pipeline)
-    folded, offset = fold(mean, scale, weight, bias)
-    return torch.sigmoid(torch.from_numpy(features) @ folded + offset).numpy()
+    weight, bias = fold(**_linear(pipeline))
+    return torch.sigmoid(torch.from_numpy(features) @ weight + bias).numpy()
 
 
 def _solved(examples: Examples, scores: NDArray[np.floating], seed: int) -> dict[str, float]:

@@ -28,6 +28,8 @@ _TEMPERATURE = Rule("a number > 0", lambda x: is_number(x) and x > 0)
 _GREEDY_OR_DRAWN = Rule("a number > 0, or None for greedy text", lambda x: x is None or (is_number(x) and x > 0))
 _FLAG = Rule("true or false", lambda x: isinstance(x, bool))
 _COUNT = bounded(1, integer=True)
+_COUNT_OR_ALL = Rule(f"{_COUNT.expected}, or None for all", lambda x: x is None or _COUNT.holds(x))
+_ROUNDED = Rule("int8, int4 or None", ("int8", "int4", None).__contains__)
 
 
 class Miner(Protocol):
@@ -84,10 +86,10 @@ class JudgeLabels(Labels):
     """
 
     temperature: Annotated[float | None, _GREEDY_OR_DRAWN] = None
-    mismatches: Annotated[int | None, Rule(f"{_COUNT.expected} or None", lambda x: x is None or _COUNT.holds(x))] = None
+    mismatches: Annotated[int | None, _COUNT_OR_ALL] = None
     only_solved: Annotated[bool, _FLAG] = False
     target_states: Annotated[bool, _FLAG] = False
-    writer_dtype: Annotated[str | None, Rule("int8, int4 or None", lambda x: x in ("int8", "int4", None))] = None
+    writer_dtype: Annotated[str | None, _ROUNDED] = None
     workers: Annotated[int, bounded(0, integer=True)] = 0
 
     kind = "judge"

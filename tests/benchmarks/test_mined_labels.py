@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from benchmarks import mined_labels
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.mining.mining_run import load_mined
-from hf_lossy_assist.mining.prompt_results import ResponseCost
-from hf_lossy_assist.mining.search import Found, Mismatch, UnfinishedSearches
+from hf_lossy_assist.training.label_folder import load_mined
+from hf_lossy_assist.training.prompts import ResponseCost
+from hf_lossy_assist.training.search import Found, Mismatch, UnfinishedSearches
 from tests.tiny_pair import tiny_pair_folder  # noqa: F401
 
 
@@ -23,7 +23,7 @@ def run(application, *arguments):
 @pytest.fixture
 def options(tiny_pair_folder):  # noqa: F811
     target, draft = (tiny_pair_folder / role for role in ("target", "draft"))
-    task = ["--task", "tests.mining.parts:Letters", "--max-new-tokens", 8]
+    task = ["--task", "tests.training.parts:Letters", "--max-new-tokens", 8]
     return [*task, "--model", target, "--assistant", draft, "--dtype", "float32"]
 
 

@@ -14,7 +14,7 @@ from hf_lossy_assist.pairs import hub_cards
 from hf_lossy_assist.tasks import Arithmetic
 
 PAIR = "--pair arithmetic"
-LETTERS = "--task tests.mining.parts:Letters"
+LETTERS = "--task tests.training.parts:Letters"
 NOWHERE = f"{LETTERS} --model /no --assistant /no --out OUT"
 API = "--target-api http://x/v1"
 

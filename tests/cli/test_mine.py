@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from hf_lossy_assist import pairs, prepack
 from hf_lossy_assist.cli import app
-from hf_lossy_assist.mining.mining_run import load_mined
+from hf_lossy_assist.training.label_folder import load_mined
 from hf_lossy_assist.store.shards import ShardStore
 from tests.forking import ended, fork
 from tests.openai_server import completes, openai_server
 from tests.tiny_models import noisy_copy
 
-TASK = "tests.mining.parts:Letters"
+TASK = "tests.training.parts:Letters"
 
 
 def run(*arguments: object):
