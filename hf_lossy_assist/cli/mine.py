@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LOADING = {
     "device": "cpu, cuda:0, …, or auto to spread the models; a GPU if there is one",
     "folder": "a folder with the pair's `target` and `draft`",
-    "prepack": "true orders bfloat16 or float32 weights for this CPU's kernels, once",
+    "prepack": "true orders bfloat16 or float32 weights for this CPU, once",
     "threads": "CPU threads; torch's choice by default",
 }
 SETTINGS = LOADING | {
@@ -55,17 +55,17 @@ SETTINGS = LOADING | {
 LABELS = """\b
 Labels, KIND[:KEY=VALUE…]:
   judge: which mismatches of draft and target change the answer
-    mismatches: about so many of each prompt, drawn by the seed; all by default
+    mismatches: about so many of each prompt, drawn by the seed; else all
     only_solved: true leaves out prompts that the target answers wrongly
-    writer_dtype: int8 or int4 lets a rounded copy of the target write; states are its own
+    writer_dtype: int8 or int4: a rounded copy of the target writes
     workers: threads for tasks that run programs or ask a server
     target_states: true stores the states after the target's tokens too
   self: which mismatches change the target's likelihood of what follows
     horizon: so many tokens after a mismatch are compared; 64 by default
-    most_lost: nats per token that they may lose where it does not matter; 0.5 by default
+    most_lost: nats per token that they may lose if it does not matter; 0.5
     target_states: as above
   ratio: both models' probabilities of drafted tokens
-    rows: tokens per prompt, for each of the four kinds of prefix; 8 by default"""
+    rows: tokens per prompt for each of the four kinds of prefix; 8 by default"""
 COMMAND_OPTIONS = {"epilog": f"{LABELS}\n\n{listed(SETTINGS)}"}
 
 

@@ -154,5 +154,5 @@ def search_of(record: Mapping[str, Any]) -> tuple[int, Search]:
     """Return the prompt and the search of a record."""
     mismatches = tuple(Mismatch(*values) for values in record["mismatches"])
     first, last = tuple(record["first_response"]), tuple(record["last_response"])
-    cost = ResponseCost(record["target_tokens"], record.get("retokenised", 0))
-    return record["prompt_id"], (cost, Found(first, last, record["answer"], mismatches, record.get("solved")))
+    cost = ResponseCost(record["target_tokens"], record["retokenised"])
+    return record["prompt_id"], (cost, Found(first, last, record["answer"], mismatches, record["solved"]))

@@ -79,6 +79,8 @@ class Labelling:
     process: Process = field(default_factory=Process)
 
     def __post_init__(self) -> None:
+        if self.target is None and self.api is None:
+            raise LossyValueError("`target` has to be a model, or `api` the target behind an API, but neither is given")
         self.labels.check(self)
         for model in self.models.values():
             check_readable(model)
@@ -150,7 +152,7 @@ class Labelling:
         data, temperature = Path(self.settings.get("data") or ""), self.labels.temperature
         digest = {"data_sha256": hashlib.sha256(data.read_bytes()).hexdigest()} if data.is_file() else {}
         settings = {
-            "labels": type(self.labels).__name__,
+            "labels": self.labels.name,
             **self.labels.record(),
             "split": self.task.splits[0] if self.split is None else self.split,
             "max_new_tokens": self.max_new_tokens,

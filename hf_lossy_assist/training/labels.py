@@ -46,6 +46,7 @@ class Miner(Protocol):
 class Labels(Checked, ABC):
     """A kind of labels: its settings, and the miner that they describe."""
 
+    name: ClassVar[str]
     kind: ClassVar[str]  # of the folder, and with it of the heads
     free: ClassVar[tuple[str, ...]] = ()  # settings that may change from run to run of a folder
 
@@ -53,7 +54,7 @@ class Labels(Checked, ABC):
         """Refuse labels that the target can't give."""
         if labelling.target is None:
             raise LossyValueError(
-                f"`labels` {type(self).__name__} need the target's probabilities, but it is behind an API; give its "
+                f"`labels` {self.name!r} need the target's probabilities, but it is behind an API; give its "
                 "`model`, or choose other labels"
             )
 
@@ -92,7 +93,7 @@ class JudgeLabels(Labels):
     writer_dtype: Annotated[str | None, _ROUNDED] = None
     workers: Annotated[int, bounded(0, integer=True)] = 0
 
-    kind = "judge"
+    name = kind = "judge"
     free = ("mismatches", "only_solved", "workers")
 
     def check(self, labelling: Labelling) -> None:
@@ -143,7 +144,7 @@ class SelfLabels(Labels):
     most_lost: Annotated[float, bounded(0)] = 0.5
     target_states: Annotated[bool, _FLAG] = False
 
-    kind = "judge"
+    name, kind = "self", "judge"
 
     def miner(self, labelling: Labelling, unfinished: UnfinishedSearches) -> Miner:
         searches = SelfSearches(
@@ -168,7 +169,7 @@ class RatioLabels(Labels):
     temperature: Annotated[float, _TEMPERATURE] = 1.0
     rows: Annotated[int, _COUNT] = 8
 
-    kind = "ratio"
+    name = kind = "ratio"
 
     def miner(self, labelling: Labelling, unfinished: UnfinishedSearches) -> Miner:
         return RatioMiner(
@@ -176,7 +177,7 @@ class RatioLabels(Labels):
         )
 
 
-KINDS: dict[str, type[Labels]] = {"judge": JudgeLabels, "self": SelfLabels, "ratio": RatioLabels}
+KINDS: dict[str, type[Labels]] = {each.name: each for each in (JudgeLabels, SelfLabels, RatioLabels)}
 
 
 def read_labels(text: str) -> Labels:
